@@ -1,0 +1,162 @@
+"""Where do a token's keys and values come from?
+
+The one argument by which training, prefill and decode differ: the model hands each layer's q, k and v for the
+packed tokens [T] to an `Attend`, which knows which tokens belong together and what came before them.
+
+    Packed   documents side by side, nothing cached           training, scoring, prefill without a cache
+    Cached   each sequence continues its own contiguous cache  the plain generator
+
+Both are written for clarity: a loop over sequences around torch's attention. They are the reference that the
+paged and the ring forms are held against. Nothing here knows about layers' weights or about sampling.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.core.errors import RequestError
+from cairn.models.spec import ModelSpec
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """How one layer attends, whoever holds the keys."""
+
+    layer: int
+    scale: float
+    window: int = 0  # how many tokens back, itself included; 0: all
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: as they are
+
+
+class Attend(Protocol):
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        """Each token attends to its own sequence up to itself; [T, H, C]."""
+        ...
+
+    def lengths_T(self) -> Tensor:
+        """How long each token's sequence is, counting the tokens of this call."""
+        ...
+
+
+class Packed:
+    """Documents of the given lengths side by side; each is a world of its own."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.lengths = list(lengths)
+        self.device = torch.device(device)
+
+    def positions_T(self) -> Tensor:
+        return torch.cat([torch.arange(n, device=self.device) for n in self.lengths])
+
+    def lengths_T(self) -> Tensor:
+        counts = torch.tensor(self.lengths, device=self.device)
+        return counts.repeat_interleave(counts)
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        documents = zip(
+            q_THC.split(self.lengths),
+            k_TKC.split(self.lengths),
+            v_TKC.split(self.lengths),
+            strict=True,
+        )
+        return torch.cat([attention(q, k, v, rule) for q, k, v in documents])
+
+
+class KVCache:
+    """Keys and values of one sequence, all layers, in one contiguous block of fixed capacity."""
+
+    def __init__(
+        self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        shape = (spec.layers, 2, capacity, spec.kv_heads, spec.head_dim)
+        self.blocks_L2NKC = torch.empty(shape, dtype=dtype, device=device)
+        self.capacity = capacity
+        self.length = 0
+
+    def extend(self, layer: int, k_TKC: Tensor, v_TKC: Tensor) -> tuple[Tensor, Tensor]:
+        """Write behind the known tokens of a layer; returns all keys and values so far."""
+        end = self.length + k_TKC.shape[0]
+        keys, values = self.blocks_L2NKC[layer]
+        keys[self.length : end] = k_TKC
+        values[self.length : end] = v_TKC
+        return keys[:end], values[:end]
+
+
+class Cached:
+    """One step over several sequences: `counts[i]` new tokens continue `caches[i]`.
+
+    Every layer of the step writes at the same place; `commit` then makes the new tokens known.
+    """
+
+    def __init__(self, caches: Sequence[KVCache], counts: Sequence[int]) -> None:
+        for cache, count in zip(caches, counts, strict=True):
+            if cache.length + count > cache.capacity:
+                raise RequestError(
+                    f"{count} tokens do not fit behind {cache.length} in a cache of "
+                    f"{cache.capacity}",
+                    hint="make the cache as long as prompt and continuation together",
+                )
+        self.caches, self.counts = list(caches), list(counts)
+        self.device = caches[0].blocks_L2NKC.device
+
+    def positions_T(self) -> Tensor:
+        spans = zip(self.caches, self.counts, strict=True)
+        return torch.cat([torch.arange(c.length, c.length + n, device=self.device)
+                          for c, n in spans])  # fmt: skip
+
+    def lengths_T(self) -> Tensor:
+        counts = torch.tensor(self.counts, device=self.device)
+        before = torch.tensor([c.length for c in self.caches], device=self.device)
+        return (before + counts).repeat_interleave(counts)
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        outputs, start = [], 0
+        for cache, count in zip(self.caches, self.counts, strict=True):
+            span = slice(start, start + count)
+            keys, values = cache.extend(rule.layer, k_TKC[span], v_TKC[span])
+            outputs.append(attention(q_THC[span], keys, values, rule))
+            start += count
+        return torch.cat(outputs)
+
+    def commit(self) -> None:
+        for cache, count in zip(self.caches, self.counts, strict=True):
+            cache.length += count
+
+
+def attention(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, rule: Rule) -> Tensor:
+    """Causal attention of the last S tokens of a sequence of N, grouped heads, window, soft-cap."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_SHC, k_NKC, v_NKC))
+    length, total = q_SHC.shape[0], k_NKC.shape[0]
+    if rule.softcap:
+        out = _softcapped(q, k, v, _visible(length, total, rule.window, q.device), rule)
+    elif length == total and not (rule.window and rule.window < total):
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
+        )
+    else:
+        plain = length == 1 and not (rule.window and rule.window < total)
+        mask = None if plain else _visible(length, total, rule.window, q.device)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=True
+        )
+    return out[0].transpose(0, 1)
+
+
+def _visible(length: int, total: int, window: int, device: torch.device) -> Tensor:
+    """Which of N keys each of the last S tokens sees, [S, N]."""
+    query_S1 = torch.arange(total - length, total, device=device)[:, None]
+    key_N = torch.arange(total, device=device)
+    mask_SN = key_N <= query_S1
+    return mask_SN & (key_N > query_S1 - window) if window else mask_SN
+
+
+def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2)) * rule.scale
+    scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    weights = scores.masked_fill(~mask_SN, float("-inf")).softmax(dim=-1, dtype=torch.float32)
+    return weights.to(q.dtype) @ v

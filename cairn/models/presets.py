@@ -1,0 +1,146 @@
+"""The shapes of models people run, by name, without a file to read.
+
+    spec = preset("qwen3-8b")
+
+For planning, for random weights, and for tests. The numbers are those of the published configs; a test
+holds each family against `transformers`. No torch.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from cairn.core.errors import ConfigError
+from cairn.models.spec import Experts, ModelSpec, Rope
+
+
+def preset(name: str) -> ModelSpec:
+    build = PRESETS.get(name.lower())
+    if build is None:
+        close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"one of: {', '.join(PRESETS)}"
+        raise ConfigError(f"no model shape is called {name!r}", hint=hint)
+    return build()
+
+
+def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
+    fields = dict(
+        family="qwen3", vocab=151_936, hidden=hidden, layers=layers, heads=heads, kv_heads=8,
+        head_dim=128, intermediate=intermediate, context=40_960, qk_norm=True,
+        rope=Rope(theta=1_000_000.0), bos_id=151_643, eos_ids=(151_645,),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
+def _qwen2(
+    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **rest: Any
+) -> ModelSpec:
+    fields = dict(
+        family="qwen2", vocab=152_064, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads,
+        head_dim=128, intermediate=intermediate, context=32_768, qkv_bias=True,
+        rope=Rope(theta=1_000_000.0), bos_id=151_643, eos_ids=(151_645,),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
+def _llama3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
+    fields = dict(
+        family="llama", vocab=128_256, hidden=hidden, layers=layers, heads=heads, kv_heads=8,
+        head_dim=128, intermediate=intermediate, context=131_072, norm_eps=1e-5,
+        rope=_llama3_rope(8.0), bos_id=128_000, eos_ids=(128_001, 128_008, 128_009),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
+def _llama3_rope(factor: float) -> Rope:
+    return Rope(theta=500_000.0, kind="llama3", factor=factor, original_context=8192)
+
+
+def _mistral(vocab: int, theta: float, **rest: Any) -> ModelSpec:
+    fields = dict(
+        family="mistral", vocab=vocab, hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128,
+        intermediate=14_336, context=32_768, norm_eps=1e-5, rope=Rope(theta=theta), bos_id=1,
+        eos_ids=(2,),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
+def _mixtral(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
+    fields = dict(
+        family="mixtral", vocab=32_000, hidden=hidden, layers=layers, heads=heads, kv_heads=8,
+        head_dim=128, intermediate=intermediate, context=32_768, norm_eps=1e-5,
+        rope=Rope(theta=1_000_000.0), bos_id=1, eos_ids=(2,),
+        experts=Experts(count=8, per_token=2, intermediate=intermediate),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
+def _gpt2(hidden: int, layers: int, heads: int) -> ModelSpec:
+    return ModelSpec(
+        family="gpt2", vocab=50_257, hidden=hidden, layers=layers, heads=heads, kv_heads=heads,
+        head_dim=64, intermediate=4 * hidden, context=1024, tied=True, norm="layer", norm_eps=1e-5,
+        qkv_bias=True, out_bias=True, mlp_bias=True, activation="gelu_tanh", gated=False,
+        positions="learned", bos_id=50_256, eos_ids=(50_256,),
+    )  # fmt: skip
+
+
+def _tiny(family: str, **rest: Any) -> ModelSpec:
+    """Shapes for tests: odd enough to catch a swapped dimension, small enough for a laptop."""
+    fields = dict(
+        family=family, vocab=160, hidden=48, layers=3, heads=4, kv_heads=2, head_dim=16,
+        intermediate=80, context=256, norm_eps=1e-5, bos_id=1, eos_ids=(2,),
+    )  # fmt: skip
+    return ModelSpec(**(fields | rest))
+
+
+PRESETS: dict[str, Callable[[], ModelSpec]] = {
+    "qwen3-0.6b": lambda: _qwen3(1024, 28, 16, 3072, tied=True),
+    "qwen3-1.7b": lambda: _qwen3(2048, 28, 16, 6144, tied=True),
+    "qwen3-4b": lambda: _qwen3(2560, 36, 32, 9728, tied=True),
+    "qwen3-8b": lambda: _qwen3(4096, 36, 32, 12_288),
+    "qwen3-14b": lambda: _qwen3(5120, 40, 40, 17_408),
+    "qwen3-32b": lambda: _qwen3(5120, 64, 64, 25_600),
+    "qwen3-30b-a3b": lambda: _qwen3(
+        2048, 48, 32, 6144, family="qwen3_moe", kv_heads=4,
+        experts=Experts(count=128, per_token=8, intermediate=768),
+    ),
+    "qwen2.5-0.5b": lambda: _qwen2(896, 24, 14, 2, 4864, vocab=151_936, head_dim=64, tied=True),
+    "qwen2.5-1.5b": lambda: _qwen2(1536, 28, 12, 2, 8960, vocab=151_936, tied=True),
+    "qwen2.5-3b": lambda: _qwen2(2048, 36, 16, 2, 11_008, vocab=151_936, tied=True),
+    "qwen2.5-7b": lambda: _qwen2(3584, 28, 28, 4, 18_944),
+    "qwen2.5-14b": lambda: _qwen2(5120, 48, 40, 8, 13_824),
+    "qwen2.5-32b": lambda: _qwen2(5120, 64, 40, 8, 27_648),
+    "qwen2.5-72b": lambda: _qwen2(8192, 80, 64, 8, 29_568),
+    "llama-3.2-1b": lambda: _llama3(
+        2048, 16, 32, 8192, head_dim=64, tied=True, rope=_llama3_rope(32.0)
+    ),
+    "llama-3.2-3b": lambda: _llama3(3072, 28, 24, 8192, tied=True, rope=_llama3_rope(32.0)),
+    "llama-3.1-8b": lambda: _llama3(4096, 32, 32, 14_336),
+    "llama-3.1-70b": lambda: _llama3(8192, 80, 64, 28_672),
+    "llama-3.3-70b": lambda: _llama3(8192, 80, 64, 28_672),
+    "mistral-7b-v0.1": lambda: _mistral(32_000, 10_000.0, windows=(4096,) * 32),
+    "mistral-7b-v0.3": lambda: _mistral(32_768, 1_000_000.0),
+    "mistral-nemo-12b": lambda: _mistral(
+        131_072, 1_000_000.0, hidden=5120, layers=40, context=131_072
+    ),
+    "mixtral-8x7b": lambda: _mixtral(4096, 32, 32, 14_336),
+    "mixtral-8x22b": lambda: _mixtral(6144, 56, 48, 16_384, vocab=32_768, context=65_536),
+    "gpt2": lambda: _gpt2(768, 12, 12),
+    "gpt2-medium": lambda: _gpt2(1024, 24, 16),
+    "gpt2-large": lambda: _gpt2(1280, 36, 20),
+    "gpt2-xl": lambda: _gpt2(1600, 48, 25),
+    "tiny-llama": lambda: _tiny("llama"),
+    "tiny-qwen3": lambda: _tiny("qwen3", qk_norm=True, tied=True, norm_eps=1e-6),
+    "tiny-moe": lambda: _tiny(
+        "qwen3_moe", qk_norm=True, experts=Experts(count=6, per_token=2, intermediate=24)
+    ),
+    "tiny-gemma3": lambda: _tiny(
+        "gemma3", qk_norm=True, tied=True, norm_plus_one=True, post_norms=True,
+        activation="gelu_tanh", embedding_scale=48**0.5, windows=(8, 8, 0),
+        rope=Rope(theta=1_000_000.0), rope_local=Rope(),
+    ),
+    "tiny-gpt2": lambda: _tiny(
+        "gpt2", kv_heads=4, hidden=64, intermediate=256, tied=True, norm="layer", qkv_bias=True,
+        out_bias=True, mlp_bias=True, activation="gelu_tanh", gated=False, positions="learned",
+    ),
+}  # fmt: skip

@@ -1,0 +1,101 @@
+"""Rotary positions: by which angle is each pair of dimensions turned at each position?
+
+Four ways to stretch the angles beyond the trained context: linear (positions shrink), dynamic NTK (the base
+grows with the sequence), Llama-3 (low frequencies shrink) and YaRN (a ramp between the two, arXiv:2309.00071).
+All angles are float32; only the rotation itself happens in the activations' type.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cairn.models.spec import ModelSpec, Rope
+
+
+class Rotation:
+    """Cosines and sines for one forward pass, [T, 1, C]: the same for every head."""
+
+    def __init__(self, cos_T1C: Tensor, sin_T1C: Tensor) -> None:
+        self.cos_T1C, self.sin_T1C = cos_T1C, sin_T1C
+
+    def __call__(self, x_THC: Tensor) -> Tensor:
+        """Dimension i is paired with i + C/2, as checkpoints in Hugging Face's format expect."""
+        low, high = x_THC.chunk(2, dim=-1)
+        return x_THC * self.cos_T1C + torch.cat((-high, low), dim=-1) * self.sin_T1C
+
+
+def rotation(
+    rope: Rope, spec: ModelSpec, positions_T: Tensor, lengths_T: Tensor | None, dtype: torch.dtype
+) -> Rotation:
+    """`lengths_T`: how long each token's sequence is by now; only dynamic scaling asks."""
+    angles, amplitude = frequencies(rope, spec, positions_T.device, lengths_T)
+    angles_TC = positions_T[:, None].float() * angles
+    angles_TC = torch.cat((angles_TC, angles_TC), dim=-1)[:, None]
+    return Rotation(
+        (angles_TC.cos() * amplitude).to(dtype), (angles_TC.sin() * amplitude).to(dtype)
+    )
+
+
+def frequencies(
+    rope: Rope, spec: ModelSpec, device: torch.device, lengths_T: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """Radians per position for each pair, [C/2] (dynamic: [T, C/2]), and a factor on cos and sin."""
+    size = spec.head_dim
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
+    trained = rope.original_context or spec.context
+    if rope.kind == "dynamic" and lengths_T is not None:
+        return _dynamic(rope, exponents, size, trained, lengths_T), 1.0
+    plain = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, plain, trained), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, size, trained), _yarn_amplitude(rope)
+    return plain, 1.0
+
+
+def _dynamic(rope: Rope, exponents: Tensor, size: int, trained: int, lengths_T: Tensor) -> Tensor:
+    stretch = (rope.factor * lengths_T.clamp(min=trained) / trained) - (rope.factor - 1)
+    theta_T = rope.theta * stretch.float() ** (size / (size - 2))
+    return 1.0 / theta_T[:, None] ** exponents
+
+
+def _llama3(rope: Rope, plain: Tensor, trained: int) -> Tensor:
+    wavelength = 2 * math.pi / plain
+    longest_kept = trained / rope.high_freq_factor
+    shortest_shrunk = trained / rope.low_freq_factor
+    blend = (trained / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    between = (1 - blend) * plain / rope.factor + blend * plain
+    stretched = torch.where(wavelength > shortest_shrunk, plain / rope.factor, between)
+    return torch.where(wavelength < longest_kept, plain, stretched)
+
+
+def _yarn(rope: Rope, plain: Tensor, size: int, trained: int) -> Tensor:
+    def dimension(turns: float) -> float:
+        """Which dimension turns this often over the trained context."""
+        return size * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.arange(size // 2, dtype=torch.float32, device=plain.device)
+    shrunk = ((ramp - low) / (high - low)).clamp(0, 1)
+    return plain / rope.factor * shrunk + plain * (1 - shrunk)
+
+
+def _yarn_amplitude(rope: Rope) -> float:
+    def amplitude(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return amplitude(rope.mscale) / amplitude(rope.mscale_all_dim)
+    return amplitude(1.0)

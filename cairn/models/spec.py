@@ -1,0 +1,221 @@
+"""What shape is this model, and what does that shape cost?
+
+A `ModelSpec` is everything that decides the computation of a decoder: no weights, no torch, no file names.
+`families` makes one from a checkpoint's config, `transformer` builds the model from it, and the planner,
+the profiler and the simulator read its counts. Each count is the exact one, not a rule of thumb: parameters
+are those of the built model, FLOPs count a multiply-add as two and leave out norms and activations.
+
+    D hidden   H heads   K key/value heads   C head size   F feed-forward   V vocabulary   E experts
+"""
+
+from typing import Literal
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rotary positions, and how they are stretched beyond the context they were trained for."""
+
+    theta: float = 10_000.0
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_context: int = 0  # trained length; 0: the model's context
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn; None: computed from factor and the two mscales
+    mscale: float = 0.0  # yarn
+    mscale_all_dim: float = 0.0  # yarn
+    truncate: bool = True  # yarn: round the corrected range outwards to whole dimensions
+
+
+class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mixture of experts in place of the dense feed-forward layer."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    gate: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True  # the chosen weights sum to one
+    scale: float = 1.0  # on the weights, after renormalising
+    shared_intermediate: int = 0  # an expert that every token visits; 0: none
+    dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    family: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    context: int  # the most positions the model may see
+    tied: bool = False  # the output projection is the embedding
+    # normalisation
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    norm_plus_one: bool = False  # Gemma stores w - 1
+    post_norms: bool = False  # Gemma norms a block's output as well as its input
+    qk_norm: bool = False
+    # projections
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    activation: Activation = "silu"
+    gated: bool = True  # act(gate(x)) * up(x) rather than act(up(x))
+    experts: Experts | None = None
+    # positions and attention
+    positions: Literal["rope", "learned"] = "rope"
+    rope: Rope = Rope()
+    rope_local: Rope | None = None  # for windowed layers, where it differs
+    windows: tuple[int, ...] = ()  # per layer; 0 sees everything; empty: all layers do
+    query_scale: float = 0.0  # on q @ k; 0: head_dim ** -0.5
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    # tokens the checkpoint names
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate(self)
+
+    # -- derived shapes -----------------------------------------------------------------------
+
+    @property
+    def scale(self) -> float:
+        return self.query_scale or self.head_dim**-0.5
+
+    def window(self, layer: int) -> int:
+        """How many tokens back a layer sees, itself included; 0 for all of them."""
+        return self.windows[layer] if self.windows else 0
+
+    def rope_of(self, layer: int) -> Rope:
+        return self.rope_local if self.rope_local and self.window(layer) else self.rope
+
+    def experts_of(self, layer: int) -> Experts | None:
+        return self.experts if self.experts and layer not in self.experts.dense_layers else None
+
+    # -- parameters ---------------------------------------------------------------------------
+
+    def parameters(self) -> int:
+        return self._count(active=False)
+
+    def active_parameters(self) -> int:
+        """Those that one token visits: all of them unless there are experts."""
+        return self._count(active=True)
+
+    def weight_bytes(self, bytes_per_value: float = 2) -> float:
+        return self.parameters() * bytes_per_value
+
+    def _count(self, active: bool) -> int:
+        norm = self.hidden * (2 if self.norm == "layer" else 1)
+        total = self.vocab * self.hidden * (1 if self.tied else 2) + norm
+        if self.positions == "learned":
+            total += self.context * self.hidden
+        per_layer_norms = norm * (4 if self.post_norms else 2)
+        for layer in range(self.layers):
+            total += per_layer_norms + self._attention_parameters()
+            total += self._feed_forward_parameters(layer, active)
+        return total
+
+    def _attention_parameters(self) -> int:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        weights = self.hidden * (2 * queries + 2 * keys)
+        biases = (queries + 2 * keys) * self.qkv_bias + self.hidden * self.out_bias
+        return weights + biases + 2 * self.head_dim * self.qk_norm
+
+    def _feed_forward_parameters(self, layer: int, active: bool) -> int:
+        inner = 2 if self.gated else 1
+        experts = self.experts_of(layer)
+        if experts is None:
+            biases = (inner * self.intermediate + self.hidden) * self.mlp_bias
+            return (inner + 1) * self.hidden * self.intermediate + biases
+        visited = experts.per_token if active else experts.count
+        width = visited * experts.intermediate + experts.shared_intermediate
+        return (inner + 1) * self.hidden * width + experts.count * self.hidden
+
+    # -- FLOPs and bytes ----------------------------------------------------------------------
+
+    def matmul_parameters(self) -> int:
+        """Weights that a token is multiplied with: active ones less lookups, norms and biases."""
+        total = self.vocab * self.hidden
+        for layer in range(self.layers):
+            total += self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+            experts = self.experts_of(layer)
+            if experts is None:
+                total += (2 + self.gated) * self.hidden * self.intermediate
+            else:
+                width = experts.per_token * experts.intermediate + experts.shared_intermediate
+                total += (2 + self.gated) * self.hidden * width + experts.count * self.hidden
+        return total
+
+    def attention_flops(self, tokens: int, cached: int = 0) -> int:
+        """q @ k and p @ v of `tokens` new tokens behind `cached` ones, causal and windowed."""
+        return sum(
+            4 * self.heads * self.head_dim * _pairs(tokens, cached, self.window(layer))
+            for layer in range(self.layers)
+        )
+
+    def forward_flops(self, tokens: int, cached: int = 0, logits: int | None = None) -> int:
+        """One forward pass over one sequence; `logits`: for how many tokens they are computed."""
+        head = self.vocab * self.hidden
+        rows = tokens if logits is None else logits
+        body = 2 * (self.matmul_parameters() - head) * tokens
+        return body + 2 * head * rows + self.attention_flops(tokens, cached)
+
+    def training_flops(self, tokens: int) -> int:
+        """Forward and backward over one sequence, without recomputation."""
+        return 3 * self.forward_flops(tokens)
+
+    def kv_bytes_per_token(self, bytes_per_value: float = 2) -> float:
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+
+    def kv_bytes(self, tokens: int, bytes_per_value: float = 2) -> float:
+        """Keys and values of one sequence; a windowed layer need not keep more than its window."""
+        kept = sum(min(tokens, self.window(layer) or tokens) for layer in range(self.layers))
+        return 2 * kept * self.kv_heads * self.head_dim * bytes_per_value
+
+
+def _pairs(tokens: int, cached: int, window: int) -> int:
+    """How many (query, key) pairs a causal mask leaves, of width `window` if that is not 0."""
+    first, last = cached + 1, cached + tokens  # keys seen by the first and the last query
+    everything = (first + last) * tokens // 2
+    if not window or last <= window:
+        return everything
+    beyond = min(tokens, last - window)  # queries that see less than all before them
+    excess_first = max(first - window, 1)
+    return everything - (excess_first + last - window) * beyond // 2
+
+
+def _validate(spec: ModelSpec) -> None:
+    for field in ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "context"):
+        if getattr(spec, field) < 1:
+            raise ConfigError(f"{field} is {getattr(spec, field)} in a {spec.family} model",
+                              hint="every size of a model is at least 1")  # fmt: skip
+    if spec.heads % spec.kv_heads:
+        raise ConfigError(
+            f"{spec.heads} attention heads cannot share {spec.kv_heads} key/value heads evenly",
+            hint="the number of heads is a multiple of the number of key/value heads",
+        )
+    if spec.positions == "rope" and spec.head_dim % 2:
+        raise ConfigError(
+            f"rotary positions need an even head size, not {spec.head_dim}",
+            hint="rotation turns pairs of dimensions",
+        )
+    if spec.windows and len(spec.windows) != spec.layers:
+        raise ConfigError(
+            f"{len(spec.windows)} windows for {spec.layers} layers", hint="give one per layer"
+        )
+    if spec.experts and not 1 <= spec.experts.per_token <= spec.experts.count:
+        raise ConfigError(
+            f"{spec.experts.per_token} of {spec.experts.count} experts per token",
+            hint="a token visits between one and all of the experts",
+        )

@@ -1,0 +1,155 @@
+"""Fills an empty model: from a checkpoint, or with random numbers.
+
+A model is built on the meta device, so it costs nothing; then each parameter is made once, in its final type on
+its final device, from the tensors that belong in it. On a CPU, a tensor that already has the right type and fills
+its parameter alone is not copied: the parameter is a view of the mapped file, and its pages are read when they are
+first used. Names are translated by `checkpoint_names`; files are opened by the source.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from cairn.core.errors import WeightsError
+from cairn.models.checkpoint_names import LEFTOVERS, Source, source
+from cairn.models.layers import Build, Slot
+from cairn.models.safetensors_file import TensorSource
+from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
+
+Progress = Callable[[int], None]  # called with the bytes of each tensor that is in place
+
+
+def load_model(
+    spec: ModelSpec, tensors: TensorSource, build: Build, progress: Progress = lambda done: None
+) -> Transformer:
+    """A model with a checkpoint's weights; `build` says where, in which type and in which layout."""
+    model = Transformer(spec, build._replace(device="meta"))
+    load(model, tensors, build.device, progress)
+    return model
+
+
+def random_model(spec: ModelSpec, build: Build, seed: int = 0) -> Transformer:
+    """A model with random weights that depend on seed, name and kind of device, never on the layout."""
+    model = Transformer(spec, build._replace(device="meta"))
+    for path, slots in _by_parameter(model.slots()).items():
+        values = [(slot, slot.share(_draw(slot, seed, build.device))) for slot in slots]
+        _place(model, path, values, build.device)
+    return model
+
+
+def load(
+    model: Transformer,
+    tensors: TensorSource,
+    device: torch.device | str,
+    progress: Progress = lambda done: None,
+) -> None:
+    """Fill every parameter of a model on the meta device."""
+    slots = list(model.slots())
+    where = _locate(model.spec, slots, tensors)
+    for path, group in _by_parameter(slots).items():
+        values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
+        _place(model, path, values, device)
+        progress(sum(value.nbytes for _, value in values))
+
+
+# -- finding ------------------------------------------------------------------------------------
+
+
+def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
+    """Where each slot's tensor is; refuses a checkpoint that has too little or too much."""
+    present = set(tensors.names())
+    where = {slot.name: source(spec.family, slot.name) for slot in slots}
+    prefix = where["norm.weight"].tensor.split(".")[0] + "."
+    if not any(name.startswith(prefix) for name in present):  # saved without its language head
+        where = {name: s._replace(tensor=s.tensor.removeprefix(prefix))
+                 for name, s in where.items()}  # fmt: skip
+    needed = {s.tensor for s in where.values()}
+    if missing := sorted(needed - present):
+        raise WeightsError(
+            f"{len(missing)} of {len(needed)} tensors are missing, such as {_some(missing)}",
+            hint="the weights do not belong to this config.json, or the download is incomplete",
+        )
+    tied_head = {"lm_head.weight"} if spec.tied else set()  # the reference ignores it as well
+    extra = {name for name in present - needed - tied_head if not LEFTOVERS.search(name)}
+    if extra:
+        raise WeightsError(
+            f"{len(extra)} tensors have no place in a {spec.family} model of {spec.layers} layers, "
+            f"such as {_some(sorted(extra))}",
+            hint="the config.json does not describe these weights",
+        )
+    return where
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3])
+
+
+def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
+    """The whole tensor of a slot, turned and cut as our layers want it."""
+    stored = tensors.shape(place.tensor)
+    rows, *rest = slot.shape
+    expected = (rows * place.parts, *rest)
+    expected = expected[::-1] if place.transposed else expected
+    if stored != expected:
+        raise WeightsError(
+            f"{place.tensor} has shape {list(stored)}, expected {list(expected)}",
+            hint="the weights do not belong to this config.json",
+        )
+    tensor = tensors.tensor(place.tensor)
+    if not tensor.is_floating_point():
+        raise WeightsError(
+            f"{place.tensor} is stored as {tensor.dtype}, expected floating point",
+            hint="quantised checkpoints in this format are not supported",
+        )
+    tensor = tensor.t() if place.transposed else tensor
+    return tensor.narrow(0, rows * place.part, rows)
+
+
+# -- placing ------------------------------------------------------------------------------------
+
+
+def _by_parameter(slots: Iterable[Slot]) -> dict[str, list[Slot]]:
+    groups: dict[str, list[Slot]] = {}
+    for slot in slots:
+        groups.setdefault(slot.parameter, []).append(slot)
+    return groups
+
+
+def _place(
+    model: Transformer, path: str, values: list[tuple[Slot, Tensor]], device: torch.device | str
+) -> None:
+    """Make the parameter at `path` real."""
+    owner_path, _, name = path.rpartition(".")
+    owner = model.get_submodule(owner_path)
+    blank = getattr(owner, name)
+    slot, value = values[0]
+    if _fits_as_it_is(blank, values, torch.device(device)):
+        filled = value
+    else:
+        covered = sum(value.numel() for _, value in values)
+        make = torch.empty if covered == blank.numel() else torch.zeros  # padding is zero
+        filled = make(blank.shape, dtype=blank.dtype, device=device)
+        for slot, value in values:
+            filled[slot.index].copy_(value)
+    owner.register_parameter(name, nn.Parameter(filled, requires_grad=blank.requires_grad))
+
+
+def _fits_as_it_is(
+    blank: Tensor, values: list[tuple[Slot, Tensor]], device: torch.device
+) -> bool:
+    slot, value = values[0]
+    same = value.dtype == blank.dtype and value.shape == blank.shape
+    return same and not slot.index and value.device == device
+
+
+def _draw(slot: Slot, seed: int, device: torch.device | str) -> Tensor:
+    """A whole tensor from a generator that is seeded by its name alone."""
+    if slot.init != "normal":
+        make = torch.ones if slot.init == "ones" else torch.zeros
+        return make(slot.shape, device=device)
+    digest = hashlib.blake2b(f"{seed}:{slot.name}".encode(), digest_size=7).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+    return torch.empty(slot.shape, device=device).normal_(0.0, 0.02, generator=generator)
