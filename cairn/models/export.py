@@ -1,0 +1,220 @@
+"""Writes a model as a checkpoint that `transformers` and every other tool of the field can load.
+
+Weights go back under the names they came from, bit by bit as they are in memory: fused projections are taken
+apart, transposed matrices turned back. The config is made from the spec, so a model that was trained here from a
+preset is exported just as one that was loaded. Writing is all or nothing: the folder appears when it is complete.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cairn.core.errors import ConfigError, UnsupportedModel
+from cairn.models.checkpoint_names import source
+from cairn.models.families import ACTIVATION_NAMES, ARCHITECTURES
+from cairn.models.spec import Activation, ModelSpec, Rope
+from cairn.models.transformer import Transformer
+
+SHARD_BYTES = 5 * 1000**3  # the size at which the hub's own tools split
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "chat_template.jinja", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+)  # fmt: skip
+
+
+def export(
+    model: Transformer,
+    folder: Path,
+    *,
+    like: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write config and weights to a new folder; the tokenizer's files are copied from `like`."""
+    if model.build.shards.size != 1:
+        raise ConfigError(
+            f"a model split over {model.build.shards.size} ranks cannot be exported from one",
+            hint="gather its weights first",
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty", hint="choose another folder")
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    config = to_hf(model.spec, model.build.dtype)
+    (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_weights(model, unfinished, shard_bytes)
+    for name in TOKENIZER_FILES:
+        if like is not None and (like / name).is_file():
+            shutil.copyfile(like / name, unfinished / name)
+    if folder.exists():
+        folder.rmdir()
+    unfinished.rename(folder)
+
+
+def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor under its name in a checkpoint, contiguous, in checkpoint order."""
+    whole: dict[str, list[Tensor]] = {}
+    for slot in model.slots():
+        place = source(model.spec.family, slot.name)
+        value = model.get_parameter(slot.parameter).detach()[slot.index]
+        pieces = whole.setdefault(place.tensor, [])
+        pieces.append(value)
+        if len(pieces) == place.parts:  # slots come in the order in which the parts are stored
+            joined = torch.cat(whole.pop(place.tensor)) if place.parts > 1 else value
+            yield place.tensor, (joined.t() if place.transposed else joined).contiguous()
+
+
+def _write_weights(model: Transformer, folder: Path, shard_bytes: int) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors(model):
+        if size and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    home = {}
+    for i, shard in enumerate(shards):
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        home |= dict.fromkeys(shard, file)
+    total = sum(t.nbytes for shard in shards for t in shard.values())
+    index = {"metadata": {"total_size": total}, "weight_map": home}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+# -- config -------------------------------------------------------------------------------------
+
+
+def to_hf(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The config.json of a spec: what `families.from_hf` reads back as the same spec."""
+    if spec.family not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"no checkpoint format is known for the family {spec.family!r}",
+            hint=f"known families: {', '.join(ARCHITECTURES)}",
+        )
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[spec.family]],
+        "model_type": "gemma3_text" if spec.family == "gemma3" else spec.family,
+        "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": spec.vocab,
+        "tie_word_embeddings": spec.tied,
+        "bos_token_id": spec.bos_id,
+        "eos_token_id": list(spec.eos_ids) if len(spec.eos_ids) > 1 else next(iter(spec.eos_ids), None),
+    }  # fmt: skip
+    if spec.family == "gpt2":
+        return config | _gpt2_config(spec)
+    return config | _llama_config(spec) | _family_config(spec)
+
+
+def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "n_embd": spec.hidden,
+        "n_layer": spec.layers,
+        "n_head": spec.heads,
+        "n_inner": spec.intermediate,
+        "n_positions": spec.context,
+        "layer_norm_epsilon": spec.norm_eps,
+        "activation_function": _their_activation(spec.activation, "gelu_new"),
+    }
+
+
+def _llama_config(spec: ModelSpec) -> dict[str, Any]:
+    trained = spec.rope.original_context if spec.rope.kind == "dynamic" else spec.context
+    return {
+        "hidden_size": spec.hidden,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate,
+        "max_position_embeddings": trained,
+        "rms_norm_eps": spec.norm_eps,
+        "hidden_act": _their_activation(spec.activation, "gelu_pytorch_tanh"),
+        "rope_theta": spec.rope.theta,
+        "rope_scaling": _rope_scaling(spec.rope),
+    }
+
+
+def _family_config(spec: ModelSpec) -> dict[str, Any]:
+    window = max(spec.windows, default=0) or None
+    kinds = ["sliding_attention" if spec.window(i) else "full_attention"
+             for i in range(spec.layers)]  # fmt: skip
+    experts = spec.experts
+    if spec.family == "llama":
+        return {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+    if spec.family == "mistral":
+        return {"sliding_window": window}
+    if spec.family == "mixtral" and experts:
+        return {
+            "sliding_window": window,
+            "num_local_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+        }
+    qwen = {"sliding_window": window, "use_sliding_window": window is not None}
+    if spec.family == "qwen2":
+        return qwen | {"layer_types": kinds}
+    if spec.family == "qwen3":
+        return qwen | {"layer_types": kinds, "attention_bias": spec.qkv_bias}
+    if spec.family == "qwen3_moe" and experts:
+        return qwen | {
+            "attention_bias": spec.qkv_bias,
+            "num_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+            "moe_intermediate_size": experts.intermediate,
+            "norm_topk_prob": experts.renormalize,
+            "mlp_only_layers": list(experts.dense_layers),
+        }
+    return _gemma_config(spec, window, kinds)
+
+
+def _gemma_config(spec: ModelSpec, window: int | None, kinds: list[str]) -> dict[str, Any]:
+    scalar = spec.scale**-2
+    config = {
+        "attention_bias": spec.qkv_bias,
+        "hidden_activation": _their_activation(spec.activation, "gelu_pytorch_tanh"),
+        "sliding_window": window or 4096,
+        "layer_types": kinds,
+        "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar,
+        "attn_logit_softcapping": spec.attention_softcap or None,
+        "final_logit_softcapping": spec.logit_softcap or None,
+    }
+    if spec.rope_local:
+        config["rope_local_base_freq"] = spec.rope_local.theta
+    return config
+
+
+def _their_activation(activation: Activation, tanh_name: str) -> str:
+    if activation == "gelu_tanh":
+        return tanh_name
+    return next(name for name, ours in ACTIVATION_NAMES.items() if ours == activation)
+
+
+def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
+    if rope.kind == "default":
+        return None
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "llama3":
+        scaling["low_freq_factor"] = rope.low_freq_factor
+        scaling["high_freq_factor"] = rope.high_freq_factor
+    if rope.kind == "yarn":
+        scaling |= {
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "attention_factor": rope.attention_factor,
+            "mscale": rope.mscale or None,
+            "mscale_all_dim": rope.mscale_all_dim or None,
+            "truncate": rope.truncate,
+        }
+    if rope.kind in ("llama3", "yarn"):
+        scaling["original_max_position_embeddings"] = rope.original_context
+    return {key: value for key, value in scaling.items() if value is not None}
