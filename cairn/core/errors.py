@@ -2,7 +2,8 @@
 
     CairnError
     ├── UsageError             a flag or an argument is wrong
-    ├── ConfigError            a TOML file, an environment variable or a combination of values is wrong
+    ├── ConfigError            a TOML file, an environment variable or a pair of values is wrong
+    ├── DataError              a data file is damaged, or is not what its name promises
     ├── ModelError
     │   ├── ModelNotFound      no such path, nothing in the cache, no network
     │   ├── UnsupportedModel   an architecture or a field that would be computed wrongly
@@ -11,14 +12,16 @@
     ├── RequestError           a prompt or a parameter that this model cannot serve
     └── HardwareError          the machine lacks what was asked for
 
-Each says what is wrong, with which values, and what to do next (`hint`). The command line prints the two
-lines and leaves with `exit_status`; everything that is not a CairnError is a bug and keeps its traceback.
-This module knows nothing about terminals.
+Each says what is wrong, with which values, and what to do next (`hint`). The command line prints
+both and leaves with `exit_status`; everything that is not a CairnError is a bug and keeps its
+traceback. This module knows nothing about terminals.
 """
+
+from collections.abc import Iterable
 
 
 class CairnError(Exception):
-    """A mistake in what was asked, or a machine that cannot do it: message, values, and a way out."""
+    """A mistake in what was asked, or a machine that cannot do it: what, values, and a way out."""
 
     exit_status = 2
 
@@ -39,6 +42,10 @@ class UsageError(CairnError):
 
 
 class ConfigError(CairnError):
+    pass
+
+
+class DataError(CairnError):
     pass
 
 
@@ -68,3 +75,28 @@ class RequestError(CairnError):
 
 class HardwareError(CairnError):
     pass
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` was most likely meant to be, or None when nothing is near.
+
+    Besides spelling it knows two habits: to abbreviate (`max` for `max_tokens`) and to leave out
+    the table (`lr` for `optim.lr`).
+    """
+    import difflib  # only a mistake pays for it
+
+    choices = list(choices)
+    for is_meant in (
+        lambda choice: choice.rpartition(".")[2] == word,
+        lambda choice: len(word) >= 3 and choice.startswith(word),
+    ):
+        matches = [choice for choice in choices if is_meant(choice)]
+        if len(matches) == 1:
+            return matches[0]
+    return next(iter(difflib.get_close_matches(word, choices, n=1)), None)
+
+
+def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None) -> str | None:
+    """A hint that names the closest choice, or `otherwise` when nothing is near."""
+    match = closest(word, choices)
+    return f"did you mean '{match}'?" if match is not None else otherwise

@@ -34,7 +34,9 @@ class Checkpoint:
         self.eos_ids = tuple(eos_ids) or self.spec.eos_ids
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.open(self.path)
+        if self.path.is_file():
+            return Tokenizer.from_gguf(self.path)
+        return Tokenizer.from_folder(self.path)
 
     def stored_dtype(self) -> torch.dtype:
         """The type most of the weights are stored in: that of the largest tensor."""
@@ -80,9 +82,7 @@ def check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise HardwareError(
-            f"{device!r} is not a device", hint="use cpu, cuda or cuda:N"
-        ) from None
+        raise HardwareError(f"{device!r} is not a device", hint="use cpu, cuda or cuda:N") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise HardwareError("no CUDA device is available", hint="use --device cpu")
 

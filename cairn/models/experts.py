@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from cairn.models.layers import ACTIVATIONS, Build, FeedForward, Slot
+from cairn.models.layers import ACTIVATIONS, Build, FeedForward, Holder, Slot
 from cairn.models.shards import even_share
 from cairn.models.spec import Experts, ModelSpec
 
 
-class Router(nn.Module):
+class Router(Holder):
     """Which experts a token visits, and with which weights."""
 
     def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
@@ -41,7 +41,7 @@ class Router(nn.Module):
         yield Slot("weight", "weight", tuple(self.weight.shape))
 
 
-class ExpertLayer(nn.Module):
+class ExpertLayer(Holder):
     def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
         super().__init__()
         self.parts = ("gate", "up") if spec.gated else ("up",)

@@ -1,47 +1,19 @@
 """Which model does a checkpoint's config.json describe?
 
-    from_hf(config) -> ModelSpec        to_hf(spec) -> config
+    from_hf(config) -> ModelSpec
 
-A family is a function that reads the fields it understands. Every field has to be accounted for: read, or known
-not to change the computation. What is left over is an error that names it, because a model that is computed
-almost right is worse than none. Defaults are those of `transformers`, which writes only what differs in old
-checkpoints. No torch, and no tensor names: those are in `checkpoint_names`.
+A family is a function that reads the fields it understands; `config_fields` refuses what nobody has read, because a
+model that is computed almost right is worse than none. Defaults are those of `transformers`, which in old checkpoints
+writes only what differs from them. No torch, and no tensor names: those are in `checkpoint_names`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cairn.core.errors import UnsupportedModel
+from cairn.models.config_fields import Fields
 from cairn.models.spec import Activation, Experts, ModelSpec, Rope
 
-# Fields that say something about training, storage or generation, but not about the forward pass.
-HARMLESS = frozenset(
-    """
-    _name_or_path architectures attention_dropout attn_pdrop bos_token_id cache_implementation dtype embd_pdrop
-    eos_token_id finetuning_task gradient_checkpointing id2label initializer_range label2id model_type n_ctx
-    output_attentions output_hidden_states output_router_logits pad_token_id prefix problem_type resid_pdrop
-    return_dict router_aux_loss_coef router_jitter_noise summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj task_specific_params tokenizer_class torch_dtype
-    transformers_version unk_token_id use_cache vocab_pad unsloth_fixed unsloth_version _attn_implementation
-    _attn_implementation_autoset chunk_size_feed_forward is_encoder_decoder
-    num_labels transformers.js_config
-    """.split()
-)
-# Fields that may be there as long as they change nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,),
-    "is_decoder": (False, True),
-    "is_llama_config": (True,),
-    "partial_rotary_factor": (None, 1, 1.0),
-    "pretraining_tp": (1,),
-    "reorder_and_upcast_attn": (False,),
-    "rope_interleaved": (False,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "scale_attn_weights": (True,),
-    "tie_encoder_decoder": (False,),
-    "torchscript": (False,),
-    "use_bidirectional_attention": (None, False),
-}
 ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -61,40 +33,6 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
-
-
-class Fields:
-    """A config that remembers which of its fields were read."""
-
-    def __init__(self, config: Mapping[str, Any], what: str = "config.json") -> None:
-        self.config, self.what, self.seen = config, what, set[str]()
-
-    def take(self, name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
-        """The field's value; `default`, if given, where it is absent or null."""
-        self.seen.add(name)
-        value = self.config.get(name)
-        if value is None and default:
-            return default[0]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            state = f"is {value!r}" if name in self.config else "is missing"
-            names = [k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,))]
-            raise UnsupportedModel(
-                f"{self.what}: field {name!r} {state}, expected {' or '.join(names)}",
-                hint="compare it with the config of the original checkpoint",
-            )
-        return value
-
-    def finish(self) -> None:
-        """Refuse what nobody has read."""
-        for name, value in self.config.items():
-            if name in self.seen or name in HARMLESS or value in NEUTRAL.get(name, ()):
-                continue
-            raise UnsupportedModel(
-                f"{self.what}: field {name!r} (value {value!r}) is not supported",
-                hint="if it does not change the forward pass, remove it from the file",
-            )
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelSpec:
@@ -384,18 +322,20 @@ def _rope_from(fields: Fields, context: int, theta: float) -> Rope:
             f"config.json: rotary positions of type {kind!r}",
             hint=f"supported types: {', '.join(ROPE_READERS)}",
         )
-    rope = Rope(theta=theta, kind=kind, **ROPE_READERS[kind](fields, context))
+    rope = Rope(theta=theta, **ROPE_READERS[kind](fields, context))
     fields.finish()
     return rope
 
 
 def _dynamic_rope(fields: Fields, context: int) -> dict[str, Any]:
     fields.take("original_max_position_embeddings", int, 0)  # the reference goes by the context
-    return {"factor": fields.take("factor", float), "original_context": context}
+    factor = fields.take("factor", float)
+    return {"kind": "dynamic", "factor": factor, "original_context": context}
 
 
 def _llama3_rope(fields: Fields, context: int) -> dict[str, Any]:
     return {
+        "kind": "llama3",
         "factor": fields.take("factor", float),
         "low_freq_factor": fields.take("low_freq_factor", float),
         "high_freq_factor": fields.take("high_freq_factor", float),
@@ -406,6 +346,7 @@ def _llama3_rope(fields: Fields, context: int) -> dict[str, Any]:
 def _yarn_rope(fields: Fields, context: int) -> dict[str, Any]:
     original = fields.take("original_max_position_embeddings", int, context)
     return {
+        "kind": "yarn",
         "factor": fields.take("factor", float, context / original),
         "original_context": original,
         "beta_fast": fields.take("beta_fast", float, 32.0),
@@ -419,7 +360,7 @@ def _yarn_rope(fields: Fields, context: int) -> dict[str, Any]:
 
 ROPE_READERS: dict[str, Callable[[Fields, int], dict[str, Any]]] = {
     "default": lambda fields, context: {},
-    "linear": lambda fields, context: {"factor": fields.take("factor", float)},
+    "linear": lambda fields, context: {"kind": "linear", "factor": fields.take("factor", float)},
     "dynamic": _dynamic_rope,
     "llama3": _llama3_rope,
     "yarn": _yarn_rope,

@@ -8,7 +8,7 @@ which tensors it needs and where they go.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,13 @@ class Slot(NamedTuple):
         return dimension, start, stop - start
 
 
+class Holder(nn.Module):
+    """A layer that holds tensors of a checkpoint."""
+
+    def slots(self) -> Iterator[Slot]:
+        raise NotImplementedError
+
+
 class Build(NamedTuple):
     """How a model is laid out: on which device and in which type, split how, fused or not."""
 
@@ -63,7 +70,7 @@ class Weights(nn.Module):
         self.bias = build.parameter(rows) if bias else None
 
 
-class Columns(nn.Module):
+class Columns(Holder):
     """Linear maps of one input, each split over the shards by its outputs."""
 
     def __init__(self, build: Build, width: int, parts: dict[str, int], bias: bool) -> None:
@@ -81,7 +88,7 @@ class Columns(nn.Module):
         if self.fused is not None:
             joined = F.linear(x_TD, self.fused.weight, self.fused.bias)
             return list(joined.split(list(self.rows.values()), dim=-1))
-        separate = [self._modules[name] for name in self.parts]
+        separate = (cast(Weights, self.get_submodule(name)) for name in self.parts)
         return [F.linear(x_TD, part.weight, part.bias) for part in separate]
 
     def slots(self) -> Iterator[Slot]:
@@ -97,13 +104,15 @@ class Columns(nn.Module):
             start += rows
 
 
-class Rows(Weights):
+class Rows(Holder):
     """A linear map split over the shards by its inputs; the partial results are summed."""
 
     def __init__(self, build: Build, width: int, out: int, bias: bool) -> None:
         local = even_share(width, build.shards, "input columns")
-        super().__init__(build, out, local, bias)
+        super().__init__()
         self.shards, self.shape = build.shards, (out, width)
+        self.weight = build.parameter(out, local)
+        self.bias = build.parameter(out) if bias else None
 
     def forward(self, x_TF: Tensor) -> Tensor:
         y_TD = self.shards.reduce(F.linear(x_TF, self.weight))
@@ -118,7 +127,7 @@ class Rows(Weights):
             yield Slot("bias", "bias", self.shape[:1], init="zeros")
 
 
-class Vocabulary(nn.Module):
+class Vocabulary(Holder):
     """One row per token: looked up going in, multiplied with going out; split over the shards by rows.
 
     Ranks hold equally many rows; those beyond the vocabulary are zero and never looked up.
@@ -150,7 +159,7 @@ class Vocabulary(nn.Module):
                    None if whole else (0, first, last))  # fmt: skip
 
 
-class Norm(nn.Module):
+class Norm(Holder):
     """RMSNorm or LayerNorm, in float32; Gemma's weights are offsets from one."""
 
     def __init__(self, build: Build, spec: ModelSpec, width: int, shards: Shards = ALONE) -> None:

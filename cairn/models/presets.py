@@ -24,7 +24,7 @@ def preset(name: str) -> ModelSpec:
 
 
 def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
-    fields = dict(
+    fields: dict[str, Any] = dict(
         family="qwen3", vocab=151_936, hidden=hidden, layers=layers, heads=heads, kv_heads=8,
         head_dim=128, intermediate=intermediate, context=40_960, qk_norm=True,
         rope=Rope(theta=1_000_000.0), bos_id=151_643, eos_ids=(151_645,),
@@ -35,7 +35,7 @@ def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any)
 def _qwen2(
     hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **rest: Any
 ) -> ModelSpec:
-    fields = dict(
+    fields: dict[str, Any] = dict(
         family="qwen2", vocab=152_064, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads,
         head_dim=128, intermediate=intermediate, context=32_768, qkv_bias=True,
         rope=Rope(theta=1_000_000.0), bos_id=151_643, eos_ids=(151_645,),
@@ -44,7 +44,7 @@ def _qwen2(
 
 
 def _llama3(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
-    fields = dict(
+    fields: dict[str, Any] = dict(
         family="llama", vocab=128_256, hidden=hidden, layers=layers, heads=heads, kv_heads=8,
         head_dim=128, intermediate=intermediate, context=131_072, norm_eps=1e-5,
         rope=_llama3_rope(8.0), bos_id=128_000, eos_ids=(128_001, 128_008, 128_009),
@@ -57,7 +57,7 @@ def _llama3_rope(factor: float) -> Rope:
 
 
 def _mistral(vocab: int, theta: float, **rest: Any) -> ModelSpec:
-    fields = dict(
+    fields: dict[str, Any] = dict(
         family="mistral", vocab=vocab, hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128,
         intermediate=14_336, context=32_768, norm_eps=1e-5, rope=Rope(theta=theta), bos_id=1,
         eos_ids=(2,),
@@ -66,7 +66,7 @@ def _mistral(vocab: int, theta: float, **rest: Any) -> ModelSpec:
 
 
 def _mixtral(hidden: int, layers: int, heads: int, intermediate: int, **rest: Any) -> ModelSpec:
-    fields = dict(
+    fields: dict[str, Any] = dict(
         family="mixtral", vocab=32_000, hidden=hidden, layers=layers, heads=heads, kv_heads=8,
         head_dim=128, intermediate=intermediate, context=32_768, norm_eps=1e-5,
         rope=Rope(theta=1_000_000.0), bos_id=1, eos_ids=(2,),
@@ -86,7 +86,7 @@ def _gpt2(hidden: int, layers: int, heads: int) -> ModelSpec:
 
 def _tiny(family: str, **rest: Any) -> ModelSpec:
     """Shapes for tests: odd enough to catch a swapped dimension, small enough for a laptop."""
-    fields = dict(
+    fields: dict[str, Any] = dict(
         family=family, vocab=160, hidden=48, layers=3, heads=4, kv_heads=2, head_dim=16,
         intermediate=80, context=256, norm_eps=1e-5, bos_id=1, eos_ids=(2,),
     )  # fmt: skip

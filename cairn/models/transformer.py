@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cairn.models.attend import Attend
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Attention, Build, FeedForward, Norm, Slot, Vocabulary
+from cairn.models.layers import Attention, Build, FeedForward, Holder, Norm, Slot, Vocabulary
 from cairn.models.rope import Rotation, rotation
 from cairn.models.spec import ModelSpec, Rope
 
@@ -92,11 +92,11 @@ class Transformer(nn.Module):
     def slots(self) -> Iterator[Slot]:
         """Every tensor this model needs, by name, and where it goes."""
         for path, module in self.named_modules():
-            if module is not self and hasattr(module, "slots"):
+            if isinstance(module, Holder):
                 yield from (slot.under(path) for slot in module.slots())
 
 
-class Positions(nn.Module):
+class Positions(Holder):
     """Learned absolute positions."""
 
     def __init__(self, build: Build, context: int, width: int) -> None:

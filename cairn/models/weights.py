@@ -137,9 +137,7 @@ def _place(
     owner.register_parameter(name, nn.Parameter(filled, requires_grad=blank.requires_grad))
 
 
-def _fits_as_it_is(
-    blank: Tensor, values: list[tuple[Slot, Tensor]], device: torch.device
-) -> bool:
+def _fits_as_it_is(blank: Tensor, values: list[tuple[Slot, Tensor]], device: torch.device) -> bool:
     slot, value = values[0]
     same = value.dtype == blank.dtype and value.shape == blank.shape
     return same and not slot.index and value.device == device

@@ -96,9 +96,7 @@ def test_two_ranks_equal_one(name, fused):
     spec = preset(name)
     expected_loss, expected = loss_and_gradients(spec, Build("cpu", torch.float32))
     results = run_ranks(2, one_rank, spec, fused)
-    layouts = [
-        {s.name: s for s in random_model_slots(spec, rank, fused)} for rank in range(2)
-    ]
+    layouts = [{s.name: s for s in random_model_slots(spec, rank, fused)} for rank in range(2)]
     for rank, (loss, gradients) in enumerate(results):
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         for slot_name, gradient in gradients.items():

@@ -1,0 +1,194 @@
+"""The command `cairn`: which verbs there are, and what happens to their errors.
+
+    cairn [--debug] VERB ...   ->   import the verb's module   ->   run(args)   ->   exit status
+
+    0    done
+    1    a bug in Cairn: traceback
+    2    a mistake in what was asked (CairnError): `error:` and `hint:` on stderr, no traceback
+    130  stopped with Ctrl-C
+    141  the reader of our output has gone (`cairn ... | head`)
+
+Imports nothing but the standard library until a verb is chosen, so that --help answers at once.
+Does not know what the verbs do.
+"""
+
+import errno
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cairn import __version__
+from cairn.core.errors import CairnError, UsageError, did_you_mean
+
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class Verb(NamedTuple):
+    module: str  # it has run(args: list[str]) -> int
+    help: str
+
+
+VERBS = {
+    "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
+    "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
+    "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),
+    "trace": Verb("cairn.cli.trace", "merge recorded events into one timeline for Perfetto"),
+}
+
+# Where the package on PyPI has another name than the module.
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status; every exception ends here."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    debug = _take_debug(args)
+    try:
+        status = _dispatch(args)
+        sys.stdout.flush()  # here, where a reader that has gone can still be answered quietly
+        return status
+    except CairnError as error:
+        return _report(error, debug)
+    except ModuleNotFoundError as error:
+        missing = _missing_package(error)
+        if missing is None:
+            return _report_bug()
+        return _report(missing, debug)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            return _report_bug()
+        _forget_output()
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _report_bug()
+        _forget_output()
+        full = CairnError(f"the disk is full ({error})", hint="make room, or write elsewhere")
+        return _report(full, debug)
+    except Exception:  # noqa: BLE001  whatever is left is a bug, and is shown as one
+        return _report_bug()
+
+
+def help_text() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}   {verb.help}" for name, verb in VERBS.items())
+    return f"""\
+Cairn: the AI-infrastructure stack, stone on stone.
+
+usage: cairn [--debug] VERB [ARGUMENTS]
+
+{verbs}
+
+  cairn VERB --help   the flags of a verb
+  --version           the version of Cairn
+  --debug             show the traceback of an error
+
+CAIRN_EVENTS=FOLDER records what any verb does; `cairn trace FOLDER` draws it.
+"""
+
+
+def _dispatch(args: list[str]) -> int:
+    match args:
+        case []:
+            print(help_text(), end="", file=sys.stderr)
+            return UsageError.exit_status
+        case ["-h" | "--help", *_]:
+            print(help_text(), end="")
+            return 0
+        case ["--version", *_]:
+            print(f"cairn {__version__}")
+            return 0
+        case [name, *rest] if name in VERBS:
+            return _run(name, rest)
+        case [flag, *_] if flag.startswith("-"):
+            raise UsageError(
+                f"unknown flag '{flag}'", hint="flags of a verb stand after it; see `cairn --help`"
+            )
+        case [name, *_]:
+            hint = did_you_mean(name, VERBS, otherwise="`cairn --help` lists the commands")
+            raise UsageError(f"unknown command '{name}'", hint=hint)
+    raise AssertionError("unreachable: the last case takes everything")
+
+
+def _run(name: str, args: list[str]) -> int:
+    import importlib
+
+    from cairn.core import events
+
+    events.listen_if_asked(name)
+    try:
+        with events.span(f"cairn {name}"):
+            verb = importlib.import_module(VERBS[name].module)
+            return verb.run(args)
+    except SystemExit as leaving:  # tyro has printed the help
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    finally:
+        events.close()
+
+
+def _take_debug(args: list[str]) -> bool:
+    """Removes --debug wherever it stands before `--`."""
+    end = args.index("--") if "--" in args else len(args)
+    kept = [arg for arg in args[:end] if arg != "--debug"]
+    debug = len(kept) < end
+    args[:end] = kept
+    return debug
+
+
+def _report(error: CairnError, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    return error.exit_status
+
+
+def _report_bug() -> int:
+    import platform
+    import traceback
+
+    traceback.print_exc()
+    print(
+        f"error: this is a bug in cairn {__version__} (Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}); please report it with the lines above",
+        file=sys.stderr,
+    )
+    return EXIT_BUG
+
+
+def _missing_package(error: ModuleNotFoundError) -> CairnError | None:
+    """What to install; None when the missing module is our own or Python's, which is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if not package or package == "cairn" or package in sys.stdlib_module_names:
+        return None
+    distribution = DISTRIBUTIONS.get(package, package)
+    return CairnError(
+        f"the Python package '{package}' is not installed",
+        hint=f"{sys.executable} -m pip install {distribution}",
+    )
+
+
+def _reader_has_gone() -> bool:
+    """Whether our own output is the broken pipe, and not one that a verb has opened."""
+    import select
+
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), select.POLLERR)
+    return bool(poll.poll(0))
+
+
+def _forget_output() -> None:
+    """Python flushes stdout once more at exit; it must find a place where that works."""
+    import os
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

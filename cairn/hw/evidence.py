@@ -1,0 +1,139 @@
+"""What must be tried, because looking is not enough?
+
+Gathers everything that the checks judge: the probed machine, and a handful of trials (does torch
+import, does a small product come out right, can the caches be written). All the input and output
+of `cairn doctor` is here, and no opinion on any of it.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.errors import HardwareError
+from cairn.hw import ceilings
+from cairn.hw.machine import Filesystem, Machine
+from cairn.hw.probe import probe
+from cairn.hw.storage import cache_folder, hub_folder, nearest_existing, read_filesystem
+
+OPTIONAL_PACKAGES = {"gguf": "gguf", "huggingface_hub": "huggingface_hub", "jinja2": "jinja2"}
+PRODUCT_SIZE = 64
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that commands write to."""
+
+    filesystem: Filesystem
+    writable: bool
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    measured_at: str | None = None
+    problem: str | None = None  # why it cannot be used at all
+    stale: list[str] = []  # what has changed since
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    machine: Machine
+    own_pid: int
+    is_root: bool
+    torch_problem: str | None = None  # None: it imports
+    torch_gpus: int = 0  # that torch can use
+    matmul_problem: str | None = None  # None: every device computes the right number
+    triton_problem: str | None = None  # None: it imports
+    pairs_without_p2p: list[tuple[int, int]] = []
+    cairn_cache: Place | None = None
+    hub_cache: Place | None = None
+    calibration: Calibration | None = None
+    missing_packages: list[str] = []
+
+
+def collect(environment: Mapping[str, str] | None = None) -> Evidence:
+    """Probe first: once torch holds a GPU, its own memory would count as somebody's."""
+    machine = probe(environment=environment)
+    torch_problem = try_import("torch")
+    gpus = 0 if torch_problem else _torch_gpus()
+    return Evidence(
+        machine=machine,
+        own_pid=os.getpid(),
+        is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
+        torch_problem=torch_problem,
+        torch_gpus=gpus,
+        matmul_problem=torch_problem or try_matmul(gpus),
+        triton_problem=try_import("triton"),
+        pairs_without_p2p=_pairs_without_p2p(gpus),
+        cairn_cache=_place(cache_folder(environment)),
+        hub_cache=_place(hub_folder(environment)),
+        calibration=read_calibration(cache_folder(environment) / "machine.json", machine),
+        missing_packages=[
+            package
+            for package, module in OPTIONAL_PACKAGES.items()
+            if importlib.util.find_spec(module) is None
+        ],
+    )
+
+
+def try_import(module: str) -> str | None:
+    """None when it imports, else why not."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001  a broken package may raise anything: that is the finding
+        return f"{type(error).__name__}: {_first_line(error)}"
+    return None
+
+
+def try_matmul(gpus: int) -> str | None:
+    """None when a product comes out right; of small whole numbers, it is exact in any precision."""
+    import torch
+
+    devices = [f"cuda:{index}" for index in range(gpus)] or ["cpu"]
+    left, right = (torch.randint(-4, 5, (PRODUCT_SIZE, PRODUCT_SIZE)) for _ in range(2))
+    expected = (left @ right).float()
+    for device in devices:
+        try:
+            computed = (left.float().to(device) @ right.float().to(device)).cpu()
+        except RuntimeError as error:
+            return f"{device}: {type(error).__name__}: {_first_line(error)}"
+        wrong = int((computed != expected).sum())
+        if wrong:
+            return f"{device}: {wrong} of {expected.numel()} numbers of a small product are wrong"
+    return None
+
+
+def read_calibration(path: Path, machine: Machine) -> Calibration:
+    try:
+        measured = ceilings.load(path)
+    except HardwareError as error:
+        return Calibration(path=str(path), problem=error.message)
+    stale = ceilings.staleness(measured, machine)
+    return Calibration(path=str(path), measured_at=measured.measured_at, stale=stale)
+
+
+def _torch_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _pairs_without_p2p(gpus: int) -> list[tuple[int, int]]:
+    if gpus < 2:
+        return []
+    import torch
+
+    pairs = [(a, b) for a in range(gpus) for b in range(gpus) if a != b]
+    return [(a, b) for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
+
+
+def _place(folder: Path) -> Place:
+    return Place(
+        filesystem=read_filesystem(folder),
+        writable=os.access(nearest_existing(folder), os.W_OK | os.X_OK),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

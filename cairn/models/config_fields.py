@@ -1,0 +1,74 @@
+"""Has every field of a config been accounted for?
+
+A config that remembers which of its fields were read. Each has to be: read, or listed here as one that does not
+change the forward pass. What is left over is an error that names it. Knows no model family.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.core.errors import UnsupportedModel
+
+# Fields that say something about training, storage or generation, but not about the forward pass.
+HARMLESS = {
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
+    "attention_dropout", "attn_pdrop", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
+    "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
+    "model_type", "n_ctx", "num_labels", "output_attentions", "output_hidden_states",
+    "output_router_logits", "pad_token_id", "prefix", "problem_type", "resid_pdrop",
+    "return_dict", "router_aux_loss_coef", "router_jitter_noise", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "task_specific_params", "tokenizer_class", "torch_dtype", "transformers.js_config",
+    "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache",
+    "vocab_pad",
+}  # fmt: skip
+# Fields that may be there as long as they change nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "is_decoder": (False, True),
+    "is_llama_config": (True,),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "pretraining_tp": (1,),
+    "reorder_and_upcast_attn": (False,),
+    "rope_interleaved": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+    "tie_encoder_decoder": (False,),
+    "torchscript": (False,),
+    "use_bidirectional_attention": (None, False),
+}
+
+
+class Fields:
+    """A config that remembers which of its fields were read."""
+
+    def __init__(self, config: Mapping[str, Any], what: str = "config.json") -> None:
+        self.config, self.what, self.seen = config, what, set[str]()
+
+    def take(self, name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
+        """The field's value; `default`, if given, where it is absent or null."""
+        self.seen.add(name)
+        value = self.config.get(name)
+        if value is None and default:
+            return default[0]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            state = f"is {value!r}" if name in self.config else "is missing"
+            names = [k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,))]
+            raise UnsupportedModel(
+                f"{self.what}: field {name!r} {state}, expected {' or '.join(names)}",
+                hint="compare it with the config of the original checkpoint",
+            )
+        return value
+
+    def finish(self) -> None:
+        """Refuse what nobody has read."""
+        for name, value in self.config.items():
+            if name in self.seen or name in HARMLESS or value in NEUTRAL.get(name, ()):
+                continue
+            raise UnsupportedModel(
+                f"{self.what}: field {name!r} (value {value!r}) is not supported",
+                hint="if it does not change the forward pass, remove it from the file",
+            )

@@ -1,0 +1,121 @@
+"""From the name of a model to something that runs: a tokenizer at once, weights on a device when they are needed.
+
+    opened = open_model("runs/x")           reads headers: a bad prompt is refused before gigabytes move
+    runnable = opened.load("auto", "auto")
+
+Where a choice is automatic, `summary` says what was chosen and why. Shows a progress bar while weights load, if
+stderr is a terminal.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from cairn.core.units import format_bytes, format_count
+from cairn.hw.host import read_cpu
+from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
+from cairn.models.hub import resolve
+from cairn.models.layers import Build
+from cairn.models.presets import preset
+from cairn.models.spec import ModelSpec
+from cairn.models.tokenizer import Tokenizer
+from cairn.models.transformer import Transformer
+from cairn.models.weights import Progress, random_model
+
+RANDOM = "random:"
+BF16_FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in bfloat16
+
+
+class Runnable:
+    """A model that is ready, and how it came to run where it runs."""
+
+    def __init__(self, name: str, model: Transformer, why: str) -> None:
+        self.name, self.model, self.why = name, model, why
+        weight = model.embedding.weight
+        self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
+
+    def bytes_per_token(self) -> float:
+        """Weights that one decoded token has to read: all that it visits, once."""
+        return self.model.spec.matmul_parameters() * self.model.embedding.weight.itemsize
+
+    def summary(self) -> str:
+        spec = self.model.spec
+        size = format_bytes(sum(p.nbytes for p in self.model.parameters()), "decimal")
+        return (
+            f"{self.name}: {spec.family}, {format_count(spec.parameters())} parameters, {size} in "
+            f"{self.dtype} on {self.device} ({self.why})"
+        )
+
+
+class OpenModel:
+    """A model whose shape and vocabulary are known and whose weights are not loaded yet."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        eos_ids: tuple[int, ...],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.name, self.spec, self.tokenizer = name, spec, tokenizer
+        self.eos_ids, self.checkpoint = eos_ids, checkpoint
+
+    def load(self, device: str = "auto", dtype: str = "auto") -> Runnable:
+        device = default_device() if device == "auto" else device
+        check_device(device)
+        stored = self.checkpoint.stored_dtype() if self.checkpoint else torch.bfloat16
+        quantised = self.checkpoint is not None and self.checkpoint.path.is_file()
+        chosen, why = choose_dtype(stored, quantised, device, dtype)
+        if self.checkpoint is None:
+            build = Build(device, chosen, fused=device != "cpu")
+            return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
+        with progress_bar(f"loading {self.name}", self.checkpoint.nbytes()) as progress:
+            model = self.checkpoint.load(device, chosen, progress=progress)
+        return Runnable(self.name, model, why)
+
+
+def open_model(name: str) -> OpenModel:
+    if name.startswith(RANDOM):
+        return OpenModel(name, preset(name.removeprefix(RANDOM)), None, (), None)
+    checkpoint = open_checkpoint(resolve(name))
+    tokenizer = checkpoint.tokenizer()
+    eos_ids = checkpoint.eos_ids or tokenizer.eos_ids
+    return OpenModel(name, checkpoint.spec, tokenizer, eos_ids, checkpoint)
+
+
+def choose_dtype(
+    stored: torch.dtype, quantised: bool, device: str, asked: str
+) -> tuple[torch.dtype, str]:
+    """The type to compute in, and why."""
+    if asked != "auto":
+        return getattr(torch, asked), "as asked"
+    if device != "cpu":
+        if quantised or stored == torch.float32:
+            return torch.bfloat16, "a GPU multiplies fastest in bfloat16"
+        return stored, "the weights have this type"
+    if stored == torch.bfloat16 and not BF16_FEATURES & set(read_cpu(Path("/")).features):
+        return torch.float32, "this CPU does not multiply in bfloat16"
+    if stored == torch.float16:
+        return torch.float32, "CPUs multiply faster in float32 than in float16"
+    return stored, "the weights have this type"
+
+
+@contextmanager
+def progress_bar(what: str, total_bytes: int) -> Iterator[Progress]:
+    """A bar with an estimate of the time left, on a terminal; silence elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done: bar.advance(task, done)
