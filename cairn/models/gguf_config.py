@@ -1,0 +1,301 @@
+"""Which Hugging Face config.json says the same as a GGUF file's metadata?
+
+One function per architecture; defaults are those of llama.cpp, which wrote the file. `Keys` refuses
+what no function here reads. This module reads no weights.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from cairn.core.errors import UnsupportedModel
+from cairn.models.gguf_header import Header
+from cairn.models.gguf_keys import Keys, shortened
+
+Config = dict[str, object]
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+
+def hf_config(header: Header, rope_factors: list[float] | None) -> Config:
+    """`rope_factors` is what the tensor `rope_freqs.weight` holds, if the file has one."""
+    _refuse_all_but_whole_models(header)
+    architecture = header.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in _TRANSLATIONS:
+        raise UnsupportedModel(
+            f"{header.path} holds a model of the architecture {shortened(architecture)}",
+            hint=f"GGUF files of these can be read: {', '.join(_TRANSLATIONS)}",
+        )
+    keys = Keys(header, architecture, rope_factors)
+    config = _TRANSLATIONS[architecture](keys) | {
+        "vocab_size": keys.vocabulary(),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **_special_tokens(header),
+    }
+    keys.refuse_unread()
+    return config
+
+
+def _refuse_all_but_whole_models(header: Header) -> None:
+    metadata = header.metadata
+    if (kind := metadata.get("general.type", "model")) != "model":
+        raise UnsupportedModel(
+            f"{header.path} is a GGUF file of the type {shortened(kind)}, not a model",
+            hint="give the file of the model itself",
+        )
+    if (parts := metadata.get("split.count", 1)) not in (0, 1):
+        raise UnsupportedModel(
+            f"{header.path} is one of the {shortened(parts)} parts of a model",
+            hint="join them first: llama-gguf-split --merge <first part> <whole>.gguf",
+        )
+    if (version := metadata.get("general.quantization_version", 2)) != 2:
+        raise UnsupportedModel(
+            f"{header.path} has quantisation version {shortened(version)}; 2 is read",
+            hint="quantise it again with a current llama.cpp",
+        )
+
+
+def _special_tokens(header: Header) -> Config:
+    """A turn or a message that ends (eot, eom) ends generation too, as a second eos id does."""
+
+    def token(name: str) -> int | None:
+        value = header.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return value if isinstance(value, int) else None
+
+    ends = [token(name) for name in ("eos", "eot", "eom")]
+    eos = list(dict.fromkeys(end for end in ends if end is not None))
+    found: Config = {"bos_token_id": token("bos"), "pad_token_id": token("padding")}
+    found["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+# -- one translation per architecture ------------------------------------------------------------
+
+
+def _llama(keys: Keys) -> Config:
+    """Mistral and Mixtral are llamas to llama.cpp: a window, or experts, tell them apart."""
+    config = _decoder(keys, "llama") | {"hidden_act": "silu"}
+    window = keys.optional_integer("attention.sliding_window")
+    experts, used = keys.optional_integer("expert_count"), keys.raw("expert_used_count")
+    if experts:
+        used = keys.integer("expert_used_count")
+        config |= _kind("mixtral") | {"num_local_experts": experts, "num_experts_per_tok": used}
+    elif used:
+        raise keys.bad("expert_used_count", used, "0, as there are no experts")
+    if window:
+        return config | _kind("mixtral" if experts else "mistral") | {"sliding_window": window}
+    mlp_bias = {"mlp_bias": keys.biased("ffn_gate", "ffn_up", "ffn_down")}
+    return config if experts else config | _attention_bias(keys) | mlp_bias
+
+
+def _qwen2(keys: Keys) -> Config:
+    return _decoder(keys, "qwen2") | {"hidden_act": "silu"}
+
+
+def _qwen3(keys: Keys) -> Config:
+    return _decoder(keys, "qwen3") | {"hidden_act": "silu"} | _attention_bias(keys)
+
+
+def _qwen3moe(keys: Keys) -> Config:
+    normalised = keys.value("expert_weights_norm")
+    return (
+        _decoder(keys, "qwen3_moe")
+        | _attention_bias(keys)
+        | {
+            "hidden_act": "silu",
+            "num_experts": keys.integer("expert_count"),
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+            "norm_topk_prob": normalised is not False,  # llama.cpp normalises unless told not to
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    )
+
+
+def _gemma2(keys: Keys) -> Config:
+    config = _decoder(keys, "gemma2")
+    window = keys.integer("attention.sliding_window", 4096)
+    return (
+        config
+        | _gemma_attention(keys, config, layers_of_27b=46)
+        | _windows(keys, window, period=2)
+        | {
+            "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+        }
+    )
+
+
+def _gemma3(keys: Keys) -> Config:
+    config = _decoder(keys, "gemma3_text", theta=None)
+    window = keys.optional_integer("attention.sliding_window")
+    return (
+        config
+        | _gemma_attention(keys, config, layers_of_27b=62)
+        | _windows(keys, window, period=6)
+        | {
+            "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": keys.optional_number("final_logit_softcapping"),
+        }
+    )
+
+
+def _gpt2(keys: Keys) -> Config:
+    heads = keys.integer("attention.head_count")
+    if (shared := keys.integer("attention.head_count_kv", heads)) != heads:
+        raise keys.bad("attention.head_count_kv", shared, f"{heads}, the number of heads")
+    return _kind("gpt2") | {
+        "n_embd": keys.hidden(),
+        "n_layer": keys.layers(),
+        "n_head": heads,
+        "n_inner": keys.integer("feed_forward_length"),
+        "n_positions": keys.integer("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+_TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+}
+
+
+# -- what several architectures share ------------------------------------------------------------
+
+
+def _kind(model_type: str) -> Config:
+    return {"model_type": model_type, "architectures": [_CLASSES[model_type]]}
+
+
+def _decoder(keys: Keys, model_type: str, theta: float | None = 10_000.0) -> Config:
+    hidden, heads = keys.hidden(), keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if (size := keys.integer(key, head_dim)) != head_dim:
+            raise UnsupportedModel(
+                f"{keys.path} has {keys.prefix}{key} = {size} with keys of {head_dim}",
+                hint="only models that rotate whole heads of one size can be read",
+            )
+    return _kind(model_type) | {
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.layers(),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        **_rope(keys, theta, head_dim),
+    }
+
+
+def _attention_bias(keys: Keys) -> Config:
+    return {"attention_bias": keys.biased("attn_q", "attn_k", "attn_v", "attn_output")}
+
+
+def _gemma_attention(keys: Keys, config: Config, layers_of_27b: int) -> Config:
+    """The largest Gemma scales queries by hidden size per head; only its depth tells it apart."""
+    scalar = config["head_dim"]
+    if config["num_hidden_layers"] == layers_of_27b:
+        scalar = keys.hidden() // keys.integer("attention.head_count")
+    return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _windows(keys: Keys, window: int | None, period: int) -> Config:
+    """Every `period`-th layer sees everything, unless the file says for each layer."""
+    layers = keys.layers()
+    pattern = keys.raw("attention.sliding_window_pattern")
+    pattern = period if pattern is None else pattern
+    if isinstance(pattern, list) and len(pattern) == layers:
+        sliding = [bool(layer) for layer in pattern]
+    elif isinstance(pattern, int) and pattern >= 1:
+        sliding = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    else:
+        raise keys.bad("attention.sliding_window_pattern", pattern, f"{layers} flags or a period")
+    kinds = ["sliding_attention" if on and window else "full_attention" for on in sliding]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _rope(keys: Keys, theta: float | None, head_dim: int) -> Config:
+    base = keys.number("rope.freq_base", theta)
+    scaling = _rope_scaling(keys)
+    if keys.rope_factors is None:
+        return {"rope_theta": base, "rope_scaling": scaling}
+    if scaling is not None:
+        raise UnsupportedModel(f"{keys.path} scales rotary positions twice: {scaling} and a tensor",
+                               hint="convert the model again with a current llama.cpp")  # fmt: skip
+    return {"rope_theta": base, "rope_scaling": _llama3_scaling(keys, base, head_dim)}
+
+
+def _rope_scaling(keys: Keys) -> Config | None:
+    kind = keys.value("rope.scaling.type")
+    factor = keys.optional_number("rope.scaling.factor") or 1.0
+    original = keys.optional_integer("rope.scaling.original_context_length")
+    if kind == "none" or (kind in (None, "linear") and factor == 1.0):
+        return None
+    if kind in (None, "linear"):
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise UnsupportedModel(
+            f"{keys.path} has {keys.prefix}rope.scaling.type = {shortened(kind)}",
+            hint="none, linear and yarn can be read",
+        )
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": original or keys.integer("context_length"),
+        "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def _llama3_scaling(keys: Keys, theta: float, head_dim: int) -> Config | None:
+    """Llama 3's rule survives only as its result, a divisor per frequency: find it again."""
+    found = keys.rope_factors or []
+    if found and all(factor == 1.0 for factor in found):
+        return None
+    possible = len(found) == head_dim // 2 and all(factor >= 1.0 for factor in found)
+    factor = max(found, default=1.0)
+    expected = _llama3_factors(theta, head_dim, factor) if possible else []
+    if not possible or not np.allclose(found, expected, rtol=1e-4, atol=0):
+        raise UnsupportedModel(
+            f"{keys.path} has rope_freqs.weight = {shortened(found)}, which is not Llama 3's",
+            hint="only its scaling (low 1, high 4, original 8192) can be told from the factors",
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+    """By how much each rotary frequency is divided: short waves not, long ones by `factor`."""
+    low, high, original = 1.0, 4.0, 8192
+    factors = []
+    for index in range(head_dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * index / head_dim)
+        smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors

@@ -1,0 +1,165 @@
+"""How is a GGUF file read as if it were a Hugging Face checkpoint?
+
+The same names, shapes and values as the checkpoint that was converted, and its config.json, so that
+nothing above this file knows about GGUF. The file is mapped, not read: opening costs the header, a
+tensor costs its own bytes. It knows how ggml stores numbers; it does not know the container
+(`gguf_header`), models (`gguf_config`, `gguf_names`) or tokenizers, which others make of metadata.
+
+    file -gguf_header-> metadata -gguf_config-> config()
+                        tensors  -gguf_names--> names() -dequantize, undo-> tensor()
+"""
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+import numpy as np
+import torch
+
+from cairn.core.errors import WeightsError
+from cairn.models.gguf_config import hf_config
+from cairn.models.gguf_header import BlockType, Header, StoredTensor, read_header
+from cairn.models.gguf_names import ROPE_FACTORS, Source, hf_sources
+
+_UNQUANTISED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MOST_ROPE_FACTORS = 4096
+_PIECE_ELEMENTS = 1 << 20  # dequantised at once: bounds the temporaries at some 4 MB each
+
+
+class GGUFFile:
+    """Tensors of one open file. Unquantised ones are views of the mapping: copy before writing."""
+
+    metadata: Mapping[str, object]  # plain Python values, by GGUF's keys
+
+    def __init__(self, path: Path, dequantize_to: torch.dtype = torch.float32) -> None:
+        self.path = path
+        self._dequantize_to = dequantize_to
+        mapping = _map(path)
+        self._header = read_header(path, mapping)
+        self._bytes: np.ndarray | None = np.frombuffer(mapping, np.uint8)
+        _refuse_unreadable(self._header)
+        self.metadata = MappingProxyType(self._header.metadata)
+        self._config = hf_config(self._header, self._rope_factors())
+        self._sources = hf_sources(self._header, self._config)
+
+    def config(self) -> dict[str, object]:
+        """What config.json would say."""
+        return dict(self._config)
+
+    def names(self) -> list[str]:
+        return list(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of what `tensor` returns: as stored, or `dequantize_to` where it is quantised."""
+        block = self._source(name).stored.block
+        return _UNQUANTISED.get(block.name, self._dequantize_to)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        source = self._source(name)
+        return _undo(source, self._read(source))
+
+    def close(self) -> None:
+        """Tensors that are views keep the mapping alive until they are gone."""
+        self._bytes = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _source(self, name: str) -> Source:
+        source = self._sources.get(name)
+        if source is None:
+            raise WeightsError(
+                f"{self.path} has no tensor {name}",
+                hint=f"it has {len(self._sources)}: names() lists them",
+            )
+        return source
+
+    def _read(self, source: Source) -> torch.Tensor:
+        if self._bytes is None:
+            raise ValueError(f"{self.path} is closed")
+        raw = self._bytes[source.start : source.start + source.size_bytes]
+        block = source.stored.block
+        if (dtype := _UNQUANTISED.get(block.name)) is not None:
+            return torch.from_numpy(raw).view(dtype).view(source.stored_shape)
+        values = torch.empty(source.stored_shape, dtype=self._dequantize_to)
+        _dequantize(raw.reshape(-1, block.size_bytes), block, values.view(-1, block.elements))
+        return values
+
+    def _rope_factors(self) -> list[float] | None:
+        stored = self._header.tensors.get(ROPE_FACTORS)
+        if stored is None:
+            return None
+        if len(stored.shape) != 1 or stored.shape[0] > _MOST_ROPE_FACTORS:
+            raise WeightsError(
+                f"{self.path} has {ROPE_FACTORS} of shape {stored.shape}, not one per frequency",
+                hint="the file is damaged: fetch it again",
+            )
+        whole = Source(stored, stored.start, stored.size_bytes, stored.shape)
+        return self._read(whole).float().tolist()
+
+
+def _map(path: Path) -> mmap.mmap:
+    """Copy on write: a caller's slip changes its own memory, neither the file nor the process."""
+    try:
+        if path.stat().st_size == 0:
+            raise WeightsError(f"{path} is empty", hint="fetch it again")
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise WeightsError(
+            f"{path} cannot be opened: {error.strerror}", hint="give the path of a .gguf file"
+        ) from None
+
+
+def _refuse_unreadable(header: Header) -> None:
+    """Before anything is loaded: each type in the file has to be one that can be turned back."""
+    first_with: dict[BlockType, StoredTensor] = {}
+    for stored in header.tensors.values():
+        first_with.setdefault(stored.block, stored)
+    for block, stored in first_with.items():
+        if block.name in _UNQUANTISED:
+            continue
+        try:
+            _dequantize_piece(np.zeros((1, block.size_bytes), np.uint8), block)
+        except NotImplementedError:
+            raise WeightsError(
+                f"{header.path} has tensor {stored.name!r} in {block.name}, which cannot be read",
+                hint="upgrade the gguf package, or use another quantisation",
+            ) from None
+
+
+def _dequantize(raw_NB: np.ndarray, block: BlockType, values_NE: torch.Tensor) -> None:
+    """N blocks of B bytes into N blocks of E values. Threads were tried and made it no faster."""
+    step = max(_PIECE_ELEMENTS // block.elements, 1)
+    for first in range(0, len(raw_NB), step):
+        piece = _dequantize_piece(raw_NB[first : first + step], block)
+        values_NE[first : first + step] = torch.from_numpy(piece)
+
+
+def _dequantize_piece(raw_NB: np.ndarray, block: BlockType) -> np.ndarray:
+    from gguf.constants import GGMLQuantizationType  # as in gguf_header, only where it is needed
+    from gguf.quants import dequantize
+
+    with np.errstate(all="ignore"):  # a NaN in the file is the model's, not ours to warn about
+        flat = dequantize(raw_NB.reshape(1, -1), GGMLQuantizationType(block.code))
+    return flat.reshape(len(raw_NB), block.elements)
+
+
+def _undo(source: Source, values: torch.Tensor) -> torch.Tensor:
+    """llama.cpp's change to the values, backwards."""
+    if source.change == "rotary_rows":  # of each head: row i of one half, row i of the other, ...
+        halves = values.view(source.heads, -1, 2, *values.shape[1:])
+        return halves.transpose(1, 2).reshape(values.shape)
+    if source.change == "plus_one":
+        return (values.float() - 1).to(values.dtype)
+    if source.change == "transposed":
+        return values.permute(*range(values.ndim)[::-1]).contiguous()
+    return values

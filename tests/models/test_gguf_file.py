@@ -1,0 +1,393 @@
+"""A GGUF file reads as the checkpoint it was converted from: same names, values and config."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import shared_data
+import tiny_gguf
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from cairn.core.errors import UnsupportedModel, WeightsError
+from cairn.models.families import from_hf
+from cairn.models.gguf_file import GGUFFile
+
+NAMES = list(tiny_gguf.CONFIGS)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def converted(request, tmp_path_factory):
+    """A model, its tensors by their names on the Hub, and the GGUF file made of them."""
+    model, tensors = tiny_gguf.checkpoint(request.param)
+    path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
+    return model, tensors, tiny_gguf.convert(model.config, tensors, path)
+
+
+def small_file(path, metadata=None, tensors=None, layers=1, architecture="llama"):
+    """The least that opens: an embedding of 256 columns and one norm per layer."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(256)
+    writer.add_feed_forward_length(512)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in (metadata or {}).items():
+        tiny_gguf.write_key(writer, key, value)
+    norms = {f"blk.{n}.attn_norm.weight": np.zeros(256, np.float32) for n in range(layers)}
+    embedding = {"token_embd.weight": np.zeros((3, 256), np.float32)}
+    for name, values in (embedding | norms | (tensors or {})).items():
+        data, kind = values if isinstance(values, tuple) else (values, Type.F32)
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+# -- against the checkpoint that was converted, and against transformers --------------------------
+
+
+def test_names_shapes_and_values_are_those_of_the_checkpoint(converted):
+    _, tensors, path = converted
+    file = GGUFFile(path)
+    assert set(file.names()) == set(tensors)
+    for name, expected in tensors.items():
+        assert file.shape(name) == tuple(expected.shape), name
+        assert file.dtype(name) == torch.float32
+        tensor = file.tensor(name)
+        assert tensor.is_contiguous()
+        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=2e-7, msg=name)
+
+
+def test_transformers_runs_what_was_read(converted, tmp_path):
+    """Written out as config.json and safetensors, the file is the same model to `transformers`."""
+    model, _, path = converted
+    file = GGUFFile(path)
+    (tmp_path / "config.json").write_text(json.dumps(file.config()))
+    tensors = {name: file.tensor(name).clone() for name in file.names()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    tokens = torch.arange(200).reshape(2, 100) * 7 % 151 + 3  # longer than any window here
+    with torch.no_grad():
+        expected, logits = model(tokens).logits, again.eval()(tokens).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_transformers_reads_the_file_alike(converted):
+    model, _, path = converted
+    if model.config.model_type == "mixtral":
+        pytest.skip("transformers does not read Mixtral from GGUF")
+    file = GGUFFile(path)
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    assert set(read["tensors"]) == set(model.state_dict()) - tied
+    for name, expected in tiny_gguf.hub_tensors(model.config, read["tensors"]):
+        torch.testing.assert_close(file.tensor(name), expected, rtol=0, atol=0, msg=name)
+    config = file.config()
+    unknown_to_hub = {"_model_name_or_path", "feed_forward_length", "n_ctx"}
+    for key, value in read["config"].items():
+        if key not in unknown_to_hub:
+            assert config[key] == (pytest.approx(value) if isinstance(value, float) else value)
+
+
+def test_config_says_what_the_checkpoint_said(converted):
+    model, _, path = converted
+    expected, config = model.config.to_dict(), GGUFFile(path).config()
+    rope = expected.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    expected |= {
+        "architectures": [type(model).__name__],
+        "rope_theta": rope.get("rope_theta"),
+        "rope_scaling": None,
+        "rope_local_base_freq": 10_000.0,
+        "head_dim": expected.get("head_dim") or 16,
+        "n_inner": 256,
+        "num_experts": expected.get("num_local_experts"),
+    }
+    scaling = config.pop("rope_scaling", None)
+    assert config == {key: expected[key] for key in config}
+    if rope.get("rope_type", "default") == "default":
+        assert scaling is None
+    else:
+        assert isinstance(scaling, dict)
+        assert {key: rope.get(key, scaling[key]) for key in scaling} == scaling
+        assert scaling["rope_type"] == rope["rope_type"]
+
+
+def test_cairn_sees_the_model_that_it_sees_in_the_checkpoint(converted):
+    model, _, path = converted
+    assert from_hf(GGUFFile(path).config()) == from_hf(model.config.to_dict())
+
+
+def test_stories_are_the_safetensors_they_came_from():
+    folder = shared_data.model_folder("stories260K")
+    file = GGUFFile(shared_data.shared("models", "stories260K.gguf"))
+    expected = load_file(folder / "model.safetensors")
+    for name, tensor in expected.items():
+        assert torch.equal(file.tensor(name), tensor), name
+    # The conversion wrote the tied output a second time.
+    assert set(file.names()) - set(expected) == {"lm_head.weight"}
+    assert torch.equal(file.tensor("lm_head.weight"), expected["model.embed_tokens.weight"])
+    config, stated = file.config(), json.loads((folder / "config.json").read_text())
+    same = set(stated) & set(config) - {"tie_word_embeddings"}
+    assert {key: config[key] for key in same} == {key: stated[key] for key in same}
+
+
+def test_smollm2_opens():
+    file = GGUFFile(shared_data.packaged_chat_model(), dequantize_to=torch.bfloat16)
+    config = file.config()
+    assert {
+        "model_type": "llama", "num_hidden_layers": 30, "hidden_size": 576, "head_dim": 64,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "rope_theta": 100_000.0,
+        "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True,
+        "rope_scaling": None, "bos_token_id": 1, "eos_token_id": 2,
+    }.items() <= config.items()  # fmt: skip
+    assert len(file.names()) == 272
+    assert file.shape("model.layers.29.self_attn.k_proj.weight") == (192, 576)
+    assert file.tensor("model.layers.0.mlp.up_proj.weight").dtype == torch.bfloat16
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    assert (len(tokens), tokens[1]) == (49152, "<|im_start|>")
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+def largest_error(kind: Type, blocks: torch.Tensor) -> torch.Tensor:
+    """Per block of 32: half a step, or a whole one where the range is not symmetric."""
+    spread, largest = blocks.amax(1) - blocks.amin(1), blocks.abs().amax(1)
+    steps = {
+        Type.Q8_0: largest / 127 / 2,
+        Type.Q4_0: largest / 8,
+        Type.Q4_1: spread / 15 / 2,
+        Type.Q5_0: largest / 16,
+        Type.Q5_1: spread / 31 / 2,
+    }
+    return steps[kind] + largest * 2.0**-9  # scale and minimum are rounded to float16
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1])
+def test_dequantised_values_are_within_a_step(tmp_path, kind):
+    values = torch.randn(5000, 256, generator=torch.Generator().manual_seed(1))  # over one piece
+    data = gguf.quants.quantize(values.numpy(), kind)
+    path = small_file(tmp_path / "m.gguf", tensors={"token_embd.weight": (data, kind)})
+    blocks = values.reshape(-1, 32)
+    error = (GGUFFile(path).tensor("model.embed_tokens.weight").reshape(-1, 32) - blocks).abs()
+    assert (error.amax(1) <= largest_error(kind, blocks)).all()
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "MXFP4"])
+def test_pieces_join_to_what_gguf_dequantises_at_once(tmp_path, kind):
+    kind = Type[kind]
+    elements, size_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (4200, 256 // elements * size_bytes)
+    data = np.random.default_rng(0).integers(0, 120, shape, dtype=np.uint8)  # finite as float16
+    path = small_file(tmp_path / "m.gguf", tensors={"token_embd.weight": (data, kind)})
+    expected = torch.from_numpy(gguf.quants.dequantize(data, kind))
+    assert torch.equal(GGUFFile(path).tensor("model.embed_tokens.weight"), expected)
+    half = GGUFFile(path, dequantize_to=torch.bfloat16)
+    assert half.dtype("model.embed_tokens.weight") == torch.bfloat16
+    assert torch.equal(half.tensor("model.embed_tokens.weight"), expected.bfloat16())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt2", "gemma3"])
+def test_a_whole_file_in_q8_0(tmp_path, name):
+    model, tensors = tiny_gguf.checkpoint(name)
+    path = tiny_gguf.convert(model.config, tensors, tmp_path / "m.gguf", matrices=Type.Q8_0)
+    file = GGUFFile(path)
+    for name, expected in tensors.items():
+        tolerance = expected.abs().max() / 254 * 1.1 if expected.ndim > 1 else 1e-6
+        assert (file.tensor(name) - expected).abs().max() <= tolerance, name
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16])
+def test_unquantised_types_stay_as_stored(tmp_path, kind):
+    model, tensors = tiny_gguf.checkpoint("llama")
+    path = tiny_gguf.convert(model.config, tensors, tmp_path / "m.gguf", matrices=kind)
+    file = GGUFFile(path)
+    dtype = torch.float16 if kind == Type.F16 else torch.bfloat16
+    for name, expected in tensors.items():
+        stored = expected.to(dtype) if expected.ndim > 1 else expected
+        assert file.dtype(name) == stored.dtype
+        assert torch.equal(file.tensor(name), stored), name
+
+
+def test_plain_tensors_are_views_that_outlive_the_file_and_never_write_to_it(tmp_path):
+    path = small_file(tmp_path / "m.gguf")
+    before = path.read_bytes()
+    with GGUFFile(path) as file:
+        view, again = (file.tensor("model.embed_tokens.weight") for _ in range(2))
+        assert view.data_ptr() == again.data_ptr()
+    view += 1.0
+    assert again.sum() == view.numel()
+    assert path.read_bytes() == before
+    with pytest.raises(ValueError, match="closed"):
+        file.tensor("model.embed_tokens.weight")
+
+
+# -- conventions of other converters and other times ----------------------------------------------
+
+
+def test_experts_one_by_one_as_converted_before_2024(tmp_path):
+    model, tensors = tiny_gguf.checkpoint("mixtral")
+    path = tiny_gguf.convert(model.config, tensors, tmp_path / "m.gguf", stacked=False)
+    file = GGUFFile(path)
+    assert set(file.names()) == set(tensors)
+    assert all(torch.equal(file.tensor(name), tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(26, 256), (46, 64)])
+def test_only_depth_tells_how_the_largest_gemma_scales_queries(tmp_path, layers, scalar):
+    metadata = {"gemma2.attention.key_length": 256}
+    path = small_file(tmp_path / "m.gguf", metadata, layers=layers, architecture="gemma2")
+    config = GGUFFile(path).config()
+    assert config["query_pre_attn_scalar"] == scalar
+    assert (config["sliding_window"], config["attn_logit_softcapping"]) == (4096, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"llama.attention.sliding_window": 32}, {"model_type": "mistral", "sliding_window": 32}),
+        ({"llama.attention.head_count_kv": [2]}, {"num_key_value_heads": 2}),
+        ({"llama.rope.freq_base": 5e5}, {"rope_theta": 5e5}),
+        (
+            {"llama.rope.scaling.factor": 2.0},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        ),
+        ({"llama.rope.scaling.type": "none"}, {"rope_scaling": None}),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 2.0,
+            },
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+        ),
+        ({"llama.tensor_data_layout": "Meta AI original pth"}, {"model_type": "llama"}),
+        (
+            {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eot_token_id": 2},
+            {"eos_token_id": [1, 2]},
+        ),
+        ({"llama.attention.causal": True, "someone.quantized_by": "them"}, {"hidden_size": 256}),
+        ({"llama.expert_count": 0, "llama.expert_used_count": 0}, {"model_type": "llama"}),
+    ],
+)  # fmt: skip
+def test_metadata_becomes_config(tmp_path, metadata, expected):
+    config = GGUFFile(small_file(tmp_path / "m.gguf", metadata)).config()
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_gemma3_windows_as_flags_per_layer(tmp_path):
+    metadata = {
+        "gemma3.rope.freq_base": 1e6,
+        "gemma3.attention.sliding_window": 8,
+        "gemma3.attention.sliding_window_pattern": [False, True],
+    }
+    path = small_file(tmp_path / "m.gguf", metadata, layers=2, architecture="gemma3")
+    assert GGUFFile(path).config()["layer_types"] == ["full_attention", "sliding_attention"]
+
+
+# -- what would be computed wrongly is refused ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.attention.scale": 0.5}, r"llama\.attention\.scale = 0\.5"),
+        ({"llama.logit_scale": 2.0}, r"llama\.logit_scale"),
+        ({"llama.attention.causal": False}, r"attention\.causal = False"),
+        ({"llama.rope.scaling.type": "longrope"}, "'longrope'"),
+        ({"llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+        ({"llama.rope.dimension_count": 32}, r"rope\.dimension_count = 32 with keys of 64"),
+        ({"llama.attention.value_length": 32}, "value_length = 32"),
+        ({"llama.attention.head_count_kv": [4, 2]}, "a value per layer"),
+        ({"split.count": 3}, "one of the 3 parts"),
+        ({"general.type": "adapter"}, "'adapter'"),
+        ({"general.quantization_version": 1}, "quantisation version 1"),
+    ],
+)
+def test_refuses_metadata_it_does_not_understand(tmp_path, metadata, message):
+    with pytest.raises(UnsupportedModel, match=message) as error:
+        GGUFFile(small_file(tmp_path / "m.gguf", metadata))
+    assert error.value.hint
+
+
+def test_refuses_an_unknown_architecture(tmp_path):
+    with pytest.raises(UnsupportedModel, match="architecture 'mamba'"):
+        GGUFFile(small_file(tmp_path / "m.gguf", architecture="mamba"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_q.scale", "blk.0.attn_sinks.weight", "blk.0.attn_norm.bias", "d2t.weight",
+        "blk.0.ffn_gate_exps.weight", "blk.0.ffn_gate.1.weight", "blk.0.token_embd.weight",
+    ],
+)  # fmt: skip
+def test_refuses_a_tensor_it_does_not_know(tmp_path, name):
+    path = small_file(tmp_path / "m.gguf", tensors={name: np.zeros((2, 256), np.float32)})
+    with pytest.raises(UnsupportedModel, match=name.replace(".", r"\.")):
+        GGUFFile(path)
+
+
+def test_recognises_the_rotary_factors_of_llama_3_only(tmp_path):
+    factors = np.linspace(1, 8, 32, dtype=np.float32)
+    path = small_file(tmp_path / "m.gguf", tensors={"rope_freqs.weight": factors})
+    with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight = \[1\.0, "):
+        GGUFFile(path)
+    ones = {"rope_freqs.weight": np.ones(32, np.float32)}
+    assert GGUFFile(small_file(path, tensors=ones)).config()["rope_scaling"] is None
+    for wrong in (np.full(31, 2.0), np.full(32, 2.0), np.zeros(32), np.full(32, np.nan)):
+        damaged = {"rope_freqs.weight": wrong.astype(np.float32)}
+        with pytest.raises(UnsupportedModel, match="rope_freqs"):
+            GGUFFile(small_file(path, tensors=damaged))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.rope.freq_base": float("nan")}, "rope.freq_base = nan"),
+        ({"llama.attention.key_length": 0}, "key_length = 0"),
+        ({"llama.attention.key_length": "x"}, "key_length = 'x'"),
+        ({"llama.expert_used_count": 2}, "expert_used_count = 2"),
+    ],
+)
+def test_refuses_values_that_make_no_sense(tmp_path, metadata, message):
+    with pytest.raises(WeightsError, match=message):
+        GGUFFile(small_file(tmp_path / "m.gguf", metadata))
+
+
+def test_metadata_and_tensors_have_to_agree(tmp_path):
+    path = tmp_path / "m.gguf"
+    wide = {"token_embd.weight": np.zeros((3, 128), np.float32)}
+    with pytest.raises(WeightsError, match="embedding_length = 256 in place of 128"):
+        GGUFFile(small_file(path, tensors=wide))
+    third = {"blk.2.attn_norm.weight": np.zeros(256, np.float32)}
+    with pytest.raises(WeightsError, match="block_count = 1 in place of 2"):
+        GGUFFile(small_file(path, tensors=third))
+    odd = {"blk.0.attn_q.weight": np.zeros((12, 256), np.float32)}
+    with pytest.raises(WeightsError, match="for 4 heads"):
+        GGUFFile(small_file(path, tensors=odd))
+
+
+def test_asks_for_a_tensor_that_is_there(tmp_path):
+    file = GGUFFile(small_file(tmp_path / "m.gguf"))
+    with pytest.raises(WeightsError, match=r"has no tensor lm_head\.weight"):
+        file.tensor("lm_head.weight")
