@@ -34,9 +34,10 @@ def load_model(
 def random_model(spec: ModelSpec, build: Build, seed: int = 0) -> Transformer:
     """A model with random weights that depend on seed, name and kind of device, never on the layout."""
     model = Transformer(spec, build._replace(device="meta"))
+    modules = dict(model.named_modules())
     for path, slots in _by_parameter(model.slots()).items():
         values = [(slot, slot.share(_draw(slot, seed, build.device))) for slot in slots]
-        _place(model, path, values, build.device)
+        _place(modules, path, values, build.device)
     return model
 
 
@@ -49,9 +50,10 @@ def load(
     """Fill every parameter of a model on the meta device."""
     slots = list(model.slots())
     where = _locate(model.spec, slots, tensors)
+    modules = dict(model.named_modules())
     for path, group in _by_parameter(slots).items():
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
-        _place(model, path, values, device)
+        _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
 
 
@@ -89,7 +91,8 @@ def _some(names: list[str]) -> str:
 
 def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
     """The whole tensor of a slot, turned and cut as our layers want it."""
-    stored = tensors.shape(place.tensor)
+    tensor = tensors.tensor(place.tensor)
+    stored = tuple(tensor.shape)
     rows, *rest = slot.shape
     expected = (rows * place.parts, *rest)
     expected = expected[::-1] if place.transposed else expected
@@ -98,14 +101,13 @@ def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
             f"{place.tensor} has shape {list(stored)}, expected {list(expected)}",
             hint="the weights do not belong to this config.json",
         )
-    tensor = tensors.tensor(place.tensor)
     if not tensor.is_floating_point():
         raise WeightsError(
             f"{place.tensor} is stored as {tensor.dtype}, expected floating point",
             hint="quantised checkpoints in this format are not supported",
         )
     tensor = tensor.t() if place.transposed else tensor
-    return tensor.narrow(0, rows * place.part, rows)
+    return tensor.narrow(0, rows * place.part, rows) if place.parts > 1 else tensor
 
 
 # -- placing ------------------------------------------------------------------------------------
@@ -119,11 +121,14 @@ def _by_parameter(slots: Iterable[Slot]) -> dict[str, list[Slot]]:
 
 
 def _place(
-    model: Transformer, path: str, values: list[tuple[Slot, Tensor]], device: torch.device | str
+    modules: dict[str, nn.Module],
+    path: str,
+    values: list[tuple[Slot, Tensor]],
+    device: torch.device | str,
 ) -> None:
     """Make the parameter at `path` real."""
     owner_path, _, name = path.rpartition(".")
-    owner = model.get_submodule(owner_path)
+    owner = modules[owner_path]
     blank = getattr(owner, name)
     slot, value = values[0]
     if _fits_as_it_is(blank, values, torch.device(device)):

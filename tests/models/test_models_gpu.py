@@ -1,0 +1,99 @@
+"""On a GPU the model computes what it computes on the CPU, in every layout. Needs no file and no reference package."""
+
+import pytest
+import torch
+
+from cairn.models.attend import Cached, KVCache, Packed
+from cairn.models.generate import Generation, Sampling
+from cairn.models.layers import Build
+from cairn.models.presets import PRESETS, preset
+from cairn.models.weights import load_model, random_model
+
+pytestmark = pytest.mark.gpu
+
+TINY = [name for name in PRESETS if name.startswith("tiny")]
+LENGTHS = [40, 1, 23]
+
+
+class Memory:
+    """A model's own tensors as a checkpoint, so that CPU and GPU hold the same weights."""
+
+    def __init__(self, model):
+        from cairn.models.export import tensors
+
+        self.tensors = {name: tensor.cpu() for name, tensor in tensors(model)}
+
+    def names(self):
+        return list(self.tensors)
+
+    def shape(self, name):
+        return tuple(self.tensors[name].shape)
+
+    def dtype(self, name):
+        return self.tensors[name].dtype
+
+    def tensor(self, name):
+        return self.tensors[name]
+
+
+def logits(model, lengths=LENGTHS):
+    device = model.embedding.weight.device
+    tokens_T = torch.arange(sum(lengths), device=device) * 37 % model.spec.vocab
+    attend = Packed(lengths, device)
+    with torch.inference_mode():
+        return model.logits(model(tokens_T, attend.positions_T(), attend)).float().cpu()
+
+
+def relative(ours, exact):
+    return ((ours - exact).norm() / exact.norm()).item()
+
+
+@pytest.fixture(params=TINY)
+def exact(request):
+    """Random weights, and their logits in float32 on the CPU."""
+    model = random_model(preset(request.param), Build("cpu", torch.float32), seed=1)
+    with torch.no_grad():  # larger than the initial ones, so that attention is not flat
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)
+    return model
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 6e-2), (torch.float16, 1e-2)]
+)
+def test_packed_logits_equal_the_cpu(exact, fused, dtype, tolerance):
+    model = load_model(exact.spec, Memory(exact), Build("cuda", dtype, fused=fused))
+    assert relative(logits(model), logits(exact)) < tolerance
+
+
+def test_the_cache_gives_what_packing_gives(exact):
+    model = load_model(exact.spec, Memory(exact), Build("cuda", torch.float32, fused=True))
+    tokens_T = torch.arange(30, device="cuda") * 37 % model.spec.vocab
+    cache = KVCache(model.spec, 30, torch.float32, "cuda")
+    pieces = []
+    with torch.inference_mode():
+        for chunk in (slice(0, 11), slice(11, 12), slice(12, 30)):
+            attend = Cached([cache], [len(tokens_T[chunk])])
+            pieces.append(model.logits(model(tokens_T[chunk], attend.positions_T(), attend)))
+            attend.commit()
+    assert relative(torch.cat(pieces).cpu(), logits(model, [30])) < 1e-3
+
+
+def test_layout_does_not_change_random_weights():
+    spec = preset("tiny-moe")
+    first, second = (random_model(spec, Build("cuda", torch.float32, fused=f)) for f in (0, 1))
+    assert (
+        torch.equal(logits(first), logits(second)) or relative(logits(first), logits(second)) < 1e-5
+    )  # one product or three round differently
+
+
+def test_sampling_on_the_gpu_follows_its_seed():
+    model = random_model(preset("tiny-llama"), Build("cuda", torch.float32))
+
+    def draw(seed):
+        sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, seed=seed, max_tokens=20)
+        return list(Generation(model, [1, 2, 3], sampling, ()))
+
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
