@@ -30,6 +30,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """a path or a name, see above"""
     prompt: str | None = None
     """the text to continue; - reads it from stdin"""
     token_ids: list[int] = []

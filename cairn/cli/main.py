@@ -3,7 +3,7 @@
     cairn [--debug] VERB ...   ->   import the verb's module   ->   run(args)   ->   exit status
 
     0    done
-    1    a bug in Cairn: traceback
+    1    a bug in Cairn: traceback; or a verb's own "no", such as a check of `doctor` that failed
     2    a mistake in what was asked (CairnError): `error:` and `hint:` on stderr, no traceback
     130  stopped with Ctrl-C
     141  the reader of our output has gone (`cairn ... | head`)
@@ -84,6 +84,7 @@ usage: cairn [--debug] VERB [ARGUMENTS]
 {verbs}
 
   cairn VERB --help   the flags of a verb
+  --explain           after a verb: where each of its settings was written
   --version           the version of Cairn
   --debug             show the traceback of an error
 

@@ -24,7 +24,7 @@ import msgspec
 
 from cairn.core import toml
 from cairn.core.errors import ConfigError, UsageError, closest, did_you_mean
-from cairn.core.flags import flag_name, read_flags, wants_help
+from cairn.core.flags import asks_for, flag_name, read_flags
 from cairn.core.schema import Expected, Leaf, build, choices, flatten, leaves, read_value
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -68,15 +68,26 @@ def load(
     env: Mapping[str, str] = os.environ,
     prog: str | None = None,
 ) -> Loaded[T]:
-    """The configuration that the four layers add up to; `--help` prints the help and exits with 0.
+    """The configuration that the four layers add up to.
+
+    `--help` prints the help and exits with 0; `--explain` prints where each value was written and
+    does the same.
 
     file_field names the field (`config`, `recipe`) whose value is the path of the TOML file, for a
     command that takes the file as a flag or an argument. prog is the command in messages; "cairn
     generate" is derived from the prefix CAIRN_GENERATE_.
     """
     prog = prog or env_prefix.rstrip("_").replace("_", " ").lower()
-    if wants_help(args):
+    if asks_for(args, "--help", "-h"):
         _print_help(schema, prog)
+    if asks_for(args, "--explain"):
+        args = [arg for arg in args if arg != "--explain"]
+        loaded = load(
+            schema, args=args, env_prefix=env_prefix, file=file, file_field=file_field, env=env,
+            prog=prog,
+        )  # fmt: skip
+        print(explain(loaded))
+        raise SystemExit(0)
     known = {leaf.key: leaf for leaf in leaves(schema)}
     from_flags = _from_flags(known, args, prog)
     from_environment = _from_environment(known, env, env_prefix)

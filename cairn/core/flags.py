@@ -38,10 +38,10 @@ class Flag(msgspec.Struct, frozen=True):
     switch: bool | None = None  # what a bare --x or --no-x says
 
 
-def wants_help(args: Sequence[str]) -> bool:
-    """Whether --help stands anywhere before `--`; then no other mistake matters."""
+def asks_for(args: Sequence[str], *names: str) -> bool:
+    """Whether one of these stands anywhere before `--`; --help goes before any mistake."""
     before = args[: args.index("--")] if "--" in args else args
-    return "--help" in before or "-h" in before
+    return any(name in before for name in names)
 
 
 def flag_name(leaf: Leaf) -> str:

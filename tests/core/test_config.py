@@ -379,3 +379,22 @@ def test_help_is_printed_without_torch_and_leaves_with_zero(tmp_path):
 def test_loaded_is_typed_by_its_schema():
     loaded: Loaded[Train] = load_train()
     assert isinstance(loaded.value, Train)
+
+
+def test_explain_prints_every_origin_and_stops(capsys, tmp_path):
+    class Small(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        top_p: float = 1.0
+        seed: int = 0
+        json: bool = False
+
+    file = tmp_path / "run.toml"
+    file.write_text("seed = 3\n")
+    with pytest.raises(SystemExit) as left:
+        load(Small, args=["--top-p", "0.5", "--explain"], file=file, env={}, env_prefix="X_")
+    assert left.value.code == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["top_p", "=", "0.5", "flag", "--top-p"],
+        ["seed", "=", "3", "file", str(file), "line", "1"],
+        ["json", "=", "false", "default"],
+    ]
