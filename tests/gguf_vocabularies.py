@@ -1,5 +1,6 @@
 """The metadata that llama.cpp's converter writes for the tokenizer of a model folder, made from its tokenizer.json."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
 def byte_level_metadata(folder: Path, pre: str) -> Metadata:
-    state = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    state = _state(folder)
     tokens, types = _tokens(state)
     return {
         "tokenizer.ggml.model": "gpt2",
@@ -24,27 +25,35 @@ def byte_level_metadata(folder: Path, pre: str) -> Metadata:
 
 def sentencepiece_metadata(folder: Path, space_prefix: bool) -> Metadata:
     """Scores are minus the rank of the merge that makes a token, which is what SentencePiece's trainer gives."""
-    state = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    state = _state(folder)
     tokens, types = _tokens(state)
     rank: dict[str, int] = {}
     for at, (left, right) in enumerate(_merges(state)):
         rank.setdefault(left + right, at)
+    scores = [-float(rank.get(token, len(rank))) for token in tokens]
     for id, token in enumerate(tokens):
         if token == "<unk>":
             types[id] = UNKNOWN
         elif len(token) == 6 and token.startswith("<0x"):
             types[id] = BYTE
+        elif types[id] == USER_DEFINED:
+            tokens[id] = token.replace("▁", " ")  # these are looked for in the text as it comes
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.scores": [-float(rank.get(token, len(rank))) for token in tokens],
+        "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.add_space_prefix": space_prefix,
     }
 
 
 def merges_of(folder: Path) -> list[tuple[str, str]]:
-    return _merges(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+    return _merges(_state(folder))
+
+
+@functools.lru_cache(maxsize=1)
+def _state(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
 
 
 def _tokens(state: dict[str, Any]) -> tuple[list[str], list[int]]:

@@ -9,6 +9,7 @@ scores of the tokens). It reads no tensors and no weights; WordPiece, Unigram an
     tokenizer.chat_template, tokenizer.chat_template.NAME        -> templates
 """
 
+import logging
 import mmap
 from collections.abc import Mapping
 from enum import IntEnum
@@ -20,24 +21,21 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers.models import BPE
 
 from cairn.core.errors import ModelNotFound, TokenizerError, WeightsError
-from cairn.models.gguf_header import read_header
 from cairn.models.pretokenizers import PreTokenizer, pretokenizer
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
 
 Metadata = Mapping[str, object]
 T = TypeVar("T")
+D = TypeVar("D")
+log = logging.getLogger(__name__)
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 _SPACE = "▁"
 # Files from older converters do not say which token ends a turn; these names mean it wherever they are used.
 _TURN_ENDS = (
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>"),
+    *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
 )
 
 
@@ -51,6 +49,8 @@ class TokenType(IntEnum):
 
 
 def tokenizer_from_gguf(path: str | Path) -> Tokenizer:
+    from cairn.models.gguf_header import read_header  # brings numpy; metadata alone needs none
+
     path = Path(path)
     if not path.is_file():
         raise ModelNotFound(f"no GGUF file at {path}", hint="give the path of a .gguf file")
@@ -72,12 +72,13 @@ def tokenizer_from_metadata(metadata: Metadata, source: str = "this GGUF file") 
             f"{source} has a tokenizer of kind {kind!r}; llama (SentencePiece) and gpt2 (byte-level BPE) are supported"
         )
     tokens, types = _vocabulary(metadata)
+    add_bos = True
     try:
         if kind == "gpt2":
-            rule = pretokenizer(_get(metadata, "pre", str, "default"))
+            rule = _cutting_rule(metadata, source)
             backend, add_bos = byte_level_backend(tokens, _merges(metadata), rule), rule.add_bos
         else:
-            backend, add_bos = sentencepiece_backend(metadata, tokens, types), True
+            backend = sentencepiece_backend(metadata, tokens, types)
     except TokenizerError:
         raise
     except Exception as error:  # the library knows no narrower one
@@ -88,9 +89,20 @@ def tokenizer_from_metadata(metadata: Metadata, source: str = "this GGUF file") 
     return Tokenizer(backend, special, _chat_templates(metadata), source)
 
 
+def _cutting_rule(metadata: Metadata, source: str) -> PreTokenizer:
+    name = _get(metadata, "pre", str, None)
+    if name is None:
+        log.warning(
+            "%s does not say how words are cut; llama.cpp's default may give other ids", source
+        )
+    return pretokenizer(name or "default")
+
+
 def byte_level_backend(
     tokens: list[str], merges: list[tuple[str, str]], rule: PreTokenizer
 ) -> tokenizers.Tokenizer:
+    if not merges:
+        raise TokenizerError(f"{_PREFIX}merges is missing or empty")
     vocabulary = {token: id for id, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(BPE(vocabulary, merges, ignore_merges=rule.whole_words))
     if rule.compose:
@@ -142,11 +154,13 @@ def merges_by_score(
     return merges
 
 
-def _get(metadata: Metadata, key: str, kind: type[T], default: object) -> T:
-    value = metadata.get(_PREFIX + key, default)
-    if value is not default and not isinstance(value, kind):
+def _get(metadata: Metadata, key: str, kind: type[T], default: D) -> T | D:
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
         raise TokenizerError(f"{_PREFIX}{key} is {type(value).__name__}, not {kind.__name__}")
-    return value  # pyrefly: ignore[bad-return]
+    return value
 
 
 def _vocabulary(metadata: Metadata) -> tuple[list[str], list[int]]:
@@ -160,7 +174,7 @@ def _vocabulary(metadata: Metadata) -> tuple[list[str], list[int]]:
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))
         raise TokenizerError(f"the token {twice!r} is twice in {_PREFIX}tokens")
-    types = _get(metadata, "token_type", list, [TokenType.NORMAL] * len(tokens))
+    types = _get(metadata, "token_type", list, [int(TokenType.NORMAL)] * len(tokens))
     if len(types) != len(tokens):
         raise TokenizerError(f"{len(tokens)} tokens, but {len(types)} token types")
     return tokens, types
@@ -198,15 +212,15 @@ def _special_tokens(metadata: Metadata, tokens: list[str], types: list[int]) -> 
         id = _get(metadata, f"{key}_token_id", int, None)
         return id if id is not None and 0 <= id < len(tokens) else None
 
-    names = {
+    keys = {
         "bos": "bos",
         "eos": "eos",
-        "unknown": "unk",
-        "padding": "pad",
-        "seperator": "sep",
+        "unk": "unknown",
+        "pad": "padding",
+        "sep": "seperator",
         "mask": "mask",
     }
-    ids = {name: find(key) for key, name in names.items()}
+    ids = {name: find(key) for name, key in keys.items()}
     named_ends = (id for id, token in enumerate(tokens) if token in _TURN_ENDS)
     ends = [ids["eos"], find("eot"), find("eom")]
     ends += [id for id in named_ends if types[id] == TokenType.CONTROL]
@@ -222,14 +236,14 @@ def _set_template(
     backend: tokenizers.Tokenizer, metadata: Metadata, special: SpecialTokens, add_bos: bool
 ) -> None:
     """What `encode` puts around a text."""
-    before = special.bos_id if _get(metadata, "add_bos_token", bool, add_bos) else None
-    after = (
-        next(iter(special.eos_ids), None) if _get(metadata, "add_eos_token", bool, False) else None
-    )
-    parts = ["bos"] * (before is not None) + ["$A"] + ["eos"] * (after is not None)
-    ids = [(name, id) for name, id in (("bos", before), ("eos", after)) if id is not None]
-    if ids:
-        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=ids)
+    around = {"bos": None, "eos": None}
+    if _get(metadata, "add_bos_token", bool, add_bos):
+        around["bos"] = special.bos_id
+    if _get(metadata, "add_eos_token", bool, False) and "eos_token" in special.named:
+        around["eos"] = special.eos_ids[0]
+    ids = [(name, id) for name, id in around.items() if id is not None]
+    parts = [name for name in ("bos", "$A", "eos") if around.get(name, 0) is not None]
+    backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=ids)
 
 
 def _chat_templates(metadata: Metadata) -> dict[str, str]:

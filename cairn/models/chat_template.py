@@ -1,0 +1,138 @@
+"""How a conversation becomes the one text that a chat model was taught to read.
+
+Chooses among a model's templates, checks the conversation, and hands the template plain JSON values only. It
+knows nothing about tokens or ids; Jinja itself is behind `template_sandbox` and is loaded with the first chat.
+
+    messages, tools, documents -check, copy-> plain values -template-> "<|im_start|>user Hi<|im_end|> ..."
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cairn.core.errors import RequestError, TokenizerError
+
+if TYPE_CHECKING:
+    from cairn.models.template_sandbox import Template
+
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+# The names under which clients send what a model thought; the first is the one that templates read.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_MAX_DEPTH = 100  # of values within values
+
+
+class ChatTemplates:
+    """The templates of one model by name; most have a single one, called default."""
+
+    def __init__(self, sources: Mapping[str, str], special: Mapping[str, str], owner: str) -> None:
+        self.sources = dict(sources)
+        self._special = dict(special)
+        self._owner = owner
+        self._compiled: dict[str, Template] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.sources)
+
+    def choose(self, with_tools: bool, name: str | None = None) -> str:
+        """The name of the template to use; tool_use where tools are given and the model has one."""
+        if not self.sources:
+            raise TokenizerError(
+                f"{self._owner} has no chat template, so it cannot take messages",
+                hint="use plain text completion, or a model that was tuned for chat (often named Instruct or Chat)",
+            )
+        if name is None:
+            name = "tool_use" if with_tools and "tool_use" in self.sources else "default"
+        if name not in self.sources:
+            raise TokenizerError(
+                f"{self._owner} has no chat template named {name!r}",
+                hint=f"choose one with template=: {', '.join(sorted(self.sources))}",
+            )
+        return name
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        name = self.choose(tools is not None, template)
+        if name not in self._compiled:
+            from cairn.models.template_sandbox import Template
+
+            self._compiled[name] = Template(self.sources[name], self._owner)
+        checked = {
+            "messages": [_with_reasoning_names(message) for message in check_messages(messages)],
+            "tools": None if tools is None else _check_objects(tools, "tools"),
+            "documents": None if documents is None else _check_objects(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        extra = {key: plain(value, key) for key, value in variables.items()}
+        return self._compiled[name].render({**self._special, **extra, **checked})
+
+
+def check_messages(messages: object) -> list[dict[str, Plain]]:
+    """A plain copy of the messages, or RequestError with the place of the first thing that is wrong."""
+    checked = _check_objects(messages, "messages")
+    if not checked:
+        raise RequestError(
+            "messages is empty", hint='send at least {"role": "user", "content": "..."}'
+        )
+    for at, message in enumerate(checked):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise RequestError(
+                f"messages[{at}].role is {role!r}",
+                hint="a role is a word: system, user, assistant, tool",
+            )
+        if content is not None and not isinstance(content, str | list):
+            raise RequestError(
+                f"messages[{at}].content is {type(content).__name__}, not text or a list of parts"
+            )
+    return checked
+
+
+def _check_objects(values: object, where: str) -> list[dict[str, Plain]]:
+    if not isinstance(values, list | tuple):
+        raise RequestError(f"{where} is {type(values).__name__}, not a list of objects")
+    checked = []
+    for at, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise RequestError(f"{where}[{at}] is {type(value).__name__}, not an object")
+        checked.append(_plain_object(value, f"{where}[{at}]"))
+    return checked
+
+
+def plain(value: object, where: str, depth: int = 0) -> Plain:
+    """A copy in plain JSON types. A template comes from strangers: no method may reach it."""
+    if depth > _MAX_DEPTH:
+        raise RequestError(f"{where} is nested more than {_MAX_DEPTH} levels deep")
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return _plain_object(value, where, depth)
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{where}[{at}]", depth + 1) for at, item in enumerate(value)]
+    raise RequestError(f"{where} is {type(value).__name__}, which JSON has no form for")
+
+
+def _plain_object(value: Mapping[Any, Any], where: str, depth: int = 0) -> dict[str, Plain]:
+    return {str(key): plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+
+
+def _with_reasoning_names(message: dict[str, Plain]) -> dict[str, Plain]:
+    """Templates read a past answer's reasoning under one name or another; offer it under both."""
+    reasoning = next(
+        (message[name] for name in _REASONING_NAMES if message.get(name) is not None), None
+    )
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}

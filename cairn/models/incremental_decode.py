@@ -1,0 +1,235 @@
+"""How the text of a stream of ids appears piece by piece, never half a character.
+
+Whatever ids come, the pieces joined are what the `tokenizers` library decodes from all ids at once: the rules of
+its decoders, applied from left to right. A token costs one look-up. Held back are only the bytes of an unfinished
+character; with byte-fallback tokens (<0xE2>) the whole run of them, since one bad byte would spoil it as a whole.
+It knows nothing about requests, stop strings or sockets.
+
+    id -> token -> "text"                             given out at once
+                -> bytes of part of a character       held in `run` until the character is whole
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import tokenizers
+
+UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class IncrementalDecoder(Protocol):
+    """One answer's text, in the order of its ids."""
+
+    def push(self, id: int) -> str:
+        """The text that this id makes certain; may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end: bytes that never became a character, as U+FFFD."""
+        ...
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What a tokenizer's decoder does, for the kinds of decoders that language models use."""
+
+    byte_level: bool = False  # tokens spell bytes in GPT-2's alphabet; the text is their UTF-8
+    byte_fallback: bool = False  # <0xE2> is a byte; a run of bytes is UTF-8, or one U+FFFD each
+    replace: tuple[tuple[str, str], ...] = ()  # in each token, such as ("▁", " ")
+    drop_in_first: str = ""  # Metaspace: this character has no text in the first token
+    strip: str = ""  # this character is taken from the start of the text ...
+    strip_count: int = 0  # ... at most so many times
+
+
+def rules_of(decoder: Mapping[str, object] | None) -> Rules | None:
+    """The rules of a decoder in tokenizer.json's notation; None for a kind that needs all ids at once."""
+    match _flat(decoder):
+        case [{"type": "ByteLevel"}]:
+            return Rules(byte_level=True)
+        case [{"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme}]:
+            return Rules(replace=((mark, " "),), drop_in_first="" if scheme == "never" else mark)
+        case [*steps, {"type": "ByteFallback"}, {"type": "Fuse"}]:
+            return _byte_fallback_rules(steps)
+        case [
+            *steps,
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": str(char), "start": int(count), "stop": 0},
+        ]:
+            return _byte_fallback_rules(steps, char, count)
+    return None
+
+
+def _flat(decoder: Mapping[str, object] | None) -> list[Mapping[str, object]]:
+    match decoder:
+        case None:
+            return []
+        case {"type": "Sequence", "decoders": list(parts)}:
+            return [step for part in parts for step in _flat(part)]
+    return [decoder]
+
+
+def _byte_fallback_rules(
+    steps: list[Mapping[str, object]], strip: str = "", count: int = 0
+) -> Rules | None:
+    replace = []
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": dict(pattern), "content": str(new)} if (
+                "String" in pattern
+            ):
+                replace.append((pattern["String"], new))
+            case _:
+                return None
+    return Rules(byte_fallback=True, replace=tuple(replace), strip=strip, strip_count=count)
+
+
+class PieceTables:
+    """What each id contributes to the text. Filled as ids are seen, shared by all streams of a tokenizer."""
+
+    def __init__(self, backend: "tokenizers.Tokenizer") -> None:
+        self._backend = backend
+        state = backend.decoder.__getstate__() if backend.decoder is not None else b"null"
+        self._rules = rules_of(json.loads(state))
+        self._tables: dict[bool, Pieces] = {}
+
+    def decoder(self, skip_special: bool) -> IncrementalDecoder:
+        if self._rules is None:
+            return HeldDecoder(self._backend, skip_special)
+        if skip_special not in self._tables:
+            self._tables[skip_special] = Pieces(self._backend, self._rules, skip_special)
+        return PieceDecoder(self._tables[skip_special], self._rules)
+
+
+class Pieces(dict[int, str | bytes | None]):
+    """id -> its text | its bytes, if they are no text on their own | None, if it leaves no trace at all."""
+
+    def __init__(self, backend: "tokenizers.Tokenizer", rules: Rules, skip_special: bool) -> None:
+        super().__init__()
+        self._backend = backend
+        self._rules = rules
+        added = backend.get_added_tokens_decoder().values()
+        self._skipped = (
+            {token.content for token in added if token.special} if skip_special else set()
+        )
+
+    def __missing__(self, id: int) -> str | bytes | None:
+        token = self._backend.id_to_token(id)
+        piece = None if token is None or token in self._skipped else piece_of(token, self._rules)
+        self[id] = piece
+        return piece
+
+    def first(self, id: int) -> str | bytes | None:
+        """The piece of an id that opens the text, for decoders that treat the first token differently."""
+        piece, token, drop = self[id], self._backend.id_to_token(id), self._rules.drop_in_first
+        return piece if piece is None or token is None or not drop else token.replace(drop, "")
+
+
+def piece_of(token: str, rules: Rules) -> str | bytes:
+    if rules.byte_level:
+        spelled = bytes_of(token)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return spelled
+    for old, new in rules.replace:
+        token = token.replace(old, new)
+    if rules.byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
+        return bytes.fromhex(byte[1])
+    return token
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the other 68 as U+0100 and up."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + n): b for n, b in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes a token spells; one that strays from the alphabet, such as <｜end｜>, stands for itself."""
+    try:
+        return bytes(BYTE_ALPHABET[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+class PieceDecoder:
+    """Joins pieces. `run` holds bytes whose text depends on what comes next."""
+
+    def __init__(self, pieces: Pieces, rules: Rules) -> None:
+        self._pieces = pieces
+        self._run = bytearray()
+        self._whole_runs = (
+            rules.byte_fallback
+        )  # a run is decoded once it has ended, not as it grows
+        self._strip = rules.strip
+        self._strip_left = rules.strip_count
+        self._first = bool(rules.drop_in_first)
+
+    def push(self, id: int) -> str:
+        piece = self._pieces.first(id) if self._first else self._pieces[id]
+        if isinstance(piece, str):
+            self._first = False
+            text = self._end_run() + piece if self._run else piece
+            return self._without_lead(text) if self._strip_left else text
+        if piece is None:
+            return ""
+        self._first = False
+        return self._without_lead(self._extend_run(piece))
+
+    def flush(self) -> str:
+        return self._without_lead(self._end_run())
+
+    def _extend_run(self, more: bytes) -> str:
+        self._run += more
+        if self._whole_runs:
+            return ""
+        text, used = codecs.utf_8_decode(self._run, "replace", False)
+        del self._run[:used]
+        return text
+
+    def _end_run(self) -> str:
+        run, self._run = self._run, bytearray()
+        if not self._whole_runs:
+            return run.decode(errors="replace")  # one mark for each piece of a character
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return UNDECODABLE * len(run)  # after byte fallback: one mark for each byte
+
+    def _without_lead(self, text: str) -> str:
+        """`text` less what the decoder strips from the start of the whole text."""
+        while self._strip_left and text:
+            if text[0] != self._strip:
+                self._strip_left = 0
+            else:
+                text = text[1:]
+                self._strip_left -= 1
+        return text
+
+
+class HeldDecoder:
+    """For decoders whose text is certain only when all ids are known: gives everything out at the end."""
+
+    def __init__(self, backend: "tokenizers.Tokenizer", skip_special: bool) -> None:
+        self._backend = backend
+        self._skip_special = skip_special
+        self._ids: list[int] = []
+
+    def push(self, id: int) -> str:
+        self._ids.append(id)
+        return ""
+
+    def flush(self) -> str:
+        ids, self._ids = self._ids, []
+        return self._backend.decode(ids, skip_special_tokens=self._skip_special)

@@ -1,0 +1,183 @@
+"""How text becomes token ids and ids become text, for one model.
+
+Knows nothing about files, GGUF or Jinja: those are `tokenizer_folder`, `gguf_tokenizer` and `chat_template`. The
+ids are those of the tokenizer.json (or the GGUF vocabulary) as it is written. The `tokenizers` library does
+the work; no torch.
+
+    messages -chat-> text -encode-> ids ... the model ... ids -stream().push-> text, a piece at a time
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cairn.core.errors import RequestError, TokenizerError
+from cairn.models.chat_template import ChatTemplates
+from cairn.models.incremental_decode import IncrementalDecoder, PieceTables
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Message = Mapping[str, Any]
+ToolSchema = Mapping[str, Any]
+
+
+class SpecialTokens(msgspec.Struct, frozen=True):
+    """The tokens that mean something other than their text."""
+
+    named: dict[str, str] = {}  # "bos_token": "<s>", ...: the variables a chat template sees
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()  # each of these ends an answer
+    pad_id: int | None = None
+
+
+class Tokenizer:
+    """Text to ids and back. Safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: "tokenizers.Tokenizer",
+        special: SpecialTokens,
+        templates: Mapping[str, str] | None = None,
+        source: str = "this tokenizer",
+    ) -> None:
+        backend.no_truncation()  # a length limit is the engine's to report, never a silent cut
+        backend.no_padding()
+        self.backend = backend
+        self.special = special
+        self.source = source  # where it came from, for messages
+        self.templates = ChatTemplates(templates or {}, special.named, source)
+        self._pieces = PieceTables(backend)
+        self._special_ids = frozenset(
+            id for id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "Tokenizer":
+        """The tokenizer of a model folder in the Hugging Face format."""
+        from cairn.models.tokenizer_folder import tokenizer_from_folder
+
+        return tokenizer_from_folder(folder)
+
+    @classmethod
+    def from_gguf(cls, source: str | Path | Mapping[str, object]) -> "Tokenizer":
+        """The tokenizer inside a GGUF file, given its path or its metadata."""
+        from cairn.models.gguf_tokenizer import tokenizer_from_gguf, tokenizer_from_metadata
+
+        if isinstance(source, Mapping):
+            return tokenizer_from_metadata(source)
+        return tokenizer_from_gguf(source)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """How many tokens have an id. A model's embedding may have more rows, as padding."""
+        return self.backend.get_vocab_size()
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.special.bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.special.eos_ids
+
+    @property
+    def pad_id(self) -> int | None:
+        return self.special.pad_id
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that `skip_special` leaves out of the text."""
+        return self._special_ids
+
+    def token(self, id: int) -> str:
+        """A token as the vocabulary spells it: 'Ġthe' or '▁the', not ' the'."""
+        token = self.backend.id_to_token(id) if 0 <= id < 1 << 32 else None
+        if token is None:
+            raise TokenizerError(
+                f"{self.source} has no token with id {id}; it has {self.vocab_size} tokens"
+            )
+        return token
+
+    def id(self, token: str) -> int:
+        id = self.backend.token_to_id(token)
+        if id is None:
+            raise TokenizerError(
+                f"{self.source} has no token {token!r}",
+                hint="tokens are spelled as in the vocabulary, with Ġ or ▁ for a space; encode() takes plain text",
+            )
+        return id
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of `text`; with `special`, also the tokens that the model expects around it, such as BOS."""
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except TypeError as error:
+            raise _not_text(text) from error
+
+    def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        """`encode` for many texts, on all cores."""
+        texts = list(texts)
+        try:
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=special)
+        except TypeError as error:
+            raise _not_text(*texts) from error
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of `ids`. Ids beyond the vocabulary, which a padded model can emit, have no text."""
+        try:
+            return self.backend.decode(ids, skip_special_tokens=skip_special)
+        except (OverflowError, TypeError) as error:
+            raise RequestError(
+                f"token ids are whole numbers from 0 to 2^32 - 1: {error}"
+            ) from error
+
+    def stream(self, skip_special: bool = True, after: Sequence[int] = ()) -> IncrementalDecoder:
+        """Decodes ids one at a time: the pieces joined are `decode` of all of them.
+
+        `after` are ids whose text is already known, such as the end of the prompt: a word that follows them
+        keeps the space that the first word of a text would lose.
+        """
+        decoder = self._pieces.decoder(skip_special)
+        for id in after:
+            decoder.push(id)
+        return decoder
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The conversation as the model was taught to read it, ending where the assistant begins."""
+        return self.templates.render(messages, tools, add_generation_prompt, **template_kwargs)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Ids of `chat`. The template writes BOS itself where the model wants one, so none is added."""
+        text = self.chat(messages, tools, add_generation_prompt, **template_kwargs)
+        return self.encode(text, special=False)
+
+
+def _not_text(*texts: object) -> RequestError:
+    """What is wrong with the first text that the library refuses."""
+    for text in texts:
+        if not isinstance(text, str):
+            return RequestError(f"a prompt is text, not {type(text).__name__}")
+        for position, char in enumerate(text):
+            if "\ud800" <= char <= "\udfff":
+                return RequestError(
+                    f"the text has half of a surrogate pair (U+{ord(char):04X}) at character {position}",
+                    hint="send characters beyond U+FFFF whole: as UTF-8, or in JSON as both halves of the pair",
+                )
+    return RequestError("the tokenizer refuses this text")
