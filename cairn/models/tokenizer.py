@@ -1,6 +1,6 @@
 """How text becomes token ids and ids become text, for one model.
 
-Knows nothing about files, GGUF or Jinja: those are `tokenizer_folder`, `gguf_tokenizer` and `chat_template`. The
+Knows nothing about files, GGUF or Jinja: those are `tokenizer_folder`, `gguf.tokenizer` and `chat_template`. The
 ids are those of the tokenizer.json (or the GGUF vocabulary) as it is written. The `tokenizers` library does
 the work; no torch.
 
@@ -65,7 +65,7 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, source: str | Path | Mapping[str, object]) -> "Tokenizer":
         """The tokenizer inside a GGUF file, given its path or its metadata."""
-        from cairn.models.gguf_tokenizer import tokenizer_from_gguf, tokenizer_from_metadata
+        from cairn.models.gguf.tokenizer import tokenizer_from_gguf, tokenizer_from_metadata
 
         if isinstance(source, Mapping):
             return tokenizer_from_metadata(source)

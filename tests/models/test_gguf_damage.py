@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import UnsupportedModel, WeightsError
-from cairn.models.gguf_file import GGUFFile
+from cairn.models.gguf.file import GGUFFile
 
 U32, STRING, ARRAY = 4, 8, 9
 ABSURD = 2**60

@@ -15,7 +15,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.families import from_hf
-from cairn.models.gguf_file import GGUFFile
+from cairn.models.gguf.file import GGUFFile
 
 NAMES = list(tiny_gguf.CONFIGS)
 

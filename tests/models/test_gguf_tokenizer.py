@@ -23,9 +23,9 @@ from shared_data import packaged_chat_model, shared, transformers_oracle
 from tokenizers import Regex, pre_tokenizers
 
 from cairn.core.errors import CairnError, ModelNotFound, TokenizerError, WeightsError
-from cairn.models.gguf_tokenizer import merges_by_score, tokenizer_from_metadata
+from cairn.models.gguf.pretokenizers import PRETOKENIZERS
+from cairn.models.gguf.tokenizer import merges_by_score, tokenizer_from_metadata
 from cairn.models.incremental_decode import BYTE_ALPHABET
-from cairn.models.pretokenizers import PRETOKENIZERS
 from cairn.models.tokenizer import Tokenizer
 
 UNICODE = (
