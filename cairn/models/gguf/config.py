@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from cairn.core.errors import UnsupportedModel
-from cairn.models.gguf_header import Header
-from cairn.models.gguf_keys import Keys, shortened
+from cairn.models.gguf.header import Header
+from cairn.models.gguf.keys import Keys, shortened
 
 Config = dict[str, object]
 

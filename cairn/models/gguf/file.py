@@ -3,10 +3,10 @@
 The same names, shapes and values as the checkpoint that was converted, and its config.json, so that
 nothing above this file knows about GGUF. The file is mapped, not read: opening costs the header, a
 tensor costs its own bytes. It knows how ggml stores numbers; it does not know the container
-(`gguf_header`), models (`gguf_config`, `gguf_names`) or tokenizers, which others make of metadata.
+(`header`), models (`config`, `names`) or tokenizers, which others make of metadata.
 
-    file -gguf_header-> metadata -gguf_config-> config()
-                        tensors  -gguf_names--> names() -dequantize, undo-> tensor()
+    file -header-> metadata -config-> config()
+                   tensors  -names--> names() -dequantize, undo-> tensor()
 """
 
 import mmap
@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from cairn.core.errors import WeightsError
-from cairn.models.gguf_config import hf_config
-from cairn.models.gguf_header import BlockType, Header, StoredTensor, read_header
-from cairn.models.gguf_names import ROPE_FACTORS, Source, hf_sources
+from cairn.models.gguf.config import hf_config
+from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
+from cairn.models.gguf.names import ROPE_FACTORS, Source, hf_sources
 
 _UNQUANTISED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MOST_ROPE_FACTORS = 4096
@@ -145,7 +145,7 @@ def _dequantize(raw_NB: np.ndarray, block: BlockType, values_NE: torch.Tensor) -
 
 
 def _dequantize_piece(raw_NB: np.ndarray, block: BlockType) -> np.ndarray:
-    from gguf.constants import GGMLQuantizationType  # as in gguf_header, only where it is needed
+    from gguf.constants import GGMLQuantizationType  # as in `header`, only where it is needed
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):  # a NaN in the file is the model's, not ours to warn about

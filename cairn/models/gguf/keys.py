@@ -8,7 +8,7 @@ publisher's own) describe the file, not the model. This module does not know wha
 import numpy as np
 
 from cairn.core.errors import UnsupportedModel, WeightsError
-from cairn.models.gguf_header import Header
+from cairn.models.gguf.header import Header
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while they have these values
     "attention.causal": (True,),
@@ -19,7 +19,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {  # keys that change nothing while th
     "nextn_predict_layers": (0,),
     "pooling_type": (0, -1),  # none, unspecified
     "rope.scaling.finetuned": (True, False),
-    "tensor_data_layout": ("Meta AI original pth",),  # the rotary order that gguf_names undoes
+    "tensor_data_layout": ("Meta AI original pth",),  # the rotary order that `names` undoes
     "use_parallel_residual": (False,),
 }
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import UnsupportedModel, WeightsError
-from cairn.models.gguf_header import Header, StoredTensor
+from cairn.models.gguf.header import Header, StoredTensor
 
 Change = Literal["none", "rotary_rows", "plus_one", "transposed"]
 ROPE_FACTORS = "rope_freqs.weight"  # not a weight: the config says it as rope_scaling

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers.models import BPE
 
 from cairn.core.errors import ModelNotFound, TokenizerError, WeightsError
-from cairn.models.pretokenizers import PreTokenizer, pretokenizer
+from cairn.models.gguf.pretokenizers import PreTokenizer, pretokenizer
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
 
 Metadata = Mapping[str, object]
@@ -49,7 +49,7 @@ class TokenType(IntEnum):
 
 
 def tokenizer_from_gguf(path: str | Path) -> Tokenizer:
-    from cairn.models.gguf_header import read_header  # brings numpy; metadata alone needs none
+    from cairn.models.gguf.header import read_header  # brings numpy; metadata alone needs none
 
     path = Path(path)
     if not path.is_file():
