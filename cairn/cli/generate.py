@@ -12,7 +12,7 @@ import msgspec
 import tyro
 
 from cairn.core.config import load
-from cairn.core.errors import ConfigError, HardwareError, UsageError
+from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageError
 from cairn.core.events import span
 from cairn.core.units import format_bytes, format_duration, format_rate
 
@@ -147,11 +147,21 @@ def _prompt_ids(options: Generate, opened: "OpenModel") -> list[int]:
             f"{options.model} has no tokenizer, so it cannot read --prompt",
             hint="give the prompt as numbers: --token-ids 1 2 3",
         )
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt or ""
+    text = _stdin() if options.prompt == "-" else options.prompt or ""
     if not options.chat:
         return opened.tokenizer.encode(text)
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     return opened.tokenizer.encode_chat([*system, {"role": "user", "content": text}])
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"stdin is no text: byte {error.object[error.start]:#04x} at position {error.start}",
+            hint="send the prompt as UTF-8",
+        ) from None
 
 
 def _generate(

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from cairn.core.errors import HardwareError, ModelNotFound, WeightsError
-from cairn.models.families import from_hf
+from cairn.models.checkpoint_names import LEFTOVERS
+from cairn.models.config_fields import Fields
+from cairn.models.families import eos_ids_of, from_hf
 from cairn.models.layers import Build
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE, Shards
@@ -40,13 +42,22 @@ class Checkpoint:
 
     def stored_dtype(self) -> torch.dtype:
         """The type most of the weights are stored in: that of the largest tensor."""
-        largest = max(self.tensors.names(), key=lambda name: _size(self.tensors.shape(name)))
+        largest = max(self._weights(), key=lambda name: _size(self.tensors.shape(name)))
         return self.tensors.dtype(largest)
 
     def nbytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        names = self.tensors.names()
-        return sum(_size(self.tensors.shape(n)) * self.tensors.dtype(n).itemsize for n in names)
+        """Bytes of all weights as stored."""
+        return sum(
+            _size(self.tensors.shape(name)) * self.tensors.dtype(name).itemsize
+            for name in self._weights()
+        )
+
+    def _weights(self) -> list[str]:
+        """Tensors less the masks and tables that old checkpoints carry, in types of their own."""
+        names = [name for name in self.tensors.names() if not LEFTOVERS.search(name)]
+        if not names:
+            raise WeightsError(f"{self.path} has no weights", hint="download the checkpoint again")
+        return names
 
     def load(
         self,
@@ -65,6 +76,16 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
+    try:
+        return _open(path)
+    except PermissionError as error:
+        raise WeightsError(
+            f"no permission to read {error.filename or path}",
+            hint="check the permissions of the file and of its folders",
+        ) from None
+
+
+def _open(path: Path) -> Checkpoint:
     if not path.exists():
         raise ModelNotFound(f"{path} does not exist", hint="check the spelling of the path")
     if path.is_dir() and not (path / "config.json").is_file():
@@ -73,18 +94,27 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _open_gguf(path)
     config = read_json(path / "config.json")
     generation = path / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    eos_ids = [eos] if isinstance(eos, int) else eos or []
+    settings = read_json(generation) if generation.is_file() else {}
+    eos_ids = eos_ids_of(Fields(settings, generation.name))
     return Checkpoint(path, config, SafetensorsFolder(path), eos_ids)
 
 
 def check_device(device: str) -> None:
     try:
-        kind = torch.device(device).type
+        wanted = torch.device(device)
     except RuntimeError:
-        raise HardwareError(f"{device!r} is not a device", hint="use cpu, cuda or cuda:N") from None
-    if kind == "cuda" and not torch.cuda.is_available():
+        wanted = None
+    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        raise HardwareError(
+            f"{device!r} is not a device that models run on", hint="use cpu, cuda or cuda:N"
+        )
+    if wanted.type == "cuda" and not torch.cuda.is_available():
         raise HardwareError("no CUDA device is available", hint="use --device cpu")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise HardwareError(
+            f"there is no {device}: this machine has {torch.cuda.device_count()} CUDA devices",
+            hint="they are counted from cuda:0",
+        )
 
 
 def default_device() -> str:
@@ -93,7 +123,7 @@ def default_device() -> str:
 
 def _open_gguf(path: Path) -> Checkpoint:
     # Imported late: the gguf package is needed for GGUF files only.
-    from cairn.models.gguf_file import GGUFFile
+    from cairn.models.gguf.file import GGUFFile
 
     file = GGUFFile(path)
     return Checkpoint(path, file.config(), file, ())
@@ -107,7 +137,7 @@ def _only_gguf(folder: Path) -> Path:
         f"{folder} has no config.json" + (f" but {len(files)} GGUF files" if files else ""),
         hint=f"name one of them, such as {files[0]}"
         if files
-        else "give a folder in Hugging Face's format or a .gguf file",
+        else "give a folder in Hugging Face's format or a .gguf file (on the hub: owner/name/file.gguf)",
     )
 
 

@@ -4,6 +4,7 @@ A config that remembers which of its fields were read. Each has to be: read, or 
 change the forward pass. What is left over is an error that names it. Knows no model family.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,14 +55,29 @@ class Fields:
             return default[0]
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-            state = f"is {value!r}" if name in self.config else "is missing"
-            names = [k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,))]
-            raise UnsupportedModel(
-                f"{self.what}: field {name!r} {state}, expected {' or '.join(names)}",
-                hint="compare it with the config of the original checkpoint",
-            )
+        if not _is(value, kind):
+            raise self._unexpected(name, _name_of(kind))
         return value
+
+    def take_list(self, name: str, kind: type, default: list[Any]) -> list[Any]:
+        """A field that is a list of one type."""
+        value = self.take(name, list, default)
+        if not all(_is(item, kind) for item in value):
+            raise self._unexpected(name, f"a list of {_name_of(kind)}")
+        return value
+
+    def take_positive(self, name: str, kind: type, default: float) -> Any:
+        value = self.take(name, kind, default)
+        if value <= 0:
+            raise self._unexpected(name, f"{_name_of(kind)} above 0")
+        return value
+
+    def _unexpected(self, name: str, expected: str) -> UnsupportedModel:
+        state = f"is {self.config[name]!r}" if name in self.config else "is missing"
+        return UnsupportedModel(
+            f"{self.what}: field {name!r} {state}, expected {expected}",
+            hint="compare it with the config of the original checkpoint",
+        )
 
     def finish(self) -> None:
         """Refuse what nobody has read."""
@@ -72,3 +88,14 @@ class Fields:
                 f"{self.what}: field {name!r} (value {value!r}) is not supported",
                 hint="if it does not change the forward pass, remove it from the file",
             )
+
+
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """JSON's true is no number to us, and its NaN is none to anybody."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _name_of(kind: type | tuple[type, ...]) -> str:
+    return " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))

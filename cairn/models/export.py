@@ -6,6 +6,7 @@ preset is exported just as one that was loaded. Writing is all or nothing: the f
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.checkpoint_names import source
-from cairn.models.families import ACTIVATION_NAMES, ARCHITECTURES
+from cairn.models.families import ACTIVATION_NAMES, ARCHITECTURES, from_hf
 from cairn.models.spec import Activation, ModelSpec, Rope
 from cairn.models.transformer import Transformer
 
@@ -112,8 +113,28 @@ def to_hf(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Any]
         "eos_token_id": list(spec.eos_ids) if len(spec.eos_ids) > 1 else next(iter(spec.eos_ids), None),
     }  # fmt: skip
     if spec.family == "gpt2":
-        return config | _gpt2_config(spec)
-    return config | _llama_config(spec) | _family_config(spec)
+        config |= _gpt2_config(spec)
+    else:
+        config |= _llama_config(spec) | _family_config(spec)
+    _check_nothing_is_lost(spec, from_hf(config))
+    return config
+
+
+def _check_nothing_is_lost(spec: ModelSpec, back: ModelSpec) -> None:
+    """A family has no field for what none of its models does; what it cannot say it must not drop."""
+    for name in spec.__struct_fields__:
+        ours, theirs = getattr(spec, name), getattr(back, name)
+        if name == "query_scale":
+            same = math.isclose(spec.scale, back.scale)
+        elif name == "windows":
+            same = ours == theirs or not any((*ours, *theirs))
+        else:
+            same = ours == theirs
+        if not same:
+            raise UnsupportedModel(
+                f"a {spec.family} checkpoint cannot say that {name} is {ours!r}",
+                hint=f"its config.json would be read as {theirs!r}: choose a family that has this",
+            )
 
 
 def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelSpec:
         if kind in ("gemma3", "gemma3n") and "text_config" in config:
             hint = "of Gemma 3, the text-only checkpoints (gemma3_text) are supported"
         raise UnsupportedModel(
-            f"unknown architecture: model_type {kind!r}, architectures {list(named)}", hint=hint
+            f"unknown architecture: model_type {kind!r}, architectures {named!r}", hint=hint
         )
     fields = Fields(config)
     spec = reader(fields)
@@ -67,7 +67,7 @@ def _llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
         hidden=hidden,
         layers=fields.take("num_hidden_layers", int),
         heads=heads,
-        kv_heads=fields.take("num_key_value_heads", int, heads),
+        kv_heads=fields.take("num_key_value_heads", int, *_every_head(fields, family, heads)),
         head_dim=fields.take("head_dim", int, 0) or _divide(hidden, heads),
         intermediate=fields.take("intermediate_size", int),
         context=context,
@@ -76,7 +76,7 @@ def _llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
         qkv_bias=attention_bias,
         out_bias=attention_bias,
         bos_id=fields.take("bos_token_id", int, None),
-        eos_ids=_eos_ids(fields),
+        eos_ids=eos_ids_of(fields),
     )
     if "activation" not in rest:
         rest["activation"] = _activation(fields, "hidden_act", "silu")
@@ -90,9 +90,7 @@ def _llama(fields: Fields) -> ModelSpec:
 
 
 def _mistral(fields: Fields) -> ModelSpec:
-    # An absent window is 4096 to the reference, a null one is none.
-    window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
-    return _llama_like(fields, "mistral", windows=_everywhere(fields, window))
+    return _llama_like(fields, "mistral", windows=_everywhere(fields, _window(fields)))
 
 
 def _mixtral(fields: Fields) -> ModelSpec:
@@ -101,13 +99,14 @@ def _mixtral(fields: Fields) -> ModelSpec:
         per_token=fields.take("num_experts_per_tok", int, 2),
         intermediate=fields.take("intermediate_size", int),
     )
-    window = fields.take("sliding_window", int, 0)
+    context = fields.take("max_position_embeddings", int)
     return _llama_like(
         fields,
         "mixtral",
         experts=experts,
-        windows=_everywhere(fields, window),
+        windows=_everywhere(fields, fields.take("sliding_window", int, 0)),
         norm_eps=fields.take("rms_norm_eps", float, 1e-5),
+        **_rope(fields, context, 1e6),
     )
 
 
@@ -123,8 +122,8 @@ def _qwen3(fields: Fields) -> ModelSpec:
 
 def _qwen3_moe(fields: Fields) -> ModelSpec:
     layers = range(fields.take("num_hidden_layers", int))
-    dense = set(fields.take("mlp_only_layers", list, []))
-    step = fields.take("decoder_sparse_step", int, 1)
+    dense = set(fields.take_list("mlp_only_layers", int, []))
+    step = fields.take_positive("decoder_sparse_step", int, 1)
     count = fields.take("num_experts", int, 0) or fields.take("num_local_experts", int, 128)
     fields.seen.add("num_local_experts")
     experts = Experts(
@@ -134,11 +133,8 @@ def _qwen3_moe(fields: Fields) -> ModelSpec:
         renormalize=fields.take("norm_topk_prob", bool, False),
         dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step),
     )
-    window = fields.take("sliding_window", int, 0)
-    if not fields.take("use_sliding_window", bool, False):
-        window = 0
     fields.take("max_window_layers", int, 0)  # the reference reads it nowhere in this family
-    windows = _everywhere(fields, window)
+    windows = _everywhere(fields, _window_if_used(fields))
     return _llama_like(fields, "qwen3_moe", qk_norm=True, experts=experts, windows=windows)
 
 
@@ -164,7 +160,7 @@ def _gpt2(fields: Fields) -> ModelSpec:
         gated=False,
         positions="learned",
         bos_id=fields.take("bos_token_id", int, None),
-        eos_ids=_eos_ids(fields),
+        eos_ids=eos_ids_of(fields),
     )
 
 
@@ -179,8 +175,8 @@ def _gemma(fields: Fields, family: str, windows: tuple[int, ...], **rest: Any) -
         norm_plus_one=True,
         post_norms=True,
         windows=windows,
-        query_scale=fields.take("query_pre_attn_scalar", (int, float), 256) ** -0.5,
-        embedding_scale=fields.take("hidden_size", int) ** 0.5,
+        query_scale=fields.take_positive("query_pre_attn_scalar", float, 256.0) ** -0.5,
+        embedding_scale=fields.take_positive("hidden_size", int, 0) ** 0.5,
         **rest,
     )
 
@@ -196,18 +192,19 @@ def _gemma2(fields: Fields) -> ModelSpec:
 
 
 def _gemma3(fields: Fields) -> ModelSpec:
-    every = fields.take("sliding_window_pattern", int, 0)
-    every = every or fields.take("_sliding_window_pattern", int, 6)
-    fields.seen.add("_sliding_window_pattern")
+    every = fields.take_positive("_sliding_window_pattern", int, 6)
+    every = fields.take_positive("sliding_window_pattern", int, every)
     windows = _layer_windows(fields, fields.take("sliding_window", int, 4096), every)
     context = fields.take("max_position_embeddings", int)
     both = fields.take("rope_parameters", dict, {})
     local_theta = fields.take("rope_local_base_freq", float, 10_000.0)
     if "full_attention" in both:
-        rope = _rope_from(Fields(both["full_attention"], "rope_parameters"), context, 1e6)
-        local = _rope_from(
-            Fields(both.get("sliding_attention") or {}, "rope_parameters"), context, local_theta
+        kinds = Fields(both, "rope_parameters")
+        rope, local = (
+            _rope_from(Fields(kinds.take(kind, dict, {}), "rope_parameters"), context, theta)
+            for kind, theta in (("full_attention", 1e6), ("sliding_attention", local_theta))
         )
+        kinds.finish()
     else:
         rope = _rope(fields, context, 1e6)["rope"]
         local = Rope(theta=local_theta)
@@ -258,14 +255,31 @@ def _activation(fields: Fields, name: str, default: str) -> Activation:
     return ACTIVATION_NAMES[value]
 
 
-def _eos_ids(fields: Fields) -> tuple[int, ...]:
-    value = fields.take("eos_token_id", (int, list), [])
-    return (value,) if isinstance(value, int) else tuple(value)
+def eos_ids_of(fields: Fields) -> tuple[int, ...]:
+    if isinstance(fields.config.get("eos_token_id"), list):
+        return tuple(fields.take_list("eos_token_id", int, []))
+    value = fields.take("eos_token_id", int, None)
+    return () if value is None else (value,)
 
 
 def _softcap(fields: Fields, name: str, default: float) -> float:
     absent = name not in fields.config  # a null switches it off
     return fields.take(name, float, default if absent else 0.0)
+
+
+def _every_head(fields: Fields, family: str, heads: int) -> tuple[int, ...]:
+    """Keys and values for every head where a config gives null, and in Llama's before there was the field."""
+    return (heads,) if family == "llama" or "num_key_value_heads" in fields.config else ()
+
+
+def _window(fields: Fields) -> int:
+    """An absent window is 4096 to the reference, a null one is none."""
+    return fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
+
+
+def _window_if_used(fields: Fields) -> int:
+    window = _window(fields)
+    return window if fields.take("use_sliding_window", bool, False) else 0
 
 
 def _everywhere(fields: Fields, window: int) -> tuple[int, ...]:
@@ -275,31 +289,29 @@ def _everywhere(fields: Fields, window: int) -> tuple[int, ...]:
 def _layer_windows(fields: Fields, window: int, every: int) -> tuple[int, ...]:
     """By `layer_types` where it is given; else every n-th layer sees everything."""
     layers = fields.take("num_hidden_layers", int)
-    pattern = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    kinds = fields.take("layer_types", list, pattern)
-    unknown = set(kinds) - {"sliding_attention", "full_attention"}
-    if unknown or len(kinds) != layers:
-        raise UnsupportedModel(
-            f"config.json: layer_types {sorted(map(str, unknown))} in {len(kinds)} entries for "
-            f"{layers} layers",
-            hint="one of sliding_attention and full_attention per layer is supported",
-        )
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return _by_type(fields, window, [bool((i + 1) % every) for i in range(layers)])
 
 
 def _qwen_windows(fields: Fields) -> tuple[int, ...]:
-    window = fields.take("sliding_window", int, 0)
+    """By `layer_types` where it is given; else from a certain layer on."""
     layers = fields.take("num_hidden_layers", int)
     first = fields.take("max_window_layers", int, 28)
-    if not fields.take("use_sliding_window", bool, False):
-        window, first = 0, layers
-    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    kinds = fields.take("layer_types", list, kinds)
-    if not window or "sliding_attention" not in kinds:
-        return ()
-    return _layer_windows(fields, window, every=1) if "layer_types" in fields.config else tuple(
-        window if kind == "sliding_attention" else 0 for kind in kinds
-    )  # fmt: skip
+    window = _window_if_used(fields)
+    windows = _by_type(fields, window, [i >= first for i in range(layers)])
+    return windows if any(windows) else ()
+
+
+def _by_type(fields: Fields, window: int, default: list[bool]) -> tuple[int, ...]:
+    names = ["sliding_attention" if windowed else "full_attention" for windowed in default]
+    kinds = fields.take_list("layer_types", str, names)
+    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    if unknown or len(kinds) != len(names):
+        raise UnsupportedModel(
+            f"config.json: layer_types {sorted(unknown)} in {len(kinds)} entries for "
+            f"{len(names)} layers",
+            hint="one of sliding_attention and full_attention per layer is supported",
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _rope(fields: Fields, context: int, theta: float = 10_000.0) -> dict[str, Any]:
@@ -344,7 +356,7 @@ def _llama3_rope(fields: Fields, context: int) -> dict[str, Any]:
 
 
 def _yarn_rope(fields: Fields, context: int) -> dict[str, Any]:
-    original = fields.take("original_max_position_embeddings", int, context)
+    original = fields.take_positive("original_max_position_embeddings", int, context)
     return {
         "kind": "yarn",
         "factor": fields.take("factor", float, context / original),

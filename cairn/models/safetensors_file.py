@@ -44,6 +44,10 @@ class SafetensorsFolder:
         self.folder = folder
         self._files: dict[str, Any] = {}  # open files; tensors keep their mapping alive themselves
         self._home = self._find()
+        if not self._home:
+            raise WeightsError(
+                f"the checkpoint in {folder} has no tensors", hint="download the checkpoint again"
+            )
 
     def names(self) -> list[str]:
         return list(self._home)
@@ -74,8 +78,7 @@ class SafetensorsFolder:
             pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in found)
             raise WeightsError(
                 f"no model.safetensors in {self.folder}",
-                hint="pickled weights are not read: convert them with transformers' "
-                "save_pretrained"
+                hint="pickled weights are not read: convert them with transformers' save_pretrained"
                 if pickled
                 else f"the folder holds: {', '.join(found[:8]) or 'nothing'}",
             )
@@ -108,6 +111,10 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError:
+        if path.exists():  # safetensors also calls a file absent that may not be read
+            raise WeightsError(
+                f"no permission to read {path}", hint="check the permissions of the file"
+            ) from None
         raise WeightsError(
             f"{path} does not exist, but the index names it",
             hint="a shard is missing: download the checkpoint again",
@@ -115,10 +122,8 @@ def _open(path: Path) -> Any:
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size if path.exists() else 0
         raise WeightsError(
-            f"{path} ({size} bytes) cannot be read as safetensors: {error}",
-            hint="the file may be truncated: compare its size with the original"
-            if not isinstance(error, PermissionError)
-            else "check the file's permissions",
+            f"{path} ({size} bytes) cannot be read as safetensors: {' '.join(str(error).split())}",
+            hint="the file may be truncated: compare its size with the original",
         ) from None
 
 
@@ -130,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise WeightsError(
             f"cannot read {path}: {error.strerror}", hint="check the path and its permissions"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(
             f"{path} is not valid JSON: {error}", hint="download the file again"
         ) from None

@@ -8,6 +8,7 @@ are those of the built model, FLOPs count a multiply-add as two and leave out no
     D hidden   H heads   K key/value heads   C head size   F feed-forward   V vocabulary   E experts
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from cairn.core.errors import ConfigError
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+SIZES = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "context")
 
 
 class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,17 +132,22 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         weights = self.hidden * (2 * queries + 2 * keys)
         biases = (queries + 2 * keys) * self.qkv_bias + self.hidden * self.out_bias
-        return weights + biases + 2 * self.head_dim * self.qk_norm
+        per_norm = self.head_dim * (2 if self.norm == "layer" else 1)
+        return weights + biases + 2 * per_norm * self.qk_norm
 
     def _feed_forward_parameters(self, layer: int, active: bool) -> int:
-        inner = 2 if self.gated else 1
         experts = self.experts_of(layer)
         if experts is None:
-            biases = (inner * self.intermediate + self.hidden) * self.mlp_bias
-            return (inner + 1) * self.hidden * self.intermediate + biases
+            return self._dense_parameters(self.intermediate)
         visited = experts.per_token if active else experts.count
-        width = visited * experts.intermediate + experts.shared_intermediate
-        return (inner + 1) * self.hidden * width + experts.count * self.hidden
+        routed = (2 + self.gated) * self.hidden * visited * experts.intermediate
+        shared = self._dense_parameters(experts.shared_intermediate)
+        return routed + shared + experts.count * self.hidden
+
+    def _dense_parameters(self, width: int) -> int:
+        """A feed-forward layer of this width, dense or shared; only routed experts have no biases."""
+        biases = ((1 + self.gated) * width + self.hidden) * self.mlp_bias if width else 0
+        return (2 + self.gated) * self.hidden * width + biases
 
     # -- FLOPs and bytes ----------------------------------------------------------------------
 
@@ -196,9 +203,12 @@ def _pairs(tokens: int, cached: int, window: int) -> int:
 
 
 def _validate(spec: ModelSpec) -> None:
-    for field in ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "context"):
-        if getattr(spec, field) < 1:
-            raise ConfigError(f"{field} is {getattr(spec, field)} in a {spec.family} model",
+    sizes = {name: getattr(spec, name) for name in SIZES}
+    if spec.experts:
+        sizes["width of an expert"] = spec.experts.intermediate
+    for name, value in sizes.items():
+        if value < 1:
+            raise ConfigError(f"{name} is {value} in a {spec.family} model",
                               hint="every size of a model is at least 1")  # fmt: skip
     if spec.heads % spec.kv_heads:
         raise ConfigError(
@@ -210,9 +220,20 @@ def _validate(spec: ModelSpec) -> None:
             f"rotary positions need an even head size, not {spec.head_dim}",
             hint="rotation turns pairs of dimensions",
         )
+    for rope in (spec.rope, spec.rope_local or spec.rope):
+        if not (0 < rope.theta < math.inf and 0 < rope.factor < math.inf):
+            raise ConfigError(
+                f"rotary positions with theta {rope.theta} and factor {rope.factor}",
+                hint="both are above 0",
+            )
     if spec.windows and len(spec.windows) != spec.layers:
         raise ConfigError(
             f"{len(spec.windows)} windows for {spec.layers} layers", hint="give one per layer"
+        )
+    if min(spec.windows, default=0) < 0:
+        raise ConfigError(
+            f"a layer has window {min(spec.windows)}",
+            hint="it is how many tokens back the layer sees; 0 sees everything",
         )
     if spec.experts and not 1 <= spec.experts.per_token <= spec.experts.count:
         raise ConfigError(

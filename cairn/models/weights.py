@@ -19,6 +19,7 @@ from cairn.models.safetensors_file import TensorSource
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 
+TIED_HEAD = "lm_head.weight"
 Progress = Callable[[int], None]  # called with the bytes of each tensor that is in place
 
 
@@ -50,6 +51,7 @@ def load(
     """Fill every parameter of a model on the meta device."""
     slots = list(model.slots())
     where = _locate(model.spec, slots, tensors)
+    _check_tied_head(model.spec, where, tensors)
     modules = dict(model.named_modules())
     for path, group in _by_parameter(slots).items():
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
@@ -74,7 +76,7 @@ def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[s
             f"{len(missing)} of {len(needed)} tensors are missing, such as {_some(missing)}",
             hint="the weights do not belong to this config.json, or the download is incomplete",
         )
-    tied_head = {"lm_head.weight"} if spec.tied else set()  # the reference ignores it as well
+    tied_head = {TIED_HEAD} if spec.tied else set()
     extra = {name for name in present - needed - tied_head if not LEFTOVERS.search(name)}
     if extra:
         raise WeightsError(
@@ -83,6 +85,18 @@ def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[s
             hint="the config.json does not describe these weights",
         )
     return where
+
+
+def _check_tied_head(spec: ModelSpec, where: dict[str, Source], tensors: TensorSource) -> None:
+    """A checkpoint may repeat the embedding as its head; the reference believes a head that differs."""
+    if not spec.tied or TIED_HEAD not in tensors.names():
+        return
+    embedding = where["embedding.weight"].tensor
+    if not torch.equal(tensors.tensor(TIED_HEAD), tensors.tensor(embedding)):
+        raise WeightsError(
+            f"{TIED_HEAD} differs from {embedding}, but config.json ties them",
+            hint="set tie_word_embeddings to false in config.json",
+        )
 
 
 def _some(names: list[str]) -> str:
