@@ -6,6 +6,7 @@ from pathlib import Path
 from shared_data import model_folder, unpacked
 
 from cairn.models.tokenizer import Tokenizer
+from cairn.models.tokenizer_folder import tokenizer_from_folder
 
 
 def folder_of(name: str) -> Path:
@@ -16,4 +17,4 @@ def folder_of(name: str) -> Path:
 
 @functools.cache
 def load(name: str) -> Tokenizer:
-    return Tokenizer.from_folder(folder_of(name))
+    return tokenizer_from_folder(folder_of(name))

@@ -18,11 +18,13 @@ from cairn.core.errors import HardwareError, ModelNotFound, WeightsError
 from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
 from cairn.models.families import eos_ids_of, from_hf
+from cairn.models.gguf.tokenizer import tokenizer_from_gguf
 from cairn.models.layers import Build
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
+from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
 from cairn.models.weights import Progress, load_model
 
@@ -37,8 +39,8 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer:
         if self.path.is_file():
-            return Tokenizer.from_gguf(self.path)
-        return Tokenizer.from_folder(self.path)
+            return tokenizer_from_gguf(self.path)
+        return tokenizer_from_folder(self.path)
 
     def stored_dtype(self) -> torch.dtype:
         """The type most of the weights are stored in: that of the largest tensor."""

@@ -317,8 +317,8 @@ def _by_type(fields: Fields, window: int, default: list[bool]) -> tuple[int, ...
 def _rope(fields: Fields, context: int, theta: float = 10_000.0) -> dict[str, Any]:
     """Rotary positions in the old spelling (rope_theta, rope_scaling) or the new (rope_parameters)."""
     theta = fields.take("rope_theta", float, theta)
-    scaling = fields.take("rope_scaling", dict, {})
-    parameters = fields.take("rope_parameters", dict, {}) or scaling
+    parameters = fields.take("rope_parameters", dict, {})
+    parameters = fields.take("rope_scaling", dict, {}) or parameters  # the reference's order
     rope = _rope_from(Fields(parameters, "rope_parameters"), context, theta)
     if rope.kind in ("dynamic", "yarn"):  # these two stretch further than the config says
         context = max(context, int(rope.original_context * rope.factor))

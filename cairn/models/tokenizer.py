@@ -9,7 +9,6 @@ the work; no torch.
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,22 +53,6 @@ class Tokenizer:
         self._special_ids = frozenset(
             id for id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> "Tokenizer":
-        """The tokenizer of a model folder in the Hugging Face format."""
-        from cairn.models.tokenizer_folder import tokenizer_from_folder
-
-        return tokenizer_from_folder(folder)
-
-    @classmethod
-    def from_gguf(cls, source: str | Path | Mapping[str, object]) -> "Tokenizer":
-        """The tokenizer inside a GGUF file, given its path or its metadata."""
-        from cairn.models.gguf.tokenizer import tokenizer_from_gguf, tokenizer_from_metadata
-
-        if isinstance(source, Mapping):
-            return tokenizer_from_metadata(source)
-        return tokenizer_from_gguf(source)
 
     @functools.cached_property
     def vocab_size(self) -> int:

@@ -140,12 +140,18 @@ def test_defaults_are_those_of_transformers(kind):
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 9}),
         ("qwen2", {"use_sliding_window": False, "sliding_window": 5}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "num_hidden_layers": 30}),
         ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}),
         ("qwen3_moe", {"use_sliding_window": True}),
         ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5}),
         ("qwen3_moe", {"decoder_sparse_step": 3, "mlp_only_layers": [2, 4]}),
         ("qwen3_moe", {"num_local_experts": 16}),
         ("llama", {"num_key_value_heads": None}),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 7.0,
+             "rope_scaling": {"type": "linear", "factor": 2.0}},
+        ),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
         ("gemma3_text", {"sliding_window_pattern": 3, "rope_local_base_freq": 500.0}),
         ("gemma3_text", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8}}),
@@ -154,7 +160,7 @@ def test_defaults_are_those_of_transformers(kind):
         ("gpt2", {"n_inner": 50, "activation_function": "relu", "tie_word_embeddings": False}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_same_fields_mean_the_same_to_transformers(kind, fields):
     config = minimal(kind, **fields)
     assert from_hf(config) == from_hf(as_transformers_reads_it(config))

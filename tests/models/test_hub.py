@@ -111,7 +111,12 @@ def test_only_what_a_checkpoint_needs_is_downloaded(monkeypatch, tmp_path):
     assert resolve("org/name") == tmp_path
     assert asked == {"allow_patterns": WANTED}
     wanted = [Path(f"x.{kind}") for kind in ("json", "safetensors", "jinja", "model")]
-    others = [Path("x-Q4_0.gguf"), Path("pytorch_model.bin"), Path("consolidated.pth"), Path("tf_model.h5")]
+    others = [
+        Path("x-Q4_0.gguf"),
+        Path("pytorch_model.bin"),
+        Path("consolidated.pth"),
+        Path("tf_model.h5"),
+    ]
     assert all(any(path.match(pattern) for pattern in WANTED) for path in wanted)
     assert not any(path.match(pattern) for pattern in WANTED for path in others)
 

@@ -14,6 +14,7 @@ from shared_data import transformers_oracle
 
 from cairn.core.errors import ModelNotFound, RequestError, TokenizerError
 from cairn.models.tokenizer import Tokenizer
+from cairn.models.tokenizer_folder import tokenizer_from_folder
 
 # Their tokenizer.json is read by transformers as it is written, or rebuilt into the same thing.
 AS_TRANSFORMERS = [
@@ -172,7 +173,7 @@ def test_names_and_ends_come_from_the_configs(tmp_path):
         image_token="<think>",
         add_bos_token=True,
     )
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_from_folder(folder)
     assert tokenizer.special.named == {
         "bos_token": "<|begin|>",
         "eos_token": "<|end|>",
@@ -182,16 +183,16 @@ def test_names_and_ends_come_from_the_configs(tmp_path):
     assert tokenizer.eos_ids == (tokenizer.id("<|end|>"),)
     assert tokenizer.pad_id is None
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert Tokenizer.from_folder(folder).eos_ids == (tokenizer.id("<|end|>"), 7, 9)
+    assert tokenizer_from_folder(folder).eos_ids == (tokenizer.id("<|end|>"), 7, 9)
 
 
 def test_the_end_comes_from_config_json_when_nothing_else_names_it(tmp_path):
     folder = byte_level_folder(tmp_path)
-    assert Tokenizer.from_folder(folder).eos_ids == ()
+    assert tokenizer_from_folder(folder).eos_ids == ()
     (folder / "config.json").write_text('{"eos_token_id": 5}')
-    assert Tokenizer.from_folder(folder).eos_ids == (5,)
+    assert tokenizer_from_folder(folder).eos_ids == (5,)
     (folder / "config.json").write_text('{"text_config": {"eos_token_id": [1, 106]}}')
-    assert Tokenizer.from_folder(folder).eos_ids == (1, 106)
+    assert tokenizer_from_folder(folder).eos_ids == (1, 106)
 
 
 def test_tokens_that_only_the_config_has_are_added_as_transformers_adds_them(tmp_path):
@@ -210,7 +211,7 @@ def test_tokens_that_only_the_config_has_are_added_as_transformers_adds_them(tmp
         },
         additional_special_tokens=["<|extra|>"],
     )
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_from_folder(folder)
     oracle = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.vocab_size == len(oracle) == size + 4
     assert tokenizer.pad_id == oracle.pad_token_id
@@ -224,16 +225,16 @@ def test_tokens_that_only_the_config_has_are_added_as_transformers_adds_them(tmp
 def test_special_tokens_map_is_read_only_in_the_older_layout(tmp_path):
     folder = byte_level_folder(tmp_path, eos_token="<|end|>")
     (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|begin|>"}}')
-    assert Tokenizer.from_folder(folder).special.named["eos_token"] == "<|begin|>"
+    assert tokenizer_from_folder(folder).special.named["eos_token"] == "<|begin|>"
     folder = byte_level_folder(tmp_path, eos_token="<|end|>", added_tokens_decoder={})
-    assert Tokenizer.from_folder(folder).special.named["eos_token"] == "<|end|>"
+    assert tokenizer_from_folder(folder).special.named["eos_token"] == "<|end|>"
 
 
 def test_special_tokens_around_a_text_come_from_tokenizer_json(tmp_path):
     folder = tiny_tokenizers.save(
         tmp_path, tiny_tokenizers.sentencepiece(), bos_token="<s>", add_bos_token=False
     )
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = tokenizer_from_folder(folder)
     assert tokenizer.encode("a")[0] == tokenizer.bos_id
     assert tokenizer.encode("a", special=False) == tokenizer.encode("a")[1:]
 
@@ -242,26 +243,26 @@ def test_a_length_limit_in_the_file_does_not_cut_the_text(tmp_path):
     backend = tiny_tokenizers.byte_level()
     backend.enable_truncation(3)
     backend.enable_padding(length=50)
-    tokenizer = Tokenizer.from_folder(tiny_tokenizers.save(tmp_path, backend))
+    tokenizer = tokenizer_from_folder(tiny_tokenizers.save(tmp_path, backend))
     assert tokenizer.decode(tokenizer.encode("a rather long text")) == "a rather long text"
 
 
 def test_split_special_tokens_reads_them_as_text(tmp_path):
-    tokenizer = Tokenizer.from_folder(byte_level_folder(tmp_path, split_special_tokens=True))
+    tokenizer = tokenizer_from_folder(byte_level_folder(tmp_path, split_special_tokens=True))
     assert tokenizer.id("<|end|>") not in tokenizer.encode("<|end|>")
 
 
 def test_chat_templates_of_a_folder(tmp_path):
     named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
-    assert Tokenizer.from_folder(
+    assert tokenizer_from_folder(
         byte_level_folder(tmp_path, chat_template="C")
     ).templates.sources == {"default": "C"}
     folder = byte_level_folder(tmp_path, chat_template=named)
-    assert Tokenizer.from_folder(folder).templates.sources == {"default": "D", "tool_use": "T"}
+    assert tokenizer_from_folder(folder).templates.sources == {"default": "D", "tool_use": "T"}
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("R")
     (folder / "chat_template.jinja").write_text("F")
-    assert Tokenizer.from_folder(folder).templates.sources == {"default": "F", "rag": "R"}
+    assert tokenizer_from_folder(folder).templates.sources == {"default": "F", "rag": "R"}
 
 
 def test_a_chat_has_no_second_bos():
@@ -292,20 +293,20 @@ def test_a_chat_has_the_ids_of_transformers(name):
 
 def test_no_folder(tmp_path):
     with pytest.raises(ModelNotFound, match="does not exist"):
-        Tokenizer.from_folder(tmp_path / "nowhere")
+        tokenizer_from_folder(tmp_path / "nowhere")
     (tmp_path / "file.gguf").write_text("")
     with pytest.raises(ModelNotFound, match="is a file"):
-        Tokenizer.from_folder(tmp_path / "file.gguf")
+        tokenizer_from_folder(tmp_path / "file.gguf")
 
 
 def test_no_tokenizer_json_says_what_was_found(tmp_path):
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json") as raised:
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_from_folder(tmp_path)
     assert "holds nothing" in (raised.value.hint or "")
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     (tmp_path / "m.gguf").write_bytes(b"x")
     with pytest.raises(TokenizerError) as raised:
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_from_folder(tmp_path)
     assert "tokenizer.model" in (raised.value.hint or "")
     assert "m.gguf" in (raised.value.hint or "")
 
@@ -316,7 +317,7 @@ def test_no_tokenizer_json_says_what_was_found(tmp_path):
 def test_a_damaged_tokenizer_json(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
     with pytest.raises(TokenizerError, match="damaged"):
-        Tokenizer.from_folder(tmp_path)
+        tokenizer_from_folder(tmp_path)
 
 
 @given(data=st.data())
@@ -327,7 +328,7 @@ def test_a_tokenizer_json_cut_anywhere_is_an_error_not_a_crash(tmp_path_factory,
     content = tiny_tokenizers.byte_level().to_str().encode()
     (folder / "tokenizer.json").write_bytes(content[: data.draw(st.integers(0, len(content) - 2))])
     with pytest.raises(TokenizerError):
-        Tokenizer.from_folder(folder)
+        tokenizer_from_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -350,12 +351,12 @@ def test_a_damaged_config(tmp_path, file, content, message):
     folder = byte_level_folder(tmp_path)
     (folder / file).write_text(content)
     with pytest.raises(TokenizerError, match=message):
-        Tokenizer.from_folder(folder)
+        tokenizer_from_folder(folder)
 
 
 @pytest.fixture
 def tiny(tmp_path) -> Tokenizer:
-    return Tokenizer.from_folder(byte_level_folder(tmp_path))
+    return tokenizer_from_folder(byte_level_folder(tmp_path))
 
 
 def test_text_that_no_utf8_can_hold(tiny):

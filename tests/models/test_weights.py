@@ -188,6 +188,16 @@ def test_an_export_that_was_interrupted_can_be_repeated(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", MODEL_FILE}
 
 
+def test_an_export_that_fails_leaves_no_folder_to_be_taken_for_a_checkpoint(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cairn.models.export.save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        export(load(tiny_checkpoints.folder("llama")), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_split_model_is_not_exported_from_one_rank(tmp_path):
     model = random_model(preset("tiny-llama"), Build("cpu", torch.float32, Rank(0, 2)))
     with pytest.raises(ConfigError, match="split over 2 ranks"):

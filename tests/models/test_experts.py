@@ -1,0 +1,103 @@
+"""The layer of experts is what its few lines of definition say, for every kind of gate."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.models.attend import Packed
+from cairn.models.layers import ACTIVATIONS, Build
+from cairn.models.spec import Experts, ModelSpec
+from cairn.models.transformer import Transformer
+from cairn.models.weights import random_model
+
+
+def a_model(experts: Experts, gated: bool = True) -> Transformer:
+    spec = ModelSpec(
+        family="any", vocab=30, hidden=12, layers=2, heads=2, kv_heads=1, head_dim=4,
+        intermediate=10, context=32, gated=gated, experts=experts,
+    )  # fmt: skip
+    model = random_model(spec, Build("cpu", torch.float32))
+    with torch.no_grad():
+        for parameter in model.parameters():  # large enough for the gates to differ
+            parameter.mul_(25)
+    return model
+
+
+def by_definition(layer, spec: ModelSpec, x_TD: torch.Tensor) -> torch.Tensor:
+    """One token after another, in float64."""
+    experts, act = spec.experts, ACTIVATIONS[spec.activation]
+    out = []
+    for x_D in x_TD.double():
+        scores_E = layer.router.weight.double() @ x_D
+        scores_E = scores_E.softmax(0) if experts.gate == "softmax" else scores_E.sigmoid()
+        chosen = sorted(range(experts.count), key=lambda e: -scores_E[e])[: experts.per_token]
+        total = sum(scores_E[e] for e in chosen) if experts.renormalize else 1.0
+        y_D = torch.zeros_like(x_D)
+        for e in chosen:
+            inner_F = layer.inner_EFD[e].double() @ x_D
+            if spec.gated:
+                gate_F, up_F = inner_F.chunk(2)
+                inner_F = act(gate_F) * up_F
+            else:
+                inner_F = act(inner_F)
+            y_D = y_D + experts.scale * scores_E[e] / total * (layer.down_EDF[e].double() @ inner_F)
+        out.append(y_D)
+    y_TD = torch.stack(out)
+    return y_TD if layer.shared is None else y_TD + layer.shared(x_TD).double()
+
+
+@given(
+    count=st.integers(1, 6),
+    data=st.data(),
+    gate=st.sampled_from(["softmax", "sigmoid"]),
+    renormalize=st.booleans(),
+    scale=st.sampled_from([1.0, 2.5]),
+    shared=st.sampled_from([0, 7]),
+    gated=st.booleans(),
+)
+@torch.no_grad()
+def test_the_loop_over_experts_is_the_definition(
+    count, data, gate, renormalize, scale, shared, gated
+):
+    per_token = data.draw(st.integers(1, count))
+    experts = Experts(
+        count=count, per_token=per_token, intermediate=5, gate=gate, renormalize=renormalize,
+        scale=scale, shared_intermediate=shared,
+    )  # fmt: skip
+    model = a_model(experts, gated)
+    layer = model.layers[1].feed_forward
+    x_TD = torch.randn(9, 12, generator=torch.Generator().manual_seed(count))
+    expected = by_definition(layer, model.spec, x_TD)
+    torch.testing.assert_close(layer(x_TD).double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_token_is_served_alike_in_any_company():
+    """No capacity, no dropping: what a token gets does not depend on the others."""
+    model = a_model(Experts(count=5, per_token=2, intermediate=6))
+    tokens_T = torch.arange(20) % 30
+    together = Packed([1] * 20)
+    hidden_TD = model(tokens_T, together.positions_T(), together)
+    for token in (0, 7, 19):
+        alone = Packed([1])
+        hidden_1D = model(tokens_T[token : token + 1], alone.positions_T(), alone)
+        torch.testing.assert_close(hidden_TD[token], hidden_1D[0], atol=1e-3, rtol=1e-3)
+
+
+def test_experts_that_nobody_chose_have_no_gradient_but_the_router_learns():
+    model = a_model(Experts(count=6, per_token=1, intermediate=4))
+    layer = model.layers[0].feed_forward
+    x_TD = torch.ones(3, 12, requires_grad=True)
+    _, chosen_TN = layer.router(x_TD)
+    layer(x_TD).sum().backward()
+    touched = layer.inner_EFD.grad.flatten(1).abs().sum(1) > 0
+    assert set(touched.nonzero().flatten().tolist()) == set(chosen_TN.flatten().tolist())
+    assert x_TD.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dense", [(), (0,), (1,), (0, 1)])
+def test_layers_named_dense_keep_their_feed_forward(dense):
+    model = a_model(Experts(count=3, per_token=1, intermediate=4, dense_layers=dense))
+    kinds = [type(layer.feed_forward).__name__ for layer in model.layers]
+    assert kinds == ["FeedForward" if i in dense else "ExpertLayer" for i in range(2)]

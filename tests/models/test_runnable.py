@@ -1,0 +1,110 @@
+"""What runs is what was asked for, and where nobody asked, the choice says why."""
+
+import io
+import sys
+
+import pytest
+import tiny_checkpoints
+import tiny_tokenizers
+import torch
+
+from cairn.core.errors import CairnError
+from cairn.core.units import format_bytes, format_count
+from cairn.models import runnable
+from cairn.models.checkpoint import check_device, open_checkpoint
+from cairn.models.runnable import choose_dtype, open_model, progress_bar
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+class Cpu:
+    def __init__(self, *features: str) -> None:
+        self.features = features
+
+
+@pytest.mark.parametrize(
+    ("stored", "quantised", "device", "asked", "features", "chosen", "why"),
+    [
+        (F32, False, "cpu", "auto", (), F32, "the weights have this type"),
+        (F32, False, "cpu", "bfloat16", (), BF16, "as asked"),
+        (BF16, False, "cpu", "float32", ("amx-bf16",), F32, "as asked"),
+        (BF16, False, "cpu", "auto", ("avx2",), F32, "this CPU does not multiply in bfloat16"),
+        (BF16, False, "cpu", "auto", ("amx-bf16",), BF16, "the weights have this type"),
+        (F16, False, "cpu", "auto", (), F32, "CPUs multiply faster in float32 than in float16"),
+        (F32, False, "cuda", "auto", (), BF16, "a GPU multiplies fastest in bfloat16"),
+        (F16, False, "cuda", "auto", (), F16, "the weights have this type"),
+        (F16, True, "cuda:1", "auto", (), BF16, "a GPU multiplies fastest in bfloat16"),
+        (BF16, False, "cuda", "auto", (), BF16, "the weights have this type"),
+    ],
+)
+def test_the_type_is_chosen_for_a_reason(
+    monkeypatch, stored, quantised, device, asked, features, chosen, why
+):
+    monkeypatch.setattr(runnable, "read_cpu", lambda root: Cpu(*features))
+    assert choose_dtype(stored, quantised, device, asked) == (chosen, why)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tiny checkpoint with a tokenizer: enough to open, not to talk sense."""
+    source = tiny_checkpoints.folder("llama")
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tiny_tokenizers.save(tmp_path, tiny_tokenizers.byte_level(), eos_token="<|end|>")
+
+
+def test_an_opened_model_becomes_one_that_runs(folder):
+    opened = open_model(str(folder))
+    assert opened.spec == open_checkpoint(folder).spec
+    assert opened.eos_ids == (2,)
+    ready = opened.load("cpu", "float32")
+    assert (ready.device, ready.dtype) == ("cpu", "float32")
+    assert ready.bytes_per_token() == 4 * opened.spec.matmul_parameters()
+    summary = ready.summary()
+    count = opened.spec.parameters()
+    assert summary == (
+        f"{folder}: llama, {format_count(count)} parameters, {format_bytes(4 * count, 'decimal')} "
+        "in float32 on cpu (as asked)"
+    )
+    assert not ready.model.training
+
+
+def test_the_tokenizer_s_end_is_used_where_the_config_names_none(folder):
+    for name in ("config.json", "generation_config.json"):
+        text = (folder / name).read_text().replace('"eos_token_id": 2', '"eos_token_id": null')
+        (folder / name).write_text(text)
+    assert open_model(str(folder)).eos_ids == (0,)
+
+
+def test_a_random_model_needs_no_file():
+    opened = open_model("random:tiny-moe")
+    assert opened.tokenizer is None
+    first, second = (opened.load("cpu", "float32").model for _ in range(2))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "meta", "mps", "cuda:x", "cpu,cuda"])
+def test_what_is_no_device_for_models_is_refused(device):
+    with pytest.raises(CairnError, match=f"{device!r} is not a device that models run on"):
+        check_device(device)
+
+
+def test_progress_is_silent_where_nobody_looks(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress_bar("loading", 100) as progress:
+        progress(100)
+    assert sys.stderr.getvalue() == ""
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress_bar("loading stories", 2_000_000) as progress:
+        progress(2_000_000)
+    assert "loading stories" in sys.stderr.getvalue()
+    assert "2.0/2.0 MB" in sys.stderr.getvalue()
