@@ -1,6 +1,6 @@
 """What are the ceilings of this machine? `cairn calibrate`, kept as a record.
 
-    python benchmarks/machine.py --out benchmarks/h200/machine.json
+python benchmarks/machine.py --out benchmarks/h200/machine.json
 """
 
 import argparse

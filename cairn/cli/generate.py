@@ -155,6 +155,10 @@ def _prompt_ids(options: Generate, opened: "OpenModel") -> list[int]:
 
 
 def _stdin() -> str:
+    if sys.stdin is None:  # closed by whoever started us
+        raise UsageError(
+            "--prompt - is given, but stdin is closed", hint="send the prompt to stdin"
+        )
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -13,7 +13,8 @@ module imports neither torch nor triton.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-Expect = Literal["wgmma", "mma", "none"]  # which tensor-core instructions the machine code must have
+# Which tensor-core instructions the machine code must have.
+Expect = Literal["wgmma", "mma", "none"]
 
 
 class Cost(NamedTuple):
@@ -41,7 +42,7 @@ class Prepared(NamedTuple):
 
     ours: Callable[[], object]
     anchors: Mapping[str, Callable[[], object]]  # "cuDNN", "torch.compile": the bar in the same run
-    error: Callable[[], float]  # relative error of a fresh result against a float64 or float32 oracle
+    error: Callable[[], float]  # relative, of a fresh result against a float64 or float32 oracle
 
 
 class Case(NamedTuple):

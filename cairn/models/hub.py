@@ -35,6 +35,7 @@ REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)(?:/([\w./-]+\.gguf))?")
 # What a checkpoint needs; repositories also carry the same weights in other formats, and a repository of GGUF
 # files has every quantisation of them, of which one is named.
 WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+UNWANTED = ["consolidated*", "original/*"]  # the same weights once more, in the vendor's own format
 
 
 def resolve(name: str) -> Path:
@@ -103,7 +104,7 @@ def _from_hub(name: str, file: str | None) -> Path:
     try:
         if file is not None:
             return Path(hf_hub_download(name, file))
-        return Path(snapshot_download(name, allow_patterns=WANTED))
+        return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except HFValidationError:
         message = "is not here, and the hub has no such names"
         hint = _suggestion(name) or "give a path, or owner/name of a model hub"

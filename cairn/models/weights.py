@@ -100,7 +100,7 @@ def _check_tied_head(spec: ModelSpec, where: dict[str, Source], tensors: TensorS
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3])
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:3])
 
 
 def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:

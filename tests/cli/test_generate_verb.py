@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers
+import tokenizers
 import torch
 import transformers
 
@@ -25,7 +26,10 @@ TEMPLATE = "{% for m in messages %}<|begin|>{{ m.role }}: {{ m.content }}{% endf
 def made(tmp_path_factory) -> Path:
     """A tiny Llama with a byte-level tokenizer and no chat template."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    backend = tiny_tokenizers.byte_level()
+    return make(folder, tiny_tokenizers.byte_level(), eos_token="<|end|>", bos_token="<|begin|>")
+
+
+def make(folder: Path, backend: tokenizers.Tokenizer, **tokens: str) -> Path:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=backend.get_vocab_size(), hidden_size=32, intermediate_size=48,
@@ -34,8 +38,7 @@ def made(tmp_path_factory) -> Path:
         initializer_range=0.4,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tiny_tokenizers.save(folder, backend, eos_token="<|end|>", bos_token="<|begin|>")
-    return folder
+    return tiny_tokenizers.save(folder, backend, **tokens)
 
 
 @pytest.fixture
@@ -137,6 +140,22 @@ def test_the_prompt_may_be_token_ids(made, capsys):
     assert generate(made, "--token-ids", *ids, "--max-tokens", 9, "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["token_ids"] == expected(made, PROMPT, max_tokens=9)[0]
+
+
+def test_a_word_behind_the_prompt_keeps_its_space(tmp_path, capsys):
+    """A tokenizer that drops the space before the first word of a text must not drop this one."""
+    backend = tiny_tokenizers.sentencepiece()
+    folder = make(tmp_path / "model", backend, eos_token="</s>", bos_token="<s>")
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():  # it knows the space and nothing else
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.model.embed_tokens.weight.fill_(1)
+        model.model.norm.weight.fill_(1)
+        model.lm_head.weight[backend.token_to_id("▁")] = 1
+    model.save_pretrained(folder)
+    assert generate(folder, "--prompt", "Once", "--max-tokens", 3) == 0
+    assert capsys.readouterr().out == "   \n"
 
 
 def test_a_seed_gives_the_same_text_again(made, capsys):

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 
 from cairn.core.errors import ModelNotFound
 from cairn.models import hub
-from cairn.models.hub import PACKAGED, WANTED, Packaged, resolve
+from cairn.models.hub import PACKAGED, UNWANTED, WANTED, Packaged, resolve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -109,7 +109,7 @@ def test_only_what_a_checkpoint_needs_is_downloaded(monkeypatch, tmp_path):
         huggingface_hub, "snapshot_download", lambda name, **how: asked.update(how) or str(tmp_path)
     )
     assert resolve("org/name") == tmp_path
-    assert asked == {"allow_patterns": WANTED}
+    assert asked == {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
     wanted = [Path(f"x.{kind}") for kind in ("json", "safetensors", "jinja", "model")]
     others = [
         Path("x-Q4_0.gguf"),
