@@ -1,6 +1,8 @@
 """What every test shares: no network, few threads, reproducible properties."""
 
 import os
+import sys
+import zlib
 
 # One thread per test process: the suite runs two of them, and a thread pool does not survive the
 # fork of `forked.run_ranks`, which would hang.
@@ -29,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed(request: pytest.FixtureRequest) -> None:
+    """Random inputs differ from test to test, but not from run to run."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(autouse=True)

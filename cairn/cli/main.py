@@ -32,6 +32,8 @@ class Verb(NamedTuple):
 
 VERBS = {
     "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
+    "bench": Verb("cairn.cli.bench", "measure kernels against the ceilings of this machine"),
+    "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),
     "trace": Verb("cairn.cli.trace", "merge recorded events into one timeline for Perfetto"),

@@ -1,0 +1,115 @@
+"""Every kernel on every shape: is it right, how fast is it, what is the ceiling, and who else does it?
+
+    cases -> error against a reference -> time of ours and of each anchor -> Row -> kernels.json
+
+The ceilings (copy bandwidth, matmul rates) are measured first, on the same device in the same process. A case that
+fails becomes a row that says so, and the rest goes on. The file is written after every row, so that a run which is
+stopped keeps what it has. Prints nothing.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cairn.bench.record import Origin
+from cairn.core.errors import DataError, HardwareError
+from cairn.kernels import catalogue
+from cairn.kernels.kernel import Case
+from cairn.kernels.measure import Ceiling, Row, first_line, measure_case
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """benchmarks/h200/kernels.json."""
+
+    command: str
+    commit: str
+    date: str
+    device: str
+    versions: dict[str, str]
+    ceiling: Ceiling
+    rows: list[Row]
+
+
+def find_cases(only: Sequence[str], matching: str = "") -> list[Case]:
+    """Cases of the kernels named, or of all; with `matching` those whose shape or name contains it."""
+    cases = [case for name in catalogue.chosen(only) for case in catalogue.load(name).cases()]
+    return [case for case in cases if matching in f"{case.kernel} {case.shape} {case.dtype}"]
+
+
+def measure_all(cases: Sequence[Case], ceiling: Ceiling, budget_ms: float) -> Iterator[Row]:
+    """A row for each case; it ends early only when a kernel has left the GPU unusable."""
+    for case in cases:
+        row = measure_case(case, ceiling, budget_ms)
+        yield row
+        if row.failure is not None and (reason := _lost()) is not None:
+            raise HardwareError(
+                f"{case.kernel} {case.shape} has left the GPU unusable for this process: {reason}",
+                hint="measure the others with --only, and look at that one under compute-sanitizer",
+            )
+        _forget()
+
+
+def report(
+    origin: Origin, ceiling: Ceiling, rows: Sequence[Row], old: Report | None = None
+) -> Report:
+    """The new rows, and of an old report those that were not measured again, kernel by kernel."""
+    fresh = {_key(row) for row in rows}
+    kept = [row for row in old.rows if _key(row) not in fresh] if old else []
+    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
+    order = {name: place for place, name in enumerate(dict.fromkeys(r.kernel for r in together))}
+    together.sort(key=lambda row: order[row.kernel])
+    commands = [*(old.command.split("; ") if old and kept else []), origin.command]
+    return Report(
+        command="; ".join(dict.fromkeys(commands)),
+        commit=origin.commit,
+        date=origin.date,
+        device=origin.device,
+        versions=origin.versions,
+        ceiling=ceiling,
+        rows=together,
+    )
+
+
+def write(document: Report, path: Path) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    fresh.replace(path)
+
+
+def read(path: Path) -> Report:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(
+            f"cannot read {path}: {error}", hint="is it a file of `cairn bench kernels --out`?"
+        ) from None
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row.kernel, row.shape, row.dtype
+
+
+def _lost() -> str | None:
+    """Why nothing can run on the device any more: a bad pointer ends the whole context."""
+    torch = sys.modules["torch"]
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return first_line(error)
+    return None
+
+
+def _forget() -> None:
+    """Give memory back, and make torch.compile forget: or the next shape would get its dynamic form."""
+    torch = sys.modules["torch"]
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

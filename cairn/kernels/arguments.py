@@ -1,0 +1,81 @@
+"""Is this what the kernel was written for? Where it is not, a ValueError that names the argument.
+
+A kernel given a wrong pointer reads whatever lies there, so every public function checks before it launches.
+Nothing here looks at values: that would wait for the GPU.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32)
+
+
+def require(fine: bool, name: str, wanted: str, found: object) -> None:
+    if not fine:
+        raise ValueError(f"{name}: wanted {wanted}, got {found}")
+
+
+def check(
+    name: str,
+    tensor: Tensor,
+    *,
+    dtypes: Sequence[torch.dtype] | None = None,
+    shape: Sequence[int | None] | None = None,
+    beside: Tensor | None = None,
+    packed: bool = False,
+) -> Tensor:
+    """`shape`: None where any size will do. `beside`: a tensor on whose device it has to be."""
+    if dtypes is not None and tensor.dtype not in dtypes:
+        wanted = " or ".join(short(dtype) for dtype in dtypes)
+        require(False, name, wanted, short(tensor.dtype))
+    if shape is not None:
+        same = tensor.ndim == len(shape) and all(
+            want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
+        )
+        readable = [("*" if size is None else size) for size in shape]
+        require(same, name, f"shape {_written(readable)}", _written(tensor.shape))
+    if beside is not None:
+        require(tensor.device == beside.device, name, f"a tensor on {beside.device}", tensor.device)
+    if packed:
+        require(tensor.is_contiguous(), name, "a contiguous tensor", f"strides {tensor.stride()}")
+    return tensor
+
+
+def as_rows(name: str, tensor: Tensor) -> Tensor:
+    """The same memory as [rows, columns]: columns side by side, rows at one distance from another."""
+    require(tensor.ndim >= 1, name, "at least one dimension", "a scalar")
+    columns = tensor.shape[-1]
+    require(columns > 0, name, "at least one column", f"shape {_written(tensor.shape)}")
+    side_by_side = tensor.stride(-1) == 1 or columns == 1 or not tensor.numel()
+    require(side_by_side, name, "stride 1 in the last dimension", tensor.stride())
+    try:
+        return tensor.view(-1, columns) if tensor.ndim != 2 else tensor
+    except RuntimeError:
+        wanted = "rows at one distance from another"
+        raise ValueError(f"{name}: wanted {wanted}, got strides {tensor.stride()}") from None
+
+
+def output(
+    name: str,
+    given: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    beside: Tensor,
+) -> Tensor:
+    """The caller's buffer, if it fits, or a new one."""
+    if given is None:
+        return torch.empty(tuple(shape), dtype=dtype, device=beside.device)
+    check(name, given, dtypes=(dtype,), shape=shape, beside=beside)
+    as_rows(name, given)
+    return given
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _written(shape: Sequence[object]) -> str:
+    return "[" + ", ".join(str(size) for size in shape) + "]"

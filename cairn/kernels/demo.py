@@ -1,0 +1,88 @@
+"""What `python -m cairn.kernels.NAME` does: check the kernel, and show its rate beside this machine's ceiling.
+
+    python -m cairn.kernels.rmsnorm                                       every case: error, time, rate, anchors
+    compute-sanitizer python -m cairn.kernels.rmsnorm --check 3           the errors of the 3 smallest cases only
+
+On a GPU every case of the module is checked and timed. Without one its numerics are checked by its tests in the
+interpreter, if the sources of the tests are there. Knows no kernel by name.
+"""
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cairn.kernels.kernel import Case
+from cairn.kernels.measure import Row, first_line, measure_case, measure_ceiling, require_gpu
+
+
+def demo(module_name: str) -> None:
+    """Runs as a program: prints, and leaves with 1 when a case fails."""
+    import torch
+
+    name = module_name.rpartition(".")[2]
+    if not torch.cuda.is_available():
+        sys.exit(_on_cpu(name))
+    cases = list(importlib.import_module(module_name).cases())
+    match sys.argv[1:]:
+        case ["--check", *count]:
+            smallest = sorted(cases, key=lambda case: case.cost.bytes)
+            sys.exit(check(smallest[: int(count[0])] if count else smallest))
+        case []:
+            sys.exit(_measure(name, cases))
+        case _:
+            sys.exit(f"usage: python -m {module_name} [--check [COUNT]]")
+
+
+def check(cases: Sequence[Case]) -> int:
+    """Errors only, each case once: what a sanitizer can afford."""
+    failed = 0
+    for case in cases:
+        try:
+            error = float(case.prepare().error())
+            wrong = "" if error <= case.tolerance else f" exceeds {case.tolerance:.1e}"
+        except Exception as problem:  # noqa: BLE001  the other cases are checked all the same
+            error, wrong = math.nan, f" {first_line(problem)}"
+        failed += bool(wrong)
+        print(
+            f"{case.kernel:<24} {case.shape:<32} {case.dtype:<5} error {error:.1e}{wrong}",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+def line(row: Row) -> str:
+    """One case for a person: what it is, how wrong, how fast, and beside what."""
+    head = f"{row.kernel:<24} {row.shape:<32} {row.dtype:<5}"
+    if row.failure is not None:
+        return f"{head} FAILED: {row.failure}"
+    rate = (
+        f"{row.tflops:7.1f} TFLOP/s {row.gbps:7.0f} GB/s {row.fraction_of_ceiling:6.1%} of ceiling"
+    )
+    anchor = f"{row.ratio_to_anchor:5.2f}x {row.anchor}" if row.anchor else "no anchor"
+    return f"{head} error {row.error:.1e} {1e3 * (row.ms or 0):9.1f} us {rate}  {anchor}"
+
+
+def _measure(name: str, cases: Sequence[Case]) -> int:
+    print(f"{name} on {require_gpu()}: {len(cases)} cases")
+    ceiling = measure_ceiling({case.dtype for case in cases})
+    failed = 0
+    for case in cases:
+        row = measure_case(case, ceiling)
+        failed += row.failure is not None
+        print(line(row), flush=True)
+    return 1 if failed else 0
+
+
+def _on_cpu(name: str) -> int:
+    print(f"{name}: no CUDA device here, so its numerics are checked in Triton's interpreter")
+    tests = Path(__file__).parents[2] / "tests" / "kernels" / f"interpreted_{name}.py"
+    if not tests.exists():
+        print(f"hint: `cairn kernels explain {name}` compiles it for sm_90 without a GPU")
+        return 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(command, check=False, env=environment).returncode

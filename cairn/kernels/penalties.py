@@ -1,0 +1,302 @@
+"""Logits after a grammar's mask and the penalties on what was said before, in float32.
+
+    repetition    seen in prompt or answer: a positive logit is divided by it, a negative one multiplied; 1: none
+    frequency     that much less for each time the token is in the answer; 0: none
+    presence      that much less if it is in the answer at all; 0: none
+    mask          -inf where the grammar does not allow the token
+
+State stays on the GPU: how often each token was generated, and one bit for each token of the prompt. `count` adds the
+tokens that were just chosen. Knows nothing about sampling. Bytes moved: logits read, float32 written; counts are read
+only for rows that have a penalty.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.arguments import FLOATS, INTEGERS, check, output, require
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+
+
+class Penalties(NamedTuple):
+    """For each row of state."""
+
+    repetition_N: Tensor  # float32
+    presence_N: Tensor  # float32
+    frequency_N: Tensor  # float32
+    counts_NV: Tensor  # int32: how often each token was generated
+    prompt_NW: Tensor | None = (
+        None  # int32 words of 32 bits: bit v % 32 of word v // 32 set if v is in the prompt
+    )
+
+
+def words(vocabulary: int) -> int:
+    return -(-vocabulary // 32)
+
+
+def bits_reference(words_BW: Tensor, vocabulary: int) -> Tensor:
+    """Words of 32 bits -> bool [B, V]."""
+    place = torch.arange(32, device=words_BW.device)
+    return (words_BW[..., None] >> place & 1).flatten(1)[:, :vocabulary].bool()
+
+
+def penalize_reference(
+    logits_BV: Tensor, penalties: Penalties | None, rows_B: Tensor, allowed_BW: Tensor | None
+) -> Tensor:
+    scores_BV, vocabulary = logits_BV.float(), logits_BV.shape[1]
+    if penalties is not None:
+        rows_B = rows_B.clamp(min=0).long()
+        repetition, presence, frequency = (tensor[rows_B][:, None] for tensor in penalties[:3])
+        counts_BV = penalties.counts_NV[rows_B]
+        seen_BV = counts_BV > 0
+        if penalties.prompt_NW is not None:
+            seen_BV = seen_BV | bits_reference(penalties.prompt_NW[rows_B], vocabulary)
+        weaker_BV = torch.where(scores_BV > 0, scores_BV / repetition, scores_BV * repetition)
+        scores_BV = torch.where(seen_BV, weaker_BV, scores_BV)
+        scores_BV = scores_BV - (frequency * counts_BV + presence * (counts_BV > 0))
+    if allowed_BW is not None:
+        scores_BV = scores_BV.masked_fill(~bits_reference(allowed_BW, vocabulary), -torch.inf)
+    return scores_BV
+
+
+@triton.jit
+def _penalize_kernel(
+    logits, out, rows, repetitions, presences, frequencies, counts, prompt, allowed,
+    logits_stride, out_stride, counts_stride, prompt_stride, allowed_stride,
+    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, PENALTIES: tl.constexpr, PROMPT: tl.constexpr,
+    ALLOWED: tl.constexpr,
+):  # fmt: skip
+    BLOCKS: tl.constexpr = (VOCABULARY + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    word = tl.program_id(0) % BLOCKS * (BLOCK // 32) + tl.arange(0, BLOCK // 32)[:, None]
+    bit = tl.arange(0, 32)[None, :]  # a row of the tile for each word of bits: it is loaded once
+    column = word * 32 + bit
+    there = column < VOCABULARY
+    score = tl.load(logits + row * logits_stride + column, mask=there, other=0.0).to(tl.float32)
+    if PENALTIES:
+        state = tl.maximum(tl.load(rows + row), 0).to(tl.int64)
+        repetition = tl.load(repetitions + state)
+        presence = tl.load(presences + state)
+        frequency = tl.load(frequencies + state)
+        strict = tl.where((repetition != 1.0) | (presence != 0.0) | (frequency != 0.0), 1, 0)
+        times = tl.load(counts + state * counts_stride + column, mask=there & (strict > 0), other=0)
+        seen = times > 0
+        if PROMPT:
+            mask = (word * 32 < VOCABULARY) & (strict > 0)
+            said = tl.load(prompt + state * prompt_stride + word, mask=mask, other=0)
+            seen = seen | ((said >> bit) & 1 != 0)
+        weaker = tl.where(score > 0.0, tl.div_rn(score, repetition), score * repetition)
+        score = tl.where(seen, weaker, score)
+        score -= frequency * times.to(tl.float32) + tl.where(times > 0, presence, 0.0)
+    if ALLOWED:
+        may = tl.load(allowed + row * allowed_stride + word, mask=word * 32 < VOCABULARY, other=0)
+        score = tl.where((may >> bit) & 1 != 0, score, float("-inf"))
+    tl.store(out + row * out_stride + column, score, mask=there)
+
+
+@triton.jit(do_not_specialize=["tokens_count"])
+def _count_kernel(counts, tokens, rows, tokens_count, stride, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + index, mask=index < tokens_count, other=-1).to(tl.int64)
+    token = tl.load(tokens + index, mask=row >= 0, other=0)
+    tl.atomic_add(counts + row * stride + token, 1, mask=row >= 0)
+
+
+def penalize(
+    logits_BV: Tensor,
+    penalties: Penalties | None = None,
+    *,
+    rows_B: Tensor | None = None,
+    allowed_BW: Tensor | None = None,
+    out: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """float32 [B, V]. `rows_B`: which row of `penalties` belongs to which row of logits; None: the same."""
+    check("logits", logits_BV, dtypes=FLOATS, shape=(None, None))
+    batch, vocabulary = logits_BV.shape
+    require(
+        logits_BV.stride(1) == 1 or vocabulary == 1,
+        "logits",
+        "stride 1 in the last dimension",
+        logits_BV.stride(),
+    )
+    if penalties is not None:
+        _check_penalties(penalties, logits_BV, batch if rows_B is None else None)
+    if allowed_BW is not None:
+        check(
+            "allowed",
+            allowed_BW,
+            dtypes=(torch.int32,),
+            shape=(batch, words(vocabulary)),
+            beside=logits_BV,
+        )
+        require(
+            allowed_BW.stride(1) == 1,
+            "allowed",
+            "stride 1 in the last dimension",
+            allowed_BW.stride(),
+        )
+    if rows_B is None:
+        rows_B = torch.arange(batch, device=logits_BV.device)
+    check("rows", rows_B, dtypes=INTEGERS, shape=(batch,), beside=logits_BV, packed=True)
+    out = output("out", out, (batch, vocabulary), torch.float32, logits_BV)
+    if (
+        choose("penalties", impl, {"triton": needs_cuda(logits_BV), "reference": None}).impl
+        == "reference"
+    ):
+        return out.copy_(penalize_reference(logits_BV, penalties, rows_B, allowed_BW))
+    if batch:
+        _launch(logits_BV, penalties, rows_B, allowed_BW, out)
+    return out
+
+
+def _launch(
+    logits_BV: Tensor,
+    penalties: Penalties | None,
+    rows_B: Tensor,
+    allowed_BW: Tensor | None,
+    out: Tensor,
+) -> None:
+    (batch, vocabulary), block = logits_BV.shape, 4096
+    prompt_NW = None if penalties is None else penalties.prompt_NW
+    tensors = (
+        *(penalties[:4] if penalties else (out,) * 4),
+        out if prompt_NW is None else prompt_NW,
+    )
+    allowed = out if allowed_BW is None else allowed_BW  # stands in, is not read
+    kernel: Any = _penalize_kernel
+    kernel[(batch * triton.cdiv(vocabulary, block),)](
+        logits_BV, out, rows_B, *tensors, allowed,
+        *(tensor.stride(0) for tensor in (logits_BV, out, *tensors[3:], allowed)),
+        VOCABULARY=vocabulary, BLOCK=block, PENALTIES=penalties is not None, PROMPT=prompt_NW is not None,
+        ALLOWED=allowed_BW is not None, num_warps=8,
+    )  # fmt: skip
+
+
+def count(penalties: Penalties, tokens_B: Tensor, rows_B: Tensor, impl: Impl = "auto") -> None:
+    """Add each row's token to its counts; a row of -1 is padding. Exact, whatever the order."""
+    check("counts", penalties.counts_NV, dtypes=(torch.int32,), shape=(None, None), packed=True)
+    check(
+        "tokens", tokens_B, dtypes=INTEGERS, shape=(None,), beside=penalties.counts_NV, packed=True
+    )
+    check("rows", rows_B, dtypes=INTEGERS, shape=tokens_B.shape, beside=tokens_B, packed=True)
+    if (
+        choose("penalties", impl, {"triton": needs_cuda(tokens_B), "reference": None}).impl
+        == "reference"
+    ):
+        real = rows_B >= 0
+        places = (rows_B[real].long(), tokens_B[real].long())
+        penalties.counts_NV.index_put_(places, torch.ones_like(places[0]).int(), accumulate=True)
+    elif tokens_B.numel():
+        kernel: Any = _count_kernel
+        kernel[(triton.cdiv(tokens_B.numel(), 128),)](
+            penalties.counts_NV, tokens_B, rows_B, tokens_B.numel(), penalties.counts_NV.stride(0), BLOCK=128,
+        )  # fmt: skip
+
+
+def _check_penalties(penalties: Penalties, logits_BV: Tensor, rows: int | None) -> None:
+    vocabulary = logits_BV.shape[1]
+    counts_NV = penalties.counts_NV
+    check(
+        "counts",
+        counts_NV,
+        dtypes=(torch.int32,),
+        shape=(rows, vocabulary),
+        beside=logits_BV,
+        packed=True,
+    )
+    for name, tensor in zip(Penalties._fields[:3], penalties[:3], strict=True):
+        name = name.removesuffix("_N")
+        check(
+            name,
+            tensor,
+            dtypes=(torch.float32,),
+            shape=counts_NV.shape[:1],
+            beside=logits_BV,
+            packed=True,
+        )
+    if penalties.prompt_NW is not None:
+        shape = (counts_NV.shape[0], words(vocabulary))
+        check(
+            "prompt",
+            penalties.prompt_NW,
+            dtypes=(torch.int32,),
+            shape=shape,
+            beside=logits_BV,
+            packed=True,
+        )
+
+
+def cost(batch: int, vocabulary: int, bytes_each: int = 2, penalties: bool = True) -> Cost:
+    counted = 4 + 1 / 8 if penalties else 0
+    return Cost(
+        flops=4.0 * batch * vocabulary, bytes=batch * vocabulary * (bytes_each + 4 + counted)
+    )
+
+
+TYPES = dict(
+    logits="*bf16", out="*fp32", rows="*i64", repetitions="*fp32", presences="*fp32", frequencies="*fp32",
+    counts="*i32", prompt="*i32", allowed="*i32", logits_stride="i32", out_stride="i32", counts_stride="i32",
+    prompt_stride="i32", allowed_stride="i32",
+)  # fmt: skip
+VARIANTS = [
+    Variant(
+        "penalties 151936 bf16, everything",
+        _penalize_kernel,
+        TYPES,
+        dict(VOCABULARY=151936, BLOCK=4096, PENALTIES=True, PROMPT=True, ALLOWED=True),
+        {"num_warps": 8},
+        tuple(name for name in TYPES if name not in ("prompt_stride", "allowed_stride")),
+    ),
+    Variant(
+        "penalties count",
+        _count_kernel,
+        dict(counts="*i32", tokens="*i32", rows="*i32", tokens_count="i32", stride="i32"),
+        {"BLOCK": 128},
+        {"num_warps": 4},
+        ("counts", "tokens", "rows", "stride"),
+    ),
+]
+
+
+def random_penalties(rows: int, vocabulary: int, device: str = "cuda") -> Penalties:
+    """A tenth of the tokens have been seen, most of them once or twice."""
+    counts_NV = torch.randint(-18, 3, (rows, vocabulary), device=device).clamp(min=0).int()
+    prompt_NW = torch.randint(-(2**31), 2**31, (rows, words(vocabulary)), device=device).int()
+    uniform = torch.rand(3, rows, device=device)
+    return Penalties(1 + uniform[0], uniform[1], uniform[2], counts_NV, prompt_NW)
+
+
+def _prepare(batch: int, vocabulary: int) -> Prepared:
+    logits_BV = torch.randn(batch, vocabulary, device="cuda", dtype=torch.bfloat16)
+    penalties, rows_B = random_penalties(batch, vocabulary), torch.randperm(batch, device="cuda")
+    out_BV = torch.empty(batch, vocabulary, device="cuda")
+
+    def ours() -> Tensor:
+        return penalize(logits_BV, penalties, rows_B=rows_B, out=out_BV)
+
+    def error() -> float:
+        poison(out_BV)
+        return relative_error(ours(), penalize_reference(logits_BV, penalties, rows_B, None))
+
+    compiled = torch.compile(penalize_reference)
+    anchors = {"torch.compile": lambda: compiled(logits_BV, penalties, rows_B, None)}
+    return Prepared(ours, anchors, error)
+
+
+def cases() -> Iterator[Case]:
+    yield Case(
+        "penalties", "256 x 151936", "bf16", cost(256, 151936), lambda: _prepare(256, 151936), 1e-5
+    )
+
+
+if __name__ == "__main__":
+    from cairn.kernels.demo import demo
+
+    demo(__spec__.name)

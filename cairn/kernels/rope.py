@@ -1,0 +1,356 @@
+"""From the fused projection to attention: norm each head of q and k, and rotate them by their positions.
+
+    qkv [T, (H + 2K) * C]  ->  q [T, H, C], k [T, K, C], v [T, K, C]
+
+    per head of q and k:  x = rmsnorm(x) * weight (Qwen3, Gemma; optional), then with the angle of its position
+    low' = low cos - high sin,  high' = high cos + low sin            dimension i is paired with i + C/2
+
+The table [P, C] has a row for each position: C/2 cosines, then C/2 sines, an amplitude (YaRN) already in them;
+`rope_table` makes one. Without positions its row t belongs to token t. Without a table nothing is rotated. Norms
+round as the plain model rounds; the rotation is computed in float32 and rounded once. The same kernel can write k and
+v into a cache of pages: kv_write offers that.
+
+A head is one row for the kernel, so any number of heads fits. Bytes moved: q and k once in and once out; v stays
+where it is, and the table is read from the cache of the GPU.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.anchors import compiled
+from cairn.kernels.arguments import FLOATS, INTEGERS, check, require, short
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.quantize import fp8_scaled
+from cairn.kernels.rmsnorm import rmsnorm_reference
+from cairn.kernels.rope_backward import Heads, rope_backward
+from cairn.kernels.rows import blocks, launch, width
+from cairn.kernels.tuned import Tuning, tuned
+
+FP8 = torch.float8_e4m3fn
+DEFAULT = {"rows": 32, "warps": 4}
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+class Pages(NamedTuple):
+    """Where keys and values go; see kv_write."""
+
+    slots_T: Tensor  # int: page * page_size + place, or -1
+    cache_k: Tensor  # [pages, page_size, K, C]
+    cache_v: Tensor
+    k_scale: Tensor | None = (
+        None  # float32, one element or one per head: what a stored key is multiplied by
+    )
+    v_scale: Tensor | None = None
+
+
+def rope_table(
+    frequencies: Tensor, length: int, amplitude: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Cosines and sines for positions 0..length-1 from radians per position [C/2]."""
+    positions = torch.arange(length, dtype=torch.float32, device=frequencies.device)
+    angles = positions[:, None] * frequencies.float()
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude).to(dtype)
+
+
+def rope_reference(
+    qkv_TE: Tensor, heads: Heads, table: Tensor | None, positions: Tensor | None
+) -> Three:
+    packed = qkv_TE.unflatten(-1, (heads.q + 2 * heads.kv, -1))
+    q, k, v = packed.split([heads.q, heads.kv, heads.kv], dim=1)
+    if heads.q_weight is not None and heads.k_weight is not None:
+        q = rmsnorm_reference(q, heads.q_weight, heads.eps, heads.plus_one)
+        k = rmsnorm_reference(k, heads.k_weight, heads.eps, heads.plus_one)
+    if table is not None:
+        rows = table[: len(q)] if positions is None else table[positions.long()]
+        q, k = _rotated(q, rows), _rotated(k, rows)
+    return q, k, v
+
+
+def _rotated(x_THC: Tensor, rows_TC: Tensor) -> Tensor:
+    wide = x_THC if x_THC.dtype == torch.float64 else x_THC.float()
+    cos, sin = rows_TC[:, None].to(wide.dtype).chunk(2, dim=-1)
+    low, high = wide.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x_THC.dtype)
+
+
+@triton.jit
+def _put(at, low, high, scale, head, mask, SIZE: tl.constexpr, SCALES: tl.constexpr):
+    """Both halves of a head. SCALES: 0 none, 1 one for all heads, 2 one for each."""
+    kind = at.dtype.scalar.element_ty
+    if kind == tl.float8e4nv:
+        factor = 1.0
+        if SCALES == 1:
+            factor = tl.div_rn(1.0, tl.load(scale))
+        elif SCALES == 2:
+            factor = tl.div_rn(1.0, tl.load(scale + head, mask=(head >= 0) & mask, other=1.0))
+        tl.store(at, fp8_scaled(low.to(tl.float32), factor), mask=mask)
+        tl.store(at + SIZE // 2, fp8_scaled(high.to(tl.float32), factor), mask=mask)
+    else:
+        tl.store(at, low.to(kind), mask=mask)
+        tl.store(at + SIZE // 2, high.to(kind), mask=mask)
+
+
+@triton.jit
+def _normed(x, r, q_weight, k_weight, is_q, i, inside, PLUS_ONE: tl.constexpr, dtype: tl.constexpr):
+    """Half a head times its rstd and weight, rounded as the plain model rounds."""
+    x = x * r
+    if not PLUS_ONE:
+        x = x.to(dtype).to(tl.float32)
+    of_q = tl.load(q_weight + i, mask=inside, other=0.0, eviction_policy="evict_last")
+    of_k = tl.load(k_weight + i, mask=inside, other=0.0, eviction_policy="evict_last")
+    weight = tl.where(is_q, of_q, of_k).to(tl.float32) + (1.0 if PLUS_ONE else 0.0)
+    return (x * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rope_kernel(
+    qkv, table, positions, q_weight, k_weight, q_out, k_out, slots, cache_k, cache_v,
+    k_scale, v_scale, rows, eps, qkv_token, table_row, q_token, k_token, page, place, head_stride,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    PAGE: tl.constexpr, SCALES: tl.constexpr, PLUS_ONE: tl.constexpr,
+):  # fmt: skip
+    """A row is one head of one token: H of q and K of k, and K of v where there is a cache."""
+    per_token = (H + K) if slots is None else (H + 2 * K)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    token, head = (row // per_token).to(tl.int64), row % per_token
+    is_q, is_v = head < H, head >= H + K
+    is_k = (head >= H) & (head < H + K)
+    i = tl.arange(0, HALF)[None, :]
+    inside = i < C // 2
+    mask = (row < rows) & inside
+    at = qkv + token * qkv_token + head * C + i
+    low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(at + C // 2, mask=mask, other=0.0).to(tl.float32)
+    dtype = qkv.dtype.element_ty
+    if q_weight is not None:
+        r = tl.rsqrt(tl.sum(low * low + high * high, axis=1)[:, None] / C + eps)
+        n_low = _normed(low, r, q_weight, k_weight, is_q, i, inside, PLUS_ONE, dtype)
+        n_high = _normed(high, r, q_weight, k_weight, is_q, i + C // 2, inside, PLUS_ONE, dtype)
+        low, high = tl.where(is_v, low, n_low), tl.where(is_v, high, n_high)
+    if table is not None:
+        position = token
+        if positions is not None:
+            position = tl.load(positions + token, mask=row < rows, other=0).to(tl.int64)
+        angles = table + position * table_row + i
+        turned = mask & (head < H + K)
+        cos = tl.load(angles, mask=turned, other=1.0).to(tl.float32)
+        sin = tl.load(angles + C // 2, mask=turned, other=0.0).to(tl.float32)
+        low, high = low * cos - high * sin, high * cos + low * sin
+    low, high = low.to(dtype), high.to(dtype)
+    _put(q_out + token * q_token + head * C + i, low, high, None, head, mask & is_q, C, 0)
+    if k_out is not None:
+        at = k_out + token * k_token + (head - H) * C + i
+        _put(at, low, high, None, head, mask & is_k, C, 0)
+    if slots is not None:
+        slot = tl.load(slots + token, mask=row < rows, other=-1).to(tl.int64)
+        kept = mask & (slot >= 0)
+        at = slot // PAGE * page + slot % PAGE * place + i
+        head -= H
+        _put(cache_k + at + head * head_stride, low, high, k_scale, head, kept & is_k, C, SCALES)
+        head -= K
+        _put(cache_v + at + head * head_stride, low, high, v_scale, head, kept & is_v, C, SCALES)
+
+
+def rope(
+    qkv: Tensor,
+    heads: Heads,
+    table: Tensor | None,
+    positions: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Three:
+    """q [T, H, C] and k [T, K, C], normed and rotated; v is a view of qkv. Differentiable."""
+    check_rope(qkv, heads, table, positions)
+    chosen = choose("rope", impl, {"triton": needs_cuda(qkv), "reference": None})
+    if chosen.impl == "reference":
+        return rope_reference(qkv, heads, table, positions)
+    return _Rope.apply(qkv, heads.q_weight, heads.k_weight, heads, table, positions)
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        heads: Heads,
+        table: Tensor | None,
+        positions: Tensor | None,
+    ) -> Three:
+        packed = qkv.unflatten(-1, (heads.q + 2 * heads.kv, -1))
+        tokens, _, size = packed.shape
+        q = torch.empty(tokens, heads.q, size, dtype=qkv.dtype, device=qkv.device)
+        k = torch.empty(tokens, heads.kv, size, dtype=qkv.dtype, device=qkv.device)
+        how = tuned("rope", key(size, qkv.dtype), DEFAULT)
+        launch_rope(how, qkv, heads, table, positions, q, k, None)
+        ctx.heads = heads._replace(q_weight=None, k_weight=None)
+        ctx.save_for_backward(qkv, q_weight, k_weight, table, positions)
+        return q, k, packed[:, heads.q + heads.kv :]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
+        qkv, q_weight, k_weight, table, positions = ctx.saved_tensors
+        heads = ctx.heads._replace(q_weight=q_weight, k_weight=k_weight)
+        dq, dk, dv = (grad.contiguous() for grad in grad_outputs)
+        found = rope_backward(dq, dk, dv, qkv, heads, table, positions, impl="triton")
+        return *found, None, None, None
+
+
+def check_rope(qkv: Tensor, heads: Heads, table: Tensor | None, positions: Tensor | None) -> int:
+    size = heads.check(qkv)
+    if table is not None:
+        check("table", table, dtypes=FLOATS, shape=(None, size), beside=qkv)
+        require(table.stride(1) == 1, "table", "stride 1 in the last dimension", table.stride())
+        enough = positions is not None or table.shape[0] >= qkv.shape[0]
+        require(enough, "table", f"a row for each of {qkv.shape[0]} tokens", tuple(table.shape))
+    if positions is not None:
+        shape = (qkv.shape[0],)
+        check("positions", positions, dtypes=INTEGERS, shape=shape, beside=qkv, packed=True)
+    return size
+
+
+def key(size: int, dtype: torch.dtype) -> str:
+    return f"size={size},{short(dtype)}"
+
+
+def launch_rope(
+    how: Mapping[str, int],
+    qkv: Tensor,
+    heads: Heads,
+    table: Tensor | None,
+    positions: Tensor | None,
+    q: Tensor,
+    k: Tensor | None,
+    pages: Pages | None,
+) -> None:
+    tokens, size = qkv.shape[0], q.shape[2]
+    rows = tokens * (heads.q + heads.kv * (1 if pages is None else 2))
+    require(rows < 2**31, "qkv", "fewer than 2**31 heads of tokens", rows)
+    if not rows:
+        return
+    to = pages or (None,) * 5
+    page, place, head = (0, 0, 0) if pages is None else pages.cache_k.stride()[:3]
+    scales = 0 if pages is None or pages.k_scale is None else 1 + (pages.k_scale.numel() > 1)
+    launch(
+        _rope_kernel, blocks(rows, how["rows"]),
+        qkv, table, positions, heads.q_weight, heads.k_weight, q, k, *to, rows, heads.eps, qkv.stride(0),
+        0 if table is None else table.stride(0), q.stride(0), 0 if k is None else k.stride(0),
+        page, place, head, H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), ROWS=how["rows"],
+        PAGE=1 if pages is None else pages.cache_k.shape[1], SCALES=scales,
+        PLUS_ONE=heads.plus_one, num_warps=how["warps"],
+    )  # fmt: skip
+
+
+def cost(tokens: int, heads: Heads, size: int, element_bytes: int = 2) -> Cost:
+    elements = tokens * (heads.q + heads.kv) * size
+    return Cost(9 * elements, 2 * elements * element_bytes)
+
+
+def variant(size: int, q: int, kv: int, how: dict[str, int], normed: bool, cache: str) -> Variant:
+    pointers = {"qkv": "*bf16", "table": "*fp32", "positions": "*i64", "q_out": "*bf16"}
+    pointers |= dict.fromkeys(("q_weight", "k_weight"), "*bf16") if normed else {}
+    if cache:
+        pointers |= {"slots": "*i64", "cache_k": f"*{cache}", "cache_v": f"*{cache}"}
+    else:
+        pointers |= {"k_out": "*bf16"}
+    scaled = cache == "fp8e4nv"
+    pointers |= dict.fromkeys(("k_scale", "v_scale"), "*fp32") if scaled else {}
+    strides = ("qkv_token", "table_row", "q_token", "k_token", "page", "place", "head_stride")
+    optional = {
+        "q_weight",
+        "k_weight",
+        "slots",
+        "cache_k",
+        "cache_v",
+        "k_out",
+        "k_scale",
+        "v_scale",
+    }
+    return Variant(
+        f"rope {q}/{kv} x {size}{' + norms' * normed}{f' + {cache} cache' * bool(cache)}, {how}",
+        _rope_kernel,
+        pointers | dict.fromkeys(strides, "i32") | {"rows": "i32", "eps": "fp32"},
+        {"H": q, "K": kv, "C": size, "HALF": width(size // 2), "ROWS": how["rows"], "PAGE": 64}
+        | {"SCALES": int(scaled), "PLUS_ONE": False, **dict.fromkeys(optional - set(pointers))},
+        {"num_warps": how["warps"]},
+        [*pointers, *strides],
+    )
+
+
+CANDIDATES = [{"rows": r, "warps": w} for r, w in
+              ((16, 4), (32, 4), (64, 4), (64, 8), (128, 8), (16, 2), (8, 1))]  # fmt: skip
+VARIANTS = [
+    variant(128, 32, 8, DEFAULT, True, ""),
+    variant(128, 32, 8, DEFAULT, False, ""),
+    variant(64, 14, 2, DEFAULT, False, ""),
+    variant(96, 32, 32, DEFAULT, False, ""),
+    variant(256, 8, 4, DEFAULT, True, ""),
+]
+_TOKENS = 16384
+
+
+def cases() -> Iterator[Case]:
+    for q, kv, normed in ((32, 8, True), (32, 8, False), (16, 8, True)):
+        yield Case(
+            f"rope{' + qk-norm' * normed}",
+            f"{_TOKENS} tokens, {q}/{kv} heads x 128",
+            "bf16",
+            cost(_TOKENS, Heads(q, kv), 128),
+            functools.partial(_prepare, q, kv, normed),
+        )
+
+
+class Inputs(NamedTuple):
+    qkv: Tensor
+    heads: Heads
+    table: Tensor
+    positions: Tensor
+
+
+def random_inputs(tokens: int, q: int, kv: int, normed: bool) -> Inputs:
+    """On the GPU, heads of 128, in sequences of 4096."""
+    qkv = torch.randn(tokens, (q + 2 * kv) * 128, device="cuda").bfloat16()
+    weights = torch.randn(2, 128, device="cuda").bfloat16()
+    heads = Heads(q, kv, weights[0], weights[1]) if normed else Heads(q, kv)
+    frequencies = 1e6 ** -(torch.arange(64, device="cuda") / 64)
+    positions = torch.arange(tokens, device="cuda") % 4096
+    return Inputs(qkv, heads, rope_table(frequencies, 4096), positions)
+
+
+def _prepare(q: int, kv: int, normed: bool) -> Prepared:
+    inputs = random_inputs(_TOKENS, q, kv, normed)
+    out_q = torch.empty(_TOKENS, q, 128, dtype=torch.bfloat16, device="cuda")
+    out_k = torch.empty(_TOKENS, kv, 128, dtype=torch.bfloat16, device="cuda")
+
+    def run() -> None:
+        how = tuned("rope", key(128, torch.bfloat16), DEFAULT)
+        launch_rope(how, *inputs, out_q, out_k, None)
+
+    def error() -> float:
+        poison(out_q, out_k)
+        run()
+        truth = rope_reference(inputs.qkv.double(), *inputs[1:])
+        return relative_error((out_q, out_k), truth[:2])
+
+    plain = compiled(rope_reference)
+    return Prepared(run, {"torch.compile": lambda: plain(*inputs)[:2]}, error)
+
+
+def tuning() -> Iterator[Tuning]:
+    yield Tuning(key(128, torch.bfloat16), CANDIDATES, lambda: _prepare(32, 8, True).ours)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,301 @@
+"""The gradients of `rope`: from dq, dk, dv back to the fused projection, and to the weights of the norms.
+
+Turning back is turning by the negative angle; then follows what rmsnorm_backward does, for each head of C columns.
+One launch: a share of the programs takes the heads of q, one those of k and one those of v (which are copied). Each
+program sums up its weight gradient and writes it once; the sums are added in a fixed order. Bytes moved: gradients
+of all heads in and out, and with norms q and k once more.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.anchors import compiled
+from cairn.kernels.arguments import FLOATS, check, require, short
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.rows import blocks, launch, multiprocessors, sum_parts, width
+from cairn.kernels.tuned import Tuning, tuned
+
+DEFAULT = {"rows": 16, "warps": 4, "stages": 1, "per_sm": 5}
+Gradients = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+class Heads(NamedTuple):
+    """How a row of the fused projection is divided: q, k and v heads of one size; and how q and k are normed."""
+
+    q: int
+    kv: int
+    q_weight: Tensor | None = None  # [C]; None: no norm
+    k_weight: Tensor | None = None
+    eps: float = 1e-6
+    plus_one: bool = False
+
+    def check(self, qkv: Tensor) -> int:
+        """The size of a head, if everything fits."""
+        check("qkv", qkv, dtypes=FLOATS, shape=(None, None))
+        require(qkv.stride(1) == 1, "qkv", "stride 1 in the last dimension", qkv.stride())
+        number = self.q + 2 * self.kv
+        fits = self.q > 0 and self.kv > 0 and qkv.shape[1] % (2 * number) == 0
+        require(fits, "qkv", f"{number} heads of an even size", f"{qkv.shape[1]} columns")
+        size = qkv.shape[1] // number
+        require(
+            (self.q_weight is None) == (self.k_weight is None),
+            "k_weight",
+            "one with q_weight",
+            None,
+        )
+        for name, weight in (("q_weight", self.q_weight), ("k_weight", self.k_weight)):
+            if weight is not None:
+                check(name, weight, dtypes=FLOATS, shape=(size,), beside=qkv, packed=True)
+        return size
+
+
+def rope_backward_reference(
+    grads: tuple[Tensor, Tensor, Tensor],
+    qkv_TE: Tensor,
+    heads: Heads,
+    table: Tensor | None,
+    positions: Tensor | None,
+) -> Gradients:
+    """In float32, or in float64 where qkv is; rounded at the end only."""
+    wide = torch.float64 if qkv_TE.dtype == torch.float64 else torch.float32
+    packed = qkv_TE.unflatten(-1, (heads.q + 2 * heads.kv, -1)).to(wide)
+    parts = packed.split([heads.q, heads.kv, heads.kv], dim=1)
+    found, weights = [], [heads.q_weight, heads.k_weight, None]
+    for part, weight in enumerate(weights):
+        d, x = grads[part].to(wide), parts[part]
+        if table is not None and part < 2:
+            angles = table[: len(x)] if positions is None else table[positions.long()]
+            cos, sin = angles[:, None].to(wide).chunk(2, dim=-1)
+            low, high = d.chunk(2, dim=-1)
+            d = torch.cat((low * cos + high * sin, high * cos - low * sin), dim=-1)
+        if weight is not None:
+            r = torch.rsqrt(x.square().mean(-1, keepdim=True) + heads.eps)
+            n, dn = x * r, d * (weight.to(wide) + heads.plus_one)
+            weights[part] = (d * n).sum((0, 1)).to(weight.dtype)
+            d = (dn - n * (dn * n).mean(-1, keepdim=True)) * r
+        found.append(d)
+    return torch.cat(found, dim=1).flatten(1).to(qkv_TE.dtype), weights[0], weights[1]
+
+
+@triton.jit(do_not_specialize=["tokens", "q_programs", "k_programs"])
+def _rope_backward_kernel(
+    dq, dk, dv, qkv, table, positions, q_weight, k_weight, dqkv, parts, tokens, eps,
+    q_programs, k_programs, dq_token, dk_token, dv_token, qkv_token, dqkv_token, table_row,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    PLUS_ONE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Programs 0..q_programs-1 take the heads of q, the next k_programs those of k, the rest those of v."""
+    program = tl.program_id(0)
+    is_q, is_v = program < q_programs, program >= q_programs + k_programs
+    grad = tl.where(is_q, dq, tl.where(is_v, dv, dk))
+    grad_token = tl.where(is_q, dq_token, tl.where(is_v, dv_token, dk_token))
+    heads = tl.where(is_q, H, K)
+    column = tl.where(is_q, 0, tl.where(is_v, (H + K) * C, H * C))
+    others = tl.num_programs(0) - q_programs - k_programs
+    first = program - tl.where(is_q, 0, tl.where(is_v, q_programs + k_programs, q_programs))
+    step = tl.where(is_q, q_programs, tl.where(is_v, others, k_programs))
+    i = tl.arange(0, HALF)[None, :]
+    inside = i < C // 2
+    w_low = tl.zeros([1, HALF], tl.float32)
+    w_high = tl.zeros([1, HALF], tl.float32)
+    if q_weight is not None:
+        weight = tl.where(is_q, q_weight, k_weight)
+        w_low = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+        w_high = tl.load(weight + i + C // 2, mask=inside, other=0.0).to(tl.float32)
+        w_low += 1.0 if PLUS_ONE else 0.0
+        w_high += 1.0 if PLUS_ONE else 0.0
+    dw_low = tl.zeros([ROWS, HALF], tl.float32)
+    dw_high = tl.zeros([ROWS, HALF], tl.float32)
+    rows = tokens * heads
+    for start in tl.range(first * ROWS, rows, step * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)[:, None]
+        token, head = (row // heads).to(tl.int64), row % heads
+        mask = (row < rows) & inside
+        at = grad + token * grad_token + head * C + i
+        low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        high = tl.load(at + C // 2, mask=mask, other=0.0).to(tl.float32)
+        if table is not None:
+            position = token
+            if positions is not None:
+                position = tl.load(positions + token, mask=row < rows, other=0).to(tl.int64)
+            angles = table + position * table_row + i
+            turned = mask & (is_v == 0)
+            cos = tl.load(angles, mask=turned, other=1.0).to(tl.float32)
+            sin = tl.load(angles + C // 2, mask=turned, other=0.0).to(tl.float32)
+            low, high = low * cos + high * sin, high * cos - low * sin
+        if q_weight is not None:
+            at = qkv + token * qkv_token + column + head * C + i
+            normed = mask & (is_v == 0)
+            x_low = tl.load(at, mask=normed, other=0.0).to(tl.float32)
+            x_high = tl.load(at + C // 2, mask=normed, other=0.0).to(tl.float32)
+            r = tl.rsqrt(tl.sum(x_low * x_low + x_high * x_high, axis=1)[:, None] / C + eps)
+            x_low, x_high = x_low * r, x_high * r
+            dw_low += low * x_low
+            dw_high += high * x_high
+            d_low, d_high = low * w_low, high * w_high
+            along = tl.sum(d_low * x_low + d_high * x_high, axis=1)[:, None] / C
+            low = tl.where(is_v, low, (d_low - x_low * along) * r)
+            high = tl.where(is_v, high, (d_high - x_high * along) * r)
+        at = dqkv + token * dqkv_token + column + head * C + i
+        tl.store(at, low.to(dqkv.dtype.element_ty), mask=mask)
+        tl.store(at + C // 2, high.to(dqkv.dtype.element_ty), mask=mask)
+    if q_weight is not None:
+        at = parts + program * C + i
+        tl.store(at, tl.sum(dw_low, axis=0)[None, :], mask=inside)
+        tl.store(at + C // 2, tl.sum(dw_high, axis=0)[None, :], mask=inside)
+
+
+def rope_backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    qkv: Tensor,
+    heads: Heads,
+    table: Tensor | None,
+    positions: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Gradients:
+    """Gradients of qkv and of the norms' weights (None without norms)."""
+    size = heads.check(qkv)
+    tokens = qkv.shape[0]
+    for name, grad, count in (("dq", dq, heads.q), ("dk", dk, heads.kv), ("dv", dv, heads.kv)):
+        check(name, grad, dtypes=FLOATS, shape=(tokens, count, size), beside=qkv)
+        packed = not grad.numel() or grad.stride()[1:] == (size, 1)
+        require(packed, name, "heads side by side", f"strides {grad.stride()}")
+    chosen = choose("rope_backward", impl, {"triton": needs_cuda(qkv), "reference": None})
+    if chosen.impl == "reference":
+        return rope_backward_reference((dq, dk, dv), qkv, heads, table, positions)
+    return _launch((dq, dk, dv), qkv, heads, table, positions, size)
+
+
+def _launch(
+    grads: tuple[Tensor, Tensor, Tensor],
+    qkv: Tensor,
+    heads: Heads,
+    table: Tensor | None,
+    positions: Tensor | None,
+    size: int,
+) -> Gradients:
+    how = tuned("rope_backward", f"size={size},{short(qkv.dtype)}", DEFAULT)
+    tokens = qkv.shape[0]
+    q_programs, k_programs, v_programs = _shares(tokens, heads, how, qkv.device)
+    programs = q_programs + k_programs + v_programs
+    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    parts = torch.empty(programs, size, dtype=torch.float32, device=qkv.device)
+    launch(
+        _rope_backward_kernel, programs,
+        *grads, qkv, table, positions, heads.q_weight, heads.k_weight, dqkv, parts, tokens,
+        heads.eps, q_programs, k_programs, *(grad.stride(0) for grad in grads), qkv.stride(0),
+        dqkv.stride(0), 0 if table is None else table.stride(0),
+        H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), ROWS=how["rows"],
+        PLUS_ONE=heads.plus_one, STAGES=how["stages"], num_warps=how["warps"],
+    )  # fmt: skip
+    if heads.q_weight is None or heads.k_weight is None:
+        return dqkv, None, None
+    of_q, of_k, _ = parts.split([q_programs, k_programs, v_programs])
+    return dqkv, sum_parts(of_q, heads.q_weight.dtype), sum_parts(of_k, heads.k_weight.dtype)
+
+
+def _shares(
+    tokens: int, heads: Heads, how: dict[str, int], device: torch.device
+) -> tuple[int, int, int]:
+    """Programs for q, k and v in the ratio of the bytes they move: with norms v moves a third less."""
+    most = how["per_sm"] * multiprocessors(device)
+    moved = 3 if heads.q_weight is not None else 2
+    loads = [moved * heads.q, moved * heads.kv, 2 * heads.kv]
+    counts = [heads.q, heads.kv, heads.kv]
+    q, k, v = (
+        max(1, min(most * load // sum(loads), blocks(tokens * count, how["rows"])))
+        for load, count in zip(loads, counts, strict=True)
+    )
+    return q, k, v
+
+
+def cost(tokens: int, heads: Heads, size: int, normed: bool, element_bytes: int = 2) -> Cost:
+    again = heads.q + heads.kv if normed else 0
+    elements = tokens * size * (2 * (heads.q + 2 * heads.kv) + again)
+    return Cost(6 * elements, elements * element_bytes)
+
+
+def _variant(heads: Heads, size: int, how: dict[str, int], normed: bool) -> Variant:
+    pointers = dict.fromkeys(("dq", "dk", "dv", "qkv", "dqkv"), "*bf16")
+    pointers |= {"table": "*fp32", "positions": "*i64", "parts": "*fp32"}
+    pointers |= dict.fromkeys(("q_weight", "k_weight"), "*bf16") if normed else {}
+    strides = ("dq_token", "dk_token", "dv_token", "qkv_token", "dqkv_token", "table_row")
+    counts = dict.fromkeys(("tokens", "q_programs", "k_programs"), "i32")
+    return Variant(
+        f"rope backward {heads.q}/{heads.kv} x {size}{' + norms' * normed}, {how}",
+        _rope_backward_kernel,
+        pointers | dict.fromkeys(strides, "i32") | counts | {"eps": "fp32"},
+        {"H": heads.q, "K": heads.kv, "C": size, "HALF": width(size // 2), "PLUS_ONE": False}
+        | {"ROWS": how["rows"], "STAGES": how["stages"]}
+        | ({} if normed else {"q_weight": None, "k_weight": None}),
+        {"num_warps": how["warps"]},
+        [*pointers, *strides],
+    )
+
+
+_CANDIDATES = [
+    {"rows": rows, "warps": warps, "stages": stages, "per_sm": per_sm}
+    for rows, warps, stages, per_sm in (
+        (16, 4, 1, 5), (16, 4, 2, 4), (16, 4, 1, 10), (32, 4, 1, 3), (32, 4, 2, 2), (64, 8, 2, 1),
+    )
+]  # fmt: skip
+VARIANTS = [
+    _variant(Heads(32, 8), 128, DEFAULT, True),
+    _variant(Heads(32, 8), 128, DEFAULT, False),
+    _variant(Heads(14, 2), 64, DEFAULT, False),
+]
+_TOKENS = 16384
+
+
+def cases() -> Iterator[Case]:
+    for q, kv, normed in ((32, 8, True), (32, 8, False), (16, 8, True)):
+        yield Case(
+            f"rope{' + qk-norm' * normed} backward",
+            f"{_TOKENS} tokens, {q}/{kv} heads x 128",
+            "bf16",
+            cost(_TOKENS, Heads(q, kv), 128, normed),
+            functools.partial(_prepare, q, kv, normed),
+        )
+
+
+def _prepare(q: int, kv: int, normed: bool) -> Prepared:
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda").bfloat16()
+
+    heads = Heads(q, kv, random(128), random(128)) if normed else Heads(q, kv)
+    qkv, table = random(_TOKENS, (q + 2 * kv) * 128), random(4096, 128).float()
+    grads = (random(_TOKENS, q, 128), random(_TOKENS, kv, 128), random(_TOKENS, kv, 128))
+    positions = torch.arange(_TOKENS, device="cuda") % 4096
+
+    def run() -> Gradients:
+        return rope_backward(*grads, qkv, heads, table, positions, impl="triton")
+
+    def error() -> float:
+        wide = (grads[0].double(), grads[1].double(), grads[2].double())
+        truth = rope_backward_reference(wide, qkv.double(), heads, table, positions)
+        pairs = [(one, other) for one, other in zip(run(), truth, strict=True) if other is not None]
+        return max(relative_error(one, other) for one, other in pairs if one is not None)
+
+    plain = compiled(rope_backward_reference)
+    anchors = {"torch.compile": lambda: plain(grads, qkv, heads, table, positions)}
+    return Prepared(run, anchors, error)
+
+
+def tuning() -> Iterator[Tuning]:
+    yield Tuning("size=128,bfloat16", _CANDIDATES, lambda: _prepare(32, 8, True).ours)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,69 @@
+"""Kernels that are wrong on purpose, each in one way: what `lint` is there to catch."""
+
+import triton
+import triton.language as tl
+
+from cairn.kernels.kernel import Variant
+
+POINTERS = {"a": "*bf16", "b": "*bf16", "c": "*bf16"}
+SIZES = {"M": "i32", "N": "i32", "K": "i32"}
+ALIGNED = ("a", "b", "c", "M", "N", "K")
+
+
+@triton.jit
+def by_pointers(
+    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EXACT: tl.constexpr
+):
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        left = tl.load(a + row[:, None] * K + (k + inner)[None, :])
+        right = tl.load(b + (k + inner)[:, None] * N + column[None, :])
+        if EXACT:
+            total += tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
+        else:
+            total = tl.dot(left, right, total)
+    tl.store(c + row[:, None] * N + column[None, :], total.to(tl.bfloat16))
+
+
+@triton.jit
+def by_tiles(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(0, K, BK):
+        total = tl.dot(a.load([row, k]), b.load([column, k]).T, total)
+    c.store([row, column], total.to(tl.bfloat16))
+
+
+@triton.jit
+def broken(a, N: tl.constexpr):
+    tl.store(a + tl.arange(0, N), tl.load(a + tl.arange(0, N + N)))
+
+
+def matmul(name: str, m: int, n: int, k: int, *, exact: bool = False, **options: int) -> Variant:
+    constants = {"BM": m, "BN": n, "BK": k, "EXACT": exact}
+    return Variant(name, by_pointers, {**POINTERS, **SIZES}, constants, options, ALIGNED, "wgmma")
+
+
+GOOD = matmul("good", 128, 128, 64, num_warps=8, num_stages=3)
+SPILLS = matmul("spills", 128, 128, 64, num_warps=4, num_stages=2, maxnreg=144)
+TOO_MUCH_SHARED = matmul("too much shared memory", 128, 256, 64, num_warps=8, num_stages=7)
+ORDINARY_CORES = matmul("ordinary cores", 32, 32, 32, exact=True, num_warps=4, num_stages=2)
+ONLY_MMA = matmul("only mma", 16, 64, 64, num_warps=4, num_stages=2)
+SERIALISED = Variant(
+    "serialised",
+    by_tiles,
+    {
+        "a": "tensordesc<bf16[128, 64]>",
+        "b": "tensordesc<bf16[256, 64]>",
+        "c": "tensordesc<bf16[128, 256]>",
+        **SIZES,
+    },
+    {"BM": 128, "BN": 256, "BK": 64},
+    {"num_warps": 8, "num_stages": 3},
+    ("M", "N", "K"),
+    "wgmma",
+)
+BROKEN = Variant("broken", broken, {"a": "*fp32"}, {"N": 64})

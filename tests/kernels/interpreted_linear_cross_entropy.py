@@ -1,0 +1,114 @@
+"""The last layer and its loss in chunks, with the loss kernel in the interpreter, against float64."""
+
+import cairn.kernels.interpret  # noqa: F401  isort: skip
+
+import pytest
+import torch
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.cross_entropy_rule import Rule, VocabShard
+from cairn.kernels.linear_cross_entropy import (
+    _chunk,
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+)
+
+# Products of bfloat16 on a CPU without them fall back with a warning.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
+def inputs(tokens, width, vocabulary, dtype=torch.float32):
+    x = torch.randn(tokens, width).to(dtype).requires_grad_()
+    weight = (torch.randn(vocabulary, width) * width**-0.5).to(dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,))
+    targets[2::5] = -100
+    return x, weight, targets
+
+
+def truth(x, weight, targets, scale, **rule):
+    wide = [part.detach().double().requires_grad_() for part in (x, weight)]
+    losses = linear_cross_entropy_reference(*wide, targets, scale.double(), Rule(**rule))
+    gradients = torch.autograd.grad(losses.loss, wide)
+    return losses.loss.detach(), losses.loss_T.detach(), *gradients
+
+
+def ours(x, weight, targets, factor=1.0, **options):
+    losses = linear_cross_entropy(x, weight, targets, **options, impl="triton")
+    gradients = torch.autograd.grad(losses.loss * factor, (x, weight))
+    return losses.loss.detach(), losses.loss_T, *gradients
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", [{}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}])
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_mean(dtype, rule, chunk):
+    x, weight, targets = inputs(20, 24, 301, dtype)
+    exact = truth(x, weight, targets, 1.0 / (targets >= 0).sum(), **rule)
+    found = ours(x, weight, targets, **rule, chunk_tokens=chunk)
+    assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_sum_with_weights_and_a_factor_in_backward():
+    x, weight, targets = inputs(18, 16, 130)
+    weights = torch.rand(18)
+    exact = truth(x, weight, targets, weights)
+    options = dict(reduction="sum", weights_T=weights, chunk_tokens=5)
+    loss, loss_T, grad_x, grad_weight = ours(x, weight, targets, 3.0, **options)
+    assert relative_error((loss, loss_T, grad_x / 3, grad_weight / 3), exact) < 1e-5
+
+
+def test_float32_sums_round_once():
+    x, weight, targets = inputs(48, 16, 90, torch.bfloat16)
+    exact = truth(x, weight, targets, 1.0 / (targets >= 0).sum())[3]
+    plain, careful = (
+        relative_error(ours(x, weight, targets, chunk_tokens=3, accumulate=dtype)[3], exact)
+        for dtype in (None, torch.float32)
+    )
+    assert careful < plain < 1e-2
+
+
+def test_one_operand_without_a_gradient_and_none_at_all():
+    x, weight, targets = inputs(9, 8, 50)
+    loss = linear_cross_entropy(x, weight.detach(), targets, impl="triton").loss
+    [grad_x] = torch.autograd.grad(loss, x)
+    assert relative_error(grad_x, truth(x, weight, targets, 1.0 / (targets >= 0).sum())[2]) < 1e-5
+    with torch.no_grad():
+        silent = linear_cross_entropy(x, weight, targets, impl="triton")
+    assert not silent.loss.requires_grad
+    assert relative_error(silent.loss, loss.detach()) < 1e-6
+
+
+def test_no_tokens_and_nothing_that_counts():
+    x, weight, targets = inputs(6, 8, 50)
+    empty = ours(x[:0].detach().requires_grad_(), weight, targets[:0])
+    assert empty[0] == 0
+    assert not empty[3].any()
+    ignored = ours(x, weight, torch.full((6,), -100))
+    assert ignored[0] == 0
+    assert not ignored[2].any()
+    assert not ignored[3].any()
+
+
+def test_backward_works_once():
+    x, weight, targets = inputs(6, 8, 50)
+    loss = linear_cross_entropy(x, weight, targets, impl="triton").loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="gone after one backward"):
+        loss.backward()
+
+
+def test_a_single_rank_is_a_shard_of_everything():
+    x, weight, targets = inputs(11, 8, 70)
+    shard = VocabShard(0, 70, all_max=lambda top: top, all_sum=lambda rest: rest)
+    whole = ours(x, weight, targets, z_loss=1e-3, chunk_tokens=4)
+    sharded = ours(x, weight, targets, z_loss=1e-3, chunk_tokens=4, shard=shard)
+    assert relative_error(sharded, whole) < 1e-5
+
+
+def test_chunks_are_even_and_small():
+    assert _chunk(8192, 131072, torch.bfloat16) == 2048
+    assert _chunk(8192, 151936, torch.bfloat16) == 1664
+    assert _chunk(1, 1000, torch.float32) == 128
+    for tokens in (1, 127, 5000, 100_000):
+        chunk = _chunk(tokens, 151936, torch.bfloat16)
+        assert chunk * 151936 * 2 <= 512 * 2**20

@@ -1,0 +1,130 @@
+"""Kernels compile for sm_90 without a GPU, and the lint catches each way in which one can be bad."""
+
+import os
+import subprocess
+import sys
+
+import bad_kernels
+import pytest
+
+import cairn.kernels.catalogue as catalogue
+from cairn.core.errors import ConfigError
+from cairn.kernels import build
+from cairn.kernels.compile import compile_variant, fingerprint, signature
+from cairn.kernels.compiled import STAGES, Compiled
+from cairn.kernels.lint import Finding, lint
+
+
+def rules(findings: list[Finding]) -> set[str]:
+    return {finding.rule for finding in findings if finding.severity == "fail"}
+
+
+def sample(kernel: str) -> list[build.Job]:
+    """One variant of each compiled function: all of them take minutes, `cairn kernels check` does that."""
+    first = {id(v.function): v.name for v in reversed(build.variants(kernel))}
+    return [build.Job(kernel, name) for name in first.values()]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Compiled]]:
+    """By kernel. In one process beside this one, so that a compiler that crashes is a finding."""
+    results: dict[str, list[Compiled]] = {kernel: [] for kernel in catalogue.kernels()}
+    jobs = [job for kernel in results for job in sample(kernel)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAIRN_CACHE", str(tmp_path_factory.mktemp("compiled")))
+        for found in build.build(jobs, workers=1):
+            results[found.kernel].append(found)
+    return results
+
+
+@pytest.mark.timeout(400)  # the first pays for all
+@pytest.mark.parametrize("kernel", list(catalogue.kernels()))
+def test_a_variant_of_each_function_compiles_well(kernel: str, compiled: dict[str, list[Compiled]]):
+    assert compiled[kernel]
+    for found in compiled[kernel]:
+        failures = [f"{f.rule}: {f.message}" for f in lint(found) if f.severity == "fail"]
+        assert not failures, f"{found.variant}: {failures}"
+
+
+@pytest.mark.parametrize("kernel", list(catalogue.kernels()))
+def test_every_variant_names_the_arguments_of_its_kernel(kernel: str):
+    for variant in build.variants(kernel):
+        types = signature(variant)
+        assert set(variant.aligned) <= {name for name, kind in types.items() if kind != "constexpr"}
+
+
+@pytest.fixture(scope="module")
+def good() -> Compiled:
+    return compile_variant(bad_kernels.GOOD, "matmul")
+
+
+def test_a_good_kernel_has_every_stage_and_no_findings(good: Compiled):
+    assert lint(good) == []
+    assert set(good.stages) == set(STAGES)
+    assert all(good.stages.values())
+    assert set(good.stage_ms) == {"front end", "ttir", "ttgir", "llir", "ptx", "cubin"}
+    assert all(ms > 0 for ms in good.stage_ms.values())
+    assert good.mix["tensor core"] > 0
+    assert good.multiplies
+    assert (good.warps, good.shared_bytes) == (8, 3 * 2 * (128 * 64 + 64 * 128))
+    assert 0 < good.registers <= 255
+    assert good.occupancy is not None
+    assert good.occupancy.blocks >= 1
+    assert [source.text.splitlines()[0] for source in good.sources] == ["@triton.jit"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "rule"),
+    [
+        (bad_kernels.SPILLS, "spills"),
+        (bad_kernels.SERIALISED, "serialised"),
+        (bad_kernels.TOO_MUCH_SHARED, "shared_memory"),
+        (bad_kernels.ORDINARY_CORES, "tensor_cores"),
+        (bad_kernels.ONLY_MMA, "tensor_cores"),
+        (bad_kernels.BROKEN, "compiles"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_bad_kernel_is_caught(variant, rule):
+    assert rule in rules(lint(compile_variant(variant)))
+
+
+def test_a_kernel_that_does_not_compile_says_why():
+    compiled = compile_variant(bad_kernels.BROKEN)
+    assert "incompatible dimensions" in (compiled.error or "")
+    assert compiled.stages == {}
+
+
+def test_a_variant_with_wrong_arguments_names_them():
+    wrong = bad_kernels.GOOD._replace(types={"a": "*bf16", "x": "i32"})
+    with pytest.raises(ConfigError, match=r"gives x .* leaves out b, c, M, N, K"):
+        signature(wrong)
+    assert "leaves out b, c" in (compile_variant(wrong).error or "")
+
+
+def test_a_fingerprint_follows_what_decides_the_machine_code():
+    same = bad_kernels.GOOD._replace(constants=dict(reversed(bad_kernels.GOOD.constants.items())))
+    assert fingerprint(same) == fingerprint(bad_kernels.GOOD)
+    others = [
+        bad_kernels.GOOD._replace(options={"num_warps": 4}),
+        bad_kernels.GOOD._replace(constants={**bad_kernels.GOOD.constants, "BK": 32}),
+        bad_kernels.GOOD._replace(types={**bad_kernels.GOOD.types, "a": "*fp16"}),
+        bad_kernels.GOOD._replace(aligned=()),
+        bad_kernels.GOOD._replace(function=bad_kernels.by_tiles),
+    ]
+    assert len({fingerprint(variant) for variant in (bad_kernels.GOOD, *others)}) == 6
+
+
+def test_fingerprints_agree_between_processes():
+    code = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import bad_kernels\n"
+        "from cairn.kernels.compile import fingerprint; print(fingerprint(bad_kernels.GOOD))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == fingerprint(bad_kernels.GOOD)
+
+
+def test_a_process_that_interprets_does_not_compile(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match="interpreted in this process"):
+        compile_variant(bad_kernels.GOOD)

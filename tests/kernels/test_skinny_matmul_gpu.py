@@ -1,0 +1,106 @@
+"""Products of few rows on a GPU: both kernels, slabs, and a chain of them that overlap inside a graph."""
+
+import pytest
+import torch
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.epilogue import Epilogue, matmul_reference
+from cairn.kernels.skinny_matmul import _key, skinny_matmul
+from cairn.kernels.skinny_plans import candidates, default_plan, rows_plan
+from cairn.kernels.tuned import trying
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+
+
+def operands(m, n, k, dtype=BF16):
+    x = torch.randn(m, k, device="cuda").to(dtype)
+    return x, (torch.randn(n, k, device="cuda") * k**-0.5).to(dtype)
+
+
+def truth(x, w, **parts):
+    wide = {name: part.double() if isinstance(part, torch.Tensor) else part
+            for name, part in parts.items()}  # fmt: skip
+    return matmul_reference(x.double(), w, Epilogue(**wide), torch.float64)
+
+
+def by_plan(plan, x, w, **parts):
+    with trying("skinny_matmul", _key(x.shape[0], *w.shape, x.dtype), plan._asdict()):
+        return skinny_matmul(x, w, **parts, impl="triton")
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 16, 50, 64])
+def test_defaults(m):
+    for n, k in ((1024, 2048), (1000, 3080)):
+        x, w = operands(m, n, k)
+        y = torch.empty(m, n, device="cuda", dtype=BF16)
+        poison(y)
+        skinny_matmul(x, w, out=y, impl="triton")
+        assert relative_error(y, truth(x, w)) < 1e-2
+
+
+@pytest.mark.parametrize("m", [8, 64])
+def test_every_candidate(m):
+    x = torch.randint(-2, 3, (m, 3072), device="cuda").to(BF16)
+    w = torch.randint(-2, 3, (1024, 3072), device="cuda").to(BF16)
+    exact = (x.float() @ w.float().T).to(BF16)
+    for plan in candidates(m, 1024, 3072):
+        assert torch.equal(by_plan(plan, x, w), exact), plan
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("m", [1, 7, 64])
+def test_epilogues(m, swiglu):
+    n, k = 1040, 2048
+    x, w = operands(m, n, k)
+    parts = dict(
+        bias_N=torch.randn(n, device="cuda", dtype=BF16),
+        activation="swiglu" if swiglu else None,
+        residual_MN=torch.randn(m, n // 2 if swiglu else n, device="cuda", dtype=BF16),
+    )
+    for plan in {default_plan(m, n, k), rows_plan() if m <= 8 else default_plan(m, n, k)}:
+        y = by_plan(plan, x, w, **parts)
+        assert relative_error(y, truth(x, w, **parts)) < 1e-2
+
+
+def test_the_last_program_joins_what_the_second_kernel_would():
+    x, w = operands(64, 1024, 2048)
+    counters = torch.zeros(128, dtype=torch.int32, device="cuda")
+    expected = skinny_matmul(x, w, impl="triton")
+    for _ in range(50):
+        y = torch.empty_like(expected)
+        poison(y)
+        skinny_matmul(x, w, out=y, counters=counters, impl="triton")
+        assert torch.equal(y, expected)
+    assert not counters.any()
+
+
+@pytest.mark.parametrize("m", [1, 8, 32])
+def test_a_chain_in_a_graph(m):
+    """Each product starts before its predecessor has ended, and still sees what that one wrote."""
+    weights = [operands(m, 2048, 2048)[1] for _ in range(12)]
+    x = torch.randn(m, 2048, device="cuda", dtype=BF16)
+    buffers = [torch.empty_like(x) for _ in range(3)]
+
+    def chain(product):
+        y = x
+        for i, w in enumerate(weights):
+            y = product(y, w, buffers[i % 3])
+        return y
+
+    expected = chain(lambda y, w, _: skinny_matmul(y, w, impl="triton")).clone()
+    torch.cuda.synchronize()
+
+    def run():
+        return chain(lambda y, w, out: skinny_matmul(y, w, out=out, impl="triton"))
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    for _ in range(20):
+        poison(*buffers)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)
