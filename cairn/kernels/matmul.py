@@ -289,12 +289,13 @@ def cases() -> Iterator[Case]:
     for m, n, k in (*SQUARE, *TRAINING):
         shape = f"{m} x {n} x {k}"
         yield Case("matmul", shape, "bf16", cost(m, n, k), lambda s=(m, n, k): _prepare(*s))
-    m, n, k = 8192, 24576, 4096
-    yield Case("matmul + swiglu", f"{m} x {n} x {k}", "bf16", cost(m, n, k, swiglu=True),
-               lambda: _prepare(m, n, k, activation="swiglu"))  # fmt: skip
-    m, n, k = 8192, 4096, 12288
-    yield Case("matmul + residual", f"{m} x {n} x {k}", "bf16", cost(m, n, k, residual=True),
-               lambda: _prepare(m, n, k, residual=True))  # fmt: skip
+    swiglu, residual = (8192, 24576, 4096), (8192, 4096, 12288)
+    yield Case("matmul + swiglu", " x ".join(map(str, swiglu)), "bf16",
+               cost(*swiglu, swiglu=True),
+               lambda: _prepare(*swiglu, activation="swiglu"))  # fmt: skip
+    yield Case("matmul + residual", " x ".join(map(str, residual)), "bf16",
+               cost(*residual, residual=True),
+               lambda: _prepare(*residual, residual=True))  # fmt: skip
 
 
 def _prepare(
