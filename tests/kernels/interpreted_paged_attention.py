@@ -1,0 +1,161 @@
+"""Attention over pages, in the interpreter: decode, prefill and mixed batches against float64."""
+
+import cairn.kernels.interpret  # isort: skip  # noqa: F401
+
+import pytest
+import torch
+
+from cairn.kernels import paged_decode, paged_prefill
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.paged_attention import FP8, checked, paged_attention, paged_attention_reference
+from cairn.kernels.paged_cases import Shape, random_call, run
+from cairn.kernels.paged_parts import Workspace, lasting_workspace
+from cairn.kernels.paged_tiles import Paged
+from cairn.kernels.tuned import trying
+
+
+def shape(queries, lengths, **rest) -> Shape:
+    return Shape(queries, lengths, **{"heads": 4, "kv_heads": 2, "columns": 64} | rest)
+
+
+def exact(call: Paged) -> tuple[torch.Tensor, torch.Tensor]:
+    """What float64 makes of the same numbers."""
+    wide = call._replace(q_THC=call.q_THC.double())
+    if call.cache_k.dtype != FP8:
+        wide = wide._replace(cache_k=call.cache_k.double(), cache_v=call.cache_v.double())
+    return paged_attention_reference(wide)
+
+
+def check(call: Paged, tolerance: float = 1e-5, **more) -> None:
+    call = call._replace(**more)
+    # What no sequence owns must not matter: another page, or the rest of a last page.
+    used = torch.zeros(call.cache_k.shape[:2], dtype=torch.bool)
+    for table, length in zip(call.block_tables.tolist(), call.lengths.tolist(), strict=True):
+        for token in range(length):
+            used[table[token // call.page_size], token % call.page_size] = True
+    for cache in (call.cache_k, call.cache_v):
+        if cache.dtype != FP8:
+            cache[~used] = torch.nan
+    lse_TH = torch.empty(call.q_THC.shape[:2])
+    poison(call.out_THC, lse_TH)
+    paged_attention(
+        *call[:6], max_query=call.max_query, scale=call.scale, window=call.window, softcap=call.softcap,
+        sinks_H=call.sinks_H, k_scale=call.k_scale, v_scale=call.v_scale, out=call.out_THC, lse=lse_TH, impl="triton",
+    )  # fmt: skip
+    out_THC, exact_lse_TH = exact(call)
+    assert relative_error(call.out_THC, out_THC) < tolerance
+    saw = exact_lse_TH.isfinite()
+    assert torch.equal(lse_TH.isfinite(), saw)
+    assert relative_error(lse_TH[saw], exact_lse_TH[saw]) < max(tolerance, 1e-5)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rest"),
+    [
+        ([300, 1, 0, 17, 64, 0], {"heads": 8}),  # cut into pieces, empty, one token, whole tiles
+        ([130, 77], {"page": 64}),
+        ([130, 257], {"page": 256, "by_head": True}),
+        ([70, 200], {"heads": 6, "columns": 96}),  # groups of 3, heads that are no power of two
+        ([70, 10], {"heads": 18, "kv_heads": 1, "page": 32}),  # more heads in a group than 16 rows
+        ([0, 0], {}),
+    ],
+    ids=str,
+)
+def test_decode(lengths, rest):
+    check(random_call(shape([1] * len(lengths), lengths, **rest), "cpu", torch.float32))
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_decode_in_other_tiles(block):
+    key = paged_decode.key(64, 16, torch.float32, 16)
+    with trying("paged_attention", key, {"block": block, "per_sm": 3}):
+        check(random_call(shape([1, 1, 1], [200, 0, 33]), "cpu", torch.float32))
+
+
+@pytest.mark.parametrize("lengths", [[300, 40, 0, 700], [3, 0, 1, 2]])
+def test_whoever_comes_last_adds_up(lengths):
+    call = random_call(shape([1] * 4, lengths), "cpu", torch.float32)
+    workspace = lasting_workspace(call.q_THC.device, width=64)
+    poison(*workspace[:3])
+    for _ in range(2):
+        poison(call.out_THC)
+        run(call, workspace)
+        assert relative_error(call.out_THC, exact(call)[0]) < 1e-5
+        assert not workspace.arrivals.any()
+    with pytest.raises(ValueError, match=r"^workspace: "):
+        run(call, Workspace(*(tensor[:2] for tensor in workspace)))
+
+
+@pytest.mark.parametrize("window", [0, 1, 40])
+def test_decode_of_several_queries(window):
+    """Some sequences have fewer, one has none: what speculative decoding looks like."""
+    check(random_call(shape([3, 1, 0, 2], [100, 5, 7, 2]), "cpu", torch.float32), window=window)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decode_in_16_bits(dtype):
+    check(random_call(shape([1, 1, 1], [150, 0, 33]), "cpu", dtype), 1e-2)
+
+
+@pytest.mark.parametrize("scales", [1, 2])
+@pytest.mark.parametrize("queries", [[1, 1], [20, 1]])
+def test_fp8_cache(scales, queries):
+    call = random_call(shape(queries, [150, 33], fp8=True), "cpu")
+    check(call, 1e-2, k_scale=torch.rand(scales) + 0.5, v_scale=torch.rand(scales) + 0.5)
+
+
+@pytest.mark.parametrize("queries", [[1, 1, 1], [30, 1, 7]])
+def test_window_softcap_and_sinks(queries):
+    call = random_call(shape(queries, [120, 0, 50]), "cpu", torch.float32)
+    check(call, window=25, softcap=2.0, sinks_H=torch.randn(4))
+    check(call, sinks_H=torch.randn(4), scale=0.3)
+
+
+@pytest.mark.parametrize(
+    ("queries", "lengths", "rest"),
+    [
+        (
+            [20, 1, 0, 33],
+            [20, 50, 7, 100],
+            {},
+        ),  # a whole prompt, a decode, none, a chunk behind a prefix
+        ([20, 40], [120, 40], {"heads": 6}),
+        ([9, 33], [9, 200], {"page": 64, "by_head": True}),
+        ([33, 9], [0, 9], {"page": 128}),  # padding with many rows
+        ([12], [140], {"columns": 96}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tma", [False, True])
+def test_prefill(queries, lengths, rest, tma):
+    wanted = shape(queries, lengths, **rest)
+    key = paged_prefill.key(wanted.columns, wanted.page, torch.float32)
+    plan = {"rows": 32, "block": 32, "tma": tma}
+    with trying("paged_attention", key, plan):
+        check(random_call(wanted, "cpu", torch.float32))
+
+
+def test_prefill_in_16_bits():
+    check(random_call(shape([40, 1, 9], [160, 30, 9], page=64), "cpu"), 1e-2)
+
+
+def test_rows_behind_the_last_sequence_are_left_alone():
+    call = random_call(shape([9, 1], [30, 30]), "cpu", torch.float32)
+    q_THC = torch.cat([call.q_THC, torch.full((3, 4, 64), torch.nan)])
+    out_THC = torch.full_like(q_THC, 7.0)
+    call = checked(q_THC, *call[1:6], 9, out=out_THC)
+    paged_attention(*call[:6], max_query=9, out=out_THC, impl="triton")
+    assert (out_THC[10:] == 7).all()
+    assert out_THC[:10].isfinite().all()
+
+
+def test_no_rows():
+    call = random_call(shape([1], [5]), "cpu", torch.float32)
+    none = (call.block_tables[:0], call.lengths[:0])
+    nothing = paged_attention(call.q_THC[:0], *call[1:3], *none, max_query=1, impl="triton")
+    assert nothing.shape == (0, 4, 64)

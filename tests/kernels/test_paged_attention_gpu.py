@@ -1,0 +1,241 @@
+"""Attention over pages on a real GPU: every configuration right, the same twice, and inside a CUDA graph."""
+
+import pytest
+import torch
+
+from cairn.kernels import paged_decode, paged_prefill
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.dispatch import Impl, capability
+from cairn.kernels.merge_state import State, merge_state, merge_state_reference
+from cairn.kernels.paged_attention import FP8, paged_attention, paged_attention_reference
+from cairn.kernels.paged_cases import Shape, random_call, run
+from cairn.kernels.paged_tiles import Paged
+from cairn.kernels.tuned import trying
+
+pytestmark = pytest.mark.gpu
+
+RAGGED = [1, 0, 4097, 33, 700, 0, 16, 12345, 64]
+
+
+def check(call: Paged, tolerance: float = 1e-2, impl: Impl = "triton") -> None:
+    lse_TH = torch.empty(call.q_THC.shape[:2], device="cuda")
+    poison(call.out_THC, lse_TH)
+    attend(call, lse_TH, impl)
+    out_THC, exact_lse_TH = paged_attention_reference(call)
+    assert relative_error(call.out_THC, out_THC) < tolerance
+    saw = exact_lse_TH.isfinite()
+    assert torch.equal(lse_TH.isfinite(), saw)
+    assert relative_error(lse_TH[saw], exact_lse_TH[saw]) < max(1e-4, tolerance / 10)
+
+
+def attend(call: Paged, lse_TH: torch.Tensor | None = None, impl: Impl = "triton") -> torch.Tensor:
+    return paged_attention(
+        *call[:6], max_query=call.max_query, scale=call.scale, window=call.window, softcap=call.softcap,
+        sinks_H=call.sinks_H, k_scale=call.k_scale, v_scale=call.v_scale, out=call.out_THC, lse=lse_TH, impl=impl,
+    )  # fmt: skip
+
+
+def decode_shape(**rest) -> Shape:
+    return Shape([1] * len(RAGGED), RAGGED, **rest)
+
+
+@pytest.mark.parametrize("plan", paged_decode.CANDIDATES, ids=lambda plan: "x".join(map(str, plan)))
+def test_decode_in_every_configuration(plan):
+    key = paged_decode.key(128, 16, torch.bfloat16, 16)
+    with trying("paged_attention", key, plan._asdict()):
+        check(random_call(decode_shape()))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"heads": 8}, {"heads": 16, "by_head": True, "page": 64}, {"heads": 24, "columns": 64, "page": 32},
+        {"columns": 96}, {"columns": 256, "kv_heads": 2, "heads": 8}, {"heads": 64, "kv_heads": 1}, {"fp8": True},
+        {"fp8": True, "page": 128},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_decode_of_other_shapes(rest):
+    check(random_call(decode_shape(**rest)))
+
+
+def test_decode_in_float32():
+    check(random_call(decode_shape(heads=4, kv_heads=2, columns=64), dtype=torch.float32), 1e-5)
+
+
+@pytest.mark.parametrize("queries", [[1] * 9, [3, 1, 4, 0, 2, 1, 4, 4, 1]])
+def test_decode_with_window_softcap_and_sinks(queries):
+    call = random_call(Shape(queries, [max(n, q) for n, q in zip(RAGGED, queries, strict=True)]))
+    check(call._replace(window=100, softcap=20.0, sinks_H=torch.randn(32, device="cuda")))
+    check(call._replace(window=1))
+
+
+@pytest.mark.parametrize(
+    "plan", paged_prefill.CANDIDATES, ids=lambda plan: "x".join(map(str, plan))
+)
+def test_prefill_in_every_configuration(plan):
+    page = 128 if plan.tma else 16
+    key = paged_prefill.key(128, page, torch.bfloat16)
+    with trying("paged_attention", key, plan._asdict()):
+        check(random_call(Shape([300, 1, 77, 0, 513], [300, 900, 1200, 5, 515], page=page)))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"heads": 24},
+        {"columns": 64, "by_head": True, "page": 64},
+        {"columns": 96},
+        {"columns": 256},
+        {"fp8": True},
+    ],
+    ids=str,
+)
+def test_prefill_of_other_shapes(rest):
+    call = random_call(Shape([130, 1, 300], [777, 300, 300], **rest))
+    check(call)
+    check(
+        call._replace(
+            window=100, softcap=20.0, sinks_H=torch.randn(call.q_THC.shape[1], device="cuda")
+        )
+    )
+
+
+needs_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or capability(torch.device("cuda")) != (9, 0),
+    reason="Gluon is for sm_90",
+)
+
+
+@needs_hopper
+@pytest.mark.parametrize("ping_pong", [True, False])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {}, {"page": 64}, {"page": 128, "heads": 8}, {"page": 256, "by_head": True, "heads": 64},
+        {"columns": 64, "heads": 16, "page": 32},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_prefill_in_gluon(rest, ping_pong):
+    shape = Shape([300, 1, 77, 0, 513, 2, 130], [300, 900, 1200, 5, 515, 2, 4000], **rest)
+    key = paged_prefill.key(shape.columns, shape.page, torch.bfloat16)
+    with trying("paged_attention", key, {"gluon": True, "ping_pong": ping_pong}):
+        call = random_call(shape)
+        check(call, impl="gluon")
+        check(call._replace(sinks_H=torch.randn(shape.heads, device="cuda")), impl="gluon")
+        first = attend(call, impl="gluon").clone()
+        for _ in range(5):
+            poison(call.out_THC)
+            assert torch.equal(attend(call, impl="gluon"), first)
+
+
+def test_unused_pages_do_not_matter():
+    """NaN in everything that no sequence owns: other pages, and the rest of a last page."""
+    for shape in (decode_shape(), Shape([200, 1, 129], [333, 100, 129], page=128)):
+        call = random_call(shape)
+        used = torch.zeros(call.cache_k.shape[:2], dtype=torch.bool, device="cuda")
+        for table, length in zip(call.block_tables, call.lengths.tolist(), strict=True):
+            token = torch.arange(length, device="cuda")
+            used[table[token // call.page_size].long(), token % call.page_size] = True
+        call.cache_k[~used] = torch.nan
+        call.cache_v[~used] = torch.nan
+        check(call)
+
+
+@pytest.mark.parametrize("queries", [[1] * 9, [200, 1, 1, 33, 700, 1, 16, 5, 1]])
+def test_the_same_twice(queries):
+    call = random_call(Shape(queries, [max(n, q) for n, q in zip(RAGGED, queries, strict=True)]))
+    first = attend(call).clone()
+    for _ in range(5):
+        poison(call.out_THC)
+        assert torch.equal(attend(call), first)
+
+
+@pytest.mark.parametrize("impl", ["triton", pytest.param("gluon", marks=needs_hopper)])
+def test_whole_numbers_are_rounded_once(impl):
+    """Keys of zero give every key the weight 1: sums of small integers are exact, whatever took part in them."""
+    for shape in (
+        Shape([1, 1, 1], [2048, 4096, 7]),
+        Shape([128, 256, 64], [2048, 4096, 64], page=128),
+    ):
+        call = random_call(shape)
+        call.cache_k.zero_()
+        call.cache_v.copy_(
+            torch.randint(-8, 9, call.cache_v.shape, device="cuda").to(call.cache_v.dtype)
+        )
+        exact = paged_attention_reference(call._replace(q_THC=call.q_THC.double()))[0]
+        assert (
+            relative_error(attend(call, impl=impl if call.max_query > 1 else "triton"), exact)
+            < 2e-3
+        )
+
+
+@pytest.mark.parametrize("queries", [[1] * 9, [200, 1, 1, 33, 64, 1, 16, 5, 1]])
+def test_a_graph_replays_with_other_lengths(queries):
+    longest = [8192] * 9
+    call = random_call(Shape(queries, longest))
+    call.lengths.fill_(1)
+    run(call)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(call)
+    for lengths in (
+        [max(n % 8192, q) for n, q in zip(RAGGED, queries, strict=True)],
+        longest,
+        queries,
+    ):
+        call.lengths.copy_(torch.tensor(lengths))
+        poison(call.out_THC)
+        graph.replay()
+        assert relative_error(call.out_THC, paged_attention_reference(call)[0]) < 1e-2
+
+
+def test_more_than_a_thousand_sequences():
+    call = random_call(Shape([1] * 1500, [(7 * i) % 300 for i in range(1500)], heads=8, kv_heads=2))
+    check(call)
+
+
+def test_merging():
+    a, b, joined = (
+        State(
+            torch.randn(1000, 17, 96, device="cuda").bfloat16(),
+            torch.randn(1000, 17, device="cuda"),
+        )
+        for _ in range(3)
+    )
+    a.lse_TH[::3] = -torch.inf
+    a.out_THC[::3] = torch.nan
+    poison(*joined)
+    merge_state(a, b, joined, impl="triton")
+    exact = merge_state_reference(*(State(s.out_THC.double(), s.lse_TH.double()) for s in (a, b)))
+    assert relative_error(joined, exact) < 1e-2
+
+
+def test_a_shared_prefix_joins_with_the_rest():
+    """Cascade: 64 sequences share 4096 tokens and have 100 of their own."""
+    shape = Shape([1] * 64, [100] * 64)
+    own = random_call(shape)
+    prefix = random_call(Shape([64], [4096 + 64], page=16))._replace(q_THC=own.q_THC)
+    lse = [torch.empty(64, 32, device="cuda") for _ in range(2)]
+    shared_THC = torch.empty_like(own.q_THC)
+    # One sequence of 64 queries would be causal; as 64 sequences over the same pages all see the whole prefix.
+    tables = prefix.block_tables[:, :256].expand(64, 256).contiguous()
+    lengths = torch.full((64,), 4096, dtype=torch.int32, device="cuda")
+    paged_attention(
+        own.q_THC,
+        prefix.cache_k,
+        prefix.cache_v,
+        tables,
+        lengths,
+        max_query=1,
+        out=shared_THC,
+        lse=lse[0],
+    )
+    paged_attention(*own[:5], max_query=1, out=own.out_THC, lse=lse[1])
+    joined = merge_state(State(shared_THC, lse[0]), State(own.out_THC, lse[1]))
+    first = prefix._replace(block_tables=tables, lengths=lengths, starts=None)
+    parts = [State(*paged_attention_reference(call)) for call in (first, own)]
+    assert relative_error(joined, merge_state_reference(*parts)) < 1e-2
+    assert own.cache_k.dtype != FP8
