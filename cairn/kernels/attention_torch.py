@@ -2,8 +2,8 @@
 
 Both take the packed tensors as they are: a batch is a view. Results come in our layout, with the log-sum-exp that any
 of our backward passes can use; and cuDNN's backward pass takes the output and log-sum-exp of any of our forward
-passes. Neither knows soft-caps or sinks here; flash attention leaves rows behind the last sequence as they are, and says
-+inf where a query sees nothing.
+passes. Neither knows soft-caps or sinks here; flash attention leaves rows behind the last sequence as they are, and
+says +inf where a query sees nothing.
 """
 
 import torch
