@@ -1,20 +1,20 @@
-"""Where a figure comes from: every benchmark writes its result through here.
+"""How these programs write their results: with `--out`, beside the command, commit and versions that made them.
 
-    benchmarks/h200/NAME.json = {command, commit, date, device, versions, results}
-
-A figure without its command, commit and versions cannot be repeated, so a result without them is not written.
+benchmarks/h200/NAME.json = {command, commit, date, device, versions, results}
 """
 
 import argparse
-import datetime
 import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from cairn.bench.record import origin, require_commit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,15 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def record(results: Any, options: argparse.Namespace) -> None:
     """Print the result; write it where `--out` says."""
-    document = {
-        "command": shlex.join(["python", *_repeatable(sys.argv)]),
-        "commit": options.commit or _commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": _device(),
-        "versions": _versions(),
-        "results": results,
-    }
-    text = json.dumps(document, indent=2) + "\n"
+    require_commit(options.commit)
+    command = shlex.join(["python", *_repeatable(sys.argv)])
+    document = msgspec.to_builtins(origin(command, _device(), options.commit))
+    text = json.dumps(document | {"results": results}, indent=2) + "\n"
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text)
@@ -49,32 +44,9 @@ def _repeatable(argv: list[str]) -> list[str]:
     return kept
 
 
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        sys.exit("error: no git here, so the commit is unknown\nhint: give it with --commit")
-    return found.stdout.strip()
-
-
 def _device() -> str:
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{platform.machine()}, {os.cpu_count()} CPUs"
-
-
-def _versions() -> dict[str, str]:
-    import importlib.metadata
-
-    import torch
-
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("triton", "transformers", "safetensors"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
