@@ -158,19 +158,20 @@ def attention(
 def _offers(
     q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, sinks_H: Tensor | None, problem: Problem
 ) -> Mapping[str, str | None]:
-    """Each implementation with what keeps it from running, the fastest first.
+    """Each implementation with what keeps it from running, the preferred one first.
 
-    Between cuDNN (equal lengths) and flash attention (ragged ones) lies our plain Triton.
+    Between cuDNN (equal lengths) and flash attention (ragged ones) lies our plain Triton. Gluon runs when it is asked
+    for: its present form has been compiled and emulated, and comes first once it has been measured.
     """
     not_double = None if q_THC.dtype != torch.float64 else "float64 is for the reference"
     obstacles = {
-        "gluon": gluon_forward.obstacle(q_THC, k_TKC, v_TKC, problem),
         "torch": from_torch.forward_obstacle(q_THC, sinks_H, problem),
         "triton": needs_cuda(q_THC, k_TKC, v_TKC) or not_double,
+        "gluon": gluon_forward.obstacle(q_THC, k_TKC, v_TKC, problem),
         "reference": None,
     }
     if not problem.dense:
-        obstacles = {name: obstacles[name] for name in ("gluon", "triton", "torch", "reference")}
+        obstacles = {name: obstacles[name] for name in ("triton", "torch", "gluon", "reference")}
     return _best_first("forward", q_THC, problem, obstacles)
 
 
@@ -256,8 +257,8 @@ def attention_gradients(
     dout_THC = dout_THC.contiguous()
     obstacles = {
         "torch": from_torch.backward_obstacle(q_THC, sinks_H, dlse_HT, problem),
-        "gluon": gluon_backward.obstacle(q_THC, k_TKC, v_TKC, problem),
         "triton": needs_cuda(q_THC),
+        "gluon": gluon_backward.obstacle(q_THC, k_TKC, v_TKC, problem),
     }
     offers = _best_first("backward", q_THC, problem, obstacles)
     chosen = choose("attention_backward", impl, offers).impl
