@@ -7,8 +7,8 @@ window, a soft-cap (s -> cap tanh(s / cap), before masking) and sinks (one more 
 with no value). Queries may be fewer than keys: the ends are aligned, as when a prompt continues a cached prefix. A
 query that sees nothing gets 0 and a log-sum-exp of -inf; so do rows behind the last sequence. Never a NaN.
 
-Implementations: Gluon (sm_90, as many keys as queries, no window or soft-cap), plain Triton (everything), torch (cuDNN
-for equal lengths, its flash attention for others), and the reference. The backward pass chooses for itself, under the
+Implementations: torch (cuDNN for equal lengths, its flash attention for others), plain Triton (everything), Gluon when
+asked for (sm_90, as many keys as queries, no window or soft-cap), and the reference. The backward pass chooses for itself, under the
 name "attention_backward"; any of its implementations takes what any of the forward ones left. Ours give the same
 result every time. Knows nothing about pages: see paged_attention. Bytes moved forward: (2 T H + 2 T K) C elements and
 4 T H.
