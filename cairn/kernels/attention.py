@@ -8,10 +8,10 @@ with no value). Queries may be fewer than keys: the ends are aligned, as when a 
 query that sees nothing gets 0 and a log-sum-exp of -inf; so do rows behind the last sequence. Never a NaN.
 
 Implementations: torch (cuDNN for equal lengths, its flash attention for others), plain Triton (everything), Gluon when
-asked for (sm_90, as many keys as queries, no window or soft-cap), and the reference. The backward pass chooses for itself, under the
-name "attention_backward"; any of its implementations takes what any of the forward ones left. Ours give the same
-result every time. Knows nothing about pages: see paged_attention. Bytes moved forward: (2 T H + 2 T K) C elements and
-4 T H.
+asked for (sm_90, as many keys as queries, no window or soft-cap), and the reference. The backward pass chooses for
+itself, under the name "attention_backward"; any of its implementations takes what any of the forward ones left. Ours
+give the same result every time. Knows nothing about pages: see paged_attention. Bytes moved forward:
+(2 T H + 2 T K) C elements and 4 T H.
 """
 
 import itertools
