@@ -74,6 +74,8 @@ class Tune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     only: list[str] = []
     """tune these kernels, instead of all that can be"""
+    match: str = ""
+    """only keys of the table that contain this"""
     out: Path | None = None
     """write the table into this folder instead of cairn/kernels/tables"""
     budget_ms: float = 30.0
@@ -250,7 +252,7 @@ def run_tune(args: list[str]) -> int:
     folder = options.out or tuned.TABLES
     path = None
     with progress(total, "tuning") as advance:
-        for result in tune(names, options.budget_ms):
+        for result in tune(names, options.budget_ms, options.match):
             results.append(result)
             print(_trial_line(result), file=sys.stderr, flush=True)
             path = save(

@@ -30,6 +30,7 @@ from cairn.kernels.activation_backward import (
 )
 from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import as_rows, output, require, short
+from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import Quantized, filled, fp8_rows, quantize_reference, quantized_rows
@@ -62,15 +63,16 @@ def gated_activation_reference(gate: Tensor, up: Tensor, activation: Activation)
 @triton.jit
 def _gated_kernel(
     gate, up, y, gate_stride, up_stride, y_stride,
-    KIND: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    begin(OVERLAP)
     row = (tl.program_id(0) // tl.cdiv(COLUMNS, BLOCK)).to(tl.int64)
     column = tl.program_id(0) % tl.cdiv(COLUMNS, BLOCK) * BLOCK + tl.arange(0, BLOCK)
     mask = column < COLUMNS
     g = tl.load(gate + row * gate_stride + column, mask=mask, other=0.0)
     u = tl.load(up + row * up_stride + column, mask=mask, other=0.0)
-    a = act(g.to(tl.float32), KIND)[0].to(g.dtype).to(tl.float32)
-    tl.store(y + row * y_stride + column, (a * u.to(tl.float32)).to(y.dtype.element_ty), mask=mask)
+    a = act(g.to(tl.float32), KIND)[0].to(g.dtype)
+    tl.store(y + row * y_stride + column, a * u, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -87,8 +89,8 @@ def _gated_fp8_kernel(
         at = row.to(tl.int64)
         g = tl.load(gate + at * gate_stride + column, mask=mask, other=0.0)
         u = tl.load(up + at * up_stride + column, mask=mask, other=0.0)
-        a = act(g.to(tl.float32), KIND)[0].to(g.dtype).to(tl.float32)
-        values, row_scale = fp8_rows((a * u.to(tl.float32)).to(g.dtype).to(tl.float32))
+        a = act(g.to(tl.float32), KIND)[0].to(g.dtype)
+        values, row_scale = fp8_rows((a * u).to(tl.float32))
         tl.store(y + at * y_stride + column, values, mask=mask)
         tl.store(scale + row, row_scale[:, None], mask=row < rows)
 
@@ -183,7 +185,7 @@ def _launch(gate: Tensor, up: Tensor | None, activation: str, y: Tensor) -> None
     launch(
         _gated_kernel, rows * blocks(columns, block),
         gate_TF, up_TF, y_TF, gate_TF.stride(0), up_TF.stride(0), y_TF.stride(0),
-        KIND=KINDS[activation], COLUMNS=columns, BLOCK=block, num_warps=how["warps"],
+        KIND=KINDS[activation], COLUMNS=columns, BLOCK=block, num_warps=how["warps"], **pdl(y.device),
     )  # fmt: skip
 
 
@@ -217,7 +219,7 @@ def _variant(kind: str, columns: int, block: int, warps: int) -> Variant:
         f"{kind} gate {columns}, block {block}, {warps} warps",
         _gated_kernel,
         pointers | dict.fromkeys(_STRIDES, "i32"),
-        {"KIND": KINDS[kind], "COLUMNS": columns, "BLOCK": block},
+        {"KIND": KINDS[kind], "COLUMNS": columns, "BLOCK": block, "OVERLAP": True},
         {"num_warps": warps},
         [*pointers, *_STRIDES],
     )
@@ -259,6 +261,7 @@ def cases() -> Iterator[Case]:
                 cost(_ROWS, columns, fp8=fp8),
                 functools.partial(_prepare, columns, fp8, "silu"),
                 tolerance=5e-2 if fp8 else 1e-2,
+                graph=True,
             )
     yield Case(
         "geglu",
@@ -266,6 +269,7 @@ def cases() -> Iterator[Case]:
         "bf16",
         cost(_ROWS, 12288),
         functools.partial(_prepare, 12288, False, "gelu_tanh"),
+        graph=True,
     )
 
 

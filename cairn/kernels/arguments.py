@@ -27,32 +27,34 @@ def check(
     beside: Tensor | None = None,
     packed: bool = False,
 ) -> Tensor:
-    """`shape`: None where any size will do. `beside`: a tensor on whose device it has to be."""
+    """`shape`: None where any size will do. `beside`: a tensor on whose device it has to be.
+
+    What is wrong is put into words only if something is: a launch waits for this.
+    """
     if dtypes is not None and tensor.dtype not in dtypes:
         wanted = " or ".join(short(dtype) for dtype in dtypes)
         require(False, name, wanted, short(tensor.dtype))
-    if shape is not None:
-        same = tensor.ndim == len(shape) and all(
-            want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
-        )
+    if shape is not None and not _fits(tensor.shape, shape):
         readable = [("*" if size is None else size) for size in shape]
-        require(same, name, f"shape {_written(readable)}", _written(tensor.shape))
-    if beside is not None:
-        require(tensor.device == beside.device, name, f"a tensor on {beside.device}", tensor.device)
-    if packed:
-        require(tensor.is_contiguous(), name, "a contiguous tensor", f"strides {tensor.stride()}")
+        require(False, name, f"shape {_written(readable)}", _written(tensor.shape))
+    if beside is not None and tensor.device != beside.device:
+        require(False, name, f"a tensor on {beside.device}", tensor.device)
+    if packed and not tensor.is_contiguous():
+        require(False, name, "a contiguous tensor", f"strides {tensor.stride()}")
     return tensor
 
 
 def as_rows(name: str, tensor: Tensor) -> Tensor:
     """The same memory as [rows, columns]: columns side by side, rows at one distance from another."""
-    require(tensor.ndim >= 1, name, "at least one dimension", "a scalar")
-    columns = tensor.shape[-1]
-    require(columns > 0, name, "at least one column", f"shape {_written(tensor.shape)}")
-    side_by_side = tensor.stride(-1) == 1 or columns == 1 or not tensor.numel()
-    require(side_by_side, name, "stride 1 in the last dimension", tensor.stride())
+    shape = tensor.shape
+    require(len(shape) >= 1, name, "at least one dimension", "a scalar")
+    columns = shape[-1]
+    if columns == 0:
+        require(False, name, "at least one column", f"shape {_written(shape)}")
+    if columns > 1 and tensor.stride(-1) != 1 and tensor.numel():
+        require(False, name, "stride 1 in the last dimension", tensor.stride())
     try:
-        return tensor.view(-1, columns) if tensor.ndim != 2 else tensor
+        return tensor.view(-1, columns) if len(shape) != 2 else tensor
     except RuntimeError:
         wanted = "rows at one distance from another"
         raise ValueError(f"{name}: wanted {wanted}, got strides {tensor.stride()}") from None
@@ -75,6 +77,14 @@ def output(
 
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _fits(have: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    if have == wanted:
+        return True
+    return len(have) == len(wanted) and all(
+        want is None or size == want for size, want in zip(have, wanted, strict=True)
+    )
 
 
 def _written(shape: Sequence[object]) -> str:

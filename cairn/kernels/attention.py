@@ -7,10 +7,10 @@ window, a soft-cap (s -> cap tanh(s / cap), before masking) and sinks (one more 
 with no value). Queries may be fewer than keys: the ends are aligned, as when a prompt continues a cached prefix. A
 query that sees nothing gets 0 and a log-sum-exp of -inf; so do rows behind the last sequence. Never a NaN.
 
-Implementations: torch (cuDNN for equal lengths, its flash attention for others), plain Triton (everything), Gluon when
-asked for (sm_90, as many keys as queries, no window or soft-cap), and the reference. The backward pass chooses for
-itself, under the name "attention_backward"; any of its implementations takes what any of the forward ones left. Ours
-give the same result every time. Knows nothing about pages: see paged_attention. Bytes moved forward:
+Implementations: Gluon (sm_90, 64 or 128 columns, as many keys as queries, no window or soft-cap), plain Triton
+(everything), torch (cuDNN for equal lengths, its flash attention for others), and the reference. The backward pass
+chooses for itself, under the name "attention_backward"; any of its implementations takes what any of the forward ones
+left. Ours give the same result every time. Knows nothing about pages: see paged_attention. Bytes moved forward:
 (2 T H + 2 T K) C elements and 4 T H.
 """
 
@@ -33,6 +33,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case
 from cairn.kernels.tuned import Tuning, tuned
 
+SHORT = 4096  # keys of a sequence up to which our backward pass is ahead of cuDNN's
 __all__ = ["VARIANTS", "attention", "attention_reference", "cases", "cost", "tuning"]
 
 
@@ -160,18 +161,20 @@ def _offers(
 ) -> Mapping[str, str | None]:
     """Each implementation with what keeps it from running, the preferred one first.
 
-    Between cuDNN (equal lengths) and flash attention (ragged ones) lies our plain Triton. Gluon runs when it is asked
-    for: its present form has been compiled and emulated, and comes first once it has been measured.
+    Measured on an H200: Gluon is ahead of cuDNN where the mask is causal and heads have 128 columns, and far ahead of
+    torch's flash attention (FA2) where lengths differ.
     """
     not_double = None if q_THC.dtype != torch.float64 else "float64 is for the reference"
-    obstacles = {
-        "torch": from_torch.forward_obstacle(q_THC, sinks_H, problem),
-        "triton": needs_cuda(q_THC, k_TKC, v_TKC) or not_double,
+    ours = {
         "gluon": gluon_forward.obstacle(q_THC, k_TKC, v_TKC, problem),
-        "reference": None,
+        "triton": needs_cuda(q_THC, k_TKC, v_TKC) or not_double,
     }
+    torchs = {"torch": from_torch.forward_obstacle(q_THC, sinks_H, problem)}
     if not problem.dense:
-        obstacles = {name: obstacles[name] for name in ("triton", "torch", "gluon", "reference")}
+        return {**ours, **torchs, "reference": None}
+    ahead = problem.causal and q_THC.shape[2] == 128
+    order = ("gluon", "torch", "triton") if ahead else ("torch", "gluon", "triton")
+    obstacles = {name: {**ours, **torchs}[name] for name in order} | {"reference": None}
     return _best_first("forward", q_THC, problem, obstacles)
 
 
@@ -256,10 +259,15 @@ def attention_gradients(
     """dq, dk, dv and dsinks, whichever implementation computed `out` and `lse`."""
     dout_THC = dout_THC.contiguous()
     obstacles = {
+        "gluon": gluon_backward.obstacle(q_THC, k_TKC, v_TKC, problem),
         "torch": from_torch.backward_obstacle(q_THC, sinks_H, dlse_HT, problem),
         "triton": needs_cuda(q_THC),
-        "gluon": gluon_backward.obstacle(q_THC, k_TKC, v_TKC, problem),
     }
+    if not (problem.causal and q_THC.shape[2] == 128 and problem.max_k <= SHORT):
+        obstacles = {
+            "torch": obstacles.pop("torch"),
+            **obstacles,
+        }  # cannot run where lengths differ
     offers = _best_first("backward", q_THC, problem, obstacles)
     chosen = choose("attention_backward", impl, offers).impl
     if chosen == "torch":

@@ -76,19 +76,22 @@ def cases() -> Iterator[Case]:
     yield _case("attention_forward", equally(4096, width=64))
     yield _case("attention_forward", equally(4096, causal=False))
     yield _case("attention_forward", Shape(DOCUMENTS))
-    for length in (1024, 4096, 16384):
-        yield _case("attention_forward_triton", equally(length), "triton")
+    for impl in OWN:
+        for length in (1024, 4096, 8192, 16384):
+            yield _case(f"attention_forward_{impl}", equally(length), impl)
+        yield _case(f"attention_forward_{impl}", Shape(DOCUMENTS), impl)
     for heads, kv_heads in ((32, 8), (16, 16)):
         for length in lengths:
             yield _case("attention_backward", equally(length, heads, kv_heads))
     yield _case("attention_backward", equally(4096, width=64))
     yield _case("attention_backward", Shape(DOCUMENTS))
-    for impl in OWN_BACKWARD:
+    for impl in OWN:
         for length in (1024, 4096, 8192, 16384):
             yield _case(f"attention_backward_{impl}", equally(length), impl)
+        yield _case(f"attention_backward_{impl}", Shape(DOCUMENTS), impl)
 
 
-OWN_BACKWARD: tuple[Impl, ...] = ("gluon", "triton")
+OWN: tuple[Impl, ...] = ("gluon", "triton")
 
 
 def _case(kernel: str, shape: Shape, impl: Impl = "auto") -> Case:
@@ -254,6 +257,6 @@ def tuning() -> Iterator[Tuning]:
         shape = equally(length)
         yield Tuning(first_key("forward", 128, length), [dict(impl="gluon"), dict(impl="torch")],
                      lambda shape=shape: _forward(shape, "auto").ours)  # fmt: skip
-        backends = [dict(impl=impl) for impl in ("torch", *OWN_BACKWARD)]
+        backends = [dict(impl=impl) for impl in ("torch", *OWN)]
         yield Tuning(first_key("backward", 128, length), backends,
                      lambda shape=shape: _backward(shape, "auto").ours)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cairn.kernels.attention_gluon_kernel import LOG2_E, attention_kernel
@@ -46,13 +45,12 @@ def obstacle(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, problem: Problem) -> s
 CONFIGS = {  # by width: keys of a block, buffers of K and V, of Q
     64: dict(block_n=128, buffers=4, q_buffers=2),
     128: dict(block_n=128, buffers=2, q_buffers=2),
-    256: dict(block_n=64, buffers=2, q_buffers=1),
 }
 
 
 def gluon_config(width: int, keys: int) -> dict[str, Any]:
-    """Ping-pong pays where tiles are short; sections keep keys in the cache where there are many."""
-    return CONFIGS[width] | dict(ping_pong=keys < 16384, sections=True)
+    """Ping-pong pays where tiles are short; sections of heads have not paid in the forward pass so far."""
+    return CONFIGS[width] | dict(ping_pong=keys < 16384, sections=False)
 
 
 def gluon_key(width: int, causal: bool, keys: int) -> str:
@@ -79,9 +77,6 @@ def attention_forward(
     (tokens, heads, width), kv_heads = q_THC.shape, k_TKC.shape[1]
     if tokens == 0:
         return
-    if problem.dense and width == 256:  # looking tiles up takes fewer registers than computing them
-        bounds = torch.arange(0, tokens + 1, problem.max_q, dtype=torch.int32, device=q_THC.device)
-        problem = problem._replace(cu_q=bounds)
     key = gluon_key(width, problem.causal, problem.max_k)
     config = tuned("attention", key, gluon_config(width, problem.max_k))
     section = section_of(kv_heads, width, tokens) if config["sections"] else kv_heads

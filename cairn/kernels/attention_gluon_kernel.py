@@ -10,7 +10,7 @@ All walk over the same list of tiles, longest first; it goes round the programs 
 the same time. Equal lengths need no list; for ragged ones a small kernel writes it (attention_schedule). Q has two
 buffers, so the copying warp is a tile ahead.
 
-Takes 16-bit numbers, D 64, 128 or 256, as many keys as queries, and sinks. Window and soft-cap: plain Triton.
+Takes 16-bit numbers, D 64 or 128, as many keys as queries, and sinks. Window and soft-cap: plain Triton.
 """
 
 from triton.experimental import gluon

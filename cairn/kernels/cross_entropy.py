@@ -10,13 +10,14 @@ targets must be in the vocabulary, which is not checked. Statistics are kept in 
     cross_entropy(logits, targets)    a loss to call backward() on; backward writes the gradient over the logits
 
 The logits are the largest tensor of a training step: at 8192 x 151936 they take 2.5 GB, and a copy as much again. In
-place nothing is copied. Bytes moved: T*V read and T*V written, once each where a row fits the registers of a group of
-programs (always, without label smoothing); twice read otherwise.
+place nothing is copied. Bytes moved: T*V written and T*V read, once in pieces that stay in the registers of a group of
+programs (bf16, an even number of columns, no label smoothing), and twice otherwise.
 
 Where the vocabulary is split over ranks each has the columns [start, start + V) of all logits. A `VocabShard` brings
 the two collectives that join the ranks' maxima and sums, three numbers per token; who carries them out is injected.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -190,20 +191,36 @@ def _in_pieces_(logits: Tensor, targets: Tensor, scale: Tensor, rule: Rule, plan
     rows, columns = logits.shape
     pieces = plan.pieces(columns)
     losses = _empty(logits)  # the kernel takes both as one
-    number = rows * pieces if pieces > 1 else 1
+    groups = min(rows, max(1, _together(plan, logits.device) // pieces))
+    number = (rows + groups) * pieces if pieces > 1 else 1
     records = torch.zeros(number, dtype=torch.int64, device=logits.device)
-    groups = min(rows, max(1, plan.per_sm * multiprocessors(logits.device) // pieces))
+    words_TV = logits.detach().view(torch.int32)
     together = {"launch_cooperative_grid": True} if pieces > 1 else {}
     compiled = {} if _interpreted() else {"maxnreg": plan.maxnreg, **together}
     kernel: Any = pieces_kernel
     kernel[(groups * pieces,)](
-        *(logits, targets, scale, records, losses.loss_T, rows, columns),
-        *(logits.stride(0), 0 if scale.numel() == 1 else 1, rule.ignore_index, float(rule.z_loss)),
+        *(words_TV, logits, targets, scale, records, losses.loss_T, rows, words_TV.shape[1]),
+        *(
+            words_TV.stride(0),
+            0 if scale.numel() == 1 else 1,
+            rule.ignore_index,
+            float(rule.z_loss),
+        ),
         **plan.constants(columns),
         num_warps=plan.warps,
         **compiled,
     )
     return losses
+
+
+@functools.lru_cache(maxsize=64)
+def _together(plan: Plan, device: torch.device) -> int:
+    """How many programs this GPU holds at the same time: all of a launch have to be there."""
+    per_sm = plan.per_sm
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+        per_sm = max(1, min(per_sm, room // plan.shared_bytes))
+    return per_sm * multiprocessors(device)
 
 
 def _reference_(logits: Tensor, targets: Tensor, scale: Tensor, rule: Rule) -> Losses:
@@ -244,10 +261,14 @@ def _config(logits: Tensor, rule: Rule) -> Plan:
     columns = logits.shape[1]
     if rule.label_smoothing or rule.shard is not None:
         return LOOP
-    default = PIECES if logits.element_size() == 2 else PIECES._replace(block=4096)
+    # In pieces, logits are read two at a time.
+    in_words = logits.dtype == torch.bfloat16 and columns % 2 == logits.stride(0) % 2 == 0
+    in_words = in_words and logits.data_ptr() % 4 == 0
+    default = PIECES if in_words else LOOP
     if _interpreted():  # one program after another cannot wait for each other
-        return default if default.pieces(columns) == 1 else LOOP
-    return Plan(**tuned("cross_entropy", _key(columns, logits.dtype), default._asdict()))
+        return default if in_words and default.pieces(columns) == 1 else LOOP
+    plan = Plan(**tuned("cross_entropy", _key(columns, logits.dtype), default._asdict()))
+    return plan if plan.kernel == "loop" or in_words else LOOP
 
 
 def _key(columns: int, dtype: torch.dtype) -> str:
@@ -265,7 +286,7 @@ SHAPES = [(4096, 128256), (8192, 151936)]
 VARIANTS = [
     *(pieces_variant(plan, 128256) for plan in CANDIDATES if plan.kernel == "pieces"),
     pieces_variant(PIECES, 151936),
-    pieces_variant(PIECES._replace(block=4096), 128256, "fp32"),
+    pieces_variant(PIECES, 1000),
     loop_variant(forward=True, backward=False),
     loop_variant(forward=False, backward=True),
     loop_variant(forward=True, backward=True),

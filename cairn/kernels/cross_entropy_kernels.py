@@ -1,7 +1,7 @@
 """The kernels behind cross_entropy, whose head says what they compute.
 
     loop_kernel     a program per row walks over it: once for the statistics, once more for the gradient
-    pieces_kernel   the row is cut into pieces that stay in registers between the two, so that memory is read once
+    pieces_kernel   bf16: the row is cut into pieces that stay in registers between the two, so that memory is read once
 
 Inside, logits are multiplied with log2(e), so that powers of two do for exponentials.
 
@@ -17,6 +17,8 @@ import triton.language as tl
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(float("-inf"))
+_SIGNS = tl.constexpr(-2147450880)  # the signs of two bf16 numbers: 0x80008000
+_LOWEST_WORD = tl.constexpr(-8323200)  # twice -inf in bf16: 0xff80ff80
 
 
 @triton.jit
@@ -124,17 +126,13 @@ def _publish(record, top, total):
 
 
 @triton.jit
-def _await(records):
-    """Both numbers of each record, as soon as it has been written. Not a load: the compiler would prefetch it."""
+def _peek(records):
+    """What the records hold now. Not a load: the compiler would fetch it rounds too early."""
     return tl.inline_asm_elementwise(
         """{
-        .reg .pred absent;
         .reg .b64 both;
-        again:
         ld.relaxed.gpu.global.b64 both, [$2];
         mov.b64 {$0, $1}, both;
-        setp.eq.f32 absent, $1, 0f00000000;
-        @absent bra again;
         }""",
         "=f,=f,l",
         [records],
@@ -145,44 +143,152 @@ def _await(records):
 
 
 @triton.jit
-def pieces_kernel(
-    logits, targets, scale, records, losses, T, V, stride, scale_stride, ignored, z_loss,
-    BLOCK: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """losses [2, T] and gradient in one pass; WIDTH is PIECES up to a power of two.
+def _await(records, tops, totals):
+    """Both numbers of each record: those that were seen there, or else as soon as they have been written."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred absent;
+        .reg .b64 both;
+        mov.f32 $0, $3;
+        mov.f32 $1, $4;
+        setp.eq.f32 absent, $1, 0f00000000;
+        @!absent bra there;
+        again:
+        ld.relaxed.gpu.global.b64 both, [$2];
+        mov.b64 {$0, $1}, both;
+        setp.eq.f32 absent, $1, 0f00000000;
+        @absent bra again;
+        there:
+        }""",
+        "=&f,=&f,l,f,f",
+        [records.to(tl.int64), tops, totals],
+        dtype=(tl.float32, tl.float32),
+        is_pure=False,
+        pack=1,
+    )
 
-    PIECES programs walk together over every so many rows; the next rows are on their way while they wait.
+
+@triton.jit
+def _halves(words):
+    """Two bf16 numbers that were read as one word, in float32: the lower address is the lower half."""
+    low = (words << 16).to(tl.float32, bitcast=True)
+    return low, (words & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _word(low, high):
+    """And back, in one instruction."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _higher(first, second):
+    """The maxima of two numbers each: there is no need to take the words apart for them."""
+    return tl.inline_asm_elementwise(
+        "max.bf16x2 $0, $1, $2;", "=r,r,r", [first, second], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _log2(x):
+    """One instruction, within 2^-22."""
+    return tl.inline_asm_elementwise(
+        "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _meet():
+    """All threads of the program; a barrier of Triton's own in a loop would keep its loads from being prefetched."""
+    tl.inline_asm_elementwise(
+        "bar.sync 0; mov.b32 $0, 0;", "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _joined(records, tops, totals, every, PIECES: tl.constexpr):
+    """Maximum and sum of a row from those of its pieces."""
+    tops, totals = _await(records, tops, totals)
+    tops = tl.where(every < PIECES, tops, _LOWEST)
+    top = tl.max(tops, axis=0)
+    return top, tl.sum(totals * tl.exp2(tops - _finite(top)), axis=0)
+
+
+@triton.jit
+def pieces_kernel(
+    words, logits, targets, scale, records, losses, T, V, stride, scale_stride, ignored, z_loss,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """losses [2, T] and gradient in one pass. `words`: the logits two at a time, which V, stride, SIZE and BLOCK count.
+
+    PIECES programs, each with SIZE words of a row in a block of BLOCK, walk together over every so many rows; WIDTH
+    is PIECES up to a power of two. A row's gradient comes a round after its statistics: by then the other programs
+    have written theirs, and nobody has to wait. So there is one round more than there are rows; it reads any row, and
+    publishes where nobody looks.
     """
     piece = tl.program_id(0) % PIECES
-    column = piece * BLOCK + tl.arange(0, BLOCK)
-    inside = column < V
+    at = tl.arange(0, BLOCK)
+    inside = at < tl.minimum(V - piece * SIZE, SIZE)
+    words += piece * SIZE
     every = tl.arange(0, WIDTH)
     groups = tl.num_programs(0) // PIECES
-    for index in tl.range(tl.program_id(0) // PIECES, T, groups, num_stages=STAGES):
-        row = logits + index.to(tl.int64) * stride
-        stored = tl.load(row + column, mask=inside, other=_LOWEST)
-        target = tl.load(targets + index).to(tl.int32)  # half the registers of int64
-        factor = tl.load(scale + index * scale_stride)
-        x = stored.to(tl.float32) * _LOG2E
-        top = tl.max(x, axis=0)
-        total = tl.sum(tl.exp2(x - _finite(top)), axis=0)
-        chosen = tl.sum(tl.where(column == target, x, 0.0), axis=0)
+    start = tl.program_id(0) // PIECES
+    # Of the round before: nothing yet.
+    before = tl.full([BLOCK], _LOWEST_WORD, tl.int32)
+    target, chosen, factor, top, total = -1, 0.0, 0.0, 0.0, 1.0
+    for index in tl.range(start, T + groups, groups, num_stages=STAGES):
+        row = words + tl.minimum(index, T - 1).to(tl.int64) * stride
+        now = tl.load(row + at, mask=inside, other=_LOWEST_WORD)
+        # Of this row, to be used in the next round. One of the pieces speaks for it.
+        new_target = tl.load(targets + index, mask=index < T, other=ignored).to(tl.int32)
+        new_factor = tl.load(scale + index * scale_stride, mask=index < T, other=0.0)
+        place = index.to(tl.int64) * stride * 2 + new_target
+        known = (new_target // (2 * SIZE) == piece) & (new_target != ignored)
+        new_chosen = tl.load(logits + place, mask=known, other=0.0).to(tl.float32)
+        theirs = records + tl.maximum(index - groups, 0).to(tl.int64) * PIECES
+        theirs += tl.minimum(every, PIECES - 1)
+        tops, totals = _peek(theirs) if PIECES > 1 else (top, total)
+        # Statistics of this row.
+        first, second = _halves(tl.reduce(now, 0, _higher))
+        new_top = tl.maximum(first, second) * _LOG2E
+        base = _finite(new_top)
+        low, high = _halves(now)
+        powers = tl.exp2(low * _LOG2E - base) + tl.exp2(high * _LOG2E - base)
+        new_total = tl.sum(powers, axis=0)
         if PIECES > 1:
-            at = records + index.to(tl.int64) * PIECES
-            _publish(at + piece, top, tl.where(top == _LOWEST, 1.0, total))
-            tops, totals = _await(at + tl.minimum(every, PIECES - 1))
-            tops = tl.where(every < PIECES, tops, _LOWEST)
-            top = tl.max(tops, axis=0)
-            total = tl.sum(totals * tl.exp2(tops - _finite(top)), axis=0)
-        log = top + tl.log2(total)
-        natural = log * _LN2
-        counts = target != ignored
-        owner = tl.where(counts, tl.minimum(tl.maximum(target // BLOCK, 0), PIECES - 1), 0)
-        if piece == owner:
-            value = (log - chosen) * _LN2 + z_loss * natural * natural
-            tl.store(losses + index, tl.where(counts, value, 0.0))
-            tl.store(losses + T + index, tl.where(counts, natural, 0.0))
-        weight = (1.0 + 2.0 * z_loss * natural) * factor
-        gradient = tl.exp2(stored.to(tl.float32) * _LOG2E - log) * weight
-        gradient = tl.where(counts, tl.where(column == target, gradient - factor, gradient), 0.0)
-        tl.store(row + column, gradient.to(logits.dtype.element_ty), mask=inside)
+            own = records + index.to(tl.int64) * PIECES + piece
+            _publish(own, new_top, tl.where(new_top == _LOWEST, 1.0, new_total))
+        # Gradient of the row before.
+        if index >= groups:
+            if PIECES > 1:
+                top, total = _joined(theirs, tops, totals, every, PIECES)
+            log = top + _log2(total)
+            natural = log * _LN2
+            counts = target != ignored
+            weight = (1.0 + 2.0 * z_loss * natural) * factor
+            # The weight's logarithm goes into the exponent and its sign into the words: fewer instructions for each
+            # logit than to multiply.
+            shift = log - _log2(tl.abs(weight))
+            sign = tl.where(weight < 0, _SIGNS, 0)
+            low, high = _halves(before)
+            word = _word(tl.exp2(low * _LOG2E - shift), tl.exp2(high * _LOG2E - shift)) ^ sign
+            there = words + (index - groups).to(tl.int64) * stride + at
+            if counts:
+                tl.store(there, word, mask=inside)
+            else:
+                # As other stores, or the compiler would make both one, and a choice for each word.
+                tl.store(there, tl.zeros([BLOCK], tl.int32), mask=inside, cache_modifier=".cs")
+            if tl.where(counts, target // (2 * SIZE), 0) == piece:
+                chosen *= _LOG2E
+                value = (log - chosen) * _LN2 + z_loss * natural * natural
+                at_loss = losses + index - groups
+                tl.store(at_loss, tl.where(counts, value, 0.0))
+                tl.store(at_loss + T, tl.where(counts, natural, 0.0))
+                gradient = tl.exp2(chosen - log) * weight - factor
+                _meet()  # the whole piece is written, and one number of it once more
+                place = (index - groups).to(tl.int64) * stride * 2 + target
+                tl.store(logits + place, gradient.to(tl.bfloat16), mask=counts)
+        before, target, chosen, factor = now, new_target, new_chosen, new_factor
+        top, total = new_top, new_total

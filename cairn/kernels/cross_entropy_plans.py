@@ -1,8 +1,9 @@
 """How is cross-entropy laid over the chip, and how are its kernels compiled? Sizes in, plans out; nothing runs here.
 
-In pieces, `per_sm` programs of 256 threads share a multiprocessor: 3 of them hold 48 KiB of logits in registers and
-have as much again on its way, which covers the time that they wait for each other. They fit if none takes more than
-80 registers per thread.
+In pieces, `per_sm` programs share a multiprocessor. Each keeps the piece whose gradient is due in registers, 64 logits
+for each thread, and has `stages` - 1 pieces on their way. Many small programs do better than few large ones: while
+one adds up, another waits for memory. They all have to fit at the same time, so none may take more than `maxnreg`
+registers for each thread.
 """
 
 from typing import NamedTuple
@@ -13,48 +14,54 @@ from cairn.kernels.kernel import Variant
 
 class Plan(NamedTuple):
     kernel: str = "pieces"  # or "loop"
-    block: int = 8192
-    warps: int = 8
+    block: int = 4096
+    warps: int = 2
     stages: int = 3
-    per_sm: int = 3  # programs of "pieces" that a multiprocessor holds at the same time
-    maxnreg: int = 80  # so that it can
+    per_sm: int = 8  # programs of "pieces" that a multiprocessor holds at the same time
+    maxnreg: int = 128  # so that it can
 
     def pieces(self, columns: int) -> int:
         return -(-columns // self.block)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Of a program: the pieces on their way, what its reductions need and what the hardware keeps."""
+        return (self.stages - 1) * self.block * 2 + 2048
+
     def constants(self, columns: int) -> dict[str, int]:
-        """Of the kernel in pieces."""
+        """Of the kernel in pieces, which are equally long and begin at cache lines."""
         pieces = self.pieces(columns)
+        size = -(-columns // (64 * pieces)) * 32  # in words of two
         width = 1 << (pieces - 1).bit_length()
-        return dict(BLOCK=self.block, PIECES=pieces, WIDTH=width, STAGES=self.stages)
+        return dict(
+            SIZE=size, BLOCK=self.block // 2, PIECES=pieces, WIDTH=width, STAGES=self.stages
+        )
 
 
 LOOP = Plan("loop")
 PIECES = Plan()
 CANDIDATES = [
     PIECES,
-    Plan(per_sm=2, maxnreg=128),
-    Plan(stages=4, per_sm=2, maxnreg=128),
-    Plan(block=4096, warps=4, per_sm=6),
-    Plan(block=16384, warps=16, per_sm=1, maxnreg=128),
+    Plan(block=2048, warps=1, per_sm=16),
+    Plan(block=8192, warps=8, per_sm=2),
     LOOP,
 ]
 
 
-def pieces_variant(plan: Plan, columns: int, logits: str = "bf16") -> Variant:
+def pieces_variant(plan: Plan, columns: int) -> Variant:
     types = {
-        "logits": f"*{logits}", "targets": "*i64", "scale": "*fp32", "records": "*i64", "losses": "*fp32",
+        "words": "*i32", "logits": "*bf16", "targets": "*i64", "scale": "*fp32", "records": "*i64", "losses": "*fp32",
         "T": "i32", "V": "i32", "stride": "i32", "scale_stride": "i32", "ignored": "i32",
         "z_loss": "fp32",
     }  # fmt: skip
     return Variant(
-        f"cross-entropy in pieces of {plan.block}, {columns} {logits}, {plan.stages} stages, "
+        f"cross-entropy in pieces of {plan.block}, {columns} bf16, {plan.stages} stages, "
         f"{plan.per_sm} per multiprocessor",
         pieces_kernel,
         types,
         plan.constants(columns),
         {"num_warps": plan.warps, "maxnreg": plan.maxnreg},
-        ("logits", "targets", "records", "losses", "V", "stride"),
+        ("words", "logits", "targets", "records", "losses", "V", "stride"),
     )
 
 

@@ -3,10 +3,12 @@
     forward    x[t] = weight[token[t] - first]; zero for a token that another rank holds (vocabulary in parallel)
     backward   d[v] = sum of the gradients of all t with token v
 
-The backward sorts the tokens: equal ones become neighbours, and the program at the first of a run adds up the whole
-run in float32, always in the same order, and writes the row once. No atomics, so the result is the same in every
-run; a token that is very frequent makes its program the last one to finish. Bytes moved: forward 2*T*D elements,
-backward T*D and the rows written, plus the zeros of all other rows unless it adds to a buffer of the caller.
+The backward sorts the tokens, so that equal ones become neighbours, and cuts their order into chunks. The program at
+the first of a run adds it up in float32, always in the same order, and writes the row once. Where a run crosses into
+other chunks (a frequent token) each chunk's program keeps its part, and a second kernel adds the parts up: nobody has
+more than a chunk to do one after the other. No atomics, so the result is the same in every run. Bytes moved: forward
+2*T*D elements, backward T*D and the rows written, plus the zeros of all other rows unless it adds to a buffer of the
+caller.
 """
 
 import functools
@@ -28,7 +30,8 @@ from cairn.kernels.rows import blocks, launch, width
 from cairn.kernels.tuned import Tuning, tuned
 
 DEFAULT = {"block": 2048, "warps": 4}
-DEFAULT_BACKWARD = {"block": 256, "run": 16, "warps": 4}
+DEFAULT_BACKWARD = {"block": 4096, "chunk": 32, "warps": 4}
+_TOGETHER = 8  # parts that are on their way at the same time
 
 
 def embedding_reference(tokens: Tensor, weight_VD: Tensor, first: int = 0) -> Tensor:
@@ -65,34 +68,78 @@ def _gather_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def _scatter_kernel(
-    grad, ordered, places, d, count, first, vocab, grad_stride, d_stride,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr, ADD: tl.constexpr,
+    grad, ordered, places, d, parts, count, first, vocab, grad_stride, d_stride,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """`ordered`: the tokens in ascending order; `places`: which tokens they were."""
+    """`ordered`: the tokens in ascending order; `places`: which tokens they were; a program for each of them.
+
+    parts [2 * chunks, COLUMNS]: of each chunk what belongs to a run from before it, and to one that goes on after it.
+    """
     here = tl.program_id(0) // tl.cdiv(COLUMNS, BLOCK)
     token = tl.load(ordered + here).to(tl.int64)
-    before = tl.load(ordered + here - 1, mask=here > 0, other=-1).to(tl.int64)
+    begins = tl.load(ordered + here - 1, mask=here > 0, other=-1).to(tl.int64) != token
+    begins = begins | (here == 0)
     local = token - first
-    if ((token != before) | (here == 0)) & (local >= 0) & (local < vocab):
+    if (begins | (here % CHUNK == 0)) & (local >= 0) & (local < vocab):
+        column = tl.program_id(0) % tl.cdiv(COLUMNS, BLOCK) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < COLUMNS
+        near = here + tl.arange(0, CHUNK)
+        mine = (near < count) & (near // CHUNK == here // CHUNK)
+        mine = mine & (tl.load(ordered + near, mask=mine, other=-1).to(tl.int64) == token)
+        end = here + tl.sum(mine.to(tl.int32))
+        total = tl.zeros([BLOCK], tl.float32)
+        for at in tl.range(here, end, num_stages=3):
+            place = tl.load(places + at).to(tl.int64)
+            found = tl.load(grad + place * grad_stride + column, mask=inside, other=0.0)
+            total += found.to(tl.float32)
+        goes_on = tl.load(ordered + end, mask=end < count, other=-1).to(tl.int64) == token
+        if (goes_on & (end < count)) | (not begins):
+            part = (here // CHUNK * 2 + begins.to(tl.int32)).to(tl.int64)
+            tl.store(parts + part * COLUMNS + column, total, mask=inside)
+        else:
+            row = d + local * d_stride + column
+            if ADD:
+                total += tl.load(row, mask=inside, other=0.0).to(tl.float32)
+            tl.store(row, total.to(d.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _join_kernel(
+    ordered, d, parts, count, first, vocab, d_stride,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ADD: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """A program for each chunk but the last: if a run begins in it and goes on, it adds up the run's parts."""
+    chunk = tl.program_id(0) // tl.cdiv(COLUMNS, BLOCK)
+    after = (chunk + 1) * CHUNK
+    token = tl.load(ordered + after).to(tl.int64)
+    crosses = tl.load(ordered + after - 1).to(tl.int64) == token
+    before = tl.load(ordered + chunk * CHUNK - 1, mask=chunk > 0, other=-1).to(tl.int64)
+    begins = (before != token) | (chunk == 0)
+    local = token - first
+    if crosses & begins & (local >= 0) & (local < vocab):
         column = tl.program_id(0) % tl.cdiv(COLUMNS, BLOCK) * BLOCK + tl.arange(0, BLOCK)[None, :]
         inside = column < COLUMNS
-        total = tl.zeros([RUN, BLOCK], tl.float32)
-        start = here
+        own = parts + (chunk * 2 + 1).to(tl.int64) * COLUMNS
+        total = tl.load(own + column, mask=inside, other=0.0)
+        rest = tl.zeros([TOGETHER, BLOCK], tl.float32)
+        start = chunk + 1
         going = True
         while going:
-            at = start + tl.arange(0, RUN)[:, None]
-            same = tl.load(ordered + at, mask=at < count, other=-1).to(tl.int64) == token
-            same = same & (at < count)
-            place = tl.load(places + at, mask=same, other=0).to(tl.int64)
-            found = tl.load(grad + place * grad_stride + column, mask=same & inside, other=0.0)
-            total += found.to(tl.float32)
-            start += RUN
-            going = tl.sum(same.to(tl.int32)) == RUN
+            each = start + tl.arange(0, TOGETHER)[:, None]
+            same = each * CHUNK < count
+            same = same & (
+                tl.load(ordered + each * CHUNK, mask=same, other=-1).to(tl.int64) == token
+            )
+            part = parts + each.to(tl.int64) * 2 * COLUMNS + column
+            rest += tl.load(part, mask=same & inside, other=0.0)
+            start += TOGETHER
+            going = tl.sum(same.to(tl.int32)) == TOGETHER
+        total += tl.sum(rest, axis=0)[None, :]
         row = d + local * d_stride + column
-        result = tl.sum(total, axis=0)[None, :]
         if ADD:
-            result += tl.load(row, mask=inside, other=0.0).to(tl.float32)
-        tl.store(row, result.to(d.dtype.element_ty), mask=inside)
+            total += tl.load(row, mask=inside, other=0.0).to(tl.float32)
+        tl.store(row, total.to(d.dtype.element_ty), mask=inside)
 
 
 def embedding(
@@ -182,16 +229,24 @@ def _launch(tokens: Tensor, weight: Tensor, first: int, x: Tensor) -> None:
 def _launch_backward(
     grad_TD: Tensor, tokens_T: Tensor, d_VD: Tensor, first: int, add: bool
 ) -> None:
-    ordered, places = torch.sort(tokens_T, stable=True)
+    ordered, places = torch.sort(tokens_T.int(), stable=True)  # in half as many passes as int64
     rows, columns = grad_TD.shape
     how = tuned("embedding", f"backward,{short(grad_TD.dtype)}", DEFAULT_BACKWARD)
-    block = min(how["block"], width(columns))
+    chunk, block = how["chunk"], min(how["block"], width(columns))
+    chunks = blocks(rows, chunk)
+    parts = torch.empty(2 * chunks, columns, dtype=torch.float32, device=grad_TD.device)
     launch(
         _scatter_kernel, rows * blocks(columns, block),
-        grad_TD, ordered, places, d_VD, rows, first, d_VD.shape[0], grad_TD.stride(0),
-        d_VD.stride(0), COLUMNS=columns, BLOCK=block, RUN=how["run"], ADD=add,
-        num_warps=how["warps"],
+        grad_TD, ordered, places, d_VD, parts, rows, first, d_VD.shape[0], grad_TD.stride(0),
+        d_VD.stride(0), COLUMNS=columns, BLOCK=block, CHUNK=chunk, ADD=add, num_warps=how["warps"],
     )  # fmt: skip
+    if chunks > 1:
+        block = min(256, width(columns))
+        launch(
+            _join_kernel, (chunks - 1) * blocks(columns, block),
+            ordered, d_VD, parts, rows, first, d_VD.shape[0], d_VD.stride(0),
+            COLUMNS=columns, BLOCK=block, CHUNK=chunk, ADD=add, TOGETHER=_TOGETHER,
+        )  # fmt: skip
 
 
 def cost(tokens: int, columns: int, element_bytes: int = 2) -> Cost:
@@ -207,7 +262,7 @@ def cost_backward(
 
 
 _GATHERED = {"tokens": "*i64", "weight": "*bf16", "x": "*bf16"}
-_SCATTERED = {"grad": "*bf16", "ordered": "*i64", "places": "*i64", "d": "*bf16"}
+_SCATTERED = {"grad": "*bf16", "ordered": "*i32", "places": "*i64", "d": "*bf16", "parts": "*fp32"}
 _NUMBERS = {"first": "i32", "vocab": "i32"}
 
 
@@ -223,24 +278,38 @@ def _variant(block: int, warps: int) -> Variant:
     )
 
 
-def _variant_backward(block: int, run: int, warps: int) -> Variant:
+def _variant_backward(block: int, chunk: int, warps: int) -> Variant:
     strides = {"grad_stride": "i32", "d_stride": "i32"}
     return Variant(
-        f"scatter 4096, block {block}, runs of {run}, {warps} warps",
+        f"scatter 4096, block {block}, chunks of {chunk}, {warps} warps",
         _scatter_kernel,
         _SCATTERED | _NUMBERS | strides | {"count": "i32"},
-        {"COLUMNS": 4096, "BLOCK": block, "RUN": run, "ADD": False},
+        {"COLUMNS": 4096, "BLOCK": block, "CHUNK": chunk, "ADD": False},
         {"num_warps": warps},
         [*_SCATTERED, *strides],
     )
 
 
+def _variant_join(chunk: int) -> Variant:
+    pointers = {
+        name: kind for name, kind in _SCATTERED.items() if name in ("ordered", "d", "parts")
+    }
+    return Variant(
+        f"join 4096, chunks of {chunk}",
+        _join_kernel,
+        pointers | _NUMBERS | {"d_stride": "i32", "count": "i32"},
+        {"COLUMNS": 4096, "BLOCK": 256, "CHUNK": chunk, "ADD": False, "TOGETHER": _TOGETHER},
+        aligned=[*pointers, "d_stride"],
+    )
+
+
 _CANDIDATES = [{"block": b, "warps": w} for b, w in ((1024, 4), (2048, 4), (4096, 4), (4096, 8))]
-_CANDIDATES_BACKWARD = [{"block": b, "run": r, "warps": w} for b, r, w in
-                        ((256, 16, 4), (512, 8, 4), (512, 16, 4), (1024, 4, 4), (2048, 2, 4))]  # fmt: skip
+_CANDIDATES_BACKWARD = [{"block": b, "chunk": c, "warps": w} for b, c, w in
+                        ((4096, 32, 4), (4096, 32, 8), (2048, 32, 4), (2048, 16, 2), (1024, 32, 4))]  # fmt: skip
 VARIANTS = [
     _variant(DEFAULT["block"], DEFAULT["warps"]),
     _variant_backward(*DEFAULT_BACKWARD.values()),
+    _variant_join(DEFAULT_BACKWARD["chunk"]),
 ]
 _TOKENS, _VOCAB, _COLUMNS = 16384, 151936, 4096
 

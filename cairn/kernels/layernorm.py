@@ -24,9 +24,11 @@ from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import (
     Layout,
     candidates,
+    default_layout,
     key,
     launch,
     layout,
+    shared_row,
     sum_parts,
     summing_layout,
     too_wide,
@@ -49,12 +51,8 @@ def _layernorm_kernel(
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < COLUMNS
-    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
-    w = w.to(tl.float32)
-    b = 0.0
-    if bias is not None:
-        b = tl.load(bias + column, mask=inside, other=0.0, eviction_policy="evict_last")
-        b = b.to(tl.float32)
+    kept_w = shared_row(weight, column, inside) if STAGES > 1 else None
+    kept_b = shared_row(bias, column, inside) if STAGES > 1 and bias is not None else None
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)[:, None]
@@ -67,19 +65,23 @@ def _layernorm_kernel(
         if mean is not None:
             tl.store(mean + row, m, mask=row < rows)
             tl.store(rstd + row, r, mask=row < rows)
-        n = v * r * w + b
+        w = shared_row(weight, column, inside) if STAGES == 1 else kept_w
+        n = v * r * tl.cast(w, tl.float32)
+        if bias is not None:
+            b = shared_row(bias, column, inside) if STAGES == 1 else kept_b
+            n += tl.cast(b, tl.float32)
         tl.store(y + at * y_stride + column, n.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _layernorm_backward_kernel(
-    grad, x, mean, rstd, weight, dx, dw_parts, db_parts, rows, grad_stride, x_stride, dx_stride,
+    grad, x, mean, rstd, weight, dx, parts, rows, grad_stride, x_stride, dx_stride,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < COLUMNS
-    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
-    w = w.to(tl.float32)
+    w = shared_row(weight, column, inside).to(tl.float32)
     dw = tl.zeros([ROWS, WIDTH], tl.float32)
     db = tl.zeros([ROWS, WIDTH], tl.float32)
     step = tl.num_programs(0) * ROWS
@@ -98,10 +100,10 @@ def _layernorm_backward_kernel(
         along = tl.sum(g * n, axis=1)[:, None] / COLUMNS
         d = (g - n * along - tl.sum(g, axis=1)[:, None] / COLUMNS) * r
         tl.store(dx + at * dx_stride + column, d.to(dx.dtype.element_ty), mask=mask)
-    here = tl.program_id(0).to(tl.int64) * COLUMNS + column
-    tl.store(dw_parts + here, tl.sum(dw, axis=0)[None, :], mask=inside)
-    if db_parts is not None:
-        tl.store(db_parts + here, tl.sum(db, axis=0)[None, :], mask=inside)
+    here = parts + tl.program_id(0).to(tl.int64) * (2 if BIAS else 1) * COLUMNS + column
+    tl.store(here, tl.sum(dw, axis=0)[None, :], mask=inside)
+    if BIAS:
+        tl.store(here + COLUMNS, tl.sum(db, axis=0)[None, :], mask=inside)
 
 
 def layernorm(
@@ -163,7 +165,7 @@ def _launch(
     rows, columns = x_TD.shape
     if not rows:
         return
-    how = layout("layernorm", "forward", columns, x.dtype, default_forward(columns))
+    how = layout("layernorm", "forward", columns, x.dtype, default_layout(columns))
     launch(
         _layernorm_kernel, how.programs(rows, x.device),
         x_TD, weight, bias, y_TD, mean, rstd, rows, x_TD.stride(0), y_TD.stride(0), eps,
@@ -185,21 +187,19 @@ def _launch_backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     how = layout("layernorm", "backward", columns, x.dtype, summing_layout(columns))
     programs = max(how.programs(rows, x.device), 1)
-    parts = torch.empty(2, programs, columns, dtype=torch.float32, device=x.device)
+    sums = 1 if bias_dtype is None else 2  # of the weight, and of the bias, side by side
+    parts = torch.empty(programs, sums * columns, dtype=torch.float32, device=x.device)
     launch(
         _layernorm_backward_kernel, programs,
-        grad_TD, x_TD, mean, rstd, weight, dx, parts[0], None if bias_dtype is None else parts[1],
+        grad_TD, x_TD, mean, rstd, weight, dx, parts,
         rows, grad_TD.stride(0), x_TD.stride(0), columns,
-        COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages,
+        COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages, BIAS=sums == 2,
         num_warps=how.warps,
     )  # fmt: skip
-    db = None if bias_dtype is None else sum_parts(parts[1], bias_dtype)
-    return dx, sum_parts(parts[0], weight.dtype), db
-
-
-def default_forward(columns: int) -> Layout:
-    """16 columns for each thread: weight and bias take as many registers as x."""
-    return Layout(warps=max(1, min(width(columns) // 512, 32)))
+    same = bias_dtype in (None, weight.dtype)
+    found = sum_parts(parts, weight.dtype if same else torch.float32)
+    db = None if bias_dtype is None else found[columns:].to(bias_dtype)
+    return dx, found[:columns].to(weight.dtype), db
 
 
 def cost(rows: int, columns: int, element_bytes: int = 2, backward: bool = False) -> Cost:
@@ -211,7 +211,7 @@ def cost(rows: int, columns: int, element_bytes: int = 2, backward: bool = False
 def _variant(columns: int, how: Layout, backward: bool) -> Variant:
     if backward:
         pointers = dict.fromkeys(("grad", "x", "weight", "dx"), "*bf16")
-        pointers |= dict.fromkeys(("mean", "rstd", "dw_parts", "db_parts"), "*fp32")
+        pointers |= dict.fromkeys(("mean", "rstd", "parts"), "*fp32")
         strides, absent, scalars = ("grad_stride", "x_stride", "dx_stride"), (), {}
     else:
         pointers = dict.fromkeys(("x", "weight", "bias", "y"), "*bf16")
@@ -221,7 +221,7 @@ def _variant(columns: int, how: Layout, backward: bool) -> Variant:
         _layernorm_backward_kernel if backward else _layernorm_kernel,
         pointers | dict.fromkeys(strides, "i32") | {"rows": "i32"} | scalars,
         {"COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows, "STAGES": how.stages}
-        | dict.fromkeys(absent),
+        | ({"BIAS": True} if backward else dict.fromkeys(absent)),
         {"num_warps": how.warps},
         [*pointers, *strides],
     )
@@ -230,7 +230,7 @@ def _variant(columns: int, how: Layout, backward: bool) -> Variant:
 _ROWS = 16384
 _WIDTHS = (2048, 4096, 8192)
 VARIANTS = [
-    *(_variant(columns, default_forward(columns), backward=False) for columns in _WIDTHS),
+    *(_variant(columns, default_layout(columns), backward=False) for columns in _WIDTHS),
     *(_variant(columns, summing_layout(columns), backward=True) for columns in _WIDTHS),
 ]
 
@@ -244,6 +244,7 @@ def cases() -> Iterator[Case]:
                 "bf16",
                 cost(_ROWS, columns, backward=backward),
                 functools.partial(_prepare_backward if backward else _prepare, columns),
+                graph=True,
             )
 
 

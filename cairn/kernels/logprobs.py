@@ -21,7 +21,7 @@ from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.arguments import FLOATS, INTEGERS, check, output, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
-from cairn.kernels.sampling_kernel import LN_2, LOG2_E, NOTHING, first_of_largest, scores_at
+from cairn.kernels.sampling_search import LN_2, LOG2_E, NOTHING, first_of_largest, scores_at
 from cairn.kernels.tuned import Tuning, tuned
 
 MOST = 32  # likeliest tokens

@@ -53,27 +53,37 @@ def _scales(scale, first, limit, WIDTH: tl.constexpr, PER_ROW: tl.constexpr):
 
 @triton.jit
 def _matmul_fp8_kernel(
-    a, b, c, scale_a, scale_b, M, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    a, b, b_rest, c, scale_a, scale_b, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, GROUP: tl.constexpr,
     PER_ROW_A: tl.constexpr, PER_ROW_B: tl.constexpr, PRECISE: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
-    HALF: tl.constexpr = BN // 2
+    """A tile is BN columns wide. The last REST of them are a product of their own where BN is no power of two."""
+    MAIN: tl.constexpr = BN - REST
+    HALF: tl.constexpr = MAIN // 2
     tiles = tl.cdiv(M, BM) * tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
         row, column = place(tile, M, N, BM, BN, GROUP)
-        y = tl.zeros([BM, BN], tl.float32)
+        y = tl.zeros([BM, MAIN], tl.float32)
+        z = tl.zeros([BM, REST if REST > 0 else 1], tl.float32)
         for k in range(0, K, BK):
+            values = a.load([row, k])
             if PRECISE:
-                y += tl.dot(a.load([row, k]), b.load([column, k]).T)
+                y += tl.dot(values, b.load([column, k]).T)
             else:
-                y = tl.dot(a.load([row, k]), b.load([column, k]).T, y)
-        y = y * _scales(scale_a, row, M, BM, PER_ROW_A)[:, None]
+                y = tl.dot(values, b.load([column, k]).T, y)
+            if REST > 0:
+                z = tl.dot(values, b_rest.load([column + MAIN, k]).T, z)
+        scales = _scales(scale_a, row, M, BM, PER_ROW_A)[:, None]
+        y = y * scales
         # Two halves one after the other need half the shared memory on the way out.
         left, right = tl.split(tl.permute(tl.reshape(y, (BM, 2, HALF)), (0, 2, 1)))
         left *= _scales(scale_b, column, N, HALF, PER_ROW_B)[None, :]
         c.store([row, column], left.to(c.dtype))
         right *= _scales(scale_b, column + HALF, N, HALF, PER_ROW_B)[None, :]
         c.store([row, column + HALF], right.to(c.dtype))
+        if REST > 0:
+            z = z * scales * _scales(scale_b, column + MAIN, N, REST, PER_ROW_B)[None, :]
+            c.store([row, column + MAIN], z.to(c.dtype))
 
 
 def matmul_fp8(
@@ -153,6 +163,8 @@ def _by_torch(
 
 LARGE = Tiles(block_k=128, stages=4)
 SMALL = Tiles(block_n=128, block_k=128, warps=4, stages=4)
+# As few columns as leave no multiprocessor idle where 256 rows meet tens of thousands of columns; 128 + 64 of them.
+WIDE = Tiles(block_m=256, block_n=192, block_k=128, stages=3)
 FEW = Tiles(block_m=64, block_n=64, block_k=128, warps=4, stages=4, per_sm=3)
 CANDIDATES = [
     LARGE,
@@ -160,6 +172,7 @@ CANDIDATES = [
     LARGE._replace(stages=3, flatten=True),
     LARGE._replace(group=16),
     LARGE._replace(block_m=256, block_n=128),
+    WIDE,
     SMALL,
     Tiles(block_m=64, block_n=128, block_k=128, warps=4, stages=4, per_sm=2),
     FEW,
@@ -181,11 +194,20 @@ def _key(m: int, n: int, k: int, per_row: bool, precise: bool) -> str:
 def _config(m: int, n: int, k: int, per_row: bool, precise: bool) -> tuple[Tiles, str]:
     """Which tiles, and who is faster: "triton" or "torch"."""
     large = PRECISE if precise else LARGE
-    few = large.number(m, n) < 132  # large tiles would leave multiprocessors without work
+    if not precise and 128 < m <= 256 and 120 <= WIDE.number(m, n) <= 132:
+        large = WIDE
+    few = (
+        large is not WIDE and large.number(m, n) < 132
+    )  # large tiles would leave multiprocessors without work
     tiles = FEW if m <= 64 else (PRECISE if precise else SMALL) if few else large
     default = {**tiles._asdict(), "impl": "triton" if m <= 64 and per_row else "torch"}
     found = tuned("matmul_fp8", _key(m, n, k, per_row, precise), default)
     return Tiles(**{name: found[name] for name in Tiles._fields}), str(found["impl"])
+
+
+def _rest(tiles: Tiles) -> int:
+    """Columns beyond the largest power of two in a tile; a half of that one, or none."""
+    return tiles.block_n - (1 << tiles.block_n.bit_length() - 1)
 
 
 def launch(
@@ -200,19 +222,23 @@ def launch(
     """Run the kernel on checked two-dimensional operands."""
     (m, k), n = a.shape, b.shape[0]
     wide = y.element_size() > 2  # the way out takes the shared memory of a stage
+    rest = _rest(tiles)
+    main = tiles.block_n - rest
     kernel: Any = _matmul_fp8_kernel
     kernel[(tiles.programs(m, n, multiprocessors(a.device)),)](
         TensorDescriptor.from_tensor(a, [tiles.block_m, tiles.block_k]),
-        TensorDescriptor.from_tensor(b, [tiles.block_n, tiles.block_k]),
-        TensorDescriptor.from_tensor(y, [tiles.block_m, tiles.block_n // 2]),
+        TensorDescriptor.from_tensor(b, [main, tiles.block_k]),
+        TensorDescriptor.from_tensor(b, [rest, tiles.block_k]) if rest else None,
+        TensorDescriptor.from_tensor(y, [tiles.block_m, main // 2]),
         *(scale_a, scale_b, m, n, k),
         **tiles.constants(),
+        REST=rest,
         PER_ROW_A=int(scale_a.numel() > 1),
         PER_ROW_B=int(scale_b.numel() > 1),
         PRECISE=precise,
         FLATTEN=tiles.flatten,
         num_warps=tiles.warps,
-        num_stages=min(tiles.stages, 3) if wide else tiles.stages,
+        num_stages=min(tiles.stages, 2 if rest else 3) if wide else tiles.stages,
     )
 
 
@@ -223,14 +249,18 @@ def cost(m: int, n: int, k: int) -> Cost:
 
 def _variant(tiles: Tiles, precise: bool = False, c: str = "bf16", per_row: int = 1) -> Variant:
     kind = " precise" if precise else ""
+    rest = _rest(tiles)
+    main = tiles.block_n - rest
     types = {
         "a": f"tensordesc<fp8e4nv[{tiles.block_m}, {tiles.block_k}]>",
-        "b": f"tensordesc<fp8e4nv[{tiles.block_n}, {tiles.block_k}]>",
-        "c": f"tensordesc<{c}[{tiles.block_m}, {tiles.block_n // 2}]>",
+        "b": f"tensordesc<fp8e4nv[{main}, {tiles.block_k}]>",
+        **({"b_rest": f"tensordesc<fp8e4nv[{rest}, {tiles.block_k}]>"} if rest else {}),
+        "c": f"tensordesc<{c}[{tiles.block_m}, {main // 2}]>",
         **dict.fromkeys(("scale_a", "scale_b"), "*fp32"),
         **dict.fromkeys("MNK", "i32"),
     }
-    constants = {**tiles.constants(), "PRECISE": precise, "FLATTEN": tiles.flatten}
+    constants = {**tiles.constants(), "REST": rest, "PRECISE": precise, "FLATTEN": tiles.flatten}
+    constants |= {} if rest else {"b_rest": None}
     return Variant(
         f"matmul fp8{kind} {tiles.name()}{'' if per_row else ', tensor-wise'} to {c}",
         _matmul_fp8_kernel,

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from cairn.kernels.arguments import require, short
+from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.paged_parts import (
     Workspace,
     add_up,
@@ -71,7 +72,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, LSE: tl.constexpr, STARTS: tl.constexpr,
-    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr,
+    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = KV_HEADS * GROUP
     program = tl.program_id(0)
@@ -79,6 +80,7 @@ def _decode_kernel(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     token = tl.arange(0, BLOCK)
+    begin(OVERLAP)
 
     every = tl.arange(0, SEQUENCES)
     there = every < sequences
@@ -249,6 +251,7 @@ def decode(call: Paged, queries: int, workspace: Workspace | None = None) -> Non
     kernel[(programs,)](
         **call.tensors(), **room._asdict(), **call.numbers(), **constants, QUERIES=queries, ROWS=rows,
         BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, num_warps=plan.warps,
+        **pdl(call.q_THC.device),
     )  # fmt: skip
     if not last_adds:
         shared = ("KV_HEADS", "GROUP", "C", "WIDTH", "LSE", "STARTS")
@@ -257,6 +260,7 @@ def decode(call: Paged, queries: int, workspace: Workspace | None = None) -> Non
         adding[(programs, queries * call.group)](
             *room[:3], tensors["starts"], call.out_THC, tensors["lse"], call.out_THC.stride(0),
             call.out_THC.stride(1), ROWS=rows, **{name: constants[name] for name in shared}, num_warps=4,
+            **pdl(call.q_THC.device),
         )  # fmt: skip
 
 

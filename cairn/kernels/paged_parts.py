@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cairn.kernels.dependent import begin
 from cairn.kernels.paged_tiles import LN_2, LOG2_E, counted
 from cairn.kernels.rows import multiprocessors
 
@@ -97,11 +98,12 @@ def add_up(
 def add_up_kernel(
     partial, partial_lse, owners, starts, out, lse, out_token, out_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
-    LSE: tl.constexpr, STARTS: tl.constexpr,
+    LSE: tl.constexpr, STARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One row of the pair that program_id(0) of the first kernel owns: its parts, weighed by their log-sum-exp."""
     owner = tl.program_id(0)
     row = tl.program_id(1)
+    begin(OVERLAP)
     pair = tl.load(owners + 2 * owner)
     parts = tl.load(owners + 2 * owner + 1)
     start, queries = counted(starts, pair // KV_HEADS, pair >= 0, STARTS)

@@ -39,7 +39,7 @@ def decode(
     types = {**TENSORS, **rooms, **NUMBERS, "k": f"*{cache}", "v": f"*{cache}"}
     fixed = PLAIN | dict(
         QUERIES=1, ROWS=16, PAGE=16, BLOCK=plan.block, SCALES=int(cache == "fp8e4nv"), STARTS=False,
-        STAGES=plan.stages, LAST_ADDS=True,
+        STAGES=plan.stages, LAST_ADDS=True, OVERLAP=True,
     ) | changes  # fmt: skip
     aligned = tuple(types.keys() - {"sequences", "scale", "table_stride"})
     options = {"num_warps": plan.warps}
@@ -51,7 +51,9 @@ def add_up() -> Variant:
         partial="*fp32", partial_lse="*fp32", owners="*i32", starts="*i32", out="*bf16", lse="*fp32",
         out_token="i32", out_head="i32",
     )  # fmt: skip
-    fixed = dict(KV_HEADS=8, GROUP=4, ROWS=16, C=128, WIDTH=128, LSE=True, STARTS=True)
+    fixed = dict(
+        KV_HEADS=8, GROUP=4, ROWS=16, C=128, WIDTH=128, LSE=True, STARTS=True, OVERLAP=True
+    )
     return Variant(
         "paged_decode add up", add_up_kernel, types, fixed, {"num_warps": 4}, tuple(types)
     )

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
+from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import Quantized, filled, fp8_rows, quantize_reference, quantized_rows
@@ -37,6 +38,7 @@ from cairn.kernels.rows import (
     key,
     launch,
     layout,
+    shared_row,
     too_wide,
     width,
 )
@@ -65,12 +67,12 @@ def _rmsnorm_kernel(
     x, residual, weight, y, total, scale, rstd, rows,
     x_stride, residual_stride, y_stride, total_stride, eps,
     PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    begin(OVERLAP)
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < COLUMNS
-    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
-    w = w.to(tl.float32) + (1.0 if PLUS_ONE else 0.0)
+    kept = shared_row(weight, column, inside) if STAGES > 1 else None
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)[:, None]
@@ -85,11 +87,13 @@ def _rmsnorm_kernel(
         r = tl.rsqrt(tl.sum(v * v, axis=1)[:, None] / COLUMNS + eps)
         if rstd is not None:
             tl.store(rstd + row, r, mask=row < rows)
+        w = shared_row(weight, column, inside) if STAGES == 1 else kept
         n = v * r
-        if not PLUS_ONE:
-            rounded = residual if residual is not None else x
-            n = n.to(rounded.dtype.element_ty).to(tl.float32)
-        n = (n * w).to(x.dtype.element_ty)
+        if PLUS_ONE:
+            n = n * (tl.cast(w, tl.float32) + 1.0)
+        else:  # in 16 bits, as the plain model: two products are one instruction then
+            n = n.to((residual if residual is not None else x).dtype.element_ty) * w
+        n = n.to(x.dtype.element_ty)
         if scale is not None:
             n, row_scale = fp8_rows(n.to(tl.float32))
             tl.store(scale + row, row_scale[:, None], mask=row < rows)
@@ -254,7 +258,7 @@ def _launch(
         added.stride(0) if added is not None else 0, y_TD.stride(0),
         total_TD.stride(0) if total_TD is not None else 0, eps,
         PLUS_ONE=plus_one, COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,
-        STAGES=how.stages, num_warps=how.warps,
+        STAGES=how.stages, num_warps=how.warps, **pdl(x.device),
     )  # fmt: skip
 
 
@@ -277,7 +281,7 @@ def _variant(columns: int, how: Layout, residual: bool = False, fp8: bool = Fals
         _rmsnorm_kernel,
         pointers | dict.fromkeys(strides, "i32") | {"rows": "i32", "eps": "fp32"},
         {"PLUS_ONE": False, "COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows}
-        | {"STAGES": how.stages, **dict.fromkeys(absent)},
+        | {"STAGES": how.stages, "OVERLAP": True, **dict.fromkeys(absent)},
         {"num_warps": how.warps},
         [*pointers, *strides],
     )
@@ -304,6 +308,7 @@ def cases() -> Iterator[Case]:
                 cost(_ROWS, columns, residual=residual, fp8=fp8),
                 functools.partial(_prepare, columns, residual, fp8),
                 tolerance=5e-2 if fp8 else 1e-2,
+                graph=True,
             )
 
 

@@ -10,8 +10,8 @@ The table [P, C] has a row for each position: C/2 cosines, then C/2 sines, an am
 round as the plain model rounds; the rotation is computed in float32 and rounded once. The same kernel can write k and
 v into a cache of pages: kv_write offers that.
 
-A head is one row for the kernel, so any number of heads fits. Bytes moved: q and k once in and once out; v stays
-where it is, and the table is read from the cache of the GPU.
+Any number of heads fits: a program takes as many as its registers hold. Bytes moved: q and k once in and once out; v
+stays where it is, and the table is read from the cache of the GPU.
 """
 
 import functools
@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, INTEGERS, check, require, short
+from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import fp8_scaled
@@ -36,7 +37,7 @@ from cairn.kernels.rows import blocks, launch, width
 from cairn.kernels.tuned import Tuning, tuned
 
 FP8 = torch.float8_e4m3fn
-DEFAULT = {"rows": 32, "warps": 4}
+DEFAULT = {"heads": 16, "warps": 2}
 Three = tuple[Tensor, Tensor, Tensor]
 
 
@@ -46,9 +47,8 @@ class Pages(NamedTuple):
     slots_T: Tensor  # int: page * page_size + place, or -1
     cache_k: Tensor  # [pages, page_size, K, C]
     cache_v: Tensor
-    k_scale: Tensor | None = (
-        None  # float32, one element or one per head: what a stored key is multiplied by
-    )
+    # What a stored key is multiplied by: float32, one element or one for each head.
+    k_scale: Tensor | None = None
     v_scale: Tensor | None = None
 
 
@@ -83,81 +83,94 @@ def _rotated(x_THC: Tensor, rows_TC: Tensor) -> Tensor:
 
 
 @triton.jit
-def _put(at, low, high, scale, head, mask, SIZE: tl.constexpr, SCALES: tl.constexpr):
-    """Both halves of a head. SCALES: 0 none, 1 one for all heads, 2 one for each."""
-    kind = at.dtype.scalar.element_ty
-    if kind == tl.float8e4nv:
+def _turned(
+    low, high, weight, cos, sin, eps, i, inside, C: tl.constexpr, PLUS_ONE: tl.constexpr
+):  # fmt: skip
+    """Both halves of some heads, normed and rotated, rounded as the plain model rounds.
+
+    What the plain model multiplies in 16 bits is multiplied in 16 bits: two products are one instruction then, and
+    to round on the way takes no conversion of single numbers, which would be as slow as exponentials.
+    """
+    dtype = low.dtype
+    if weight is not None:
+        w_low = tl.load(weight + i, mask=inside, other=0.0, eviction_policy="evict_last")
+        w_high = tl.load(weight + C // 2 + i, mask=inside, other=0.0, eviction_policy="evict_last")
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        r = tl.rsqrt(tl.sum(low * low + high * high, axis=1)[:, None] / C + eps)
+        low, high = low * r, high * r
+        if PLUS_ONE:
+            w_low, w_high = w_low.to(tl.float32) + 1.0, w_high.to(tl.float32) + 1.0
+        else:
+            low, high = low.to(dtype), high.to(dtype)
+        low, high = (low * w_low).to(dtype), (high * w_high).to(dtype)
+    if cos is not None:
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        low, high = (low * cos - high * sin).to(dtype), (high * cos + low * sin).to(dtype)
+    return low, high
+
+
+@triton.jit
+def _put(at, low, high, scale, head, mask, C: tl.constexpr, SCALES: tl.constexpr):
+    """Both halves of some heads. SCALES: 0 none, 1 one for all heads, 2 one for each."""
+    if at.dtype.scalar.element_ty == tl.float8e4nv:
         factor = 1.0
         if SCALES == 1:
             factor = tl.div_rn(1.0, tl.load(scale))
         elif SCALES == 2:
-            factor = tl.div_rn(1.0, tl.load(scale + head, mask=(head >= 0) & mask, other=1.0))
-        tl.store(at, fp8_scaled(low.to(tl.float32), factor), mask=mask)
-        tl.store(at + SIZE // 2, fp8_scaled(high.to(tl.float32), factor), mask=mask)
-    else:
-        tl.store(at, low.to(kind), mask=mask)
-        tl.store(at + SIZE // 2, high.to(kind), mask=mask)
+            factor = tl.div_rn(1.0, tl.load(scale + head, mask=mask, other=1.0))
+        low, high = fp8_scaled(low.to(tl.float32), factor), fp8_scaled(high.to(tl.float32), factor)
+    tl.store(at, low.to(at.dtype.scalar.element_ty), mask=mask)
+    tl.store(at + C // 2, high.to(at.dtype.scalar.element_ty), mask=mask)
 
 
 @triton.jit
-def _normed(x, r, q_weight, k_weight, is_q, i, inside, PLUS_ONE: tl.constexpr, dtype: tl.constexpr):
-    """Half a head times its rstd and weight, rounded as the plain model rounds."""
-    x = x * r
-    if not PLUS_ONE:
-        x = x.to(dtype).to(tl.float32)
-    of_q = tl.load(q_weight + i, mask=inside, other=0.0, eviction_policy="evict_last")
-    of_k = tl.load(k_weight + i, mask=inside, other=0.0, eviction_policy="evict_last")
-    weight = tl.where(is_q, of_q, of_k).to(tl.float32) + (1.0 if PLUS_ONE else 0.0)
-    return (x * weight).to(dtype).to(tl.float32)
-
-
-@triton.jit(do_not_specialize=["rows"])
 def _rope_kernel(
     qkv, table, positions, q_weight, k_weight, q_out, k_out, slots, cache_k, cache_v,
-    k_scale, v_scale, rows, eps, qkv_token, table_row, q_token, k_token, page, place, head_stride,
-    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    PAGE: tl.constexpr, SCALES: tl.constexpr, PLUS_ONE: tl.constexpr,
+    k_scale, v_scale, eps, qkv_token, table_row, q_token, k_token, page, place, head_stride,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, Q: tl.constexpr,
+    KV: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, SCALES: tl.constexpr,
+    PLUS_ONE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A row is one head of one token: H of q and K of k, and K of v where there is a cache."""
-    per_token = (H + K) if slots is None else (H + 2 * K)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    token, head = (row // per_token).to(tl.int64), row % per_token
-    is_q, is_v = head < H, head >= H + K
-    is_k = (head >= H) & (head < H + K)
+    """A program has one token, or one of PARTS of its heads: Q of q and KV of k and v.
+
+    So what depends on the token (angles, weights, addresses) is found once for many heads. All heads are on their
+    way before the first is looked at.
+    """
+    begin(OVERLAP)
+    token, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     i = tl.arange(0, HALF)[None, :]
     inside = i < C // 2
-    mask = (row < rows) & inside
-    at = qkv + token * qkv_token + head * C + i
-    low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(at + C // 2, mask=mask, other=0.0).to(tl.float32)
-    dtype = qkv.dtype.element_ty
-    if q_weight is not None:
-        r = tl.rsqrt(tl.sum(low * low + high * high, axis=1)[:, None] / C + eps)
-        n_low = _normed(low, r, q_weight, k_weight, is_q, i, inside, PLUS_ONE, dtype)
-        n_high = _normed(high, r, q_weight, k_weight, is_q, i + C // 2, inside, PLUS_ONE, dtype)
-        low, high = tl.where(is_v, low, n_low), tl.where(is_v, high, n_high)
+    q, kv = part * Q + tl.arange(0, Q)[:, None], part * KV + tl.arange(0, KV)[:, None]
+    q_mask, kv_mask = inside & (q < H), inside & (kv < K)
+    of_q = qkv + token * qkv_token + q * C + i
+    of_k = qkv + token * qkv_token + (H + kv) * C + i
+    q_low = tl.load(of_q, mask=q_mask, other=0.0)
+    q_high = tl.load(of_q + C // 2, mask=q_mask, other=0.0)
+    k_low = tl.load(of_k, mask=kv_mask, other=0.0)
+    k_high = tl.load(of_k + C // 2, mask=kv_mask, other=0.0)
+    v_low, v_high, slot = k_low, k_high, token
+    if slots is not None:
+        v_low = tl.load(of_k + K * C, mask=kv_mask, other=0.0)
+        v_high = tl.load(of_k + K * C + C // 2, mask=kv_mask, other=0.0)
+        slot = tl.load(slots + token).to(tl.int64)
+    cos, sin = None, None
     if table is not None:
         position = token
         if positions is not None:
-            position = tl.load(positions + token, mask=row < rows, other=0).to(tl.int64)
+            position = tl.load(positions + token).to(tl.int64)
         angles = table + position * table_row + i
-        turned = mask & (head < H + K)
-        cos = tl.load(angles, mask=turned, other=1.0).to(tl.float32)
-        sin = tl.load(angles + C // 2, mask=turned, other=0.0).to(tl.float32)
-        low, high = low * cos - high * sin, high * cos + low * sin
-    low, high = low.to(dtype), high.to(dtype)
-    _put(q_out + token * q_token + head * C + i, low, high, None, head, mask & is_q, C, 0)
+        cos = tl.load(angles, mask=inside, other=1.0).to(tl.float32)
+        sin = tl.load(angles + C // 2, mask=inside, other=0.0).to(tl.float32)
+    q_low, q_high = _turned(q_low, q_high, q_weight, cos, sin, eps, i, inside, C, PLUS_ONE)
+    _put(q_out + token * q_token + q * C + i, q_low, q_high, None, q, q_mask, C, 0)
+    k_low, k_high = _turned(k_low, k_high, k_weight, cos, sin, eps, i, inside, C, PLUS_ONE)
     if k_out is not None:
-        at = k_out + token * k_token + (head - H) * C + i
-        _put(at, low, high, None, head, mask & is_k, C, 0)
+        _put(k_out + token * k_token + kv * C + i, k_low, k_high, None, kv, kv_mask, C, 0)
     if slots is not None:
-        slot = tl.load(slots + token, mask=row < rows, other=-1).to(tl.int64)
-        kept = mask & (slot >= 0)
-        at = slot // PAGE * page + slot % PAGE * place + i
-        head -= H
-        _put(cache_k + at + head * head_stride, low, high, k_scale, head, kept & is_k, C, SCALES)
-        head -= K
-        _put(cache_v + at + head * head_stride, low, high, v_scale, head, kept & is_v, C, SCALES)
+        kept = kv_mask & (slot >= 0)
+        at = slot // PAGE * page + slot % PAGE * place + kv * head_stride + i
+        _put(cache_k + at, k_low, k_high, k_scale, kv, kept, C, SCALES)
+        _put(cache_v + at, v_low, v_high, v_scale, kv, kept, C, SCALES)
 
 
 def rope(
@@ -234,21 +247,27 @@ def launch_rope(
     pages: Pages | None,
 ) -> None:
     tokens, size = qkv.shape[0], q.shape[2]
-    rows = tokens * (heads.q + heads.kv * (1 if pages is None else 2))
-    require(rows < 2**31, "qkv", "fewer than 2**31 heads of tokens", rows)
-    if not rows:
+    shares = _shares(how["heads"], heads.q, heads.kv)
+    require(tokens * shares["PARTS"] < 2**31, "qkv", "fewer than 2**31 parts of tokens", tokens)
+    if not tokens:
         return
     to = pages or (None,) * 5
     page, place, head = (0, 0, 0) if pages is None else pages.cache_k.stride()[:3]
     scales = 0 if pages is None or pages.k_scale is None else 1 + (pages.k_scale.numel() > 1)
     launch(
-        _rope_kernel, blocks(rows, how["rows"]),
-        qkv, table, positions, heads.q_weight, heads.k_weight, q, k, *to, rows, heads.eps, qkv.stride(0),
+        _rope_kernel, tokens * shares["PARTS"],
+        qkv, table, positions, heads.q_weight, heads.k_weight, q, k, *to, heads.eps, qkv.stride(0),
         0 if table is None else table.stride(0), q.stride(0), 0 if k is None else k.stride(0),
-        page, place, head, H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), ROWS=how["rows"],
+        page, place, head, H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), **shares,
         PAGE=1 if pages is None else pages.cache_k.shape[1], SCALES=scales,
-        PLUS_ONE=heads.plus_one, num_warps=how["warps"],
+        PLUS_ONE=heads.plus_one, num_warps=how["warps"], **pdl(qkv.device),
     )  # fmt: skip
+
+
+def _shares(most: int, q: int, kv: int) -> dict[str, int]:
+    """How the heads of a token are divided among programs that have at most so many of q."""
+    parts = blocks(q, min(most, width(q)))
+    return {"Q": min(most, width(q)), "KV": width(blocks(kv, parts)), "PARTS": parts}
 
 
 def cost(tokens: int, heads: Heads, size: int, element_bytes: int = 2) -> Cost:
@@ -269,26 +288,31 @@ def variant(size: int, q: int, kv: int, how: dict[str, int], normed: bool, cache
     optional = {
         "q_weight",
         "k_weight",
+        "k_out",
         "slots",
         "cache_k",
         "cache_v",
-        "k_out",
         "k_scale",
         "v_scale",
     }
     return Variant(
         f"rope {q}/{kv} x {size}{' + norms' * normed}{f' + {cache} cache' * bool(cache)}, {how}",
         _rope_kernel,
-        pointers | dict.fromkeys(strides, "i32") | {"rows": "i32", "eps": "fp32"},
-        {"H": q, "K": kv, "C": size, "HALF": width(size // 2), "ROWS": how["rows"], "PAGE": 64}
-        | {"SCALES": int(scaled), "PLUS_ONE": False, **dict.fromkeys(optional - set(pointers))},
+        pointers | dict.fromkeys(strides, "i32") | {"eps": "fp32"},
+        {"H": q, "K": kv, "C": size, "HALF": width(size // 2), "PAGE": 64}
+        | _shares(how["heads"], q, kv)
+        | {
+            "SCALES": int(scaled),
+            "PLUS_ONE": False,
+            "OVERLAP": True,
+            **dict.fromkeys(optional - set(pointers)),
+        },
         {"num_warps": how["warps"]},
         [*pointers, *strides],
     )
 
 
-CANDIDATES = [{"rows": r, "warps": w} for r, w in
-              ((16, 4), (32, 4), (64, 4), (64, 8), (128, 8), (16, 2), (8, 1))]  # fmt: skip
+CANDIDATES = [{"heads": h, "warps": w} for h, w in ((16, 2), (32, 4), (32, 2), (16, 4), (32, 8))]
 VARIANTS = [
     variant(128, 32, 8, DEFAULT, True, ""),
     variant(128, 32, 8, DEFAULT, False, ""),
@@ -307,6 +331,7 @@ def cases() -> Iterator[Case]:
             "bf16",
             cost(_TOKENS, Heads(q, kv), 128),
             functools.partial(_prepare, q, kv, normed),
+            graph=True,
         )
 
 

@@ -69,6 +69,7 @@ def candidates(columns: int) -> list[dict[str, int]]:
     full = default_layout(columns).warps
     ideas = [
         Layout(1, full),
+        Layout(1, max(1, full // 2)),
         Layout(1, min(2 * full, 32)),
         Layout(2, min(2 * full, 32)),
         Layout(4, min(4 * full, 32)),
@@ -97,6 +98,16 @@ def blocks(count: int, size: int) -> int:
 
 def too_wide(columns: int) -> str | None:
     return None if columns <= WIDEST else f"{columns} columns do not fit one program ({WIDEST})"
+
+
+@triton.jit
+def shared_row(pointer, column, inside):
+    """Weights that multiply every row: to stay in the cache while rows stream through it.
+
+    A program with one group of rows asks for them when it has done its sums: as long as the rows are on their way
+    the registers are free, and more programs fit. One that goes on to other rows asks once.
+    """
+    return tl.load(pointer + column, mask=inside, other=0.0, eviction_policy="evict_last")
 
 
 @functools.lru_cache(maxsize=16)

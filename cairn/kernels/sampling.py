@@ -12,7 +12,7 @@ In this order, as the plain generator does it:
 
 Noise is a function of (seed, position, token) alone: the same request gets the same tokens in any batch. Parameters
 are tensors on the GPU, one element for each row of state, so a CUDA graph replays with others. A NaN counts as -inf;
-where no token is left, 0 is chosen. Bytes moved: the logits once (greedy, or without restriction) or twice.
+where no token is left, 0 is chosen. Bytes moved: the logits once and a sample of them, or twice for top-p alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,10 +25,14 @@ from cairn.kernels.arguments import FLOATS, INTEGERS, check, output, require, sh
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.penalties import Penalties, penalize
+from cairn.kernels.sampling_finish import MOST_PARTS
 from cairn.kernels.sampling_kernel import sample_kernel
+from cairn.kernels.sampling_noise import noise_reference
 from cairn.kernels.tuned import Tuning, tuned
 
-CANDIDATES = 2048  # room for what may be kept, for each row; more than that takes more passes
+CANDIDATES = 4096  # tokens that may be kept, for each row; more than that takes more passes
+ROOM = 4096  # groups of neighbouring tokens among which they are, for each part of a row
+PHASES = {"whole": (True, True), "scan": (True, False), "finish": (False, True)}  # (SCAN, FINISH)
 
 
 class Parameters(NamedTuple):
@@ -46,28 +50,6 @@ class Parameters(NamedTuple):
         zeros = torch.zeros(rows, device=device)
         integers = torch.zeros(rows, dtype=torch.int32, device=device)
         return Parameters(zeros, integers, torch.ones_like(zeros), zeros.clone(), integers.long())
-
-
-def noise_reference(seed_B: Tensor, position_B: Tensor, vocabulary: int) -> Tensor:
-    """Gumbel noise [B, V] in float64: pcg3d on 32-bit integers, of which -log(-log1p(-u)) is taken."""
-    word = 0xFFFFFFFF
-    token_V = torch.arange(vocabulary, device=seed_B.device)[None, :]
-    high_B = (seed_B >> 32 & word) * 0x9E3779B9 & word
-    x, y, z = (
-        part * 1664525 + 1013904223 & word
-        for part in (
-            token_V,
-            (position_B.long() & word ^ high_B)[:, None],
-            (seed_B & word)[:, None],
-        )
-    )
-    for last in (False, True):
-        x = x + y * z & word
-        y = y + z * x & word
-        z = z + x * y & word
-        if not last:
-            x, y, z = x ^ x >> 16, y ^ y >> 16, z ^ z >> 16
-    return -torch.log(-torch.log1p(-(z.double() + 0.5) / 2**32))
 
 
 def kept_reference(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B: Tensor) -> Tensor:
@@ -145,41 +127,63 @@ def _launch(
     out: Tensor,
 ) -> None:
     batch, vocabulary = logits_BV.shape
-    plan = Plan(**tuned("sampling", _key(vocabulary, logits_BV.dtype), Plan()._asdict()))
-    values = torch.empty((batch, CANDIDATES), dtype=torch.float32, device=logits_BV.device)
-    columns = torch.empty((batch, CANDIDATES), dtype=torch.int32, device=logits_BV.device)
+    device = logits_BV.device
+    plan = _plan(vocabulary, logits_BV.dtype)
+    parts = _parts(batch, vocabulary, plan)
+    groups = torch.empty((batch, parts, ROOM), dtype=torch.int32, device=device)
+    counts = torch.empty((batch, parts), dtype=torch.int32, device=device)
+    columns = torch.empty((batch, CANDIDATES), dtype=torch.int32, device=device)
+    values = torch.empty((batch, CANDIDATES), device=device)
+    notes = torch.empty((batch, 2), device=device)
     kernel: Any = sample_kernel
-    kernel[(batch,)](
-        logits_BV, out, *parameters, position_B, out if rows_B is None else rows_B, values, columns,
-        logits_BV.stride(0), **_constants(plan, vocabulary, logits_BV.dtype, rows_B is not None), **plan.options(),
-    )  # fmt: skip
+    for name in ("scan", "finish") if parts > 1 else ("whole",):
+        constants = _constants(plan, logits_BV.dtype, rows_B is not None, PHASES[name])
+        kernel[(batch, parts if name == "scan" else 1)](
+            logits_BV, out, *parameters, position_B, out if rows_B is None else rows_B, groups, counts, columns, values,
+            notes, logits_BV.stride(0), vocabulary, parts, **constants, **plan.options(PHASES[name]),
+        )  # fmt: skip
 
 
 class Plan(NamedTuple):
     """How a launch is laid out; the table of tuned configurations names the same fields."""
 
-    lanes: int = 2048  # columns of a step
+    lanes: int = 8192  # columns of a step
     warps: int = 8
-    stages: int = 8  # steps under way or in work
-    registers: int = (
-        128  # of a thread at most: two programs fit a multiprocessor; 0: as many as there are
-    )
+    scan_warps: int = 16  # of a program that scans a part of a row
+    programs: int = 264  # that share the rows, where there are fewer rows
 
-    def options(self) -> dict[str, int]:
-        return {"num_warps": self.warps} | ({"maxnreg": self.registers} if self.registers else {})
+    def options(self, phase: tuple[bool, bool]) -> dict[str, int]:
+        """Two programs fit a multiprocessor."""
+        warps = self.scan_warps if phase == PHASES["scan"] else self.warps
+        return {"num_warps": warps, "maxnreg": 1024 // warps}
 
 
-PLANS = [Plan(), Plan(4096, 16, 6, 0)]
+def _usual(dtype: torch.dtype) -> Plan:
+    return Plan(lanes=16384 // dtype.itemsize)
+
+
+def _plan(vocabulary: int, dtype: torch.dtype) -> Plan:
+    return Plan(**tuned("sampling", _key(vocabulary, dtype), _usual(dtype)._asdict()))
+
+
+def _parts(batch: int, vocabulary: int, plan: Plan) -> int:
+    """Programs for each row: no less than a step for each, and none without a column."""
+    tiles = -(-vocabulary // plan.lanes)
+    wanted = max(1, min(plan.programs // batch, tiles, MOST_PARTS))
+    return -(-tiles // -(-tiles // wanted))
 
 
 def _key(vocabulary: int, dtype: torch.dtype) -> str:
     return f"vocabulary={vocabulary},{short(dtype)}"
 
 
-def _constants(plan: Plan, vocabulary: int, dtype: torch.dtype, rows: bool) -> dict[str, Any]:
+def _constants(
+    plan: Plan, dtype: torch.dtype, rows: bool, phase: tuple[bool, bool]
+) -> dict[str, Any]:
     shift = 16 if dtype == torch.bfloat16 else 13 if dtype == torch.float16 else 0
-    return dict(VOCABULARY=vocabulary, LANES=plan.lanes, CANDIDATES=CANDIDATES, STAGES=plan.stages, SHIFT=shift,
-                ROWS=rows)  # fmt: skip
+    scan, finish = phase
+    return dict(LANES=plan.lanes, GROUP=16 // dtype.itemsize, ROOM=ROOM, CANDIDATES=CANDIDATES,
+                SHIFT=shift, ROWS=rows, SCAN=scan, FINISH=finish)  # fmt: skip
 
 
 def _checked(
@@ -218,19 +222,20 @@ def cost(batch: int, vocabulary: int, bytes_each: int = 2) -> Cost:
 
 TYPES = dict(
     logits="*bf16", tokens="*i32", temperatures="*fp32", top_ks="*i32", top_ps="*fp32", min_ps="*fp32", seeds="*i64",
-    positions="*i32", rows="*i32", values="*fp32", columns="*i32", logits_stride="i32",
+    positions="*i32", rows="*i32", groups="*i32", counts="*i32",
+    columns="*i32", values="*fp32", notes="*fp32", logits_stride="i32", vocabulary="i32", parts="i32",
 )  # fmt: skip
 VARIANTS = [
     Variant(
-        f"sampling 151936 {dtype} {'x'.join(map(str, plan))}",
+        f"sampling 151936 {kind} {name}",
         sample_kernel,
-        TYPES | {"logits": f"*{dtype}"},
-        _constants(plan, 151936, torch.bfloat16 if dtype == "bf16" else torch.float32, True),
-        plan.options(),
-        tuple(TYPES),
+        TYPES | {"logits": f"*{kind}"},
+        _constants(_usual(dtype), dtype, True, phase),
+        _usual(dtype).options(phase),
+        tuple(argument for argument in TYPES if argument != "parts"),
     )
-    for dtype in ("bf16", "fp32")
-    for plan in PLANS
+    for kind, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
+    for name, phase in PHASES.items()
 ]
 
 
@@ -264,8 +269,8 @@ def random_batch(
     return Batch(logits_BV.to(dtype), blank, position_B, torch.empty_like(position_B))
 
 
-def _prepare(dtype: torch.dtype, **how: Any) -> Prepared:
-    data = random_batch(256, 151936, dtype, **how)
+def _prepare(batch: int, dtype: torch.dtype, **how: Any) -> Prepared:
+    data = random_batch(batch, 151936, dtype, **how)
 
     def ours() -> Tensor:
         return sample(data.logits_BV, data.parameters, data.position_B, out=data.out_B)
@@ -302,12 +307,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Within the figure asked for while `fraction_of_ceiling` is above a third."""
-    for dtype, bytes_each in ((torch.bfloat16, 2), (torch.float32, 4)):
+    """Within the figure asked for while `fraction_of_ceiling` is above a third; a single row is latency."""
+    for batch, dtype in ((256, torch.bfloat16), (256, torch.float32), (1, torch.bfloat16)):
         for name, how in SETTINGS.items():
             yield Case(
-                "sampling", f"256 x 151936 {name}", "bf16" if bytes_each == 2 else "fp32",
-                cost(256, 151936, bytes_each), lambda d=dtype, h=how: _prepare(d, **h), graph=True,
+                "sampling", f"{batch} x 151936 {name}", "bf16" if dtype == torch.bfloat16 else "fp32",
+                cost(batch, 151936, dtype.itemsize), lambda b=batch, d=dtype, h=how: _prepare(b, d, **h), graph=True,
             )  # fmt: skip
 
 
@@ -315,9 +320,13 @@ def tuning() -> Iterator[Tuning]:
     for dtype in (torch.bfloat16, torch.float32):
 
         def prepare(dtype: torch.dtype = dtype) -> Callable[[], object]:
-            return _prepare(dtype, top_k=50, top_p=0.9).ours
+            return _prepare(256, dtype, top_k=50, top_p=0.9).ours
 
-        yield Tuning(_key(151936, dtype), [plan._asdict() for plan in PLANS], prepare)
+        yield Tuning(
+            _key(151936, dtype),
+            [_usual(dtype)._replace(warps=warps)._asdict() for warps in (8, 16)],
+            prepare,
+        )
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@
 
 Every weight is read once, so the time to beat is the bytes of w over the bandwidth. Two kernels share the shapes:
 
-    rows    M <= 8: a program reads whole rows of w and multiplies on the ordinary cores; nothing to join
-    tiles   tensor cores on tiles of w through TMA; w's rows are the tall side of the product, so that few rows of
-            x waste little. Where there are fewer tiles than multiprocessors K is cut into `split` slabs
-
-The slabs' float32 sums are joined in a fixed order: by a second small kernel (also where SwiGLU needs two columns),
-or by whichever program of a tile finishes last, if the caller lends `counters`. Either way results are the same from
-run to run; they may differ in the last bit between numbers of rows.
+    row      one row of x: a program keeps whole rows of w in registers and multiplies on the ordinary cores
+    stream   tensor cores, on tiles of w that come through a deep ring of shared memory
 
 A short product is over before the next launch has begun, so these kernels start while their predecessor still runs
-(programmatic dependent launch), ask for their weights, which no predecessor writes, and only then wait for it.
+(programmatic dependent launch). With `settled` they also read their weights before it has ended: promise that only of
+weights that nothing before in the stream has just written. Then all that is left behind the predecessor is to read x.
+
+Where there are too few tiles of w, K is cut into parts, whose float32 sums a second small kernel joins in their order.
+Results are the same from run to run; they may differ in the last bit between numbers of rows.
 Nothing is read back by the host; all of it can live in a CUDA graph.
 Bytes moved: N*K + M*K + M*N elements, and twice split*M*N float32 through the L2 cache.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,22 +26,24 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.arguments import as_rows, check, output, require, short
+from cairn.kernels.attention_rings import described, shared_layout
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.projections import QWEN3_06B, QWEN3_8B
-from cairn.kernels.skinny_kernels import join_kernel, rows_kernel, tiles_kernel
-from cairn.kernels.skinny_plans import Plan, candidates, default_plan, row_block, rows_plan
+from cairn.kernels.skinny_kernels import join_kernel, row_kernel
+from cairn.kernels.skinny_plans import PIECE, Plan, candidates, default_plan, row_block, row_plan
+from cairn.kernels.skinny_stream import stream_kernel
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import Tuning, tuned
 
 MOST_ROWS = 64
 JOINED = 256  # columns that a program joins
-KERNELS: dict[str, Any] = {"rows": rows_kernel, "tiles": tiles_kernel, "join": join_kernel}
+KERNELS: dict[str, Any] = {"row": row_kernel, "stream": stream_kernel, "join": join_kernel}
 
 
 def skinny_matmul(
@@ -52,14 +54,10 @@ def skinny_matmul(
     activation: Activation | None = None,
     residual_MN: Tensor | None = None,
     out: Tensor | None = None,
-    counters: Tensor | None = None,
+    settled: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x @ w.T and what follows; x has at most 64 rows. See the head of this file.
-
-    `counters`: int32 zeros, one per 8 rows of w; products that run at the same time need counters of their own.
-    They are zero again afterwards.
-    """
+    """x @ w.T and what follows; x has at most 64 rows. See the head of this file, also for `settled`."""
     check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     x = as_rows("x_MK", x_MK)
     m, k = x.shape
@@ -68,119 +66,161 @@ def skinny_matmul(
     epilogue = Epilogue(bias_N, activation, residual_MN)
     epilogue.check(x_MK, w_NK)
     n = w_NK.shape[0]
-    if counters is not None:
-        check("counters", counters, dtypes=(torch.int32,), beside=x, packed=True)
-        require(counters.numel() * 8 >= n, "counters", f"at least {-(-n // 8)}", counters.numel())
     shape = (*x_MK.shape[:-1], epilogue.columns(n))
     if out is not None:
         output("out", out, shape, x.dtype, x)
     plan, wins = _config(m, n, k, x.dtype)
-    offers = {"triton": _obstacle(x, w_NK, epilogue), "torch": None, "reference": None}
+    offers = {"triton": _obstacle(x, w_NK, epilogue, plan), "torch": None, "reference": None}
     if wins == "torch":
         offers = {"torch": None, **offers}
     how = choose("skinny_matmul", impl, offers).impl
     if how != "triton":
         compute = matmul_reference if how == "reference" else with_epilogue
         return compute(x_MK, w_NK, epilogue, x.dtype, out)
-    y = output("out", out, shape, x.dtype, x)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if y.numel():
         flat = None if residual_MN is None else as_rows("residual_MN", residual_MN)
         after = epilogue._replace(residual_MN=flat)
-        launch(x, w_NK, as_rows("out", y), after, plan, counters)
+        launch(x, w_NK, as_rows("out", y), after, plan, settled)
     return y
 
 
-def _obstacle(x: Tensor, w: Tensor, epilogue: Epilogue) -> str | None:
+def _obstacle(x: Tensor, w: Tensor, epilogue: Epilogue, plan: Plan) -> str | None:
     """Why the kernels cannot run these, or None."""
     if x.dtype == torch.float32:
         return "it multiplies bfloat16 and float16, not float32"
     given = [t for t in (x, w, epilogue.bias_N, epilogue.residual_MN) if t is not None]
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return "it has no backward, and a gradient is wanted"
-    blocked = tma_obstacle("x_MK", x) or tma_obstacle("w_NK", w) or needs_cuda(*given)
-    return blocked or (needs_hopper(x) if x.is_cuda else None)
+    blocked = (
+        None if _aligned(x) and _aligned(w) else tma_obstacle("x_MK", x) or tma_obstacle("w_NK", w)
+    )
+    blocked = blocked or needs_cuda(*given)
+    # The interpreter has no Hopper; it runs the kernel for one row, and none in Gluon.
+    return blocked or (needs_hopper(x) if x.is_cuda or plan.kernel == "stream" else None)
+
+
+def _aligned(rows: Tensor) -> bool:
+    """The usual case, told faster than `tma_obstacle` tells what is wrong."""
+    return rows.stride(1) == 1 and rows.stride(0) % 8 == 0 and rows.data_ptr() % 16 == 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _default(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[str, dict[str, Any]]:
+    """The key of the tuned table, and what runs without an entry."""
+    key = f"m={1 if m == 1 else row_block(m)},n={n},k={k},{short(dtype)}"
+    return key, {**default_plan(max(m, 1), n, k)._asdict(), "impl": "triton"}
 
 
 def _key(m: int, n: int, k: int, dtype: torch.dtype) -> str:
-    return f"m={1 if m == 1 else row_block(m)},n={n},k={k},{short(dtype)}"
+    return _default(m, n, k, dtype)[0]
 
 
 def _config(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Plan, str]:
     """Which plan, and who is faster: "triton" or "torch"."""
-    default = {**default_plan(m, n, k)._asdict(), "impl": "triton"}
-    found = tuned("skinny_matmul", _key(m, n, k, dtype), default)
-    return Plan(**{name: found[name] for name in Plan._fields}), str(found["impl"])
+    found = tuned("skinny_matmul", *_default(m, n, k, dtype))
+    return Plan(*(found[name] for name in Plan._fields)), found["impl"]
 
 
 def launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, counters: Tensor | None
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, settled: bool = False
 ) -> None:
     """Run the kernels on checked two-dimensional operands."""
-    (m, k), n = x.shape, w.shape[0]
-    split = plan.parts(k)
-    swiglu = epilogue.activation is not None
     overlap = plan.overlap and os.environ.get("TRITON_INTERPRET") != "1"
-    pdl = {"launch_pdl": True} if overlap else {}
-    parts = x.new_empty(split, m, n, dtype=torch.float32) if split > 1 or swiglu else None
-    last = counters if parts is not None and not swiglu else None
-    bias, residual = epilogue.bias_N, epilogue.residual_MN
-    stride_r = 0 if residual is None else residual.stride(0)
-    constants = dict(plan.constants(m, k), OVERLAP=overlap, num_warps=plan.warps, **pdl)
-    if plan.kernel == "rows":
-        after = (bias, residual, y) if parts is None else (None, None, parts)
-        strides = (x.stride(0), w.stride(0), stride_r, after[2].stride(-2))
-        grid = (triton.cdiv(n, plan.block_n),)
-        KERNELS["rows"][grid](x, w, *after, *strides, m, n, k, **constants)
+    common = dict(OVERLAP=overlap, EARLY=settled, num_warps=plan.warps, launch_pdl=overlap)
+    if plan.kernel == "row":
+        _launch_row(x, w, y, epilogue, plan, common)
     else:
-        KERNELS["tiles"][triton.cdiv(n, plan.block_n), split](
-            TensorDescriptor.from_tensor(x, [row_block(m), plan.block_k]),
-            TensorDescriptor.from_tensor(w, [plan.block_n, plan.block_k]),
-            *(w, bias, residual, y, parts, last, w.stride(0), stride_r, y.stride(0)),
-            *(m, n, plan.slab(k)),
-            **constants,
-            num_stages=plan.stages,
-        )
-    if parts is not None and last is None:
+        _launch_stream(x, w, y, epilogue, plan, common)
+
+
+def _launch_row(
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, common: dict[str, Any]
+) -> None:
+    (n, k), swiglu = w.shape, epilogue.activation is not None
+    KERNELS["row"][(triton.cdiv(n, plan.block_n),)](
+        *(x, w, epilogue.bias_N, epilogue.residual_MN, y, w.stride(0), n, k),
+        BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k), SWIGLU=swiglu, **common,
+    )  # fmt: skip
+
+
+def _launch_stream(
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, common: dict[str, Any]
+) -> None:
+    (m, k), n = x.shape, w.shape[0]
+    bias, residual = epilogue.bias_N, epilogue.residual_MN
+    swiglu = epilogue.activation is not None
+    split = plan.parts(k)
+    apart = split > 1 or (swiglu and n % 16 != 0)  # else the kernel does all of it
+    parts = x.new_empty(split, m, n, dtype=torch.float32) if apart else None
+    stride_r = 0 if residual is None else residual.stride(0)
+    KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split,)](
+        _describe(x, [row_block(m), plan.block_k]),
+        _describe_pairs(w, plan.block_k) if swiglu and not apart else _describe(w, [PIECE, plan.block_k]),
+        *(bias, residual, y, parts, stride_r, y.stride(0), m, n, k),
+        PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, SWIGLU=swiglu and not apart, **common,
+    )  # fmt: skip
+    if apart:
         KERNELS["join"][triton.cdiv(y.shape[1], JOINED), m](
             *(parts, bias, residual, y, stride_r, y.stride(0), m, y.shape[1]),
-            PARTS=split, SWIGLU=swiglu, BLOCK=JOINED, OVERLAP=overlap, num_warps=2, **pdl,
+            PARTS=split, SWIGLU=swiglu, BLOCK=JOINED, OVERLAP=common["OVERLAP"], num_warps=2,
+            launch_pdl=common["OVERLAP"],
         )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
+    return shared_layout(list(block), dtype)
+
+
+def _describe(rows: Tensor, block: list[int]) -> TensorDescriptor:
+    layout = _layout(tuple(block), rows.dtype)
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block, layout)
+
+
+def _describe_pairs(w: Tensor, columns: int) -> TensorDescriptor:
+    """8 rows of the gate, then the same 8 of up, and so on: as if w's rows lay in that order."""
+    (n, k), stride, block = w.shape, w.stride(0), [PIECE // 16, 2, 8, columns]
+    shape, strides = [n // 16, 2, 8, k], [8 * stride, n // 2 * stride, stride, 1]
+    return TensorDescriptor(w, shape, strides, block, _layout(tuple(block), w.dtype))
 
 
 def cost(m: int, n: int, k: int) -> Cost:
     return Cost(2.0 * m * n * k, 2.0 * (n * k + m * k + m * n))
 
 
-POINTERS = {"x", "w", "w_pointer", "y", "parts", "counters"}
-ALIGNED = POINTERS | {"stride_x", "stride_w", "stride_y", "N", "K", "slab"}
+def _numbers(kernel: Any, known: dict[str, Any]) -> dict[str, str]:
+    return {name: "i32" for name in kernel.arg_names if name not in known}
 
 
-def _variant(plan: Plan, m: int, k: int, last: bool = False) -> Variant:
-    """With `last` the last program of a tile joins the slabs."""
-    types = {"x": "*bf16", "w": "*bf16", "w_pointer": "*bf16", "y": "*bf16"}
+def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
     kernel = KERNELS[plan.kernel]
-    if plan.kernel == "tiles":
-        types["x"] = f"tensordesc<bf16[{row_block(m)}, {plan.block_k}]>"
-        types["w"] = f"tensordesc<bf16[{plan.block_n}, {plan.block_k}]>"
+    constants: dict[str, Any] = dict(
+        bias=None, residual=None, SWIGLU=swiglu, OVERLAP=True, EARLY=True
+    )
+    if plan.kernel == "row":
+        types = {"x": "*bf16", "w": "*bf16", "y": "*bf16"}
+        constants |= dict(BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k))
+    else:
+        box = [PIECE // 16, 2, 8, plan.block_k] if swiglu else [PIECE, plan.block_k]
+        types = {"x": described([row_block(m), plan.block_k]), "w": described(box), "y": "*bf16"}
         types |= {"parts": "*fp32"} if plan.parts(k) > 1 else {}
-        types |= {"counters": "*i32"} if last else {}
-    constants: dict[str, Any] = dict(plan.constants(m, k), OVERLAP=plan.overlap)
-    absent = {"bias", "residual", "parts", "counters"} - types.keys()
-    constants |= dict.fromkeys(absent)
-    types |= {name: "i32" for name in kernel.arg_names if name not in types.keys() | constants}
-    uses_wgmma = plan.block_n >= 64 and row_block(m) >= 16
-    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+        constants |= {} if plan.parts(k) > 1 else {"parts": None}
+        constants |= dict(PIECES=plan.block_n // PIECE, SPLIT=plan.parts(k), STAGES=plan.stages)
+    types |= _numbers(kernel, types | constants)
+    shape = f"{m} x {plan.block_n} x {plan.block_k if plan.kernel == 'stream' else k}"
+    aligned = {"y", "parts", "stride_w", "stride_y", "N", "K"}
+    aligned |= {"x", "w"} if plan.kernel == "row" else set()
     return Variant(
-        f"skinny {plan.kernel} {m} x {plan.block_n} x {plan.block_k}, {plan.parts(k)} parts"
-        f"{', last joins' if last else ''}, {plan.warps} warps, {plan.stages} stages",
+        f"skinny {plan.kernel} {shape}, {plan.parts(k)} parts, {plan.warps} warps, {plan.stages} stages"
+        f"{', swiglu' if swiglu else ''}",
         kernel,
         {name: types[name] for name in kernel.arg_names if name in types},
         {name: constants[name] for name in kernel.arg_names if name in constants},
-        options if plan.kernel == "tiles" else {"num_warps": plan.warps},
-        tuple(
-            name for name in kernel.arg_names if name in ALIGNED and types.get(name, "t")[0] != "t"
-        ),
-        "none" if plan.kernel == "rows" else "wgmma" if uses_wgmma else "mma",
+        {"num_warps": plan.warps},
+        tuple(name for name in kernel.arg_names if name in aligned & types.keys()),
+        "none" if plan.kernel == "row" else "wgmma",
+        gluon=plan.kernel == "stream",
     )
 
 
@@ -200,9 +240,8 @@ PROJECTIONS = (*QWEN3_8B, *QWEN3_06B)
 BATCHES = (1, 8, 16, 32, 64)
 _SHIPPED = [
     *(_variant(default_plan(m, p.n, p.k), m, p.k) for p in PROJECTIONS for m in BATCHES),
-    _variant(rows_plan(8, stages=4), 4, 4096),
-    _variant(rows_plan(), 8, 4096),
-    _variant(default_plan(64, 4096, 4096), 64, 4096, last=True),
+    *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64)),
+    _variant(row_plan(2048, 2, 8), 1, 2048),
     _join_variant(4, swiglu=False),
     _join_variant(1, swiglu=True),
 ]
@@ -232,7 +271,7 @@ def _prepare(m: int, n: int, k: int) -> Prepared:
     y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
     def ours() -> Tensor:
-        return skinny_matmul(x_MK, w_NK, out=y_MN, impl="triton")
+        return skinny_matmul(x_MK, w_NK, out=y_MN, settled=True, impl="triton")
 
     def error() -> float:
         poison(y_MN)
@@ -250,7 +289,7 @@ def tuning() -> Iterator[Tuning]:
             def prepare(m: int = m, n: int = p.n, k: int = p.k) -> Callable[[], Tensor]:
                 x_MK, w_NK = _operands(m, n, k)
                 y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-                return lambda: skinny_matmul(x_MK, w_NK, out=y_MN)
+                return lambda: skinny_matmul(x_MK, w_NK, out=y_MN, settled=True)
 
             plans = [{**plan._asdict(), "impl": "triton"} for plan in candidates(m, p.n, p.k)]
             yield Tuning(_key(m, p.n, p.k, torch.bfloat16), [*plans, {"impl": "torch"}], prepare)

@@ -41,12 +41,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return first / min(times) if times and first else 1.0
 
 
-def tune(names: Sequence[str], budget_ms: float = 30.0) -> Iterator[Result]:
-    """Every key of every kernel named that can be tuned."""
+def tune(names: Sequence[str], budget_ms: float = 30.0, matching: str = "") -> Iterator[Result]:
+    """Every key of every kernel named that can be tuned, or of those only that contain `matching`."""
     require_gpu()
     for name in names:
         if catalogue.kernels()[name].tunable:
             for tuning in catalogue.load(name).tuning():
+                if matching not in tuning.key:
+                    continue
                 yield tune_key(name, tuning, budget_ms)
 
 

@@ -10,6 +10,7 @@ early, released too early or in the wrong phase becomes a wrong result or a dead
 Layouts mean nothing here, and neither do registers, shared memory's size or time. Only what our kernels use exists.
 """
 
+import inspect
 import math
 import operator
 import queue
@@ -88,7 +89,13 @@ class Tensor:
 
     @property
     def type(self):
-        return types.SimpleNamespace(layout=self.layout, scalar=self.dtype)
+        return types.SimpleNamespace(layout=self.layout, scalar=self.dtype, shape=self.shape)
+
+    def reshape(self, shape):
+        return Tensor(self.array.reshape(shape), self.layout, self.dtype)
+
+    def permute(self, order):
+        return Tensor(self.array.transpose(order), self.layout, self.dtype)
 
     def to(self, dtype):
         return Tensor(dtype.rounded(self.array), self.layout, dtype)
@@ -146,12 +153,18 @@ class Pointer:
         return Pointer(self.memory, self.offset + _array(offset), layout)
 
     def cells(self) -> torch.Tensor:
-        return self.memory.view(-1) if self.memory.is_contiguous() else self.memory
+        """All that lies behind the first element, whatever the strides."""
+        size = self.memory.untyped_storage().nbytes() // self.memory.element_size()
+        start = self.memory.storage_offset()
+        return self.memory.as_strided((size - start,), (1,), start)
 
 
-def load(pointer: Pointer):
-    found = pointer.cells()[torch.tensor(pointer.offset)]
-    return Tensor((found.float() if found.is_floating_point() else found).numpy(), pointer.layout)
+def load(pointer: Pointer, mask=True, other=0.0, cache_modifier=""):
+    places = np.asarray(pointer.offset)
+    there = np.broadcast_to(_array(mask), places.shape)
+    found = pointer.cells()[torch.tensor(np.where(there, places, 0))]
+    values = (found.float() if found.is_floating_point() else found).numpy()
+    return Tensor(np.where(there, values, other).astype(values.dtype), pointer.layout)
 
 
 def store(pointer: Pointer, value, mask=True):
@@ -161,11 +174,26 @@ def store(pointer: Pointer, value, mask=True):
     pointer.cells()[torch.tensor(places[there])] = torch.tensor(values).to(pointer.memory.dtype)
 
 
+def atomic_add(pointer: Pointer, value, sem, scope):
+    before = load(pointer)
+    store(pointer, before + value)
+    return before
+
+
+def split(value):
+    """The two halves of the last axis."""
+    return tuple(Tensor(value.array[..., i], value.layout, value.dtype) for i in (0, 1))
+
+
 class Memory:
     """A view of shared memory."""
 
     def __init__(self, array: np.ndarray, dtype):
         self.array, self.dtype = array, dtype
+
+    @property
+    def shape(self):
+        return list(self.array.shape)
 
     def index(self, i):
         return Memory(self.array[operator.index(i)], self.dtype)
@@ -226,7 +254,9 @@ def arrive(memory, count=1):
         bar.settle()
 
 
-def expect(memory, size):
+def expect(memory, size, pred=True):
+    if not pred:
+        return
     with CHANGED:
         bar = _barrier(memory)
         bar.bytes += operator.index(size)
@@ -283,7 +313,9 @@ class Descriptor:
 COPIES: "queue.SimpleQueue[tuple]" = queue.SimpleQueue()
 
 
-def async_copy_global_to_shared(descriptor, at, barrier, memory):
+def async_copy_global_to_shared(descriptor, at, barrier, memory, pred=True):
+    if not pred:
+        return
     memory.array[...] = np.nan  # until it has come
     COPIES.put((descriptor, [operator.index(i) for i in at], _barrier(barrier), memory))
 
@@ -311,7 +343,8 @@ class Product:
     """A product in flight."""
 
     def __init__(self, a, b, acc, use_acc):
-        self.operands, self.acc = (a, b), acc.array if use_acc else 0.0
+        before = acc.early if isinstance(acc, Product) else acc.array
+        self.operands, self.acc = (a, b), before if use_acc else 0.0
         self.layout, self.early, self.result = acc.layout, self.compute(), None
 
     def compute(self):
@@ -341,9 +374,10 @@ def warpgroup_mma_wait(outstanding, values):
     FLIGHT.products = flying[len(flying) - outstanding :] if outstanding else []
     for product in done:
         product.finish()
-    results = tuple(value.result if isinstance(value, Product) else value for value in values)
-    assert all(result is not None for result in results), (
-        "a product is used before it is waited for"
+    # One that still flies can only be added to: it has no numbers yet.
+    results = tuple(
+        value.result if isinstance(value, Product) and value.result is not None else value
+        for value in values
     )
     return results[0] if len(results) == 1 else results
 
@@ -384,6 +418,7 @@ class Kernel:
     def __init__(self, function):
         self.function = function
         self.__name__ = function.__name__
+        self.arg_names = list(inspect.signature(function).parameters)
         function.__globals__["range"] = steps
 
     def __get__(self, instance, owner):
@@ -397,7 +432,7 @@ class Kernel:
         return self.function(*arguments, **named)
 
     def __getitem__(self, grid):
-        def launch(*arguments, num_warps, maxnreg, **constants):
+        def launch(*arguments, num_warps, maxnreg=0, launch_pdl=False, **constants):
             FAILED.clear()
             passed = [_passed(argument) for argument in arguments]
             for program in range(grid[0]):
@@ -444,6 +479,7 @@ language.__dict__.update(
     to_tensor=lambda value: value if isinstance(value, Tensor) else Tensor(value),
     cdiv=lambda a, b: (a + (b - 1)) // b,
     where=_elementwise(np.where), maximum=_elementwise(np.maximum), minimum=_elementwise(np.minimum),
+    atomic_add=atomic_add, split=split, exp=_elementwise(np.exp), SwizzledSharedLayout=Layout,
     exp2=_elementwise(np.exp2), log2=_elementwise(np.log2), max=_reduction(np.max), sum=_reduction(np.sum),
 )  # fmt: skip
 gluon = types.ModuleType("triton.experimental.gluon")

@@ -32,7 +32,7 @@ def test_tokens_of_other_ranks_are_zero():
 
 
 @pytest.mark.parametrize("first", [0, 4])
-@pytest.mark.parametrize("config", [{}, {"block": 16, "run": 2, "warps": 1}])
+@pytest.mark.parametrize("config", [{}, {"block": 16, "chunk": 2, "warps": 1}])
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_gradient(dtype, config, first):
     tokens = torch.tensor([[3, 9, 3, 0, 9, 9, 5], [9, 3, 9, 9, 9, 11, 0]])

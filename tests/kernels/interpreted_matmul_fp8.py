@@ -33,6 +33,19 @@ def test_scales_and_precision(per_row, precise):
     assert relative_error(y, exact) < 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_of_three_quarters_of_a_power_of_two(dtype):
+    m, n, k = 70, 136, 80
+    a, b = quantised(m, k, True), quantised(n, k, True)
+    y = torch.empty(m, n, dtype=dtype)
+    poison(y)
+    with trying("matmul_fp8", _key(m, n, k, True, False), TINY | dict(block_n=96)):
+        matmul_fp8(a.values, b.values, a.scale, b.scale, out=y, out_dtype=dtype, impl="triton")
+    wide = torch.float64
+    exact = matmul_fp8_reference(a.values, b.values, a.scale, b.scale, wide, wide)
+    assert relative_error(y, exact) < 1e-2
+
+
 @pytest.mark.parametrize("shape", [(1, 8, 16), (65, 264, 48), (129, 520, 144)])
 def test_default_tiles_and_odd_sizes(shape):
     m, n, k = shape

@@ -28,19 +28,11 @@ from cairn.kernels.tuned import trying
 
 
 @pytest.fixture(autouse=True)
-def small_steps():
-    """As many columns at a time as fit these small vocabularies several times."""
-    keys = [
-        sampling_module._key(v, d)
-        for v in (1, 37, 300, 1000)
-        for d in (torch.float32, torch.bfloat16)
-    ]
-    tried = [trying("sampling", key, {"lanes": 128}) for key in keys]
-    for one in tried:
-        one.__enter__()
-    yield
-    for one in tried:
-        one.__exit__(None, None, None)
+def plan(monkeypatch):
+    """As many columns at a time as fit these small vocabularies several times; a test may ask for more."""
+    changes = {"lanes": 128}
+    monkeypatch.setattr(sampling_module, "tuned", lambda kernel, key, default: default | changes)
+    return changes
 
 
 def check(batch) -> torch.Tensor:
@@ -51,7 +43,9 @@ def check(batch) -> torch.Tensor:
     return found_B
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(  # one program for a row, or three with three steps each
+    ("dtype", "programs"), [(torch.float32, 1), (torch.bfloat16, 12)]
+)
 @pytest.mark.parametrize(
     "how",
     [
@@ -65,19 +59,48 @@ def check(batch) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_tokens_are_those_of_float64_with_the_same_noise(dtype, how):
+def test_tokens_are_those_of_float64_with_the_same_noise(dtype, programs, how, plan):
     torch.manual_seed(0)
+    plan["programs"] = programs
     check(random_batch(4, 1000, dtype, device="cpu", **how))
 
 
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {}, {"top_k": 20}, {"top_p": 0.9}], ids=str)
+def test_more_steps_than_bits_in_a_word(how, plan):
+    plan |= {"lanes": 16, "programs": 1}
+    check(random_batch(2, 1000, torch.float32, device="cpu", **how))
+
+
+@pytest.mark.parametrize("programs", [1, 99])
 @pytest.mark.parametrize(
-    "how", [{"top_k": 100}, {"top_p": 0.9}, {"top_k": 120, "top_p": 0.7}, {"min_p": 0.3}], ids=str
+    "how", [{}, {"top_k": 50}, {"top_k": 999, "top_p": 0.9}, {"top_p": 0.9}], ids=str
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_flat_rows_are_searched_in_several_passes(how, dtype, monkeypatch):
-    monkeypatch.setattr(sampling_module, "CANDIDATES", 32)  # too few, whatever the bound
+def test_a_few_tokens_far_from_what_is_sampled(how, programs, plan):
+    batch = random_batch(3, 1000, torch.float32, device="cpu", **how)
+    batch.logits_BV[:, :950] = -torch.inf
+    batch.logits_BV[:, 955:980] = torch.nan
+    plan["programs"] = programs
+    assert min(check(batch)) >= 950
+
+
+def test_the_two_zeros_are_equal():
+    batch = random_batch(20, 37, torch.float32, device="cpu", temperature=1.0, top_k=2)
+    logits_BV = torch.full((20, 37), -1.0)
+    logits_BV[:, 3], logits_BV[:, 20], logits_BV[:, 30] = 1.0, 0.0, -0.0
+    assert set(check(batch._replace(logits_BV=logits_BV)).tolist()) == {3, 20, 30}
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"top_k": 100}, {"top_p": 0.9}, {"top_k": 120, "top_p": 0.7, "min_p": 0.3}], ids=str
+)
+@pytest.mark.parametrize(
+    ("dtype", "short_of"), [(torch.float32, "CANDIDATES"), (torch.bfloat16, "ROOM")]
+)
+def test_flat_rows_are_searched_in_several_passes(how, dtype, short_of, plan, monkeypatch):
+    monkeypatch.setattr(sampling_module, short_of, 32 if short_of == "CANDIDATES" else 2)
     torch.manual_seed(1)
     batch = random_batch(2, 300, dtype, device="cpu", **how)
+    plan["programs"] = 1 if dtype == torch.float32 else 9
     check(batch._replace(logits_BV=batch.logits_BV * 0.1))
 
 
@@ -132,6 +155,20 @@ def test_nothing_left_and_not_a_number():
     assert tokens_B[0] == 0
     assert tokens_B[1] < 5
     assert tokens_B[2] % 2 == 1
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str
+)
+@pytest.mark.parametrize("programs", [1, 99])
+def test_nothing_left(how, programs, plan):
+    batch = random_batch(2, 300, torch.bfloat16, device="cpu", **how)
+    batch.logits_BV[0] = -torch.inf
+    batch.logits_BV[:, ::3] = torch.nan
+    batch.logits_BV[1] = torch.nan
+    plan["programs"] = programs
+    tokens_B = sample(batch.logits_BV, batch.parameters, batch.position_B, impl="triton")
+    assert tokens_B.tolist() == [0, 0]
 
 
 def test_one_token_and_no_rows():

@@ -64,11 +64,6 @@ def test_forward(example, impl):
     check_forward(example, BF16, "cuda", impl, 1e-2)
 
 
-def test_forward_of_wide_heads():
-    needs_hopper("gluon")
-    check_forward(TRITON_ONLY[1], BF16, "cuda", "gluon", 1e-2)
-
-
 @pytest.mark.parametrize("example", TRITON_ONLY, ids=str)
 def test_forward_in_triton(example):
     check_forward(example, BF16, "cuda", "triton", 1e-2)
@@ -143,9 +138,10 @@ def test_every_backward_candidate(config, backward):
         check_gradients(example, BF16, "cuda", "triton", 1e-2)
 
 
-@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("backward", ["triton"], indirect=True)  # cuDNN's is not exact
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("ping_pong", [True, False])
-def test_gluon_is_exact_on_integers(width, ping_pong):
+def test_gluon_is_exact_on_integers(width, ping_pong, backward):
     needs_hopper("gluon")
     for sequences, length in ((3, 128), (2, 2048)):
         key = attention_gluon.gluon_key(width, False, length)

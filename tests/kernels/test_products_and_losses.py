@@ -130,8 +130,6 @@ class TestWrongArguments:
             matmul(a, b, out_dtype=FP8)
         with pytest.raises(ValueError, match="at most 64 rows"):
             skinny_matmul(torch.zeros(65, 8, dtype=BF16), b)
-        with pytest.raises(ValueError, match="counters"):
-            skinny_matmul(a, b, counters=torch.zeros(4))
 
     def test_fp8(self):
         a, b = torch.zeros(4, 16).to(FP8), torch.zeros(6, 16).to(FP8)
@@ -218,7 +216,7 @@ class TestPlans:
         for p in (*QWEN3_8B, *QWEN3_06B):
             for m in (1, 8, 16, 32, 64):
                 for plan in candidates(m, p.n, p.k):
-                    if plan.kernel == "tiles":
+                    if plan.kernel == "stream":
                         rows = plan.block_n + max(8, m)
                         assert plan.stages * rows * plan.block_k * 2 + 1024 < 232448
 
@@ -232,6 +230,8 @@ class TestPlans:
     def test_numbers(self):
         assert [row_bucket(m) for m in (1, 16, 17, 8192, 9000)] == [16, 16, 32, 8192, 8192]
         assert Tiles().number(129, 257) == 4
-        assert Plan().constants(151936)["WIDTH"] == 32
+        constants = Plan().constants(151936)
+        assert (constants["PIECES"], constants["WIDTH"]) == (38, 64)
+        assert constants["PIECES"] * constants["SIZE"] >= 151936 // 2
         assert skinny.cost(1, 4096, 4096).bytes == 2 * (4096 * 4096 + 4096 + 4096)
         assert fp8.cost(64, 24576, 4096).flops == 2 * 64 * 24576 * 4096

@@ -1,11 +1,14 @@
 """Sampling without a GPU: the reference against the plain generator, its noise, and what is refused."""
 
+import math
+
 import pytest
 import torch
 
 from cairn.kernels.logprobs import logprobs
 from cairn.kernels.penalties import bits_reference, count, penalize, random_penalties, words
-from cairn.kernels.sampling import Parameters, kept_reference, noise_reference, random_batch, sample
+from cairn.kernels.sampling import Parameters, kept_reference, random_batch, sample
+from cairn.kernels.sampling_noise import noise_reference
 from cairn.models.generate import Sampling, probabilities
 
 
@@ -49,6 +52,42 @@ def test_noise_is_gumbel_and_independent(along):
     for lag in (1, 2, 32):
         pair = torch.stack([uniform[lag:], uniform[:-lag]])
         assert abs(float(torch.corrcoef(pair)[0, 1])) < 0.025
+
+
+def chi_square(places: torch.Tensor, count_: int) -> float:
+    found = torch.bincount(places, minlength=count_)
+    expected = len(places) / count_
+    return float(((found - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("lag", [1, 8, 4096, "next position", "next seed", "next half of the seed"])
+def test_neighbours_know_nothing_of_each_other(lag):
+    """Chi-square of pairs in 16 x 16 boxes, over a vocabulary; and in the tail that decides."""
+    seed, position = torch.tensor([5, 5, 6, 5 + 2**32]), torch.tensor([0, 1, 0, 0])
+    noise = noise_reference(seed, position, 151936)
+    uniform = torch.exp(-torch.exp(-noise))
+    if isinstance(lag, int):
+        first, second = uniform[0, lag:], uniform[0, :-lag]
+    else:
+        row = ["next position", "next seed", "next half of the seed"].index(lag)
+        first, second = uniform[0], uniform[1 + row]
+    for power in (1, 16):  # u^16: its upper half is the upper 4 % of u
+        boxes = [(u**power * 16).long().clamp(max=15) for u in (first, second)]
+        if power == 1:
+            assert chi_square(boxes[0] * 16 + boxes[1], 256) < 330.5  # 99.9% of 255
+        else:
+            both = float(((boxes[0] >= 8) & (boxes[1] >= 8)).double().mean())
+            once = 1 - 0.5 ** (1 / 16)
+            assert abs(both - once**2) < 4 * (once**2 / len(first)) ** 0.5
+
+
+def test_the_largest_noise_of_a_vocabulary_is_anywhere_and_of_its_size():
+    rows = 300
+    noise = noise_reference(torch.arange(rows), torch.full((rows,), 9), 20_000)
+    largest, where = noise.max(-1)
+    assert chi_square(where // 2000, 10) < 27.9  # 99.9% of 9
+    ranks = torch.exp(-torch.exp(-(largest - math.log(20_000))))
+    assert chi_square((ranks * 10).long(), 10) < 27.9
 
 
 def test_noise_knows_all_bits_of_the_seed():

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from cairn.kernels import sampling as sampling_module
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.logprobs import LogProbs, logprobs, logprobs_reference
 from cairn.kernels.penalties import (
@@ -15,15 +14,13 @@ from cairn.kernels.penalties import (
     words,
 )
 from cairn.kernels.sampling import (
-    PLANS,
     Batch,
     Parameters,
-    noise_reference,
     random_batch,
     sample,
     sample_reference,
 )
-from cairn.kernels.tuned import trying
+from cairn.kernels.sampling_noise import noise_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +52,7 @@ def check(batch: Batch) -> None:
     lost_B1 = noisy_BV.gather(1, exact_B[:, None]) - noisy_BV.gather(1, found_B[:, None])
     scale = float(noisy_BV.abs().max())
     assert float(lost_B1.max()) <= 3e-6 * scale
-    assert float((found_B == exact_B).double().mean()) > 0.95
+    assert int((found_B != exact_B).sum()) <= 1 + len(found_B) // 100
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -64,12 +61,22 @@ def test_tokens_are_those_of_float64(how, dtype):
     check(random_batch(40, 151936, dtype, **how))
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: "x".join(map(str, plan)))
-@pytest.mark.parametrize("vocabulary", [1, 999])
-def test_odd_vocabularies_in_every_configuration(plan, vocabulary):
-    with trying("sampling", sampling_module._key(vocabulary, torch.float32), plan._asdict()):
-        for how in WAYS[:7]:
-            check(random_batch(9, vocabulary, torch.float32, **how))
+@pytest.mark.parametrize("rows", [1, 9, 300])
+@pytest.mark.parametrize("vocabulary", [1, 999, 50257])
+def test_odd_vocabularies(rows, vocabulary):
+    for how in WAYS[:7]:
+        check(random_batch(rows, vocabulary, torch.float32, **how))
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_several_programs_for_a_row_find_what_one_finds(how):
+    batch = random_batch(6, 151936, torch.bfloat16, **how)
+    alone_B = run(batch).clone()
+    many = Parameters(*(tensor.repeat(50) for tensor in batch.parameters))
+    tokens_B = sample(
+        batch.logits_BV.repeat(50, 1), many, batch.position_B.repeat(50), impl="triton"
+    )
+    assert torch.equal(tokens_B.view(50, 6), alone_B.expand(50, 6))
 
 
 def test_greedy_is_exact():

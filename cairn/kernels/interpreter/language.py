@@ -50,9 +50,24 @@ NUMPY_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "trunc": np.trunc,
 }
 
+
+def _word(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Two bf16 numbers in one 32-bit word."""
+    low, high = (narrow(half, tl.bfloat16).astype(np.uint32) for half in (low, high))
+    return (low | high << 16).view(np.int32)
+
+
+def _halves(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    bits = np.ascontiguousarray(words).view(np.uint32)
+    return (bits << 16).view(np.float32), (bits & 0xFFFF0000).view(np.float32)
+
+
 ASSEMBLY: dict[str, Callable[..., np.ndarray]] = {
+    "bar.sync": np.zeros_like,  # programs run one after the other, and threads at once
+    "cvt.rn.bf16x2.f32": lambda low, high: _word(low, high),
     "ex2.approx": np.exp2,
     "lg2.approx": np.log2,
+    "max.bf16x2": lambda *words: _word(*np.fmax(*(np.stack(_halves(w)) for w in words))),
     "rcp.approx": np.reciprocal,
     "rsqrt.approx": lambda x: 1 / np.sqrt(x),
     "tanh.approx": np.tanh,
@@ -145,10 +160,10 @@ def assembly_has_equivalents() -> None:
         def get_result(self, index: int) -> Any:
             return self.handle
 
-    def inline(self: Any, text: str, constraints: Any, values: Any, *rest: Any) -> Result:
+    def inline(self: Any, text: str, constraints: Any, values: Any, kinds: Any, *_: Any) -> Result:
         for mnemonic, function in ASSEMBLY.items():
             if mnemonic in text:
-                return Result(Handle(function(*(v.data for v in values)), values[0].dtype))
+                return Result(Handle(function(*(v.data for v in values)), kinds[0].scalar))
         raise NotImplementedError(f"add a NumPy equivalent to interpret.ASSEMBLY for: {text}")
 
     Builder.create_inline_asm = inline

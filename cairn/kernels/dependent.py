@@ -1,0 +1,36 @@
+"""A kernel that starts while its predecessor ends: programmatic dependent launch, for Hopper.
+
+A decode step is hundreds of kernels of a few microseconds, and each start costs about one. A kernel that is launched as
+a dependent is on its multiprocessors, past its first instructions, when its predecessor's results are in. Rules:
+
+    begin(OVERLAP) comes before anything that reads or writes what another kernel writes or reads
+    weights may be asked for before it: nobody writes them
+    a kernel waits for its predecessor only; that one has waited for its own, and so on
+
+so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor.
+CAIRN_OVERLAP=0 switches it off, to see what it is worth.
+"""
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from cairn.kernels.dispatch import capability
+
+
+@triton.jit
+def begin(OVERLAP: tl.constexpr):
+    """Let the successor start as soon as all programs of this kernel have; wait for the predecessor."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def pdl(device: torch.device) -> dict[str, bool]:
+    """Options of a launch: a dependent one where the device can, and the kernel's own constant."""
+    off = os.environ.get("TRITON_INTERPRET") == "1" or os.environ.get("CAIRN_OVERLAP") == "0"
+    overlap = capability(device) >= (9, 0) and not off
+    return {"OVERLAP": True, "launch_pdl": True} if overlap else {"OVERLAP": False}

@@ -1,0 +1,150 @@
+# pyrefly: ignore-errors
+"""The kernel of skinny_matmul that streams weights through shared memory, in Gluon for sm_90.
+
+    ring    STAGES buffers, each PIECES x 64 rows of w and all rows of x, BK columns wide; filled by TMA
+    order   fill the ring with w  ->  wait for the predecessor  ->  add x  ->  multiply, and fill again what was used
+
+w's rows are the tall side of the product (64 for a warpgroup), so that few rows of x waste little. Few programs with
+deep rings beat many with shallow ones: a third of the multiprocessors may stay free, and the successor's programs
+start filling theirs there. Where even so there are too few tiles, columns are cut into SPLIT parts of equal length but
+for one step, whose float32 sums a second kernel joins.
+
+With SwiGLU every 16 rows of a piece are 8 of the gate and the 8 of up that belong to them: a thread has both.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+PIECE = gl.constexpr(64)  # rows of w that a warpgroup multiplies at once
+
+
+@gluon.jit
+def _ask_w(
+    w, weights, full, slot, n0, k, more, BYTES: gl.constexpr, PIECES: gl.constexpr, SWIGLU: gl.constexpr
+):  # fmt: skip
+    mbarrier.expect(full.index(slot), BYTES, pred=more)
+    for piece in gl.static_range(PIECES):
+        row = n0 + piece * PIECE
+        if SWIGLU:
+            at = [row // 16, 0, 0, k]
+        else:
+            at = [row, k]
+        tma.async_copy_global_to_shared(
+            w, at, full.index(slot), weights.index(slot * PIECES + piece), pred=more
+        )
+
+
+@gluon.jit
+def _rows(n0, N, layout: gl.constexpr, SWIGLU: gl.constexpr):
+    """Which rows of w a piece holds."""
+    row = n0 + gl.arange(0, PIECE, layout=layout)
+    if SWIGLU:
+        n = row // 16 * 8 + row % 8 + row % 16 // 8 * (N // 2)
+        return gl.where(row < N, n, N)
+    else:
+        return row
+
+
+@gluon.jit
+def _deliver(sums, bias, residual, y, n0, stride_r, stride_y, M, N, SWIGLU: gl.constexpr):
+    """What follows the product, and the store, 16 bytes along n where a thread has so many."""
+    BM: gl.constexpr = sums.type.shape[1]
+    if bias is not None:
+        rows = _rows(n0, N, gl.SliceLayout(1, sums.type.layout), SWIGLU)
+        sums += gl.load(bias + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
+    if SWIGLU:
+        pairs = sums.reshape([PIECE // 16, 2, 8, BM]).permute((0, 2, 3, 1))
+        gate, up = gl.split(pairs)
+        result = (gate / (1.0 + gl.exp(-gate)) * up).reshape([PIECE // 2, BM])
+        ROWS: gl.constexpr = PIECE // 2
+        first = n0 // 2
+        limit = N // 2
+    else:
+        result = sums
+        ROWS: gl.constexpr = PIECE
+        first = n0
+        limit = N
+    WIDE: gl.constexpr = min(8, BM * ROWS // 128)
+    layout: gl.constexpr = gl.BlockedLayout([WIDE, 1], [ROWS // WIDE, 32 * WIDE // ROWS], [1, 4], [0, 1])  # fmt: skip
+    n = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None]
+    m = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+    inside = (n < limit) & (m < M)
+    if residual is None:
+        final = gl.convert_layout(result.to(y.dtype.element_ty), layout)
+    else:
+        wide = gl.convert_layout(result, layout)
+        wide += gl.load(residual + m * stride_r + n, mask=inside, other=0.0).to(gl.float32)
+        final = wide.to(y.dtype.element_ty)
+    gl.store(y + m * stride_y + n, final, mask=inside)
+
+
+@gluon.jit
+def stream_kernel(
+    x, w, bias, residual, y, parts, stride_r, stride_y, M, N, K,
+    PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    BM: gl.constexpr = x.block_type.shape[0]
+    BK: gl.constexpr = x.block_type.shape[1]
+    BYTES: gl.constexpr = (PIECES * PIECE + BM) * BK * 2
+    if OVERLAP:
+        gdc_launch_dependents()
+        if not EARLY:
+            gdc_wait()
+    tile = gl.program_id(0) // SPLIT
+    part = gl.program_id(0) % SPLIT
+    steps = gl.cdiv(K, BK)
+    begin = steps * part // SPLIT
+    count = steps * (part + 1) // SPLIT - begin
+    n0 = tile * (PIECES * PIECE)
+    weights = gl.allocate_shared_memory(w.dtype, [STAGES * PIECES] + w.block_type.shape, w.layout)  # noqa: RUF005
+    values = gl.allocate_shared_memory(x.dtype, [STAGES, BM, BK], x.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+    for slot in gl.static_range(STAGES):
+        _ask_w(w, weights, full, slot, n0, (begin + slot) * BK, slot < count, BYTES, PIECES, SWIGLU)
+    if OVERLAP and EARLY:
+        gdc_wait()
+    for slot in gl.static_range(STAGES):
+        at = [0, (begin + slot) * BK]
+        tma.async_copy_global_to_shared(
+            x, at, full.index(slot), values.index(slot), pred=slot < count
+        )
+
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    sums = ()
+    for _ in gl.static_range(PIECES):
+        sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
+    for step in range(count):
+        turn = step % STAGES
+        mbarrier.wait(full.index(turn), step // STAGES % 2)
+        across = values.index(turn).permute((1, 0))
+        going = ()
+        for piece in gl.static_range(PIECES):
+            rows = weights.index(turn * PIECES + piece).reshape([PIECE, BK])
+            going = going + (warpgroup_mma(rows, across, sums[piece], is_async=True),)  # noqa: RUF005
+        if PIECES == 1:
+            sums = (warpgroup_mma_wait(0, going),)
+        else:
+            sums = warpgroup_mma_wait(0, going)
+        gl.thread_barrier()  # all warps have read the buffers that are filled again now
+        more = step + STAGES < count
+        k = (begin + step + STAGES) * BK
+        _ask_w(w, weights, full, turn, n0, k, more, BYTES, PIECES, SWIGLU)
+        tma.async_copy_global_to_shared(x, [0, k], full.index(turn), values.index(turn), pred=more)
+    for piece in gl.static_range(PIECES):
+        row = n0 + piece * PIECE
+        if parts is None:
+            _deliver(sums[piece], bias, residual, y, row, stride_r, stride_y, M, N, SWIGLU)
+        else:
+            n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
+            m = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+            gl.store(parts + (part * M + m) * N + n, sums[piece], mask=(n < N) & (m < M))

@@ -1,0 +1,260 @@
+"""What a step of the engine works on, made on the GPU from the few numbers that the host decides.
+
+The host says, for each sequence of the step: which row of state it has, how many tokens it has computed, how many it
+computes now, and which pages it has got since. From that one launch makes
+
+    tokens     given by the host, or (-1) what was sampled for the row in the step before, which the host need not know
+    positions  of each token in its sequence
+    slots      page * page_size + place, where its key and value go; -1 for padding
+    lengths    of each sequence, this step included; 0 for padding
+    tables     the pages of each sequence, in the order of the step; undefined beyond its length
+
+and keeps the new pages in the rows' own tables. Row -1 is padding: the size of a CUDA graph need not be the size of
+the batch. `keep_tokens` then remembers what was sampled. Bytes moved: a few words for each token and page.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.arguments import check, require
+from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+
+BLOCK = 256  # tokens or pages at a time
+
+
+class Decided(NamedTuple):
+    """What the host decides about the B sequences and T tokens of a step; all int32."""
+
+    rows_B: Tensor  # row of state, -1: padding
+    starts_B: Tensor  # tokens computed before
+    bounds_B1: Tensor  # which tokens of the step belong to which sequence
+    first_page_B: Tensor  # where in the row's table the new pages go
+    page_bounds_B1: Tensor  # which of the new pages belong to which sequence
+    pages: Tensor
+    tokens_T: Tensor  # -1: the one sampled last
+
+
+class State(NamedTuple):
+    """What stays on the GPU from step to step, by row; int32."""
+
+    table_NP: Tensor
+    last_token_N: Tensor
+
+
+class Inputs(NamedTuple):
+    """What the model and its attention take; int32."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    lengths_B: Tensor
+    tables_BP: Tensor
+
+
+def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs: Inputs) -> None:
+    rows_B, device = decided.rows_B.long(), decided.rows_B.device
+    owner_V = torch.repeat_interleave(decided.page_bounds_B1.diff())  # whose page, whose token
+    owner_T = torch.repeat_interleave(decided.bounds_B1.diff())
+    place_V = torch.arange(len(owner_V), device=device) - decided.page_bounds_B1[owner_V]
+    place_T = torch.arange(len(owner_T), device=device) - decided.bounds_B1[owner_T]
+    there_V, row_T = rows_B[owner_V] >= 0, rows_B[owner_T]
+    index_V = (decided.first_page_B[owner_V] + place_V)[there_V]
+    state.table_NP[rows_B[owner_V][there_V], index_V] = decided.pages[: len(owner_V)][there_V]
+
+    tokens, padding_T = len(owner_T), row_T < 0
+    row_T = row_T.clamp(min=0)
+    positions_T = (decided.starts_B[owner_T] + place_T).masked_fill(padding_T, 0)
+    slots_T = state.table_NP[row_T, positions_T // page_size] * page_size + positions_T % page_size
+    given_T = torch.where(decided.tokens_T < 0, state.last_token_N[row_T], decided.tokens_T)
+    inputs.positions_T[:tokens] = positions_T
+    inputs.slots_T[:tokens] = slots_T.masked_fill(padding_T, -1)
+    inputs.tokens_T[:tokens] = given_T.masked_fill(padding_T, 0)
+    lengths_B = decided.starts_B + decided.bounds_B1.diff()
+    inputs.lengths_B[: len(rows_B)] = lengths_B.masked_fill(rows_B < 0, 0)
+    inputs.tables_BP[: len(rows_B)] = state.table_NP[rows_B.clamp(min=0)]
+
+
+@triton.jit
+def _page_at(index, row_table, new, first, mask):
+    """A page of the sequence: a new one, or one that the row's table has. Never read from what is written here."""
+    is_new = index >= first
+    of_table = tl.load(row_table + index, mask=mask & ~is_new, other=0)
+    return tl.where(is_new, tl.load(new + index - first, mask=mask & is_new, other=0), of_table)
+
+
+@triton.jit
+def _inputs_kernel(
+    rows, starts, bounds, first_pages, page_bounds, pages, given, table, last_tokens,
+    tokens, positions, slots, lengths, tables, table_stride, tables_stride,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program for each sequence."""
+    begin(OVERLAP)
+    b = tl.program_id(0)
+    row = tl.load(rows + b).to(tl.int64)
+    opens = tl.load(bounds + b)
+    count = tl.load(bounds + b + 1) - opens
+    lane = tl.arange(0, BLOCK)
+    if row < 0:
+        tl.store(lengths + b, 0)
+        for i in tl.range(0, count, BLOCK, num_stages=1):
+            mask = i + lane < count
+            at = opens + i + lane
+            tl.store(tokens + at, tl.zeros([BLOCK], tl.int32), mask=mask)
+            tl.store(positions + at, tl.zeros([BLOCK], tl.int32), mask=mask)
+            tl.store(slots + at, tl.full([BLOCK], -1, tl.int32), mask=mask)
+        return
+    start = tl.load(starts + b)
+    first = tl.load(first_pages + b)
+    new = pages + tl.load(page_bounds + b)
+    known = first + tl.load(page_bounds + b + 1) - tl.load(page_bounds + b)
+    row_table = table + row * table_stride
+    tl.store(lengths + b, start + count)
+    last = tl.load(last_tokens + row)
+    for i in tl.range(0, count, BLOCK, num_stages=1):
+        mask = i + lane < count
+        at = opens + i + lane
+        token = tl.load(given + at, mask=mask, other=0)
+        position = start + i + lane
+        page = _page_at(position // PAGE, row_table, new, first, mask)
+        tl.store(tokens + at, tl.where(token < 0, last, token), mask=mask)
+        tl.store(positions + at, position, mask=mask)
+        tl.store(slots + at, page * PAGE + position % PAGE, mask=mask)
+    for i in tl.range(0, known, BLOCK, num_stages=1):
+        index = i + lane
+        mask = index < known
+        page = _page_at(index, row_table, new, first, mask)
+        tl.store(tables + b.to(tl.int64) * tables_stride + index, page, mask=mask)
+        tl.store(row_table + index, page, mask=mask & (index >= first))
+
+
+@triton.jit
+def _keep_kernel(last_tokens, tokens, rows, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    begin(OVERLAP)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + at, mask=at < count, other=-1).to(tl.int64)
+    mask = (at < count) & (row >= 0)
+    tl.store(last_tokens + row, tl.load(tokens + at, mask=mask, other=0), mask=mask)
+
+
+def step_inputs(
+    decided: Decided, state: State, page_size: int, inputs: Inputs, impl: Impl = "auto"
+) -> None:
+    """Fill `inputs`, and enter the new pages into the state's table."""
+    tokens, sequences = len(decided.tokens_T), len(decided.rows_B)
+    for name, tensor in (decided._asdict() | state._asdict() | inputs._asdict()).items():
+        check(name, tensor, dtypes=(torch.int32,), beside=decided.rows_B)
+    for name in ("tokens_T", "positions_T", "slots_T"):
+        found = len(getattr(inputs, name))
+        require(found >= tokens, name, f"room for {tokens} tokens", found)
+    for name in ("bounds_B1", "page_bounds_B1"):
+        found = len(getattr(decided, name))
+        require(found == sequences + 1, name, f"{sequences + 1} bounds", found)
+    chosen = choose("step_inputs", impl, {"triton": needs_cuda(decided.rows_B), "reference": None})
+    if chosen.impl == "reference":
+        step_inputs_reference(decided, state, page_size, inputs)
+    elif sequences:
+        kernel: Any = _inputs_kernel
+        kernel[(sequences,)](
+            *decided, *state, *inputs, state.table_NP.stride(0), inputs.tables_BP.stride(0),
+            PAGE=page_size, BLOCK=BLOCK, num_warps=2, **pdl(decided.rows_B.device),
+        )  # fmt: skip
+
+
+def keep_tokens(state: State, tokens_B: Tensor, rows_B: Tensor, impl: Impl = "auto") -> None:
+    """Remember what was sampled for these rows; row -1 is nobody's."""
+    check("tokens", tokens_B, dtypes=(torch.int32,), shape=rows_B.shape, beside=rows_B)
+    chosen = choose("step_inputs", impl, {"triton": needs_cuda(rows_B), "reference": None})
+    if chosen.impl == "reference":
+        kept = rows_B >= 0
+        state.last_token_N[rows_B[kept].long()] = tokens_B[kept]
+    elif len(rows_B):
+        kernel: Any = _keep_kernel
+        programs = -(-len(rows_B) // BLOCK)
+        kernel[(programs,)](
+            state.last_token_N, tokens_B, rows_B, len(rows_B), BLOCK=BLOCK, num_warps=2,
+            **pdl(rows_B.device),
+        )  # fmt: skip
+
+
+def cost(tokens: int, sequences: int, pages: int) -> Cost:
+    """Four words for each token, two for each page of a table, a few for each sequence."""
+    return Cost(flops=0.0, bytes=4.0 * (5 * tokens + 2 * pages + 8 * sequences))
+
+
+VARIANTS = [
+    Variant(
+        "inputs of a step, pages of 64",
+        _inputs_kernel,
+        dict.fromkeys(
+            ("rows", "starts", "bounds", "first_pages", "page_bounds", "pages", "given", "table",
+             "last_tokens", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
+        ) | {"table_stride": "i32", "tables_stride": "i32"},
+        {"PAGE": 64, "BLOCK": BLOCK, "OVERLAP": True},
+        {"num_warps": 2},
+        (),
+    ),
+    Variant(
+        "sampled tokens kept",
+        _keep_kernel,
+        dict.fromkeys(("last_tokens", "tokens", "rows"), "*i32") | {"count": "i32"},
+        {"BLOCK": BLOCK, "OVERLAP": True},
+        {"num_warps": 2},
+        (),
+    ),
+]  # fmt: skip
+
+
+def decode_step(
+    sequences: int, length: int, page_size: int, device: str
+) -> tuple[Decided, State, int, Inputs]:
+    """A step of one token for each of the sequences, and room for its inputs."""
+    pages = -(-length // page_size)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    rows_B = torch.randperm(sequences, device=device).int()
+    bounds_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
+    decided = Decided(rows_B, integers(sequences) + length - 1, bounds_B1, integers(sequences) + pages,
+                      integers(sequences + 1), integers(0), integers(sequences) - 1)  # fmt: skip
+    state = State(torch.randint(1, 9999, (sequences, pages), device=device).int(), rows_B * 3)
+    ones = [integers(sequences) for _ in range(4)]
+    room = Inputs(ones[0], ones[1], ones[2], ones[3], integers(sequences, pages))
+    return decided, state, page_size, room
+
+
+def _prepare() -> Prepared:
+    decided, state, page_size, room = decode_step(256, 4096, 64, "cuda")
+
+    def error() -> float:
+        wanted = Inputs(*(torch.full_like(tensor, -7) for tensor in room))
+        step_inputs_reference(decided, state, page_size, wanted)
+        for tensor in room:
+            tensor.fill_(-7)
+        run()
+        same = all(torch.equal(a, b) for a, b in zip(room, wanted, strict=True))
+        return 0.0 if same else 1.0
+
+    def run() -> None:
+        step_inputs(decided, state, page_size, room, impl="triton")
+
+    return Prepared(run, {}, error)
+
+
+def cases() -> Iterator[Case]:
+    yield Case("step inputs", "256 sequences of 4096", "int32", cost(256, 256, 256 * 64), _prepare,
+               graph=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    from cairn.kernels.demo import demo
+
+    demo(__spec__.name)

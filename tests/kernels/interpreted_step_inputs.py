@@ -1,0 +1,91 @@
+"""Inputs of an engine's step, in the interpreter, against the loop that defines them."""
+
+import cairn.kernels.interpret  # noqa: F401  # isort: skip
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.kernels.step_inputs import (
+    Decided,
+    Inputs,
+    State,
+    keep_tokens,
+    step_inputs,
+    step_inputs_reference,
+)
+
+PAGE, TABLE = 4, 300
+
+
+def integers(values):
+    return torch.tensor(list(values), dtype=torch.int32)
+
+
+def bounds(counts):
+    return integers([0, *torch.tensor(counts, dtype=torch.int64).cumsum(0).tolist()])
+
+
+@st.composite
+def steps(draw):
+    sequences = draw(
+        st.lists(
+            st.tuples(st.booleans(), st.integers(0, 600), st.integers(1, 300), st.integers(0, 3)),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    rows = draw(st.permutations(range(8)))
+    state = State(torch.randint(1, 999, (8, TABLE)).int(), torch.randint(0, 99, (8,)).int())
+    starts = [start for _, start, _, _ in sequences]
+    counts = [count for _, _, count, _ in sequences]
+    needed = [-(-(start + count) // PAGE) for start, count in zip(starts, counts, strict=True)]
+    new = [min(n, total) for (_, _, _, n), total in zip(sequences, needed, strict=True)]
+    tokens = torch.randint(-1, 99, (sum(counts),)).int()
+    decided = Decided(
+        integers(-1 if padded else row for (padded, *_), row in zip(sequences, rows, strict=False)),
+        integers(starts),
+        bounds(counts),
+        integers(total - n for total, n in zip(needed, new, strict=True)),
+        bounds(new),
+        torch.randint(1000, 1999, (sum(new),)).int(),
+        tokens,
+    )
+    return decided, state
+
+
+def room(decided):
+    tokens, sequences = len(decided.tokens_T), len(decided.rows_B)
+    sizes = [(tokens,), (tokens,), (tokens,), (sequences,), (sequences, TABLE)]
+    return Inputs(*(torch.full(size, -7, dtype=torch.int32) for size in sizes))
+
+
+@settings(deadline=None, max_examples=25)
+@given(steps())
+def test_like_the_reference(example):
+    decided, state = example
+    twin = State(*(tensor.clone() for tensor in state))
+    found, wanted = room(decided), room(decided)
+    step_inputs(decided, state, PAGE, found, impl="triton")
+    step_inputs_reference(decided, twin, PAGE, wanted)
+    for name in Inputs._fields[:-1]:
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    for b, length in enumerate(wanted.lengths_B.tolist()):
+        pages = -(-length // PAGE)
+        assert torch.equal(found.tables_BP[b, :pages], wanted.tables_BP[b, :pages])
+    assert torch.equal(state.table_NP, twin.table_NP)
+
+
+def test_tokens_are_kept_for_the_rows_that_are_there():
+    state = State(torch.zeros(3, 1).int(), integers([7, 8, 9]))
+    keep_tokens(state, integers([1, 2, 3]), integers([2, -1, 0]), impl="triton")
+    assert state.last_token_N.tolist() == [3, 8, 1]
+
+
+def test_room_that_is_too_small_is_named():
+    decided = Decided(integers([0]), integers([0]), integers([0, 2]), integers([0]), integers([0, 1]),
+                      integers([5]), integers([1, 2]))  # fmt: skip
+    state = State(torch.zeros(1, 4).int(), integers([0]))
+    small = Inputs(*(torch.zeros(1).int() for _ in range(4)), torch.zeros(1, 4).int())
+    with pytest.raises(ValueError, match="tokens_T: wanted room for 2 tokens, got 1"):
+        step_inputs(decided, state, PAGE, small)
