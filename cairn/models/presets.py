@@ -129,6 +129,11 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "gpt2-medium": lambda: _gpt2(1024, 24, 16),
     "gpt2-large": lambda: _gpt2(1280, 36, 20),
     "gpt2-xl": lambda: _gpt2(1600, 48, 25),
+    # Small enough to measure on a laptop, long and wide enough for the requests of `bench.workload`.
+    "tiny": lambda: _qwen3(
+        128, 4, 4, 384, kv_heads=2, head_dim=32, vocab=10_240, context=4096, tied=True,
+        bos_id=None, eos_ids=(),
+    ),
     "tiny-llama": lambda: _tiny("llama"),
     "tiny-qwen3": lambda: _tiny("qwen3", qk_norm=True, tied=True, norm_eps=1e-6),
     "tiny-moe": lambda: _tiny(
