@@ -1,3 +1,17 @@
-"""Cairn: the AI-infrastructure stack, stone on stone. This file holds the version and imports nothing."""
+"""Cairn: the AI-infrastructure stack, stone on stone. This file holds the version and imports nothing.
+
+`from cairn import LLM, SamplingParams` loads the engine then, and not before.
+"""
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "cairn.serve.llm", "SamplingParams": "cairn.serve.engine.sampling_params"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cairn' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

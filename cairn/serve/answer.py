@@ -1,0 +1,210 @@
+"""What the caller gets back, and how an answer grows into it token by token.
+
+    token -decoder-> text -stop strings-> text that is certain -> CompletionOutput, whole or as a delta
+
+The names are those that vLLM's users know. An answer's text leaves out the token that ended it; its token ids do not.
+A stop string ends an answer when its last character has arrived, also in the middle of a token. Knows the tokenizer,
+and nothing about engines, threads or sockets.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from cairn.serve.engine.request import Finish
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from cairn.models.tokenizer import Tokenizer
+
+CONTEXT_TOKENS = (
+    16  # of the prompt: a decoder may need the end of it, to know that no text begins here
+)
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int | None  # 1 is the likeliest; None: not among those that were asked for
+    decoded_token: str | None  # None: the model has no tokenizer
+
+
+class CompletionOutput(msgspec.Struct, kw_only=True):
+    """One answer; in a stream, as far as it has come."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: Finish | None = None  # None: it goes on
+    stop_reason: int | str | None = (
+        None  # the stop token or string that ended it; None for end-of-text
+    )
+    error: str | None = None  # why, when the reason is "error"
+    new_text: str = ""  # in a stream: what the text has more than before
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """A prompt, and the answers to it."""
+
+    request_id: str
+    prompt: str | None  # None: it was given as token ids
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # nothing comes before the first
+    outputs: list[CompletionOutput] = []
+    num_cached_tokens: int = 0  # of the prompt: found in the prefix cache
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished for output in self.outputs)
+
+
+class Found(Protocol):
+    """Log-probabilities of one token, as a runner brings them."""
+
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def top(self) -> list[tuple[int, float]]: ...
+
+
+class Answer:
+    """One answer while it grows. `take` gives what is new since it was last called."""
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: "Tokenizer | None",
+        prompt: Sequence[int] = (),
+    ) -> None:
+        self.index, self.params, self.tokenizer = index, params, tokenizer
+        self._decoder = None
+        if tokenizer is not None:
+            after = prompt[-CONTEXT_TOKENS:]
+            self._decoder = tokenizer.stream(params.skip_special_tokens, after=after)
+        stops = [params.stop] if isinstance(params.stop, str) else params.stop
+        self._stops = StopStrings(stops, params.include_stop_str_in_output)
+        wants = params.logprobs is not None
+        self.whole = CompletionOutput(index=index, logprobs=[] if wants else None)
+        self._pieces: list[str] = []  # of the text; joined when somebody asks
+        self._taken = [0, 0]  # pieces and tokens that have been given out as deltas
+        if wants:
+            self.whole.cumulative_logprob = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.whole.finished
+
+    def push(
+        self,
+        token: int,
+        finish: Finish | None = None,
+        stop_reason: int | str | None = None,
+        logprobs: Found | None = None,
+    ) -> bool:
+        """The next token. True: a stop string is complete, and the engine need not go on."""
+        whole = self.whole
+        whole.token_ids.append(token)
+        if whole.logprobs is not None and logprobs is not None:
+            whole.logprobs.append(readable(token, logprobs, self.tokenizer))
+            whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + logprobs.logprob
+        self._write(token, finish)
+        if self._stops.found is not None:
+            self.end("stop", self._stops.found)
+            return finish is None
+        if finish is not None:
+            self.end(finish, stop_reason)
+        return False
+
+    def end(
+        self, finish: Finish, stop_reason: int | str | None = None, error: str | None = None
+    ) -> None:
+        """It is over. What a decoder or a stop string has held back is part of the text."""
+        if self.finished:
+            return
+        if self._stops.found is None:
+            rest = self._decoder.flush() if self._decoder is not None else ""
+            self._pieces.append(self._look(rest))
+            if self._stops.found is not None:
+                finish, stop_reason = "stop", self._stops.found
+            self._pieces.append(self._stops.flush())
+        self.whole.finish_reason, self.whole.stop_reason = finish, stop_reason
+        self.whole.error = error
+
+    def result(self) -> CompletionOutput:
+        self.whole.text = "".join(self._pieces)
+        return self.whole
+
+    def take(self) -> CompletionOutput:
+        """A delta: text, tokens and log-probabilities since the last one, and the end if it has come."""
+        pieces, tokens = self._taken
+        whole = self.whole
+        self._taken = [len(self._pieces), len(whole.token_ids)]
+        new = "".join(self._pieces[pieces:])
+        return CompletionOutput(
+            index=self.index,
+            text=new,
+            token_ids=whole.token_ids[tokens:],
+            cumulative_logprob=whole.cumulative_logprob,
+            logprobs=None if whole.logprobs is None else whole.logprobs[tokens:],
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            error=whole.error,
+            new_text=new,
+        )
+
+    def _write(self, token: int, finish: Finish | None) -> None:
+        ends_it = finish == "stop" and not self.params.include_stop_str_in_output
+        if self._decoder is not None and not ends_it:
+            self._pieces.append(self._look(self._decoder.push(token)))
+
+    def _look(self, piece: str) -> str:
+        """The part of a piece that is certain; before min_tokens nothing is looked for."""
+        if len(self.whole.token_ids) < self.params.min_tokens:
+            return self._stops.pass_over(piece)
+        return self._stops.push(piece)
+
+
+def extend(known: CompletionOutput, delta: CompletionOutput) -> None:
+    """Add a delta to what is known."""
+    known.text += delta.text
+    known.token_ids += delta.token_ids
+    if known.logprobs is not None and delta.logprobs is not None:
+        known.logprobs += delta.logprobs
+    known.cumulative_logprob = delta.cumulative_logprob
+    known.finish_reason, known.stop_reason = delta.finish_reason, delta.stop_reason
+    known.error = delta.error
+    known.new_text += delta.text
+
+
+def readable(token: int, found: Found, tokenizer: "Tokenizer | None") -> dict[int, Logprob]:
+    """The likeliest tokens in their order, and the one that was chosen."""
+
+    def spelled(id: int) -> str | None:
+        return tokenizer.decode([id], skip_special=False) if tokenizer is not None else None
+
+    ranked = {
+        id: Logprob(logprob, rank, spelled(id))
+        for rank, (id, logprob) in enumerate(found.top, start=1)
+    }
+    return (
+        ranked
+        if token in ranked
+        else {token: Logprob(found.logprob, None, spelled(token)), **ranked}
+    )
+
+
+def readable_prompt(
+    prompt: Sequence[int], found: Sequence[Found], tokenizer: "Tokenizer | None"
+) -> list[dict[int, Logprob] | None]:
+    """One entry for each token of the prompt; the first follows nothing, and has none."""
+    rest = zip(prompt[1:], found, strict=True)
+    return [None, *(readable(token, row, tokenizer) for token, row in rest)]

@@ -1,0 +1,65 @@
+"""What an engine is made of and how large it is: one class for Python, the command line, TOML and the environment.
+
+Names and meanings are those that vLLM's users know. None or "auto": chosen from the model and the machine, and said.
+"""
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+
+DEFAULT_SEQUENCES = 256
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    """a folder, a GGUF file, a name on the hub, or random:SHAPE"""
+    device: str = "auto"
+    """cpu, cuda or cuda:1"""
+    dtype: str = "auto"
+    """bfloat16, float16 or float32"""
+    max_model_len: int | None = None
+    """longest request, prompt and answer together; default: what the model was made for"""
+    max_num_seqs: int = DEFAULT_SEQUENCES
+    """most requests that run at once"""
+    max_num_batched_tokens: int | None = None
+    """most tokens computed in one step"""
+    gpu_memory_utilization: float = 0.9
+    """share of the GPU's memory to use; on a CPU, a tenth of that share of the machine's"""
+    num_gpu_blocks_override: int | None = None
+    """pages of the cache, instead of as many as fit"""
+    block_size: int | None = None
+    """tokens of a page: 16, 32, 64, 128 or 256"""
+    enable_prefix_caching: bool = True
+    """share pages between requests that begin alike"""
+    scheduling_policy: str = "fcfs"
+    """fcfs, or shortest: prompts that are short go first"""
+    long_prefill_token_threshold: int = 0
+    """most prompt tokens of one request in a step; 0: only the budget of the step counts"""
+    enforce_eager: bool = False
+    """no CUDA graphs"""
+    plain: bool = False
+    """the plain forms of everything: no overlap, no graphs, no fused kernels"""
+    batch_invariant: bool = False
+    """the same tokens at temperature 0, whatever else is in the batch"""
+    tensor_parallel_size: int = 1
+    """GPUs (or processes on a CPU) that share the model"""
+    load_in_advance: bool = False
+    """capture all graphs before the first request, instead of when each is first needed"""
+
+    def __post_init__(self) -> None:
+        fine = 0 < self.gpu_memory_utilization <= 1
+        _check("gpu_memory_utilization", self.gpu_memory_utilization, fine, "above 0, at most 1")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+                     "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
+            value = getattr(self, name)
+            _check(name, value, value is None or value >= 1, "at least 1")
+        sizes = (None, 16, 32, 64, 128, 256)
+        _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
+        policies = ("fcfs", "shortest")
+        known = self.scheduling_policy in policies
+        _check("scheduling_policy", self.scheduling_policy, known, " or ".join(policies))
+
+
+def _check(name: str, value: object, fine: bool, wanted: str) -> None:
+    if not fine:
+        raise ConfigError(f"{name} is {value}", hint=f"it has to be {wanted}")

@@ -1,0 +1,173 @@
+"""What a step needs on the device, and how the host's decisions get there: in one copy.
+
+    chunks -words-> one pinned array of int32 -one copy-> the same array on the device -views-> Decided
+
+Each running request has a row for as long as it runs: the pages it has and the token sampled last stay on the device,
+and a step sends only what is new. A decode step of 256 requests is a few kilobytes. Pinned arrays take turns, so that
+the host never writes to one that a copy may still be reading. On a CPU the array is used where it is. Knows nothing
+about models, and about requests only what a chunk says.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cairn.kernels.step_inputs import Decided, Inputs, State, step_inputs
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.scheduler import Chunk
+
+TURNS = 4  # pinned arrays: more than there are steps in flight
+SAMPLED_LAST = -1  # a token that only the device knows
+NOBODY = -1  # a row of padding
+
+
+class Layout(NamedTuple):
+    """How many of each a step has room for; a CUDA graph is captured for one layout."""
+
+    sequences: int
+    tokens: int
+    pages: int
+    samples: int
+    max_query: int  # no sequence has more tokens, padding included
+
+    def sizes(self) -> tuple[int, ...]:
+        b = self.sequences
+        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, self.samples, self.samples)
+
+    @staticmethod
+    def of(chunks: Sequence[Chunk]) -> "Layout":
+        return Layout(
+            len(chunks),
+            sum(chunk.count for chunk in chunks),
+            sum(len(chunk.pages) for chunk in chunks),
+            sum(chunk.samples for chunk in chunks),
+            max((chunk.count for chunk in chunks), default=1),
+        )
+
+    @staticmethod
+    def decode(sequences: int) -> "Layout":
+        """One token for each, and room for one new page for each."""
+        return Layout(sequences, sequences, sequences, sequences, 1)
+
+    @property
+    def one_each(self) -> bool:
+        return self.max_query == 1
+
+    def padding(self, sequences: int, tokens: int) -> list[int]:
+        """How many tokens each of the sequences gets that make a step of so many fill this layout."""
+        left, counts = self.tokens - tokens, []
+        for _ in range(self.sequences - sequences):
+            counts.append(min(left, self.max_query))
+            left -= counts[-1]
+        if left:
+            raise ValueError(f"{self} cannot hold {sequences} sequences of {tokens} tokens")
+        return counts
+
+
+class Staged(NamedTuple):
+    """A step on the device."""
+
+    decided: Decided
+    sample_at_S: Tensor  # which tokens of the step are followed by one that is sampled
+    sample_rows_S: Tensor
+
+
+class Batch:
+    """The rows of all running requests on the device, and room for one step's inputs."""
+
+    def __init__(self, limits: Limits, device: torch.device | str) -> None:
+        self.limits, self.device = limits, torch.device(device)
+        table = -(-limits.context // limits.page_size)
+        rows, tokens = limits.rows, limits.step_tokens
+
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.state = State(integers(rows, table), integers(rows))
+        # Twice as much as a step can have: the layout of a graph may have padding.
+        self.inputs = Inputs(
+            integers(2 * tokens), integers(2 * tokens), integers(2 * tokens), integers(2 * rows),
+            integers(2 * rows, table),
+        )  # fmt: skip
+        most = sum(Layout(2 * rows, 2 * tokens, limits.pages + rows, rows, 1).sizes())
+        pinned = self.device.type == "cuda"
+        self._host = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(TURNS)]
+        self._device = integers(most) if pinned else None
+        self._turn = 0
+
+    def stage(self, chunks: Sequence[Chunk], layout: Layout | None = None) -> Staged:
+        """Send what was decided; with a `layout` of more sequences, the rest is padding."""
+        layout = layout or Layout.of(chunks)
+        self._turn = (self._turn + 1) % TURNS
+        host = self._host[self._turn]
+        used = _write(host.numpy(), chunks, layout)
+        if self._device is None:
+            return self.views(layout, host)
+        self._device[:used].copy_(host[:used], non_blocking=True)
+        return self.views(layout)
+
+    def views(self, layout: Layout, words: Tensor | None = None) -> Staged:
+        """Where on the device a step of this layout lies: always in the same place."""
+        words = self._device if words is None else words
+        if words is None:
+            raise ValueError("on a CPU a step lies where it was staged")
+        parts, start = [], 0
+        for size in layout.sizes():
+            parts.append(words[start : start + size])
+            start += size
+        *decided, sample_at, sample_rows = parts
+        return Staged(Decided(*decided), sample_at, sample_rows)
+
+    def make_inputs(self, staged: Staged) -> Inputs:
+        """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
+        step_inputs(staged.decided, self.state, self.limits.page_size, self.inputs)
+        tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
+        room = self.inputs
+        return Inputs(
+            room.tokens_T[:tokens], room.positions_T[:tokens], room.slots_T[:tokens],
+            room.lengths_B[:sequences], room.tables_BP[:sequences],
+        )  # fmt: skip
+
+
+def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout) -> int:
+    """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
+    tokens = [token for chunk in chunks for token in tokens_of(chunk)]
+    padding = layout.padding(len(chunks), len(tokens))
+    blank = [0] * len(padding)
+    bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
+    pages = [page for chunk in chunks for page in chunk.pages]
+    sampling = [(bounds[b + 1] - 1, chunk.request.row) for b, chunk in enumerate(chunks)
+                if chunk.samples]  # fmt: skip
+    sampling += [(0, NOBODY)] * (layout.samples - len(sampling))
+    parts: tuple[Sequence[int] | np.ndarray, ...] = (
+        [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding),
+        [chunk.start for chunk in chunks] + blank,
+        bounds,
+        [chunk.first_page for chunk in chunks] + blank,
+        np.cumsum([0, *(len(chunk.pages) for chunk in chunks), *blank]),
+        pages + [0] * (layout.pages - len(pages)),
+        tokens + [0] * (layout.tokens - len(tokens)),
+        [at for at, _ in sampling],
+        [row for _, row in sampling],
+    )
+    start = 0
+    for part, size in zip(parts, layout.sizes(), strict=True):
+        words[start : start + size] = part
+        start += size
+    return start
+
+
+def tokens_of(chunk: Chunk) -> list[int]:
+    """The chunk's tokens as far as the host knows them; SAMPLED_LAST for one that is still in flight."""
+    request, start, count = chunk.request, chunk.start, chunk.count
+    prompt = len(request.prompt)
+    if start >= prompt:
+        found = request.outputs[start - prompt : start - prompt + count]
+    else:
+        found = request.prompt[start : start + count]
+        if start + count > prompt:
+            found = found + request.outputs[: start + count - prompt]
+    return found if len(found) == count else [*found, SAMPLED_LAST]

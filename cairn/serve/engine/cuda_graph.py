@@ -1,0 +1,133 @@
+"""CUDA graphs of whole steps: captured once for each shape, replayed for every step that fits into it.
+
+A launch from Python costs tens of microseconds, a node of a graph less than one, and a step has hundreds. Which shapes
+there are is pure arithmetic (`shape_of`): close together, so that little is computed for padding.
+
+    decode     one token for each sequence: captured when first needed, or all of them in advance
+    prefill    captured when a shape comes up for the second time: most never do
+
+All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from cairn.core.events import instant, span
+from cairn.serve.engine.batch import Layout
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.runner import Forward
+from cairn.serve.engine.scheduler import Chunk
+
+WARM_RUNS = 2  # before a capture: what is compiled, tuned or allocated lazily is so by then
+MOST_NEW_PAGES = 4096  # of all sequences of a prefill step
+SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a prefill step
+
+
+class Shape(NamedTuple):
+    """What makes one graph differ from another."""
+
+    layout: Layout
+    fresh: bool = False  # no sequence has computed anything before
+
+
+def decode_sizes(rows: int) -> list[int]:
+    """1, 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the last is `rows`."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, rows + 1, 32)]
+    return sorted({size for size in sizes if size < rows} | {rows})
+
+
+def token_sizes(step_tokens: int) -> list[int]:
+    """Powers of two and what lies a quarter, a half and three quarters between them; the last is the budget."""
+    sizes = [base + part * base // 4 for base in (2**n for n in range(6, 31)) for part in range(4)]
+    return sorted({size for size in sizes if size < step_tokens} | {step_tokens})
+
+
+def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
+    """The smallest shape that holds these chunks; None if they have none."""
+    exact = Layout.of(chunks)
+    if exact.one_each and exact.samples == exact.sequences:
+        sizes = decode_sizes(limits.rows)
+        size = sizes[bisect_left(sizes, exact.sequences)]
+        return Shape(Layout.decode(size)) if exact.pages <= size else None
+    if exact.pages > MOST_NEW_PAGES:
+        return None
+    sizes = token_sizes(limits.step_tokens)
+    tokens = sizes[bisect_left(sizes, exact.tokens)]
+    most = max(2, 1 << (exact.max_query - 1).bit_length())
+    padding = -(-(tokens - exact.tokens) // most)
+    sequences = next((n for n in SEQUENCES if n >= exact.sequences + padding), None)
+    if sequences is None or sequences > 2 * limits.rows:
+        return None
+    samples = min(sequences, limits.rows)
+    fresh = all(chunk.start == 0 for chunk in chunks)
+    return Shape(Layout(sequences, tokens, MOST_NEW_PAGES, samples, most), fresh)
+
+
+class Graphs:
+    def __init__(
+        self,
+        limits: Limits,
+        blank: Callable[[Shape], object],
+        step: Callable[[Shape], Forward],
+    ) -> None:
+        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there."""
+        self.limits = limits
+        self._blank, self._step = blank, step
+        self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, Forward] | None] = {}
+        self._seen: set[Shape] = set()
+        self._pool: Any = None  # torch's handle of a pool of memory
+
+    def ready(self, chunks: Sequence[Chunk]) -> Shape | None:
+        """The shape whose graph can run these chunks, captured by now. Call it before staging the step."""
+        shape = shape_of(chunks, self.limits)
+        if shape is None:
+            return None
+        if shape not in self._captured:
+            if not shape.layout.one_each and shape not in self._seen:
+                self._seen.add(shape)
+                return None
+            self.capture(shape)
+        return shape if self._captured[shape] is not None else None
+
+    def replay(self, shape: Shape) -> Forward:
+        """Run the step that lies on the device; what it leaves is in the same tensors each time."""
+        captured = self._captured[shape]
+        if captured is None:
+            raise ValueError(f"there is no graph for {shape}; ask `ready` first")
+        graph, left = captured
+        graph.replay()
+        return left
+
+    def capture_decode(self) -> None:
+        """All sizes, the largest first: the others then fit into its memory."""
+        for size in reversed(decode_sizes(self.limits.rows)):
+            shape = Shape(Layout.decode(size))
+            if shape not in self._captured:
+                self.capture(shape)
+
+    def capture(self, shape: Shape) -> None:
+        """Without memory for it there is no graph, and steps of this shape run kernel by kernel."""
+        with span("capture", tokens=shape.layout.tokens):
+            try:
+                self._captured[shape] = self._capture(shape)
+            except torch.OutOfMemoryError as problem:
+                self._captured[shape] = None
+                instant("no graph", shape=str(shape), why=str(problem).splitlines()[0])
+
+    def _capture(self, shape: Shape) -> tuple[torch.cuda.CUDAGraph, Forward]:
+        self._blank(shape)
+        torch.cuda.synchronize()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_RUNS):
+                self._step(shape)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            left = self._step(shape)
+        self._pool = self._pool or graph.pool()
+        return graph, left

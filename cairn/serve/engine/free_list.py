@@ -1,0 +1,81 @@
+"""The pages nobody uses, in the order in which they will be taken.
+
+A doubly linked list that lives in two arrays: a page is its own node, so that any page, also one in the middle that
+was just found in the prefix cache, leaves in constant time. Page 0 is never given out; it closes the circle.
+
+    0 <-> 7 <-> 3 <-> 9 <-> 0          next: pop() takes 7
+          ^ taken first   ^ taken last
+
+It knows nothing about what the pages hold. A page is in the list or not; adding it twice would be a bug of the caller,
+and is refused.
+"""
+
+from collections.abc import Iterator
+
+OUTSIDE = -1  # in `_next`: this page is not in the list
+
+
+class FreeList:
+    __slots__ = ("_next", "_previous", "length")
+
+    def __init__(self, pages: int) -> None:
+        """All pages from 1 to `pages` - 1, in ascending order."""
+        self._next = [*range(1, pages), 0]
+        self._previous = [pages - 1, *range(pages - 1)]
+        self.length = pages - 1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __contains__(self, page: int) -> bool:
+        return page != 0 and self._next[page] != OUTSIDE
+
+    def __iter__(self) -> Iterator[int]:
+        page = self._next[0]
+        while page:
+            yield page
+            page = self._next[page]
+
+    def pop(self) -> int:
+        page = self._next[0]
+        self.remove(page)
+        return page
+
+    def remove(self, page: int) -> None:
+        after, before = self._next[page], self._previous[page]
+        if page == 0 or after == OUTSIDE:
+            raise ValueError(f"page {page} is not free")
+        self._next[before] = after
+        self._previous[after] = before
+        self._next[page] = OUTSIDE
+        self.length -= 1
+
+    def append(self, page: int) -> None:
+        """To the end: taken last."""
+        self._insert(page, self._previous[0], 0)
+
+    def prepend(self, page: int) -> None:
+        """To the front: taken next."""
+        self._insert(page, 0, self._next[0])
+
+    def _insert(self, page: int, before: int, after: int) -> None:
+        if page == 0 or self._next[page] != OUTSIDE:
+            raise ValueError(f"page {page} is free already")
+        self._next[before] = self._previous[after] = page
+        self._previous[page] = before
+        self._next[page] = after
+        self.length += 1
+
+    def check_integrity(self) -> None:
+        """Both directions describe the same circle, and its length is the one that is counted."""
+        forward = list(self)
+        backward = []
+        page = self._previous[0]
+        while page and len(backward) <= len(forward):
+            backward.append(page)
+            page = self._previous[page]
+        if backward != forward[::-1] or len(forward) != self.length:
+            raise ValueError(
+                f"the free list counts {self.length} pages, has {len(forward)} forwards and "
+                f"{len(backward)} backwards"
+            )

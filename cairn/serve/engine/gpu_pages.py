@@ -1,0 +1,79 @@
+"""Attention over pages on a GPU: our kernels, and nothing that the host has to know.
+
+Everything about a step lies in tensors, so a CUDA graph replays it with other sequences. What does shape a step's
+kernels is in `Extent`: it is part of a graph's identity. `projected` is the fast way in: it takes the fused projection,
+norms and rotates q and k and writes the pages in one kernel. A step in which every sequence is new attends to the
+projection itself, without pages, which is faster.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cairn.kernels.attention import attention
+from cairn.kernels.kv_write import rope_write
+from cairn.kernels.paged_attention import checked, paged_attention
+from cairn.kernels.paged_parts import Workspace
+from cairn.kernels.paged_prefill import prefill
+from cairn.kernels.rope import Heads, Pages
+from cairn.models.attend import Rule
+from cairn.serve.engine.pages import Paged, PagePool
+
+
+class Extent(NamedTuple):
+    """What the host has to know about a step before its kernels are launched."""
+
+    max_query: int  # no sequence has more tokens in this step
+    fresh: bool = False  # no sequence has computed anything before
+    invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
+
+
+class PagedOnGPU(Paged):
+    def __init__(
+        self,
+        pool: PagePool,
+        slots_T: Tensor,
+        positions_T: Tensor,
+        lengths_B: Tensor,
+        tables_BP: Tensor,
+        bounds_B1: Tensor | None,
+        extent: Extent,
+        workspace: Workspace,
+    ) -> None:
+        super().__init__(pool, slots_T, positions_T, lengths_B, tables_BP, bounds_B1)
+        self.extent, self.workspace = extent, workspace
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        keys, values = self.pool.of_layer(rule.layer)
+        self._store(keys, k_TKC)
+        self._store(values, v_TKC)
+        return self._over_pages(q_THC, keys, values, rule)
+
+    def projected(self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule) -> Tensor:
+        """From the fused projection [T, (H + 2K) * C] to [T, H, C]."""
+        keys, values = self.pool.of_layer(rule.layer)
+        pages = Pages(self.slots_T, keys, values)
+        if not self.extent.fresh or self.extent.invariant:
+            q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, in_place=True)
+            return self._over_pages(q_THC, keys, values, rule)
+        size = keys.shape[-1]
+        k_TKC = qkv_TE.new_empty(len(qkv_TE), heads.kv, size)
+        q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, k_out=k_TKC)
+        v_TKC = qkv_TE[:, (heads.q + heads.kv) * size :].unflatten(-1, (heads.kv, size))
+        out = attention(
+            q_THC, k_TKC, v_TKC, self.bounds_B1, max_length=self.extent.max_query,
+            window=rule.window, softcap=rule.softcap, scale=rule.scale,
+        )  # fmt: skip
+        return out if isinstance(out, Tensor) else out[0]
+
+    def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+        if self.extent.invariant:
+            call = checked(q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
+                           self.extent.max_query, rule.scale, rule.window, rule.softcap)  # fmt: skip
+            prefill(call)
+            return call.out_THC
+        return paged_attention(
+            q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
+            max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
+            softcap=rule.softcap, workspace=self.workspace,
+        )  # fmt: skip

@@ -1,0 +1,85 @@
+"""The runner on a GPU: fused kernels, and CUDA graphs of whole steps.
+
+A step replays the graph of the next shape above its own; the rest is padding, which writes nothing and is attended to
+by nobody. Graphs hold everything from the inputs to the sampled token. A step that has no graph runs kernel by kernel.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from cairn.core.errors import ConfigError
+from cairn.kernels.paged_parts import lasting_workspace
+from cairn.models.fused import Fused, obstacle
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.batch import Staged
+from cairn.serve.engine.cuda_graph import Graphs, Shape
+from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.runner import Forward, Runner
+from cairn.serve.engine.scheduler import Chunk, Step
+
+WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
+
+
+class GPURunner(Runner):
+    def __init__(
+        self,
+        model: Transformer,
+        limits: Limits,
+        dtype: torch.dtype | None = None,
+        graphs: bool = True,
+        fused: bool = True,
+        invariant: bool = False,
+    ) -> None:
+        super().__init__(model, limits, dtype)
+        self.invariant = invariant
+        self.why_plain = obstacle(model.spec, model.build.fused) if fused else "as asked"
+        if invariant and self.why_plain:
+            raise ConfigError(
+                f"batch_invariant is not to be had on a GPU for this model: {self.why_plain}",
+                hint="run it on a CPU, or without batch_invariant",
+            )
+        self.fused = None if self.why_plain else Fused(model, limits.context, invariant)
+        group = model.spec.heads // model.spec.kv_heads
+        rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
+        columns = 1 << (model.spec.head_dim - 1).bit_length()
+        self.workspace = lasting_workspace(self.device, rows, columns)
+        self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
+
+    def warm_up(self) -> None:
+        """Capture the graphs of all decode steps now, instead of when each is first needed."""
+        if self.graphs is not None:
+            with torch.inference_mode():
+                self.graphs.capture_decode()
+
+    def _run(self, step: Step) -> Forward:
+        shape = self.graphs.ready(step.chunks) if self.graphs is not None else None
+        if self.graphs is None or shape is None:
+            return self.forward(self.batch.stage(step.chunks), step.chunks)
+        self.batch.stage(step.chunks, shape.layout)
+        return self.graphs.replay(shape)
+
+    def _blank(self, shape: Shape) -> None:
+        self.batch.stage([], shape.layout)
+
+    def _step(self, shape: Shape) -> Forward:
+        """Whatever lies where the words of such a step lie."""
+        extent = Extent(shape.layout.max_query, shape.fresh, self.invariant)
+        return self._forward(self.batch.views(shape.layout), extent)
+
+    def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
+        most = max(chunk.count for chunk in chunks)
+        fresh = most > 1 and all(chunk.start == 0 for chunk in chunks)
+        return self._forward(staged, Extent(most, fresh, self.invariant))
+
+    def _forward(self, staged: Staged, extent: Extent) -> Forward:
+        inputs = self.batch.make_inputs(staged)
+        one_each = extent.max_query == 1 and not self.invariant
+        bounds = None if one_each else staged.decided.bounds_B1
+        attend = PagedOnGPU(
+            self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B, inputs.tables_BP, bounds,
+            extent, self.workspace,
+        )  # fmt: skip
+        model = self.fused or self.model
+        return self.compute(model, model.logits, inputs, attend, staged)

@@ -1,0 +1,236 @@
+"""The same tokens and log-probabilities, bit by bit, whatever else is in the batch: the plain form, in torch.
+
+Sums of floating-point numbers depend on their order, and libraries choose the order by the shape: a product of one row
+takes another kernel than one of sixteen, a vector loop ends in scalars, threads cut where the size tells them to. So
+here no shape depends on the batch. The model only ever sees ROWS rows, and a token's row is its position modulo ROWS:
+
+    position     0 1 .. 15 | 16 17 .. 31 |      one pass through the model = one group
+    row          0 1 .. 15 |  0  1 .. 15 |      of different requests, with holes where nobody stands
+
+A token attends to whole blocks of ROWS keys up to its own, and what lies behind it is masked: shapes follow from its
+position alone. How a prompt was cut into chunks, what was found in the prefix cache and what was computed again after
+a preemption therefore make no difference either. The price: holes are computed as well. Rotations that depend on how
+long a sequence is (`dynamic`) are outside of this promise, because a chunk does not know how long its prompt is.
+
+On a GPU the same holds if: every product has a tile shape and a split of K that do not depend on the number of rows
+(one kernel for all of them, never skinny for few and cuBLAS for many), decode attention splits a sequence at fixed
+places (so many pages for each part) rather than by how many programs are free, prefill reads the pages by the same
+kernel as decode, and norms and log-softmax reduce a row within one program.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cairn.kernels.logprobs import LogProbs
+from cairn.kernels.step_inputs import Inputs, keep_tokens
+from cairn.models.attend import Rule
+from cairn.models.experts import ExpertLayer
+from cairn.models.layers import FeedForward
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.batch import Staged
+from cairn.serve.engine.pages import Paged, PagePool, gather
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.runner import Forward, Runner
+from cairn.serve.engine.scheduler import Chunk
+
+ROWS = 16  # every page size is a multiple of it
+NOBODY = -1
+
+Group = list[int]  # for each row the token of the step that stands there, or NOBODY
+
+
+def fixed_groups(chunks: Sequence[Chunk]) -> list[Group]:
+    """Each token at the row of its position; no token in an earlier group than one that it attends to."""
+    groups: list[Group] = []
+    used = [0] * ROWS  # groups before this one have somebody at the row, or are skipped
+    at = 0
+    for chunk in chunks:
+        # A request admitted with a prefix may read pages that chunks before it fill in this step.
+        shares = chunk.first_page == 0 and chunk.start > 0
+        earliest = len(groups) - 1 if shares and groups else 0
+        for token in range(chunk.count):
+            row = (chunk.start + token) % ROWS
+            earliest = max(earliest, used[row])
+            used[row] = earliest + 1
+            if earliest == len(groups):
+                groups.append([NOBODY] * ROWS)
+            groups[earliest][row] = at + token
+        at += chunk.count
+    return groups
+
+
+class Block:
+    """The rows of a group that belong to one block of one sequence."""
+
+    def __init__(self, rows: Sequence[int], block: int, length: int, pages_P: Tensor) -> None:
+        self.rows_R = torch.tensor(rows)
+        self.keys = (block + 1) * ROWS
+        self.length = (
+            length  # of the sequence: what lies behind it in the last page is somebody else's
+        )
+        self.pages_P = pages_P
+        self.query_G1 = torch.arange(block * ROWS, self.keys)[:, None]
+
+    def visible(self, window: int) -> Tensor:
+        key_N = torch.arange(self.keys)
+        seen_GN = key_N <= self.query_G1
+        return seen_GN & (key_N > self.query_G1 - window) if window else seen_GN
+
+
+class FixedPages(Paged):
+    """The attention of one group: its shapes depend on positions alone."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        slots_G: Tensor,
+        positions_G: Tensor,
+        lengths_G: Tensor,
+        tables_BP: Tensor,
+        blocks: list[Block],
+    ) -> None:
+        super().__init__(pool, slots_G, positions_G, lengths_G, tables_BP, None)
+        self.blocks = blocks
+
+    def __call__(self, q_GHC: Tensor, k_GKC: Tensor, v_GKC: Tensor, rule: Rule) -> Tensor:
+        keys, values = self.pool.of_layer(rule.layer)
+        self._store(keys, k_GKC)
+        self._store(values, v_GKC)
+        out_GHC = torch.zeros_like(q_GHC)
+        for block in self.blocks:
+            found_GHC = _attend(q_GHC, keys, values, block, rule)
+            out_GHC[block.rows_R] = found_GHC[block.rows_R]
+        return out_GHC
+
+
+def _attend(q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, rule: Rule) -> Tensor:
+    """All rows against the keys of one sequence; only the block's own rows mean something."""
+    k_NKC, v_NKC = (gather(cache, block.pages_P)[: block.keys] for cache in (keys, values))
+    v_NKC[block.length :] = 0  # zero times another's infinity would be felt
+    heads, kv_heads = q_GHC.shape[1], k_NKC.shape[1]
+    q_KMC = q_GHC.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3).flatten(1, 2)
+    scores_KMN = torch.bmm(q_KMC, k_NKC.permute(1, 2, 0)).float() * rule.scale
+    if rule.softcap:
+        scores_KMN = rule.softcap * torch.tanh(scores_KMN / rule.softcap)
+    hidden_MN = ~block.visible(rule.window).repeat(heads // kv_heads, 1)
+    weights_KMN = scores_KMN.masked_fill(hidden_MN, -torch.inf).softmax(-1).to(q_GHC.dtype)
+    out_KMC = torch.bmm(weights_KMN, v_NKC.transpose(0, 1))
+    return out_KMC.unflatten(1, (-1, ROWS)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+class FixedExperts(nn.Module):
+    """A mixture of experts in which an expert sees all rows of the group, and those count that chose it."""
+
+    def __init__(self, layer: ExpertLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_GD: Tensor) -> Tensor:
+        layer = self.layer
+        weights_GN, chosen_GN = layer.router(x_GD)
+        y_GD = torch.zeros_like(x_GD)
+        for expert in chosen_GN.unique().tolist():  # in ascending order, as everywhere
+            mine_GN = chosen_GN == expert
+            weight_G1 = (weights_GN * mine_GN).sum(-1, keepdim=True)
+            more_GD = y_GD + layer.expert(expert, x_GD) * weight_G1
+            y_GD = torch.where(mine_GN.any(-1, keepdim=True), more_GD, y_GD)
+        y_GD = layer.shards.reduce(y_GD)
+        return y_GD if layer.shared is None else y_GD + layer.shared(x_GD)
+
+
+def fix_experts(model: Transformer) -> None:
+    """From here on the model computes its experts by whole groups; the weights stay where they are."""
+    for layer in model.layers:
+        feed_forward: FeedForward | ExpertLayer | Tensor | nn.Module = layer.feed_forward
+        if isinstance(feed_forward, ExpertLayer):
+            layer.feed_forward = FixedExperts(feed_forward)
+
+
+class InvariantRunner(Runner):
+    """A runner that takes its steps group by group. On a CPU."""
+
+    def __init__(
+        self, model: Transformer, limits: Limits, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__(model, limits, dtype)
+        fix_experts(model)
+
+    def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
+        inputs = self.batch.make_inputs(staged)
+        positions = inputs.positions_T.tolist()
+        hidden_TD: Tensor | None = None
+        for group in fixed_groups(chunks):
+            rows, tokens = _there(group)
+            hidden_GD = self._pass(group, chunks, inputs)
+            if hidden_TD is None:
+                hidden_TD = hidden_GD.new_empty(len(positions), hidden_GD.shape[1])
+            hidden_TD[tokens] = hidden_GD[rows]
+        if hidden_TD is None:
+            raise ValueError("a step without tokens")
+        at = staged.sample_at_S.tolist()
+        logits_SV = self._logits(hidden_TD[at], [positions[i] for i in at])
+        position_S = inputs.positions_T[staged.sample_at_S] + 1
+        tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
+        keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
+        return Forward(hidden_TD, logits_SV, position_S, tokens_S)
+
+    def _pass(self, group: Group, chunks: Sequence[Chunk], inputs: Inputs) -> Tensor:
+        """One group through the model, [ROWS, D]."""
+        rows, tokens = _there(group)
+        tokens_G = torch.zeros(ROWS, dtype=torch.int32)
+        positions_G = torch.arange(ROWS, dtype=torch.int32)
+        slots_G = torch.full((ROWS,), NOBODY, dtype=torch.int32)
+        lengths_G = torch.arange(1, ROWS + 1, dtype=torch.int32)
+        for filled, given in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T),
+                              (slots_G, inputs.slots_T)):  # fmt: skip
+            filled[rows] = given[tokens]
+        blocks = self._blocks(group, chunks, inputs, lengths_G)
+        attend = FixedPages(self.pool, slots_G, positions_G, lengths_G, inputs.tables_BP, blocks)
+        return self.model(tokens_G, positions_G, attend)
+
+    def _blocks(
+        self, group: Group, chunks: Sequence[Chunk], inputs: Inputs, lengths_G: Tensor
+    ) -> list[Block]:
+        rows_of: dict[tuple[int, int], list[int]] = {}
+        owners = [b for b, chunk in enumerate(chunks) for _ in range(chunk.count)]
+        for row, token in enumerate(group):
+            if token != NOBODY:
+                block = int(inputs.positions_T[token]) // ROWS
+                rows_of.setdefault((owners[token], block), []).append(row)
+        blocks, size = [], self.limits.page_size
+        for (b, block), rows in rows_of.items():
+            length = chunks[b].start + chunks[b].count
+            lengths_G[rows] = length
+            pages_P = inputs.tables_BP[b, : -(-(block + 1) * ROWS // size)].long()
+            blocks.append(Block(rows, block, length, pages_P))
+        return blocks
+
+    def _logits(self, hidden_TD: Tensor, positions: Sequence[int]) -> Tensor:
+        """Scores of some tokens, each again at the row of its position."""
+        logits_TV = hidden_TD.new_empty(len(positions), self.model.spec.vocab)
+        waiting = list(range(len(positions)))
+        while waiting:
+            at_row = {positions[token] % ROWS: token for token in reversed(waiting)}
+            rows, tokens = list(at_row), list(at_row.values())
+            hidden_GD = hidden_TD.new_zeros(ROWS, hidden_TD.shape[1])
+            hidden_GD[rows] = hidden_TD[tokens]
+            logits_TV[tokens] = self.model.logits(hidden_GD)[rows]
+            waiting = [token for token in waiting if token not in at_row.values()]
+        return logits_TV
+
+    def _prompt_logprobs(self, chunk: Chunk, hidden_TD: Tensor) -> list[LogProbs]:
+        request = chunk.request
+        following = request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
+        next_T = torch.tensor(following, dtype=torch.int32)
+        positions = range(chunk.start, chunk.start + len(following))
+        logits_TV = self._logits(hidden_TD[: len(following)], positions)
+        n = request.params.prompt_logprobs or 0
+        return [self.sampler.logprobs(logits_TV, next_T, n)] if following else []
+
+
+def _there(group: Group) -> tuple[list[int], list[int]]:
+    """Rows where somebody stands, and who."""
+    rows = [row for row, token in enumerate(group) if token != NOBODY]
+    return rows, [group[row] for row in rows]

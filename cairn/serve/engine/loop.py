@@ -1,0 +1,175 @@
+"""The engine's loop: schedule, launch, take in; again and again while there is work.
+
+    plain        schedule N, launch N, wait for N, update N
+    overlapped   schedule N+1, launch N+1, wait for N, update N: the host's work hides behind the device's
+
+Both give the same tokens. In the overlapped form a stop is seen one step late, and the step too many is dropped. The
+loop stamps the requests' ledgers and keeps one of its own: where the time of each step went. A step that fails ends
+its own requests with the reason and no others. Not thread-safe: one thread owns an engine.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.core.events import span
+from cairn.serve.engine.request import Finish, Request, RequestId
+from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
+from cairn.serve.engine.scheduler import Advance, Scheduler, Step
+
+REMEMBERED = 4096  # steps in the ledger
+
+
+class Output(NamedTuple):
+    """What a step brought to one request."""
+
+    request: Request
+    token: int | None  # None: it ended without one
+    finished: bool
+    logprobs: TokenLogprobs | None = None
+
+
+class StepTimes(msgspec.Struct, frozen=True, gc=False):
+    """Where the time of one step went, on the host; seconds."""
+
+    number: int
+    sequences: int
+    tokens: int
+    schedule: float
+    launch: float
+    wait: float  # for the device
+    update: float
+    ended: float  # on the loop's clock
+
+
+class Engine:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        overlap: bool = True,
+        together: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler, self.runner = scheduler, runner
+        self.overlap, self.clock = overlap, clock
+        self.together = (
+            together  # with other ranks: they wait for this one, so its failure is everybody's
+        )
+        self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)
+        self.steps = 0  # taken so far: a watchdog looks at it
+        self.prompt_logprobs: dict[Request, list[TokenLogprobs]] = {}
+        self._flying: Flight | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self._flying is not None
+
+    def add(self, request: Request) -> None:
+        """Put a request in line, or refuse it with a RequestError."""
+        self.scheduler.add(request)
+        request.ledger.arrived = request.ledger.arrived or self.clock()
+
+    def abort(
+        self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
+    ) -> Request | None:
+        """End a request at once; what is in flight for it is dropped. A stop string is a reason, too."""
+        request = self.scheduler.abort(id, reason, stop_reason)
+        if request is not None:
+            request.ledger.finished = self.clock()
+            self.prompt_logprobs.pop(request, None)
+        return request
+
+    def step(self) -> list[Output]:
+        """One turn of the loop; what it brought, which in the overlapped form is what was launched a turn ago."""
+        began = self.clock()
+        with span("schedule"):
+            step = self.scheduler.schedule()
+        scheduled = self.clock()
+        for request in step.admitted:
+            request.ledger.scheduled = request.ledger.scheduled or scheduled
+        with span("launch", sequences=len(step.chunks), tokens=step.tokens):
+            outputs, flight = self._launch(step)
+        launched = self.clock()
+        due = flight
+        if self.overlap:
+            due, self._flying = self._flying, flight
+        landed = None
+        if due is not None:
+            with span("wait"):
+                landed, lost = self._land(due)
+            outputs += lost
+        waited = self.clock()
+        if due is not None and landed is not None:
+            with span("update"):
+                outputs += self._update(due.step, landed)
+        ended = self.clock()
+        self.steps += 1
+        self.times.append(
+            StepTimes(step.number, len(step.chunks), step.tokens, scheduled - began, launched - scheduled,
+                      waited - launched, ended - waited, ended)
+        )  # fmt: skip
+        return outputs
+
+    def run(self) -> list[Output]:
+        """Until there is no work left."""
+        outputs = []
+        while self.has_work:
+            outputs += self.step()
+        return outputs
+
+    def _launch(self, step: Step) -> tuple[list[Output], Flight | None]:
+        if not step.chunks:
+            return self._outputs(self.scheduler.update(step, [])), None
+        try:
+            return [], self.runner.launch(step)
+        except Exception as problem:  # whatever it was, it ends these requests and no others
+            if self.together:
+                raise
+            return self._outputs(self.scheduler.fail(step, described(problem))), None
+
+    def _land(self, flight: Flight) -> tuple[Landed | None, list[Output]]:
+        try:
+            return flight.land(), []
+        except Exception as problem:  # an error of the device is seen when its results are read
+            if self.together:
+                raise
+            return None, self._outputs(self.scheduler.fail(flight.step, described(problem)))
+
+    def _update(self, step: Step, landed: Landed) -> list[Output]:
+        for request, (start, found) in landed.prompt_logprobs.items():
+            if request.state != "finished":
+                # In place of what a chunk before a preemption has found already.
+                self.prompt_logprobs.setdefault(request, [])[start:] = found
+        advances = self.scheduler.update(step, landed.tokens)
+        return self._outputs(advances, landed.logprobs)
+
+    def _outputs(
+        self, advances: list[Advance], logprobs: dict[Request, TokenLogprobs] | None = None
+    ) -> list[Output]:
+        now = self.clock()
+        outputs = []
+        for advance in advances:
+            request = advance.request
+            if request.ledger.first_token == 0.0 and advance.token is not None:
+                request.ledger.first_token = now
+            if advance.finished:
+                request.ledger.finished = now
+                if advance.token is None:
+                    self.prompt_logprobs.pop(request, None)
+            found = logprobs.get(request) if logprobs else None
+            outputs.append(Output(request, advance.token, advance.finished, found))
+        return outputs
+
+
+def described(problem: BaseException) -> str:
+    """An exception in a line, as its request is told."""
+    if isinstance(problem, CairnError):
+        return str(problem)
+    text = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {text[0] if text else 'no message'}"

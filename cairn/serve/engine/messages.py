@@ -1,0 +1,140 @@
+"""What the engine's process and its client tell each other.
+
+    client --Submit, Abort, Stop-->  worker        any number at any moment, read between two steps
+    client <--Tokens, Beat, ...----  worker        one Tokens for each step that brought something
+
+Arrays in MessagePack: a decode step of 256 requests is two lists of 256 numbers. Requests are known by numbers that
+the client gives and never uses twice. Needs no torch, so neither does the client. Knows nothing about sockets.
+"""
+
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Finish, Ledger, Limits
+from cairn.serve.engine.sampling_params import SamplingParams
+
+
+class EngineFailed(CairnError):
+    """The engine's process ended, hung or never came up; `details` has its traceback or its stacks."""
+
+    exit_status = 1
+
+    def __init__(self, message: str, hint: str | None = None, details: str = "") -> None:
+        super().__init__(message, hint)
+        self.details = details
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.message, self.hint, self.details)
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker has to know; it reads this from its standard input."""
+
+    config: EngineConfig
+    folder: str  # sockets, the ranks' meeting place and stacks; private to one group of workers
+    rank: int
+    beat_s: float
+    grace_s: float  # for running requests, when a signal asks the worker to stop
+
+
+# -- to the worker --------------------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    salt: str = ""
+    eos_ids: list[int] = []
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    id: int
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
+    """Take no more; finish what runs within so many seconds, abort the rest, leave."""
+
+    grace_s: float
+
+
+Command = Submit | Abort | Stop
+
+
+# -- from the worker ------------------------------------------------------------------------------
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine at a moment; counts."""
+
+    steps: int = 0
+    waiting: int = 0
+    running: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    pages_cached: int = 0  # free, and would be found as a prefix
+    prefix_tokens: int = 0  # of prompts looked up, since the start
+    prefix_hits: int = 0  # of those, found
+
+
+class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token's log-probability, and the likeliest tokens with theirs."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    id: int
+    finish: Finish
+    stop_reason: int | str | None
+    error: str | None
+    cached: int  # prompt tokens that were found in the prefix cache
+    ledger: Ledger  # on the clock of time.monotonic, which all processes of a machine share
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
+    """What one step brought: `tokens[i]` to request `ids[i]`."""
+
+    steps: int
+    ids: list[int]
+    tokens: list[int]
+    logprobs: dict[int, Scored]  # by request, for its token of this step
+    prompts: dict[int, list[Scored]]  # by request, with its first token
+    ended: list[Ended]
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    limits: Limits
+    eos_ids: list[int]
+    notes: list[str]
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    stats: Stats
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """The last words of a worker that cannot go on."""
+
+    rank: int
+    kind: str  # of the exception
+    message: str
+    hint: str | None
+    traceback: str
+
+
+class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
+    """It was asked to, and has left nothing undone."""
+
+
+Report = Tokens | Ready | Beat | Failure | Stopped
+
+encode = msgspec.msgpack.Encoder().encode
+decode_boot = msgspec.msgpack.Decoder(Boot).decode
+decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,184 @@
+"""Keys and values in pages, and attention over them: the `attend` of the engine.
+
+    pool     [layer, key or value, page, place in the page, head, column]; page 0 belongs to nobody
+    Paged    one step: where each token's key goes, which pages each sequence has, how long it is
+
+All keys of a layer are written before any query of that layer attends, so a sequence may use pages that another fills
+in the same step. This is the plain form, in torch: sequences with one token attend all at once, the others one after
+another. `gpu_pages` has the form for a GPU. Knows nothing about who owns which page.
+"""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.core.errors import HardwareError
+from cairn.core.units import format_bytes
+from cairn.models.attend import Rule, attention
+from cairn.models.spec import ModelSpec
+
+NULL_PAGE = 0
+
+
+class PagePool:
+    """The memory of all pages."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        shards: int = 1,
+    ) -> None:
+        shape = (spec.layers, 2, pages, page_size, spec.kv_heads // shards, spec.head_dim)
+        self.page_size, self.pages = page_size, pages
+        try:
+            # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
+            self.cache = torch.zeros(shape, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            needed = pages * page_bytes(spec, page_size, dtype, shards)
+            raise HardwareError(
+                f"{pages} pages of {page_size} tokens need {format_bytes(needed, 'binary')}, "
+                f"and {device} has not that much left",
+                hint="lower --memory-fraction, or --pages",
+            ) from error
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys, values = self.cache[layer]
+        return keys, values
+
+
+def page_bytes(spec: ModelSpec, page_size: int, dtype: torch.dtype, shards: int = 1) -> int:
+    values = 2 * spec.layers * page_size * (spec.kv_heads // shards) * spec.head_dim
+    return values * dtype.itemsize
+
+
+class Paged:
+    """The attention of one step over the pages of its sequences."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        slots_T: Tensor,
+        positions_T: Tensor,
+        lengths_B: Tensor,
+        tables_BP: Tensor,
+        bounds_B1: Tensor | None,  # None: one token for each sequence
+    ) -> None:
+        self.pool, self.slots_T, self.positions_T = pool, slots_T, positions_T
+        self.lengths_B, self.tables_BP, self.bounds_B1 = lengths_B, tables_BP, bounds_B1
+
+    def lengths_T(self) -> Tensor:
+        if self.bounds_B1 is None:
+            return self.lengths_B
+        return self.lengths_B.repeat_interleave(self.bounds_B1.diff())
+
+    def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
+        """Store this layer's keys and values, then attend."""
+        keys, values = self.pool.of_layer(rule.layer)
+        self._store(keys, k_TKC)
+        self._store(values, v_TKC)
+        singles, others = self._plan
+        if not others and singles is not None and not rule.softcap:
+            return singles.attend(q_THC, keys, values, rule)
+        out_THC = torch.empty_like(q_THC)
+        if singles is not None and not rule.softcap:
+            out_THC[singles.tokens_B] = singles.attend(q_THC[singles.tokens_B], keys, values, rule)
+        elif singles is not None:
+            others = [*others, *singles.one_by_one()]
+        for one in others:
+            k_NKC, v_NKC = (gather(cache, one.pages_P)[: one.length] for cache in (keys, values))
+            out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule)
+        return out_THC
+
+    @cached_property
+    def _slots_T(self) -> Tensor:
+        return self.slots_T.clamp(min=NULL_PAGE).long()  # padding goes where nobody reads
+
+    def _store(self, cache: Tensor, new_TKC: Tensor) -> None:
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._slots_T, new_TKC.to(cache.dtype))
+
+    @cached_property
+    def _plan(self) -> "tuple[Singles | None, list[Several]]":
+        """Who attends together, and who alone; the same for all layers."""
+        lengths, size = self.lengths_B.tolist(), self.pool.page_size
+        bounds = range(len(lengths) + 1) if self.bounds_B1 is None else self.bounds_B1.tolist()
+        tables_BP = self.tables_BP.long()
+        single, several = [], []
+        for b, length in enumerate(lengths):
+            tokens = slice(bounds[b], bounds[b + 1])
+            if bounds[b + 1] - bounds[b] == 1:
+                single.append(b)
+            else:
+                several.append(Several(tokens, length, tables_BP[b, : -(-length // size)]))
+        if not single:
+            return None, several
+        pages = -(-max(lengths[b] for b in single) // size)
+        tokens_B = torch.tensor([bounds[b] for b in single])
+        return Singles(tokens_B, self.lengths_B[single], tables_BP[single, :pages], size), several
+
+
+class Several(NamedTuple):
+    """A sequence with several tokens in this step."""
+
+    tokens: slice
+    length: int
+    pages_P: Tensor
+
+
+class Singles:
+    """Sequences with one token each: all at once, as if all were as long as the longest."""
+
+    def __init__(
+        self, tokens_B: Tensor, lengths_B: Tensor, tables_BP: Tensor, page_size: int
+    ) -> None:
+        self.tokens_B, self.lengths_B, self.tables_BP, self.size = (
+            tokens_B,
+            lengths_B,
+            tables_BP,
+            page_size,
+        )
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, q_BHC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+        sequences = len(self.tables_BP)
+        k_BKNC, v_BKNC = (
+            gather(cache, self.tables_BP.flatten()).unflatten(0, (sequences, -1)).transpose(1, 2)
+            for cache in (keys, values)
+        )
+        # The heads of a group see the same keys: they are queries of one head, and no key is copied.
+        q_BKGC = q_BHC.unflatten(1, (k_BKNC.shape[1], -1))
+        out_BKGC = F.scaled_dot_product_attention(
+            q_BKGC, k_BKNC, v_BKNC, attn_mask=self._mask(rule.window, q_BHC.dtype), scale=rule.scale
+        )
+        return out_BKGC.flatten(1, 2)
+
+    def one_by_one(self) -> list[Several]:
+        """The same sequences, for a rule that torch's attention does not know."""
+        rows = zip(self.tokens_B.tolist(), self.lengths_B.tolist(), self.tables_BP, strict=True)
+        return [Several(slice(token, token + 1), length, pages_P[: -(-length // self.size)])
+                for token, length, pages_P in rows]  # fmt: skip
+
+    def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
+        """What is added to the scores, [B, 1, 1, N]."""
+        if window not in self._masks:
+            place_N, lengths_B1 = (
+                torch.arange(self.tables_BP.shape[1] * self.size),
+                self.lengths_B[:, None],
+            )
+            seen_BN = place_N < lengths_B1
+            if window:
+                seen_BN &= place_N >= lengths_B1 - window
+            hidden_BN = torch.zeros(seen_BN.shape, dtype=dtype).masked_fill_(~seen_BN, -torch.inf)
+            self._masks[window] = hidden_BN[:, None, None]
+        return self._masks[window]
+
+
+def gather(cache: Tensor, pages_P: Tensor) -> Tensor:
+    """Pages side by side, [tokens, heads, columns]; several times as fast as indexing."""
+    return cache.flatten(1).index_select(0, pages_P).view(-1, *cache.shape[2:])

@@ -1,0 +1,181 @@
+"""The processes of one engine: started, spoken with, watched, ended; their folder goes with them.
+
+    folder/commands  to rank 0     folder/reports  from all ranks     folder/stacks-N  what rank N was doing
+
+Each group has a folder of its own with sockets that only this user can open, so engines on one host never meet. The
+processes are fresh interpreters, not forks: a parent may have threads and a GPU. They inherit no standard output, so
+that nothing they print gets between what the parent prints. Says what happened; what to do about it is the client's
+decision.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+
+import cairn
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.messages import (
+    Boot,
+    Command,
+    EngineFailed,
+    Failure,
+    Report,
+    decode_report,
+    encode,
+)
+
+COMMAND = (sys.executable, "-P", "-m", "cairn.serve.engine.worker")
+LONGEST_FOLDER = 80  # bytes; the path of a socket may have 107
+DUMP_S = 2.0  # how long a worker may take to write its stacks
+
+
+Spawn = Callable[[Boot], "subprocess.Popen[bytes]"]
+
+
+class WorkerGroup:
+    """All ranks of one engine, from start to end."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        beat_s: float,
+        grace_s: float,
+        spawn: Spawn | None = None,
+    ) -> None:
+        spawn = spawn or spawn_worker
+        self.failure: Failure | None = None  # what a worker said before it ended
+        self.folder = _private_folder()
+        self._context = zmq.Context()
+        self._commands = self._bind(zmq.PUSH, "commands")
+        self._reports = self._bind(zmq.PULL, "reports")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(config.tensor_parallel_size):
+                boot = Boot(config=config, folder=str(self.folder), rank=rank, beat_s=beat_s,
+                            grace_s=grace_s)  # fmt: skip
+                self.processes.append(spawn(boot))
+        except BaseException:
+            self.end()
+            raise
+
+    def send(self, *commands: Command) -> None:
+        self._commands.send(encode(commands))
+
+    def receive(self, timeout_s: float) -> Iterator[Report]:
+        """What the workers have said; waits for the first."""
+        if not self._reports.poll(int(timeout_s * 1000)):
+            return
+        with suppress(zmq.Again):
+            while True:
+                report = decode_report(self._reports.recv(zmq.NOBLOCK))
+                if isinstance(report, Failure) and self.failure is None:
+                    self.failure = report
+                yield report
+
+    def fallen(self) -> list[tuple[int, int]]:
+        """Rank and exit status of those that have ended."""
+        ended = ((rank, process.poll()) for rank, process in enumerate(self.processes))
+        return [(rank, status) for rank, status in ended if status is not None]
+
+    def explain(self, rank: int, status: int) -> EngineFailed:
+        """Why a worker ended: in its own words, if it had time for some."""
+        who = "the engine" if len(self.processes) == 1 else f"rank {rank} of the engine"
+        if self.failure is not None:
+            who = who if self.failure.rank == rank else f"rank {self.failure.rank} of the engine"
+            said = f"{self.failure.kind}: {self.failure.message}"
+            return EngineFailed(
+                f"{who} failed with {said} (exit status {max(status, 1)})", self.failure.hint,
+                self.failure.traceback,
+            )  # fmt: skip
+        if status < 0:
+            name = signal.Signals(-status).name
+            hint = "was the machine out of memory?" if name == "SIGKILL" else None
+            return EngineFailed(f"{who} was ended by {name} (exit status {status})", hint)
+        return EngineFailed(f"{who} ended without a word (exit status {status})")
+
+    def stacks(self) -> str:
+        """What every thread of every rank is doing now."""
+        parts = []
+        for rank, process in enumerate(self.processes):
+            path = self.folder / f"stacks-{rank}"
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
+            deadline = time.monotonic() + DUMP_S
+            while time.monotonic() < deadline and not _complete(path):
+                time.sleep(0.02)
+            parts.append(f"rank {rank}:\n{_read(path) or 'no stacks were written'}")
+        return "\n".join(parts)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until all have ended; False if some have not."""
+        deadline = time.monotonic() + timeout_s
+        for process in self.processes:
+            try:
+                process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def end(self) -> None:
+        """Whatever still runs is killed, and nothing is left: no zombie, no file."""
+        self.kill()
+        for process in self.processes:
+            process.wait()
+            if process.stdin is not None:
+                with suppress(OSError):
+                    process.stdin.close()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _bind(self, kind: int, name: str) -> zmq.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.RCVHWM, 0)  # nothing is ever dropped
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(f"ipc://{self.folder}/{name}")
+        return socket
+
+
+def _private_folder() -> Path:
+    folder = tempfile.gettempdir()
+    where = None if len(os.fsencode(folder)) <= LONGEST_FOLDER else "/tmp"
+    return Path(tempfile.mkdtemp(prefix="cairn-engine-", dir=where))
+
+
+def spawn_worker(boot: Boot) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter that runs `worker`."""
+    root = str(Path(cairn.__file__).parents[1])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=2, env=environment)
+    encoded = encode(boot)
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):  # it has ended already: `fallen` will say so
+            process.stdin.write(len(encoded).to_bytes(4, "little") + encoded)
+            process.stdin.flush()
+    return process  # standard input stays open: its end tells the worker that we are gone
+
+
+def _complete(path: Path) -> bool:
+    text = _read(path)
+    return "Current thread" in text and text.endswith("\n")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,87 @@
+"""One rank's place among those that share a model: the three verbs of `Shards` over torch.distributed.
+
+    gloo on CPUs, NCCL on GPUs; ranks of one host meet in a file of the engine's private folder
+
+For inference: no gradients, and sums in place where the layers hand over a fresh tensor. Every rank gathers the same
+logits, bit by bit, and draws with the same seed, so all ranks sample the same tokens without telling each other.
+Which requests run is not this file's business: the ranks' schedulers agree because they hear the same commands.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cairn.core.errors import ConfigError
+from cairn.models.checkpoint import default_device
+from cairn.models.shards import ALONE, Shards
+from cairn.serve.config import EngineConfig
+
+MOST_RANKS = 8
+
+
+class Ranks:
+    """This process as one of `size`."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x
+
+    def reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x)
+        return torch.cat(parts, dim=-1)
+
+    def smallest(self, number: int) -> int:
+        """Of all ranks' numbers."""
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        found = torch.tensor(number, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+
+def join_ranks(config: EngineConfig, rank: int, folder: str) -> Shards:
+    """Meet the other ranks; returns when all are there."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return ALONE
+    if size > MOST_RANKS:
+        raise ConfigError(f"tensor_parallel_size is {size}", hint=f"it can be at most {MOST_RANKS}")
+    on_gpu = device_kind(config.device) == "cuda"
+    if on_gpu:
+        if size > torch.cuda.device_count():
+            raise ConfigError(
+                f"tensor_parallel_size is {size}, and this machine has {torch.cuda.device_count()} GPUs",
+                hint="use one rank for each GPU",
+            )
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=(Path(folder) / "ranks").as_uri(),
+        rank=rank,
+        world_size=size,
+    )
+    return Ranks(rank, size)
+
+
+def device_of(shards: Shards, device: str) -> str:
+    """Where this rank computes."""
+    if shards.size == 1:
+        return device
+    return f"cuda:{shards.rank}" if device_kind(device) == "cuda" else "cpu"
+
+
+def device_kind(device: str) -> str:
+    return (default_device() if device == "auto" else device).partition(":")[0]

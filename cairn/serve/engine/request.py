@@ -1,0 +1,211 @@
+"""One request on its way through the engine: what was asked, how far it has come, how it ended.
+
+The scheduler moves the fields, the runner reads them, the loop writes the times of the ledger. A request knows no
+clock, no queue and no page but the numbers of its own. It is compared by identity: an id may be used again later.
+
+    prompt  p p p p p p p p | outputs o o o | in flight ? ?
+            <---- computed: KV entries written, or to be written by steps already scheduled ---->
+            <---------------------- total = len(prompt) + len(outputs) + pending ---------------->
+
+A request decodes when `total - computed` is 1. Its last token is never computed, only returned.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from cairn.core.errors import RequestError
+from cairn.serve.engine.sampling_params import SamplingParams
+
+RequestId = str | int
+State = Literal["waiting", "running", "finished"]
+Finish = Literal["stop", "length", "abort", "error"]
+Policy = Literal["fcfs", "shortest"]
+LARGEST_VOCABULARY = 2**31
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one engine can hold. All of it is known before the first request arrives."""
+
+    rows: int  # most requests that run at the same time
+    step_tokens: int  # most tokens computed in one step
+    context: int  # most tokens of one request, prompt and outputs together
+    pages: int  # of the cache, the null page 0 included
+    page_size: int  # tokens
+    vocabulary: int
+    policy: Policy = "fcfs"
+    prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("pages", self.pages, 2)  # page 0 is never given out
+        _at_least("prefill_chunk", self.prefill_chunk, 0)
+        if self.vocabulary > LARGEST_VOCABULARY:
+            raise RequestError(f"vocabulary is {self.vocabulary}", hint="a token id has 31 bits")
+        if self.policy not in ("fcfs", "shortest"):
+            raise RequestError(f"policy is {self.policy!r}", hint="it has to be fcfs or shortest")
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens the whole cache holds."""
+        return (self.pages - 1) * self.page_size
+
+
+class Ledger(msgspec.Struct):
+    """Where the time of a request went. Seconds of the loop's clock, 0 until they are known."""
+
+    arrived: float = 0.0
+    scheduled: float = 0.0  # first admitted
+    first_token: float = 0.0
+    finished: float = 0.0
+    preemptions: int = 0
+    prefill_chunks: int = 0
+
+
+class Request:
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "cached",
+        "computed",
+        "end",
+        "eos_ids",
+        "error",
+        "finish",
+        "hashes",
+        "id",
+        "ledger",
+        "min_tokens",
+        "most_outputs",
+        "outputs",
+        "params",
+        "prefill_until",
+        "priority",
+        "prompt",
+        "publish_at",
+        "published",
+        "row",
+        "salt",
+        "state",
+        "stop_ids",
+        "stop_reason",
+        "total",
+    )
+
+    def __init__(
+        self,
+        id: RequestId,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        # what was asked
+        self.id = id
+        self.prompt: list[int] = prompt if isinstance(prompt, list) else list(prompt)
+        self.params = params
+        self.priority = priority  # lower runs first
+        self.salt = salt  # requests of different salts share no page
+        self.eos_ids = frozenset(eos_ids)
+        self.stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else self.eos_ids
+        )
+        self.min_tokens = params.min_tokens
+        # how far it is
+        self.state: State = "waiting"
+        self.arrival = -1  # the order of arrival, given by the scheduler
+        self.outputs: list[int] = []  # tokens that the host knows
+        self.computed = 0
+        self.total = len(self.prompt)
+        self.most_outputs = 0  # max_tokens, or what the context leaves; given by the scheduler
+        self.end = 0  # len(prompt) + most_outputs
+        self.prefill_until = 0  # tokens that were known at admission; behind them it decodes
+        self.row = -1  # of the batch; -1: not running
+        self.blocks: list[int] = []  # its pages, in the order of its tokens
+        self.cached = 0  # tokens found in the prefix cache when it was first admitted
+        # what the prefix cache remembers about it
+        self.hashes: list[bytes] = []  # of its full pages; survive a preemption
+        self.published = 0  # how many pages of `blocks` have been offered to others
+        self.publish_at = 0  # this many outputs fill the next page
+        # how it ended
+        self.finish: Finish | None = None
+        self.stop_reason: int | str | None = None  # the stop token id or string; None for eos
+        self.error: str | None = None
+        self.ledger = Ledger()
+
+    @property
+    def pending(self) -> int:
+        """Sampled tokens in flight: a scheduled step makes them, the host has not seen them."""
+        return self.total - len(self.prompt) - len(self.outputs)
+
+    @property
+    def known(self) -> int:
+        return len(self.prompt) + len(self.outputs)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Request {self.id} {self.finish or self.state}: prompt {len(self.prompt)}, "
+            f"outputs {len(self.outputs)}+{self.pending}, computed {self.computed}>"
+        )
+
+
+def check_request(request: Request, limits: Limits) -> None:
+    """Refuse what can never be served, with the numbers that say why."""
+    prompt, params = request.prompt, request.params
+    if not prompt:
+        raise RequestError("the prompt is empty", hint="give at least one token")
+    if type(request.priority) is not int or not isinstance(request.salt, str):
+        raise RequestError(
+            f"priority is {request.priority!r} and salt is {request.salt!r}",
+            hint="a priority is a whole number, a salt a string",
+        )
+    _check_vocabulary("the prompt holds", prompt, limits.vocabulary)
+    _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
+    _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
+    _check_context(len(prompt), params, limits.context)
+    needed = -(-len(prompt) // limits.page_size)
+    if needed > limits.pages - 1:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens and needs {needed} pages of {limits.page_size}, "
+            f"the whole cache has {limits.pages - 1}",
+            hint=f"shorten the prompt to {limits.capacity} tokens, or give the cache more memory",
+        )
+
+
+def _check_context(prompt: int, params: SamplingParams, context: int) -> None:
+    room = context - prompt
+    if room < 1:
+        raise RequestError(
+            f"the prompt has {prompt} tokens, the context is {context}",
+            hint=f"shorten the prompt to at most {context - 1} tokens, or use a longer context",
+        )
+    asked, name = params.min_tokens, "min_tokens"
+    if params.max_tokens is not None:
+        asked, name = params.max_tokens, "max_tokens"
+    if asked > room:
+        raise RequestError(
+            f"{prompt} prompt tokens and {name} {asked} exceed the context of {context}",
+            hint=f"at most {room} tokens can follow this prompt",
+        )
+
+
+def _check_vocabulary(where: str, tokens: Iterable[int], vocabulary: int) -> None:
+    # Passes in C, not a Python loop: a prompt may have a hundred thousand tokens.
+    types = set(map(type, tokens))
+    if not types or (types == {int} and min(tokens) >= 0 and max(tokens) < vocabulary):
+        return
+    wrong = next(t for t in tokens if type(t) is not int or not 0 <= t < vocabulary)
+    raise RequestError(
+        f"{where} {wrong!r}, the vocabulary has {vocabulary} tokens",
+        hint=f"token ids are whole numbers from 0 to {vocabulary - 1}; "
+        "does the tokenizer belong to this model?",
+    )
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise RequestError(f"{name} is {value!r}", hint=f"it has to be at least {least}")

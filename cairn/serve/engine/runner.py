@@ -1,0 +1,194 @@
+"""Carries out the steps that the scheduler decides, on one device, without waiting for it.
+
+    step -batch-> tokens, positions, slots -model-> hidden -> logits of the last tokens -sampler-> next tokens -> host
+
+`launch` returns at once with a `Flight`; its `land` waits for the sampled tokens. On a GPU the tokens stay there for
+the next step as well, so a second step can be launched before the first has landed. A step in which every sequence
+decodes one token replays a CUDA graph; others run kernel by kernel. On a CPU the same code runs torch's operations,
+and a flight has landed when it is launched. The runner knows no queue and frees no page.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.logprobs import LogProbs
+from cairn.kernels.step_inputs import Inputs, keep_tokens
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.batch import Batch, Staged
+from cairn.serve.engine.pages import Paged, PagePool
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.sampler import Sampler, special
+from cairn.serve.engine.scheduler import Chunk, Step
+
+PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
+
+
+class TokenLogprobs(NamedTuple):
+    """Of one token: its own, and the likeliest with theirs."""
+
+    logprob: float
+    top: list[tuple[int, float]]  # token, log-probability; the likeliest first
+
+
+class PromptLogprobs(NamedTuple):
+    """Of prompt tokens `start` + 1 .. as far as a chunk went."""
+
+    start: int
+    found: list[TokenLogprobs]
+
+
+class Landed(NamedTuple):
+    tokens: list[int]  # one for each sampling chunk, in order
+    logprobs: dict[Request, TokenLogprobs]  # of requests that asked, for the token of this step
+    prompt_logprobs: dict[Request, PromptLogprobs]
+
+
+class Forward(NamedTuple):
+    """What a step leaves on the device."""
+
+    hidden_TD: Tensor
+    logits_SV: Tensor
+    position_S: Tensor  # where the sampled tokens will stand
+    tokens_S: Tensor
+
+
+class Runner:
+    """One device's share of the work."""
+
+    def __init__(
+        self, model: Transformer, limits: Limits, dtype: torch.dtype | None = None
+    ) -> None:
+        weight = model.embedding.weight
+        self.model, self.limits, self.device = model, limits, weight.device
+        spec, shards = model.spec, model.build.shards.size
+        self.pool = PagePool(
+            spec, limits.pages, limits.page_size, dtype or weight.dtype, self.device, shards
+        )
+        self.batch = Batch(limits, self.device)
+        self.sampler = Sampler(limits.rows, spec.vocab, self.device)
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> "Flight":
+        for request in step.admitted:
+            self.sampler.admit(request)
+        self.sampler.flush()
+        done = self._run(step)
+        tokens_S = done.tokens_S
+        if any(map(special, step.sampling)):
+            staged_rows = self._sample_rows(step)
+            tokens_S = self.sampler.sample_special(
+                done.logits_SV[: len(staged_rows)], done.position_S[: len(staged_rows)],
+                staged_rows, step.sampling,
+            )  # fmt: skip
+            keep_tokens(self.batch.state, tokens_S, staged_rows)
+        return self._flight(step, done._replace(tokens_S=tokens_S))
+
+    def _run(self, step: Step) -> Forward:
+        staged = self.batch.stage(step.chunks)
+        return self.forward(staged, step.chunks)
+
+    def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
+        inputs = self.batch.make_inputs(staged)
+        one_each = all(chunk.count == 1 for chunk in chunks)
+        bounds = None if one_each else staged.decided.bounds_B1
+        attend = Paged(self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B,
+                       inputs.tables_BP, bounds)  # fmt: skip
+        return self.compute(self.model, self.model.logits, inputs, attend, staged)
+
+    def compute(
+        self,
+        model: Callable[[Tensor, Tensor, Paged], Tensor],
+        logits: Callable[[Tensor], Tensor],
+        inputs: Inputs,
+        attend: Paged,
+        staged: Staged,
+    ) -> Forward:
+        """Everything between a step's inputs and its sampled tokens."""
+        hidden_TD = model(inputs.tokens_T, inputs.positions_T, attend)
+        at_S = staged.sample_at_S
+        all_of_them = attend.bounds_B1 is None and len(at_S) == len(hidden_TD)
+        position_S = inputs.positions_T if all_of_them else inputs.positions_T[at_S]
+        logits_SV = logits(hidden_TD if all_of_them else hidden_TD[at_S])
+        position_S = position_S + 1
+        tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
+        keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
+        return Forward(hidden_TD, logits_SV, position_S, tokens_S)
+
+    def _sample_rows(self, step: Step) -> Tensor:
+        rows = [request.row for request in step.sampling]
+        return torch.tensor(rows, dtype=torch.int32, device=self.device)
+
+    def _flight(self, step: Step, done: Forward) -> "Flight":
+        count = len(step.sampling)
+        flight = Flight(self._to_host(done.tokens_S[:count]), step)
+        wanted = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
+        if wanted:
+            found = self.sampler.logprobs(
+                done.logits_SV[:count], done.tokens_S[:count], max(wanted)
+            )
+            flight.logprobs = LogProbs(*map(self._to_host, found))
+        at = 0
+        for chunk in step.chunks:
+            if chunk.request.params.prompt_logprobs is not None:
+                hidden = done.hidden_TD[at : at + chunk.count]
+                flight.prompts.append((chunk, self._prompt_logprobs(chunk, hidden)))
+            at += chunk.count
+        flight.sent(self.device)
+        return flight
+
+    def _prompt_logprobs(self, chunk: Chunk, hidden_TD: Tensor) -> list[LogProbs]:
+        """Of each prompt token that follows one of this chunk."""
+        request = chunk.request
+        following = request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
+        next_T = torch.tensor(following, dtype=torch.int32, device=self.device)
+        n, found = request.params.prompt_logprobs or 0, []
+        for start in range(0, len(following), PROMPT_ROWS):
+            rows = slice(start, min(start + PROMPT_ROWS, len(following)))
+            part = self.sampler.logprobs(self.model.logits(hidden_TD[rows]), next_T[rows], n)
+            found.append(LogProbs(*map(self._to_host, part)))
+        return found
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+
+class Flight:
+    """A step under way. What it brings to the host is copied behind it, and read when that has arrived."""
+
+    def __init__(self, tokens_S: Tensor, step: Step) -> None:
+        self.tokens_S, self.step = tokens_S, step
+        self.logprobs: LogProbs | None = None
+        self.prompts: list[tuple[Chunk, list[LogProbs]]] = []
+        self.event: torch.cuda.Event | None = None
+
+    def sent(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def land(self) -> Landed:
+        """Wait, and read."""
+        if self.event is not None:
+            self.event.synchronize()
+        chosen: dict[Request, TokenLogprobs] = {}
+        if self.logprobs is not None:
+            for request, found in zip(self.step.sampling, _rows(self.logprobs), strict=True):
+                if (n := request.params.logprobs) is not None:
+                    chosen[request] = found._replace(top=found.top[:n])
+        prompts = {chunk.request: PromptLogprobs(chunk.start, [row for part in parts for row in _rows(part)])
+                   for chunk, parts in self.prompts if parts}  # fmt: skip
+        return Landed(self.tokens_S.tolist(), chosen, prompts)
+
+
+def _rows(found: LogProbs) -> list[TokenLogprobs]:
+    lists = (part.tolist() for part in (found.token_B, found.ids_Bn, found.top_Bn))
+    return [
+        TokenLogprobs(own, list(zip(ids, tops, strict=True)))
+        for own, ids, tops in zip(*lists, strict=True)
+    ]

@@ -1,0 +1,180 @@
+"""From logits to the next token of each request: parameters by row on the device, and what only some ask for.
+
+    common    temperature, top-k, top-p, min-p, seed: one kernel, inside a CUDA graph
+    special   penalties, logit bias, min_tokens: the logits are changed first, outside of graphs
+
+A draw is a function of the request's seed, the position and the logits alone, so the same request gets the same tokens
+in any batch. Log-probabilities are those of the raw logits. Rows are set when a request gets one; all tensors are made
+once, because graphs keep their addresses, but for the counts of penalties, which are made when first asked for.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cairn.kernels.logprobs import LogProbs, logprobs
+from cairn.kernels.penalties import Penalties, count, penalize, words
+from cairn.kernels.sampling import Parameters, sample
+from cairn.serve.engine.cpu_sampling import sample_on_cpu
+from cairn.serve.engine.request import Request
+
+TURNS = 4  # pinned mirrors, as of the batch
+
+
+class Mirror(NamedTuple):
+    """Parameters of all rows on the host; one buffer, so that one copy sends them all."""
+
+    bytes: Tensor
+    seed_N: np.ndarray
+    temperature_N: np.ndarray
+    top_p_N: np.ndarray
+    min_p_N: np.ndarray
+    top_k_N: np.ndarray
+
+
+class Sampler:
+    def __init__(self, rows: int, vocabulary: int, device: torch.device | str) -> None:
+        self.rows, self.vocabulary, self.device = rows, vocabulary, torch.device(device)
+        pinned = self.device.type == "cuda"
+        self._mirrors = [_mirror(rows, pinned) for _ in range(TURNS)]
+        self._turn, self._dirty = 0, False
+        on_device = torch.zeros(24 * rows, dtype=torch.uint8, device=device)
+        self._on_device, self.parameters = on_device, _parameters(on_device, rows)
+        self._penalties: Penalties | None = None
+
+    def admit(self, request: Request) -> None:
+        """The request has got a row: its parameters are in place before its first sample."""
+        if not self._dirty:
+            self._turn, self._dirty = (self._turn + 1) % TURNS, True
+            before = self._mirrors[self._turn - 1].bytes
+            self._mirrors[self._turn].bytes.copy_(before)
+        mirror, params, row = self._mirrors[self._turn], request.params, request.row
+        mirror.temperature_N[row], mirror.top_p_N[row] = params.temperature, params.top_p
+        mirror.min_p_N[row], mirror.top_k_N[row] = params.min_p, params.top_k
+        mirror.seed_N[row] = secrets.randbits(63) if params.seed is None else params.seed
+        if _penalised(request) or self._penalties is not None:  # or the row's last user had some
+            self._start_counts(request)
+
+    def flush(self) -> None:
+        """Send the parameters of new rows, if there are any."""
+        if self._dirty:
+            self._on_device.copy_(self._mirrors[self._turn].bytes, non_blocking=True)
+            self._dirty = False
+
+    def sample(self, logits_SV: Tensor, position_S: Tensor, rows_S: Tensor) -> Tensor:
+        """The common way: [S] int32."""
+        choose = sample if logits_SV.is_cuda else sample_on_cpu
+        return choose(logits_SV, self.parameters, position_S, rows_B=rows_S)
+
+    def sample_special(
+        self,
+        logits_SV: Tensor,
+        position_S: Tensor,
+        rows_S: Tensor,
+        requests: Sequence[Request],
+    ) -> Tensor:
+        """For a step in which somebody wants more than the common parameters."""
+        scores_SV = self._biased(logits_SV, requests)
+        counted = any(_penalised(request) for request in requests)
+        penalties = self._penalties if counted else None
+        if scores_SV.is_cuda:
+            tokens_S = sample(
+                scores_SV, self.parameters, position_S, rows_B=rows_S, penalties=penalties
+            )
+        else:
+            penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S)
+            tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)
+        if penalties is not None:
+            wanted = [_penalised(request) for request in requests]
+            mine_S = torch.tensor(wanted, device=self.device)
+            count(penalties, tokens_S, torch.where(mine_S, rows_S, -1).int())
+        return tokens_S
+
+    def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
+        return logprobs(logits_SV, tokens_S, n)
+
+    def _biased(self, logits_SV: Tensor, requests: Sequence[Request]) -> Tensor:
+        """In float32: logit bias added, and what must not end a short answer yet ruled out."""
+        at: list[int] = []
+        tokens: list[int] = []
+        changes: list[float] = []
+        for s, request in enumerate(requests):
+            bias = dict(request.params.logit_bias or {})
+            if _too_short(request):
+                bias |= dict.fromkeys(request.eos_ids | request.stop_ids, -torch.inf)
+            at += [s] * len(bias)
+            tokens += bias.keys()
+            changes += bias.values()
+        scores_SV = logits_SV.to(
+            torch.float32, copy=bool(at)
+        )  # log-probabilities need them as they were
+        if at:
+            index = (torch.tensor(at, device=self.device), torch.tensor(tokens, device=self.device))
+            scores_SV.index_put_(index, torch.tensor(changes, device=self.device), accumulate=True)
+        return scores_SV
+
+    def _start_counts(self, request: Request) -> None:
+        if self._penalties is None:
+            self._penalties = _no_penalties(self.rows, self.vocabulary, self.device)
+        row, params = request.row, request.params
+        tables = self._penalties
+        tables.repetition_N[row] = params.repetition_penalty
+        tables.presence_N[row] = params.presence_penalty
+        tables.frequency_N[row] = params.frequency_penalty
+        outputs = np.bincount(request.outputs, minlength=self.vocabulary).astype(np.int32)
+        tables.counts_NV[row] = torch.from_numpy(outputs).to(self.device)
+        if tables.prompt_NW is not None:
+            tables.prompt_NW[row] = _bits(request.prompt, self.vocabulary).to(self.device)
+
+
+def special(request: Request) -> bool:
+    """Does it want more than one kernel gives?"""
+    return bool(request.params.logit_bias) or _too_short(request) or _penalised(request)
+
+
+def _too_short(request: Request) -> bool:
+    """Must the token that is being sampled not end the answer? It is the last of those in flight."""
+    return request.total - len(request.prompt) - 1 < request.min_tokens
+
+
+def _penalised(request: Request) -> bool:
+    params = request.params
+    additive = params.presence_penalty != 0 or params.frequency_penalty != 0
+    return additive or params.repetition_penalty != 1
+
+
+def _mirror(rows: int, pinned: bool) -> Mirror:
+    buffer = torch.zeros(24 * rows, dtype=torch.uint8, pin_memory=pinned)
+    seed, temperature, top_p, min_p, top_k = (part.numpy() for part in _parts(buffer, rows))
+    return Mirror(buffer, seed, temperature, top_p, min_p, top_k)
+
+
+def _parts(buffer: Tensor, rows: int) -> list[Tensor]:
+    """seed, temperature, top-p, min-p, top-k, one behind the other."""
+    floats = [
+        buffer[(8 + 4 * i) * rows : (12 + 4 * i) * rows].view(torch.float32) for i in range(3)
+    ]
+    return [buffer[: 8 * rows].view(torch.int64), *floats, buffer[20 * rows :].view(torch.int32)]
+
+
+def _parameters(buffer: Tensor, rows: int) -> Parameters:
+    seed, temperature, top_p, min_p, top_k = _parts(buffer, rows)
+    return Parameters(temperature, top_k, top_p, min_p, seed)
+
+
+def _no_penalties(rows: int, vocabulary: int, device: torch.device) -> Penalties:
+    ones = torch.ones(rows, device=device)
+    counts = torch.zeros(rows, vocabulary, dtype=torch.int32, device=device)
+    prompt = torch.zeros(rows, words(vocabulary), dtype=torch.int32, device=device)
+    return Penalties(ones, torch.zeros_like(ones), torch.zeros_like(ones), counts, prompt)
+
+
+def _bits(tokens: Sequence[int], vocabulary: int) -> Tensor:
+    """One bit for each token of the vocabulary, in words of 32."""
+    seen = np.zeros(32 * words(vocabulary), dtype=np.uint8)
+    seen[np.asarray(tokens, dtype=np.int64)] = 1
+    return torch.from_numpy(np.packbits(seen, bitorder="little").view(np.int32))

@@ -1,0 +1,142 @@
+"""How one request wants its tokens chosen, and when it wants to stop.
+
+The names, meanings and defaults are those that vLLM's users know; a name that is not here is refused. Every value is
+checked when the object is made, so that nothing behind this file meets a NaN, a negative count or an empty stop
+string. It knows no model: what depends on the vocabulary or the context is `check_request`'s business.
+
+    SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop="\\n\\n")
+"""
+
+import msgspec
+
+from cairn.core.errors import RequestError
+
+MOST_SEQUENCES = 1024  # n
+MOST_LOGPROBS = 20  # per token; the figure that OpenAI's interface and vLLM's default agree on
+MOST_TOKENS = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    n: int = 1  # how many answers to one prompt
+    temperature: float = 1.0  # 0: always the most likely token
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None  # None or -1: different every time
+    stop: list[str] | str = []  # one string is taken as a list of one
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: what the context leaves
+    min_tokens: int = 0
+    logprobs: int | None = None  # how many of the most likely; 0: only the chosen token's
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+        _check_numbers(self)
+        _check_lengths(self)
+        _check_stops(self)
+        _check_logit_bias(self.logit_bias)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), name, value, "True or False")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _normalise(params: SamplingParams) -> None:
+    """One spelling for each meaning: the rest of the engine asks only once."""
+    stop: object = params.stop
+    if stop is None or isinstance(stop, str):
+        msgspec.structs.force_setattr(params, "stop", [] if stop is None else [stop])
+    if params.stop_token_ids is None:
+        msgspec.structs.force_setattr(params, "stop_token_ids", [])
+    if params.top_k == -1:
+        msgspec.structs.force_setattr(params, "top_k", 0)
+    if params.seed == -1:
+        msgspec.structs.force_setattr(params, "seed", None)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    _real("temperature", params.temperature, 0, 100)
+    _real("top_p", params.top_p, 0, 1, open_low=True)
+    _whole("top_k", params.top_k, 0, MOST_TOKENS, "0 or -1 (all tokens), or how many to keep")
+    _real("min_p", params.min_p, 0, 1)
+    _real("presence_penalty", params.presence_penalty, -2, 2)
+    _real("frequency_penalty", params.frequency_penalty, -2, 2)
+    _real("repetition_penalty", params.repetition_penalty, 0, 100, open_low=True)
+    if params.seed is not None:
+        _whole("seed", params.seed, 0, LARGEST_SEED)
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None:
+            _whole(name, value, 0, MOST_LOGPROBS)
+
+
+def _check_lengths(params: SamplingParams) -> None:
+    _whole("n", params.n, 1, MOST_SEQUENCES)
+    _whole("min_tokens", params.min_tokens, 0, MOST_TOKENS)
+    if params.max_tokens is None:
+        return
+    _whole("max_tokens", params.max_tokens, 1, MOST_TOKENS, "at least 1, or None")
+    if params.min_tokens > params.max_tokens:
+        raise RequestError(
+            f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}",
+            hint="lower the one or raise the other",
+        )
+
+
+def _check_stops(params: SamplingParams) -> None:
+    _require(isinstance(params.stop, list | tuple), "stop", params.stop, "a string or a list")
+    for text in params.stop:
+        _require(isinstance(text, str) and text != "", "stop", text, "a string that is not empty")
+    ids = params.stop_token_ids
+    _require(isinstance(ids, list | tuple), "stop_token_ids", ids, "a list of token ids")
+    for token in ids:
+        _whole("stop_token_ids", token, 0, MOST_TOKENS, "a list of token ids")
+
+
+def _check_logit_bias(bias: dict[int, float] | None) -> None:
+    if bias is None:
+        return
+    _require(isinstance(bias, dict), "logit_bias", bias, "a map from token id to bias")
+    for token, value in bias.items():
+        _whole("logit_bias", token, 0, MOST_TOKENS, "a map from token id to bias")
+        _real(f"logit_bias of token {token}", value, -100, 100)
+
+
+def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # A NaN fails the comparison, infinity the upper bound.
+    fine = is_number and (low < value if open_low else low <= value) and value <= high
+    above = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
+    _require(fine, name, value, above)
+
+
+def _whole(name: str, value: object, low: int, high: int, expected: str | None = None) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    fine = is_whole and low <= value <= high
+    _require(fine, name, value, expected or f"a whole number between {low} and {high}")
+
+
+def _require(fine: bool, name: str, value: object, expected: str) -> None:
+    if fine:
+        return
+    raise RequestError(f"{name} is {_shown(value)}", hint=f"it has to be {expected}")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of thousands of digits
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}..."

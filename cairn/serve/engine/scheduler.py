@@ -1,0 +1,345 @@
+"""Which requests compute which tokens in the next step.
+
+Pure Python: no torch, no clock, no I/O. The engine's loop and the simulator both call `schedule`, and the ranks of a
+tensor-parallel group call it in lock step: the same calls give the same decisions.
+
+    add --> waiting --admit--> running --update--> finished
+               ^----preempt-------'
+
+One budget of tokens per step. Running requests come first, oldest of the most urgent first, decode and prefill alike;
+what is left admits waiting ones. Pages for a whole prompt are taken at admission, so that only decoding can run out of
+them: then the last of the running gives its pages back and is computed again later.
+
+`schedule` may be called again before `update` has brought the tokens of the step before. Positions then advance on
+trust, and the token that the host does not know yet is taken on the device from the row's last sample. A request that
+turns out to have stopped has run one step too many; that result is dropped.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+import msgspec
+
+from cairn.core.errors import RequestError
+from cairn.serve.engine.block_manager import BlockManager, IntegrityError
+from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
+from cairn.serve.engine.waiting_line import WaitingLine
+
+NO_PAGES: tuple[int, ...] = ()
+
+
+# Chunks and advances are made for every request in every step. A Struct that the garbage collector need not
+# look at (a request points to none of them) costs a fifth of a NamedTuple.
+class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Tokens `start .. start + count` of one request, computed in one step."""
+
+    request: Request
+    start: int
+    count: int
+    first_page: int  # where `pages` go in the request's table; 0 only right after admission
+    pages: Sequence[int]  # added to the table since the row's last chunk; prefix hits included
+    samples: bool  # its last token is the request's last one, so the next one is sampled
+
+
+class Advance(msgspec.Struct, frozen=True, eq=False, gc=False):
+    request: Request
+    token: int | None  # None: it failed, and there is none
+    finished: bool
+
+
+class Step(msgspec.Struct, eq=False):
+    number: int
+    chunks: list[Chunk] = []
+    sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
+    tokens: int = 0  # of all chunks together
+    admitted: list[Request] = []  # have got a row in this step
+    preempted: list[Request] = []  # have lost row and pages, and wait again
+    failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
+    filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, *, prefix_caching: bool = True) -> None:
+        self.limits = limits
+        self.blocks = BlockManager(limits.pages, limits.page_size, prefix_caching=prefix_caching)
+        self._requests: dict[RequestId, Request] = {}  # waiting and running
+        self._waiting = WaitingLine(limits.policy)
+        self._running: list[Request] = []  # by (priority, arrival)
+        self._rows = list(range(limits.rows))  # free ones, a heap: the lowest is taken first
+        self._in_flight: deque[Step] = deque()  # scheduled, not updated
+        self._arrivals = 0
+        self._steps = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def in_flight(self) -> int:
+        """How many steps with chunks have been scheduled and not updated."""
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Put a new request in line, or refuse it with a RequestError."""
+        if request.id in self._requests:
+            raise RequestError(
+                f"request {request.id} is in the engine already", hint="give each its own id"
+            )
+        if request.arrival != -1:
+            raise ValueError(f"{request!r} was added before; make a new one")
+        check_request(request, self.limits)
+        most = request.params.max_tokens
+        request.most_outputs = self.limits.context - len(request.prompt) if most is None else most
+        request.end = len(request.prompt) + request.most_outputs
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._requests[request.id] = request
+        self._waiting.push(request)
+
+    def abort(
+        self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
+    ) -> Request | None:
+        """End a request wherever it is; None when there is none of this id.
+
+        Tokens of it that are in flight are dropped when they arrive. Whoever finds a stop string in the text ends
+        the request here with the reason "stop".
+        """
+        request = self._requests.get(id)
+        if request is not None:
+            self._finish(request, reason, stop_reason)
+            self._sweep()
+        return request
+
+    # -- the next step -------------------------------------------------------------------------
+
+    def schedule(self) -> Step:
+        """Decide the next step. One without chunks: nothing can run before a step in flight is updated."""
+        step = Step(self._steps)
+        self._steps += 1
+        budget = self._continue_running(step)
+        if not step.preempted:
+            budget = self._admit(step, budget)
+        step.tokens = self.limits.step_tokens - budget
+        if step.chunks:
+            self._in_flight.append(step)
+        return step
+
+    def _continue_running(self, step: Step) -> int:
+        """One chunk for each running request; returns what is left of the budget."""
+        budget = self.limits.step_tokens
+        page_size = self.limits.page_size
+        chunks, sampling = step.chunks, step.sampling
+        for request in self._running:  # may lose its last ones while the loop runs
+            if budget == 0:
+                break
+            if request.computed < request.prefill_until:
+                budget -= self._prefill(request, NO_PAGES, budget, step)
+                continue
+            total = request.total
+            if total >= request.end:
+                continue  # its last token is in flight
+            first_page, pages = len(request.blocks), NO_PAGES
+            if total > first_page * page_size:
+                pages = self._grow(request, total, step)
+                if pages is None:
+                    continue
+            chunks.append(Chunk(request, total - 1, 1, first_page, pages, True))
+            sampling.append(request)
+            request.computed = total
+            request.total = total + 1
+            budget -= 1
+        return budget
+
+    def _admit(self, step: Step, budget: int) -> int:
+        """Give rows to the head of the line while everything it needs is there."""
+        while budget and self._rows and self._waiting:
+            request = self._waiting.head
+            if request.pending:
+                break  # preempted in flight: its last token is on the way, and cannot be computed before
+            pages = self.blocks.allocate(request, request.total)
+            if pages is None:
+                break
+            self._waiting.pop()
+            request.state = "running"
+            request.row = heappop(self._rows)
+            request.prefill_until = request.total
+            insort(self._running, request, key=_order)
+            step.admitted.append(request)
+            budget -= self._prefill(request, pages, budget, step)
+        return budget
+
+    def _prefill(self, request: Request, pages: Sequence[int], budget: int, step: Step) -> int:
+        """The next part of what was known at admission; returns how many tokens it has."""
+        start, total = request.computed, request.prefill_until
+        count = min(total - start, budget, self.limits.prefill_chunk or budget)
+        end = request.computed = start + count
+        first_page = 0 if pages else len(request.blocks)
+        step.chunks.append(Chunk(request, start, count, first_page, pages, end == total))
+        if end == total:
+            step.sampling.append(request)
+            request.total = total + 1
+        request.ledger.prefill_chunks += 1
+        filled = self.blocks.publish(request, end)
+        if filled:
+            step.filled.append((request, filled))
+        return count
+
+    def _grow(self, request: Request, upto: int, step: Step) -> list[int] | None:
+        """Pages for a running request, taken from the last of the running if there are none.
+
+        None: the request itself was the last, and has to wait or to end.
+        """
+        while (pages := self.blocks.allocate(request, upto)) is None:
+            victim = self._running[-1]  # not in this step yet: the step is filled in the same order
+            if victim is not request or len(self._running) > 1:
+                self._preempt(victim, step)
+            elif request.pending == 0:
+                self._fail_outgrown(request, step)
+            # Alone with a token in flight: that token may be its last one.
+            if victim is request:
+                return None
+        return pages
+
+    def _preempt(self, victim: Request, step: Step) -> None:
+        self._running.pop()
+        self._release(victim)
+        victim.state = "waiting"
+        victim.ledger.preemptions += 1
+        self._waiting.push(victim)
+        step.preempted.append(victim)
+
+    def _fail_outgrown(self, request: Request, step: Step) -> None:
+        pages = self.limits.pages - 1
+        request.error = (
+            f"{len(request.prompt)} prompt tokens and {len(request.outputs)} outputs fill all {pages} "
+            f"pages of {self.limits.page_size} tokens that the cache has"
+        )
+        self._finish(request, "error")
+        self._sweep()
+        step.failed.append(request)
+
+    # -- what a step brought ---------------------------------------------------------------------
+
+    def update(self, step: Step, sampled: Sequence[int]) -> list[Advance]:
+        """Take in the tokens of a step, one for each of `step.sampling`; steps come in order."""
+        self._land(step, len(sampled))
+        advances = [Advance(request, None, True) for request in step.failed]
+        ended = False
+        for request, token in zip(step.sampling, sampled, strict=True):
+            if request.state == "finished":
+                continue  # aborted, or stopped a step ago
+            outputs = request.outputs
+            outputs.append(token)
+            count = len(outputs)
+            if count >= request.publish_at and request.state == "running":
+                self.blocks.publish(request, len(request.prompt) + count - 1)
+            finished = False
+            if token in request.stop_ids and count >= request.min_tokens:
+                is_eos = token in request.eos_ids and not request.params.ignore_eos
+                self._finish(request, "stop", None if is_eos else token)
+                ended = finished = True
+            elif count >= request.most_outputs:
+                self._finish(request, "length")
+                ended = finished = True
+            advances.append(Advance(request, token, finished))
+        if ended:
+            self._sweep()
+        return advances
+
+    def fail(self, step: Step, error: str) -> list[Advance]:
+        """The step did not run: end its requests, and those that built upon what it should have written."""
+        self._in_flight.remove(step)
+        lost, unwritten = self._consequences(step)
+        self.blocks.forget(sorted(unwritten))
+        ended = [request for request in lost if request.state != "finished"]
+        for request in ended:
+            request.error = error
+            self._finish(request, "error")
+        self._sweep()
+        return [Advance(request, None, True) for request in (*step.failed, *ended)]
+
+    def _consequences(self, step: Step) -> tuple[dict[Request, None], set[int]]:
+        """Who has computed with what `step` did not write, and which findable pages hold it."""
+        lost = {chunk.request: None for chunk in step.chunks}
+        unwritten = {page for _, pages in step.filled for page in pages}
+        for later in self._in_flight:
+            if later.number < step.number:
+                continue
+            filled = dict(later.filled)
+            for chunk in later.chunks:  # whoever finds a page comes after the one who fills it
+                found = chunk.start // self.limits.page_size if chunk.first_page == 0 else 0
+                if chunk.request in lost or not unwritten.isdisjoint(chunk.pages[:found]):
+                    lost[chunk.request] = None
+                    unwritten.update(filled.get(chunk.request, ()))
+        return lost, unwritten
+
+    def _land(self, step: Step, sampled: int) -> None:
+        if len(step.sampling) != sampled:
+            raise ValueError(
+                f"step {step.number} samples {len(step.sampling)} tokens, not {sampled}"
+            )
+        if not step.chunks:
+            return
+        if not self._in_flight or self._in_flight[0] is not step:
+            expected = self._in_flight[0].number if self._in_flight else "none"
+            raise ValueError(f"step {step.number} was updated, the next in flight is {expected}")
+        self._in_flight.popleft()
+
+    def _finish(
+        self, request: Request, reason: Finish, stop_reason: int | str | None = None
+    ) -> None:
+        if request.state == "running":
+            self._release(request)
+        else:
+            self._waiting.remove(request)
+        request.state = "finished"
+        request.finish = reason
+        request.stop_reason = stop_reason
+        del self._requests[request.id]
+
+    def _release(self, request: Request) -> None:
+        """Pages and row are free at once: steps in flight run before whatever uses them next."""
+        self.blocks.free(request)
+        heappush(self._rows, request.row)
+        request.row = -1
+
+    def _sweep(self) -> None:
+        """Take the finished out of the running, all of them in one pass."""
+        self._running[:] = [request for request in self._running if request.state == "running"]
+
+    # -- is everything still in order ---------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise an IntegrityError with what is wrong. Costs as much as there is to look at."""
+        self.blocks.check_integrity()
+        rows = sorted([*self._rows, *(request.row for request in self._running)])
+        if rows != list(range(self.limits.rows)):
+            raise IntegrityError(f"rows are lost or given twice: {rows}")
+        if [_order(r) for r in self._running] != sorted(_order(r) for r in self._running):
+            raise IntegrityError("the running requests are out of order")
+        for request in self._running:
+            room = len(request.blocks) * self.limits.page_size
+            if request.state != "running" or not request.computed <= min(request.total, room):
+                raise IntegrityError(f"{request!r} runs with room for {room} tokens")
+        for request in self._waiting:
+            if request.state != "waiting" or request.blocks or request.row != -1:
+                raise IntegrityError(f"{request!r} waits, and holds row {request.row}")
+        listed = {request.id: request for request in (*self._waiting, *self._running)}
+        if listed != self._requests or len(listed) != self.waiting + self.running:
+            raise IntegrityError(
+                f"{len(self._requests)} requests, {len(listed)} of them in a queue"
+            )
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival

@@ -1,0 +1,71 @@
+"""How many pages fit, and how many requests run at once? Decided before the first request, and explained.
+
+    memory of the device * fraction - weights - what a step needs besides = pages
+
+Pure arithmetic: whoever calls it has measured. A model that does not fit is refused with what it needs and what would.
+"""
+
+from typing import NamedTuple
+
+from cairn.core.errors import HardwareError
+from cairn.core.units import format_bytes
+from cairn.models.spec import ModelSpec
+
+ROWS = 256  # requests that run at once, unless told
+GPU_PAGE, CPU_PAGE = 64, 16  # tokens of a page
+GPU_STEP_TOKENS, CPU_STEP_TOKENS = 16384, 2048
+SPARE = 1 << 30  # for graphs, workspaces and what the libraries take
+
+
+class Memory(NamedTuple):
+    """Bytes of one device."""
+
+    total: int
+    free: int  # after the weights have been loaded
+
+
+class Sizes(NamedTuple):
+    pages: int
+    page_size: int
+    why: str
+
+
+def step_bytes(spec: ModelSpec, step_tokens: int, rows: int, value_bytes: int) -> int:
+    """What a step needs at its peak: the widest activations of its tokens, and the logits of its rows."""
+    projected = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    wide = max((1 + spec.gated) * spec.intermediate + spec.intermediate, 2 * projected)
+    per_token = (4 * spec.hidden + wide) * value_bytes
+    logits = rows * spec.vocab * (value_bytes + 4)  # once as computed, once in float32
+    return step_tokens * per_token + logits
+
+
+def size_pages(
+    spec: ModelSpec,
+    memory: Memory,
+    fraction: float,
+    page_size: int,
+    page_bytes: int,
+    step: int,
+    rows: int,
+    context: int,
+) -> Sizes:
+    """As many pages as fit, and no more than all rows could fill."""
+    room = int(memory.free - (1 - fraction) * memory.total) - step - SPARE
+    fit = room // page_bytes
+    wanted = rows * -(-context // page_size) + 1
+    least = -(-min(context, page_size) // page_size) + 1
+    if fit < least:
+        needed = least * page_bytes + step + SPARE
+        raise HardwareError(
+            f"{format_bytes(memory.free, 'binary')} are left of {format_bytes(memory.total, 'binary')} "
+            f"({fraction:.0%} of which may be used); a step needs {format_bytes(step + SPARE, 'binary')} "
+            f"and one page of {page_size} tokens {format_bytes(page_bytes, 'binary')}",
+            hint=f"free {format_bytes(max(needed - room, 0), 'binary')}, use fewer step tokens, a shorter "
+            "context, or a smaller model",
+        )
+    pages = min(fit, wanted)
+    if pages == wanted:
+        why = f"all that {rows} requests of {context} tokens can fill"
+    else:
+        why = f"what {fraction:.0%} of {format_bytes(memory.total, 'binary')} leaves"
+    return Sizes(pages, page_size, why)

@@ -1,0 +1,136 @@
+"""From a configuration to an engine that runs: load the model, size the cache, choose the runner.
+
+Every automatic choice is in `Started.notes`, one line each. Nothing here is hot.
+"""
+
+from typing import Literal, NamedTuple, cast
+
+import msgspec
+import psutil
+import torch
+
+from cairn.core.errors import ConfigError
+from cairn.core.units import format_count
+from cairn.models.runnable import OpenModel, Runnable, open_model
+from cairn.models.shards import ALONE, Shards
+from cairn.models.spec import ModelSpec
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.cpu_layout import turn_weights
+from cairn.serve.engine.invariant import InvariantRunner
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.pages import page_bytes
+from cairn.serve.engine.ranks import Ranks, device_of
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.runner import Runner
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.sizing import (
+    CPU_PAGE,
+    CPU_STEP_TOKENS,
+    GPU_PAGE,
+    GPU_STEP_TOKENS,
+    Memory,
+    Sizes,
+    size_pages,
+    step_bytes,
+)
+
+CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
+
+
+class Started(NamedTuple):
+    engine: Engine
+    opened: OpenModel
+    notes: list[str]  # what was chosen, and why
+
+
+def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
+    """`shards`: this process's place among those that share the model."""
+    if config.tensor_parallel_size != shards.size:
+        raise ConfigError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}, and this process is one of {shards.size}",
+            hint="use EngineClient, which starts a process for each",
+        )
+    opened = open_model(config.model)
+    limits_context(opened.spec, config)  # refused before gigabytes move
+    runnable = opened.load(device_of(shards, config.device), config.dtype, shards)
+    return start_with(opened, runnable, config)
+
+
+def start_with(opened: OpenModel, runnable: Runnable, config: EngineConfig) -> Started:
+    """With a model that is loaded."""
+    model = runnable.model
+    limits, sizes = choose_limits(runnable, config)
+    shards = model.build.shards
+    if isinstance(shards, Ranks):  # memory that is free differs, pages must not
+        limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
+    runner = _runner(runnable, limits, config)
+    scheduler = Scheduler(limits, prefix_caching=config.enable_prefix_caching)
+    notes = [
+        runnable.summary(),
+        f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
+        f"{sizes.why}",
+        f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
+    ]
+    on_gpu = model.embedding.weight.is_cuda
+    if not (on_gpu or config.plain or config.batch_invariant):
+        notes.append(turn_weights(model))
+    overlap, together = on_gpu and not config.plain, shards.size > 1
+    return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
+
+
+def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Sizes]:
+    model = runnable.model
+    spec, weight = model.spec, model.embedding.weight
+    on_gpu = weight.is_cuda
+    context = limits_context(spec, config)
+    page_size = config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE)
+    step_tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
+    rows = min(config.max_num_seqs, step_tokens)
+    of_page = page_bytes(spec, page_size, weight.dtype, model.build.shards.size)
+    if config.num_gpu_blocks_override is not None:
+        sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
+    else:
+        memory, fraction = _memory(weight.device, config.gpu_memory_utilization)
+        step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
+        sizes = size_pages(spec, memory, fraction, page_size, of_page, step, rows, context)
+    policy = cast(Literal["fcfs", "shortest"], config.scheduling_policy)
+    limits = Limits(
+        rows=rows, step_tokens=step_tokens, context=context, pages=sizes.pages, page_size=page_size,
+        vocabulary=spec.vocab, policy=policy, prefill_chunk=config.long_prefill_token_threshold,
+    )  # fmt: skip
+    return limits, sizes
+
+
+def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
+    asked = config.max_model_len
+    if asked is not None and asked > spec.context:
+        raise ConfigError(
+            f"max_model_len is {asked}, the model was made for {spec.context} tokens",
+            hint=f"use at most {spec.context}",
+        )
+    return asked or spec.context
+
+
+def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return Memory(total, free), fraction
+    total = psutil.virtual_memory().total
+    allowed = int(total * CPU_SHARE * fraction)
+    return Memory(allowed, min(allowed, psutil.virtual_memory().available) + (1 << 30)), 1.0
+
+
+def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
+    model = runnable.model
+    if not model.embedding.weight.is_cuda:
+        return InvariantRunner(model, limits) if config.batch_invariant else Runner(model, limits)
+    from cairn.serve.engine.gpu_runner import GPURunner
+
+    eager = config.enforce_eager or config.plain
+    runner = GPURunner(
+        model, limits, graphs=not eager, fused=not config.plain, invariant=config.batch_invariant
+    )
+    if config.load_in_advance:
+        runner.warm_up()
+    return runner

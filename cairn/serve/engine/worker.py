@@ -1,0 +1,287 @@
+"""The engine's own process: reads commands between two steps, takes a step, reports what it brought.
+
+    stdin: Boot | commands -> engine.step() -> Tokens | Beat from a thread of its own, also while a step hangs
+
+While there is work, inputs are taken without waiting; without work it sleeps on the socket. SIGTERM and `Stop` end it
+in good order, an exception with its traceback as the last message, and the end of its parent at once. SIGUSR1 writes
+the stacks of all threads to a file, for whoever finds that nothing moves.
+
+With several ranks each runs this file. Rank 0 hears the client and passes every command on, in the same order and
+before the same step; schedulers are deterministic, so all ranks take the same steps, row by row. That is less to send
+than decisions are, and nothing about a step needs a form on the wire.
+"""
+
+import faulthandler
+import os
+import secrets
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+
+from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.loop import Engine, Output
+from cairn.serve.engine.messages import (
+    Abort,
+    Beat,
+    Boot,
+    Command,
+    Ended,
+    Failure,
+    Ready,
+    Report,
+    Stats,
+    Stop,
+    Stopped,
+    Submit,
+    Tokens,
+    decode_boot,
+    decode_commands,
+    encode,
+)  # fmt: skip
+from cairn.serve.engine.ranks import join_ranks
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.start import Started, start
+
+IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
+STACKS = "stacks"
+
+
+class Worker:
+    """One rank: its engine, and its ways to the client and to the other ranks."""
+
+    def __init__(self, boot: Boot, started: Started, context: zmq.Context) -> None:
+        self.boot, self.engine, self.eos_ids = boot, started.engine, started.opened.eos_ids
+        self.stop_at: float | None = None  # when the grace ends; None: nobody has asked to stop
+        self._open: dict[int, None] = {}  # requests in the engine, in the order they came
+        size = boot.config.tensor_parallel_size
+        folder, first = boot.folder, boot.rank == 0
+        name = "commands" if first else f"orders-{boot.rank}"
+        self._inbox = connect(context, zmq.PULL, folder, name)
+        self._outbox = connect(context, zmq.PUSH, folder, "reports")
+        self._followers = [context.socket(zmq.PUSH) for _ in range(size - 1 if first else 0)]
+        for rank, socket in enumerate(self._followers, start=1):
+            socket.bind(f"ipc://{folder}/orders-{rank}")
+
+    def ready(self, notes: list[str]) -> None:
+        self._report(Ready(self.engine.scheduler.limits, list(self.eos_ids), notes))
+
+    def serve(self) -> None:
+        """Until it is stopped."""
+        while not self._done():
+            commands = self._next_commands()
+            if not commands and not self.engine.has_work:
+                continue
+            for follower in self._followers:
+                follower.send(encode(commands))
+            self._carry_out(commands)
+        for follower in self._followers:
+            follower.send(encode([Stop(0.0)]))
+        self._report(Stopped())
+
+    def follow(self) -> None:
+        """As another rank does, until rank 0 says stop."""
+        while True:
+            commands = decode_commands(self._inbox.recv())
+            if any(isinstance(command, Stop) for command in commands):
+                return
+            self._carry_out(commands)
+
+    def ask_to_stop(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        self.stop_at = deadline if self.stop_at is None else min(self.stop_at, deadline)
+
+    def _done(self) -> bool:
+        return self.stop_at is not None and not self.engine.has_work
+
+    def _next_commands(self) -> list[Command]:
+        """What has arrived; waits for it if there is nothing else to do. Stops stay here."""
+        if not self.engine.has_work and not self._inbox.poll(IDLE_MS):
+            return []
+        commands: list[Command] = []
+        with suppress(zmq.Again):
+            while True:
+                commands += decode_commands(self._inbox.recv(zmq.NOBLOCK))
+        for command in commands:
+            if isinstance(command, Stop):
+                self.ask_to_stop(command.grace_s)
+        if self._followers:  # every rank has to draw the same numbers
+            commands = [_seeded(command) for command in commands]
+        if self.stop_at is not None and time.monotonic() > self.stop_at:
+            commands += [Abort(id) for id in self._open]
+        return [command for command in commands if not isinstance(command, Stop)]
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        ended = [found for command in commands if (found := self._obey(command)) is not None]
+        outputs = self.engine.step() if self.engine.has_work else []
+        if self.boot.rank == 0 and (outputs or ended):
+            self._report(self._tokens(outputs, ended))
+        for output in outputs:
+            if output.finished:
+                self.engine.prompt_logprobs.pop(output.request, None)
+                self._open.pop(_number(output.request.id), None)
+
+    def _obey(self, command: Command) -> Ended | None:
+        """Carry out a command; what it ends."""
+        if isinstance(command, Abort):
+            request = self.engine.abort(command.id)
+            self._open.pop(command.id, None)
+            return None if request is None else ended_of(request)
+        if not isinstance(command, Submit):
+            return None
+        request = Request(
+            command.id, command.prompt, command.params, priority=command.priority, salt=command.salt,
+            eos_ids=command.eos_ids,
+        )  # fmt: skip
+        try:
+            if self.stop_at is not None:
+                raise RequestError("the engine is stopping", hint="try again when it is back")
+            self.engine.add(request)
+            self._open[command.id] = None
+        except RequestError as problem:
+            request.finish, request.error = "error", str(problem)
+            return ended_of(request)
+        return None
+
+    def _tokens(self, outputs: list[Output], ended: list[Ended]) -> Tokens:
+        ids, tokens, logprobs, prompts = [], [], {}, {}
+        for output in outputs:
+            request, number = output.request, _number(output.request.id)
+            if output.token is not None:
+                ids.append(number)
+                tokens.append(output.token)
+                if output.logprobs is not None:
+                    logprobs[number] = output.logprobs
+                if len(request.outputs) == 1 and request in self.engine.prompt_logprobs:
+                    prompts[number] = self.engine.prompt_logprobs[request]
+            if output.finished:
+                ended.append(ended_of(request))
+        return Tokens(self.engine.steps, ids, tokens, logprobs, prompts, ended)
+
+    def _report(self, report: Report) -> None:
+        if self.boot.rank == 0:
+            self._outbox.send(encode(report))
+
+
+def ended_of(request: Request) -> Ended:
+    return Ended(
+        _number(request.id), request.finish or "abort", request.stop_reason, request.error, request.cached,
+        request.ledger,
+    )  # fmt: skip
+
+
+def _number(id: str | int) -> int:
+    return int(id)
+
+
+def _seeded(command: Command) -> Command:
+    if not isinstance(command, Submit) or command.params.seed is not None:
+        return command
+    params = msgspec.structs.replace(command.params, seed=secrets.randbits(63))
+    return msgspec.structs.replace(command, params=params)
+
+
+def stats_of(engine: Engine) -> Stats:
+    usage = engine.scheduler.blocks.usage()
+    found = engine.scheduler.blocks.prefix.statistics
+    return Stats(engine.steps, engine.scheduler.waiting, engine.scheduler.running, usage.total,
+                 usage.used, usage.cached, found.tokens, found.hits)  # fmt: skip
+
+
+# -- the process --------------------------------------------------------------------------------
+
+
+def main() -> int:
+    boot = decode_boot(sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(4), "little")))
+    stacks = (Path(boot.folder) / f"{STACKS}-{boot.rank}").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent as well, which decides
+    threading.Thread(target=_leave_with_parent, args=(boot.folder,), daemon=True).start()
+    context = zmq.Context()
+    pulse = Pulse(boot, context)
+    pulse.start()
+    try:
+        started = start(boot.config, join_ranks(boot.config, boot.rank, boot.folder))
+        worker = Worker(boot, started, context)
+        if boot.rank == 0:
+            signal.signal(signal.SIGTERM, lambda *_: worker.ask_to_stop(boot.grace_s))
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when
+        pulse.engine = started.engine
+        worker.ready(started.notes)
+        worker.serve() if boot.rank == 0 else worker.follow()
+    except BaseException as problem:  # noqa: BLE001  whatever it was, the client has to hear it
+        _say_last(boot, problem)
+        _leave(1)
+    pulse.stopped.set()
+    pulse.join()
+    context.destroy(linger=2000)
+    _leave(0)
+
+
+class Pulse(threading.Thread):
+    """Says that the process lives, and how many steps it has taken. Sees its parent's end, too."""
+
+    def __init__(self, boot: Boot, context: zmq.Context) -> None:
+        super().__init__(daemon=True)
+        self.boot, self.context = boot, context
+        self.engine: Engine | None = None
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        parent = os.getppid()
+        socket = connect(self.context, zmq.PUSH, self.boot.folder, "reports")
+        while not self.stopped.wait(self.boot.beat_s):
+            if os.getppid() != parent:
+                _abandon(self.boot.folder)
+            if self.boot.rank == 0 and self.engine is not None:
+                socket.send(encode(Beat(stats_of(self.engine))))
+        socket.close()
+
+
+def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Socket:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.RCVHWM, 0)  # nothing is ever dropped, and nobody waits for a slow reader
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.connect(f"ipc://{folder}/{name}")
+    return socket
+
+
+def _say_last(boot: Boot, problem: BaseException) -> None:
+    hint = problem.hint if isinstance(problem, CairnError) else None
+    message = problem.message if isinstance(problem, CairnError) else str(problem)
+    text = "".join(traceback.format_exception(problem))
+    context = zmq.Context()  # its end waits until the words have left, and for nothing else
+    socket = connect(context, zmq.PUSH, boot.folder, "reports")
+    socket.send(encode(Failure(boot.rank, type(problem).__name__, message, hint, text)))
+    context.destroy(linger=2000)
+
+
+def _leave_with_parent(folder: str) -> None:
+    sys.stdin.buffer.read()  # until the other end is closed, which only its death or its wish does
+    _abandon(folder)
+
+
+def _abandon(folder: str) -> NoReturn:
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _leave(status: int) -> NoReturn:
+    """Without waiting for other threads, or for other ranks in a collective that will never end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""One thread that owns an engine in this process; others hand it requests and are told when something came.
+
+    any thread --submit, abort--> inbox --> [ take in | step | deliver ] --on_news--> whoever waits
+
+Text is made here, between two steps, where the device's work hides it, and not in a second thread that would fight for
+the interpreter. A request that fails ends alone. If the loop itself breaks, every request ends with the reason, and so
+does whatever is submitted later: nobody is left waiting.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cairn.core.errors import CairnError, ConfigError
+from cairn.serve.answer import Answer, Found
+from cairn.serve.engine.loop import Engine, Output, described
+from cairn.serve.engine.request import Request, RequestId
+
+PATIENCE_S = 30.0  # to wait for a step that is under way when the engine is closed
+
+
+class Job:
+    """One request of the engine, the answer it grows into, and who wants to know."""
+
+    __slots__ = ("answer", "most", "on_news", "prompt_logprobs", "request", "told")
+
+    def __init__(
+        self, request: Request, answer: Answer, most: int, on_news: Callable[["Job"], None]
+    ) -> None:
+        self.request, self.answer = request, answer
+        self.most = most  # tokens at most
+        self.told = 0  # tokens that whoever waits has counted
+        self.on_news = on_news  # called in the engine's thread: returns at once, raises nothing
+        self.prompt_logprobs: Sequence[Found] | None = None
+
+
+class _Add(NamedTuple):
+    jobs: Sequence[Job]
+
+
+class _Abort(NamedTuple):
+    ids: Sequence[RequestId]
+
+
+class _Close(NamedTuple):
+    pass
+
+
+class EngineThread:
+    def __init__(self, engine: Engine, name: str = "cairn engine") -> None:
+        self.engine = engine
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
+        self._jobs: dict[RequestId, Job] = {}
+        self._lock = (
+            threading.RLock()
+        )  # of the inbox against the end; a collected stream may need it again
+        self._over: str | None = None  # why nothing is taken in any more
+        # A daemon, so that a script that forgets to close its engine ends all the same.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Put them in line together. They have been checked: one that is refused now ends with an error."""
+        with self._lock:
+            if self._over is not None:
+                raise ConfigError(self._over, hint="make a new LLM")
+            self._inbox.put(_Add(jobs))
+
+    def abort(self, ids: Sequence[RequestId]) -> None:
+        """End these requests wherever they are; those that are over already are left alone."""
+        with self._lock:
+            if self._over is None:
+                self._inbox.put(_Abort(ids))
+
+    def close(self) -> None:
+        """End everything that runs, and the thread. May be called again."""
+        with self._lock:
+            if self._over is None:
+                self._inbox.put(_Close())
+        if threading.current_thread() is not self._thread:
+            self._thread.join(PATIENCE_S)
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the engine is closed"
+        try:
+            self._choose_device()
+            while self._take_in():
+                if self.engine.has_work:
+                    self._deliver(self.engine.step())
+        except BaseException as problem:  # noqa: BLE001  a bug: everybody who waits has to hear of it
+            reason = f"the engine has broken: {described(problem)}"
+        self._end(reason)
+
+    def _choose_device(self) -> None:
+        """Which GPU is current is a matter of each thread."""
+        device = self.engine.runner.device
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(device)
+
+    def _take_in(self) -> bool:
+        """What others have asked for; waits when there is nothing else to do. False: close."""
+        command = None if self.engine.has_work else self._inbox.get()
+        while True:
+            match command:
+                case _Add(jobs):
+                    for job in jobs:
+                        self._add(job)
+                case _Abort(ids):
+                    for id in ids:
+                        self._abort(id)
+                case _Close():
+                    return False
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return True
+
+    def _add(self, job: Job) -> None:
+        try:
+            self.engine.add(job.request)
+        except CairnError as problem:
+            job.answer.end("error", error=str(problem))
+            job.on_news(job)
+            return
+        self._jobs[job.request.id] = job
+
+    def _abort(self, id: RequestId) -> None:
+        job = self._jobs.pop(id, None)
+        if job is not None:
+            self.engine.abort(id)
+            job.answer.end("abort")
+            job.on_news(job)
+
+    def _deliver(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            request = output.request
+            job = self._jobs.get(request.id)
+            if job is None:  # it was stopped by a string, and this came behind it
+                continue
+            if request.params.prompt_logprobs is not None:
+                # Again at the end: after a preemption the prompt is computed a second time.
+                found = self.engine.prompt_logprobs.pop(request, None)
+                job.prompt_logprobs = job.prompt_logprobs or found
+            finish = request.finish if output.finished else None
+            if output.token is None:
+                job.answer.end(finish or "error", error=request.error)
+            elif job.answer.push(output.token, finish, request.stop_reason, output.logprobs):
+                self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
+            if job.answer.finished:
+                del self._jobs[request.id]
+            job.on_news(job)
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self._over = reason
+        broken = reason if reason.startswith("the engine has broken") else None
+        left = list(self._jobs.values())
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            left += command.jobs if isinstance(command, _Add) else ()
+        for job in left:
+            if broken is None and job.request.id in self._jobs:
+                self.engine.abort(job.request.id)
+            job.answer.end("error" if broken else "abort", error=broken)
+            job.on_news(job)
+        self._jobs.clear()

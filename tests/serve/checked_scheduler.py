@@ -1,0 +1,208 @@
+"""The scheduler between a fake device and a reference, with everything checked that has to hold at every moment.
+
+Tests choose the moments: what is added, aborted, scheduled and updated, and when.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import combinations
+
+from fake_device import EOS, FakeDevice, reference
+
+from cairn.core.errors import RequestError
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.scheduler import Scheduler, Step
+
+Question = tuple[list[int], SamplingParams, int, str]  # prompt, parameters, priority, salt
+
+
+class CheckedScheduler:
+    def __init__(self, limits: Limits, prefix_caching: bool = True) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+        self.device = FakeDevice(limits)
+        self.alive: list[Request] = []
+        self.heard: dict[Request, list[int]] = {}  # what update reported
+        self.expected: dict[Request, list[int]] = {}
+        self.in_flight: deque[tuple[Step, list[int]]] = deque()
+        self.names = 0
+        self.seen: Counter[str] = Counter()  # has the test met what it is there for?
+
+    def add(
+        self, prompt: list[int], params: SamplingParams, priority: int = 0, salt: str = ""
+    ) -> Request | None:
+        request = Request(self.names, prompt, params, priority=priority, salt=salt, eos_ids=(EOS,))
+        self.names += 1
+        try:
+            self.scheduler.add(request)
+        except RequestError:
+            assert len(prompt) > self.limits.capacity
+            return None
+        self.alive.append(request)
+        self.heard[request] = []
+        self.expected[request] = reference(request, self.limits)
+        return request
+
+    def abort(self, request: Request) -> None:
+        assert self.scheduler.abort(request.id) is request
+        assert request.finish == "abort"
+        assert request.outputs == self.expected[request][: len(request.outputs)]
+        self.alive.remove(request)
+        assert self.scheduler.abort(request.id) is None
+
+    def schedule(self) -> Step:
+        step = self._schedule()
+        if step.chunks or step.failed:
+            self.in_flight.append((step, self.device.launch(step)))
+        return step
+
+    def lose_a_step(self, followed: bool, arriving: Sequence[Question] = ()) -> None:
+        """A step does not run: its requests end, and nobody finds what it should have written.
+
+        `followed`: the next one was scheduled before this was known. It runs for those who can go on.
+        """
+        lost = self._schedule()
+        for question in arriving:
+            self.add(*question)
+        following = self._schedule() if followed else None
+        if lost.chunks:
+            ended = [advance.request for advance in self.scheduler.fail(lost, "out of memory")]
+            assert {chunk.request for chunk in lost.chunks} <= set(ended)
+            for request in ended[len(lost.failed) :]:
+                assert (request.finish, request.error) == ("error", "out of memory")
+                self.alive.remove(request)
+            self.seen["lost"] += len(ended)
+            self.seen["lost with others"] += len(ended) - len(lost.failed) - len(lost.chunks)
+        else:
+            self.in_flight.append((lost, []))
+        if following is not None:
+            self.in_flight.append((following, self.device.launch(following)))
+
+    def update(self) -> None:
+        step, sampled = self.in_flight.popleft()
+        for advance in self.scheduler.update(step, sampled):
+            if advance.token is not None:
+                self.heard[advance.request].append(advance.token)
+            assert self.heard[advance.request] == advance.request.outputs
+            assert advance.finished == (advance.request.state == "finished")
+            if advance.finished and advance.request.finish != "error":
+                self._check_finished(advance.request)
+
+    def run(self, depth: int = 0) -> None:
+        """One turn of a loop that keeps `depth` steps in flight besides the one it schedules."""
+        step = self.schedule()
+        # An empty step: only what is in flight can change that.
+        keep = depth if step.chunks else max(len(self.in_flight) - 1, 0)
+        while len(self.in_flight) > keep:
+            self.update()
+
+    def drain(self, depth: int = 0) -> None:
+        """Everything that is left finishes, in a number of steps that its length bounds."""
+        work = sum(request.end for request in self.alive)
+        for _ in range(10 + 4 * work):
+            if not self.alive:
+                break
+            self.run(depth)
+            self.check()
+        assert not self.alive, f"no progress: {self.alive}"
+        while self.in_flight:
+            self.update()
+        usage = self.scheduler.blocks.usage()
+        assert (usage.used, usage.free) == (0, self.limits.pages - 1)
+        assert (self.scheduler.waiting, self.scheduler.running) == (0, 0)
+        self.scheduler.blocks.reset()
+        assert self.scheduler.blocks.usage().cached == 0
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+        assert self.scheduler.has_work == bool(self.alive)
+        assert self.scheduler.running <= self.limits.rows
+        for request in self.alive:
+            assert request.outputs == self.expected[request][: len(request.outputs)]
+        self._check_sharing()
+
+    # -- what has to hold ------------------------------------------------------------------------
+
+    def _schedule(self) -> Step:
+        before = list(self.scheduler._running)
+        step = self.scheduler.schedule()
+        self._check_budget(step)
+        self._check_order(step, before)
+        for request in step.failed:
+            self._check_outgrown(request)
+        self._note(step)
+        return step
+
+    def _note(self, step: Step) -> None:
+        self.seen["preempted"] += len(step.preempted)
+        self.seen["preempted in flight"] += sum(r.pending > 0 for r in step.preempted)
+        self.seen["outgrown"] += len(step.failed)
+        self.seen["ahead of the host"] += bool(step.chunks and self.in_flight)
+        admitted = [chunk for chunk in step.chunks if chunk.first_page == 0]
+        self.seen["prefix hit"] += sum(chunk.start > 0 for chunk in admitted)
+        pages = [page for chunk in admitted for page in chunk.pages]
+        self.seen["shared in one step"] += len(set(pages)) < len(pages)
+
+    def _check_budget(self, step: Step) -> None:
+        assert step.tokens == sum(chunk.count for chunk in step.chunks) <= self.limits.step_tokens
+        assert step.sampling == [chunk.request for chunk in step.chunks if chunk.samples]
+        rows = [chunk.request.row for chunk in step.chunks]
+        assert len(set(rows)) == len(rows)
+        for chunk in step.chunks:
+            request = chunk.request
+            assert chunk.count >= 1
+            assert chunk.start + chunk.count < request.end  # the last token is never computed
+            assert len(request.outputs) + request.pending <= request.most_outputs
+            if self.limits.prefill_chunk:
+                assert chunk.count <= self.limits.prefill_chunk
+
+    def _check_order(self, step: Step, before: list[Request]) -> None:
+        """Running first, in order; then the head of the line; nobody overtakes."""
+        ran = [chunk.request for chunk in step.chunks]
+        kept = [request for request in before if request in ran]
+        assert ran == kept + step.admitted
+        left_out = [r for r in before if r not in ran and r.state == "running" and r.total < r.end]
+        for request in left_out:
+            alone = len(before) == 1 and request.pending > 0
+            assert alone or step.tokens == self.limits.step_tokens
+        line = list(self.scheduler._waiting)
+        places = [self._place(request) for request in (*step.admitted, *line)]
+        assert places == sorted(places)
+        assert not (step.preempted and step.admitted)
+        for request in step.preempted:
+            assert all((request.priority, request.arrival) > (r.priority, r.arrival) for r in ran)
+
+    def _place(self, request: Request) -> tuple[int, ...]:
+        length = len(request.prompt) if self.limits.policy == "shortest" else 0
+        return request.priority, length, request.arrival
+
+    def _check_outgrown(self, request: Request) -> None:
+        assert request.finish == "error"
+        assert request.error is not None
+        assert str(self.limits.pages - 1) in request.error
+        assert request.known > self.limits.capacity
+        self.alive.remove(request)
+
+    def _check_finished(self, request: Request) -> None:
+        assert request.outputs == self.expected[request]
+        assert request.finish == ("stop" if self._stopped(request) else "length")
+        self.seen[request.finish] += 1
+        self.alive.remove(request)
+
+    def _stopped(self, request: Request) -> bool:
+        last, params = request.outputs[-1], request.params
+        eos = last == EOS and not params.ignore_eos
+        assert request.stop_reason is None or not eos
+        return (eos or last in params.stop_token_ids) and len(request.outputs) >= params.min_tokens
+
+    def _check_sharing(self) -> None:
+        """A page in two tables stands at the same place and behind the same tokens and salt."""
+        size = self.limits.page_size
+        for one, other in combinations(self.scheduler._running, 2):
+            for page in set(one.blocks) & set(other.blocks):
+                at = one.blocks.index(page)
+                assert other.blocks.index(page) == at
+                assert one.salt == other.salt
+                end = (at + 1) * size
+                assert (one.prompt + one.outputs)[:end] == (other.prompt + other.outputs)[:end]

@@ -1,0 +1,120 @@
+"""A device that computes nothing but remembers everything: what each KV entry was computed from.
+
+An entry is a number made from the entry before it, read through the row's table, and from its token. A page that was
+given to somebody else too early, a table with a wrong page, a token fed at the wrong place: each changes the number,
+and with it the next token. `reference` makes the same numbers from the tokens alone.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.scheduler import Chunk, Step
+
+EOS = 0
+START = 1
+
+
+def mix(before: int, token: int) -> int:
+    return zlib.crc32(b"%d %d" % (before, token))
+
+
+def choose(entry: int, vocabulary: int) -> int:
+    """The fake model's next token, from the entry of the last one."""
+    return (entry >> 7) % vocabulary
+
+
+def entries(tokens: Sequence[int]) -> list[int]:
+    found, entry = [], START
+    for token in tokens:
+        entry = mix(entry, token)
+        found.append(entry)
+    return found
+
+
+def reference(request: Request, limits: Limits) -> list[int]:
+    """Everything that this request has to answer, if nothing ends it before its time."""
+    params = request.params
+    room = limits.context - len(request.prompt)
+    most = room if params.max_tokens is None else params.max_tokens
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_ids))
+    entry, outputs = entries(request.prompt)[-1], []
+    while len(outputs) < most:
+        token = choose(entry, limits.vocabulary)
+        outputs.append(token)
+        if token in stops and len(outputs) >= params.min_tokens:
+            break
+        entry = mix(entry, token)
+    return outputs
+
+
+class FakeDevice:
+    """Steps run when they are launched: on one stream the order is what counts, not the moment."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.entry: dict[tuple[int, int], int] = {}  # (page, offset)
+        self.salt: dict[int, str] = {}  # of whoever wrote to the page last
+        self.table: dict[int, list[int]] = {}  # by row
+        self.last: dict[int, int] = {}  # by row
+
+    def launch(self, step: Step) -> list[int]:
+        """Run the step; returns its samples, which the host gets to see when it calls update.
+
+        Whoever was lost with an earlier step is left out; nobody listens to its samples any more.
+        """
+        chunks = [chunk for chunk in step.chunks if chunk.request.state != "finished"]
+        for chunk in chunks:
+            self._extend_table(chunk)
+        for chunk in chunks:
+            self._write(chunk)
+        for chunk in chunks:
+            self._check(chunk)
+        for chunk in chunks:
+            if chunk.samples:
+                entry = self._read(chunk.request.row, chunk.start + chunk.count - 1)
+                self.last[chunk.request.row] = choose(entry, self.limits.vocabulary)
+        return [self.last[r.row] if r.state != "finished" else 0 for r in step.sampling]
+
+    def _extend_table(self, chunk: Chunk) -> None:
+        row, table = chunk.request.row, self.table
+        assert 0 <= row < self.limits.rows
+        if chunk.first_page == 0:
+            table[row] = []
+            assert chunk.start % self.limits.page_size == 0  # found pages are whole ones
+        assert chunk.first_page == len(table[row])
+        table[row] += chunk.pages
+        assert 0 not in table[row]
+        assert table[row] == chunk.request.blocks
+
+    def _write(self, chunk: Chunk) -> None:
+        row, request = chunk.request.row, chunk.request
+        for position in range(chunk.start, chunk.start + chunk.count):
+            known = request.prompt + request.outputs
+            if position < len(known):
+                token = known[position]
+            else:
+                assert chunk.count == 1  # only a decoding request runs ahead of the host
+                token = self.last[row]
+            before = self._read(row, position - 1) if position else START
+            page, offset = self._slot(row, position)
+            self.entry[page, offset] = mix(before, token)
+            self.salt[page] = request.salt
+
+    def _check(self, chunk: Chunk) -> None:
+        """What the chunk attends to is its own prefix, whatever happened to the pages in between."""
+        end = chunk.start + chunk.count
+        seen = [self._read(chunk.request.row, position) for position in range(end)]
+        tokens = chunk.request.prompt + reference(chunk.request, self.limits)
+        expected = entries(tokens[:end])
+        # Behind a stop that the host has not seen yet there is nothing right to compare with.
+        assert seen[: len(expected)] == expected
+        used = self.table[chunk.request.row][: -(-end // self.limits.page_size)]
+        assert {self.salt[page] for page in used} == {chunk.request.salt}
+
+    def _slot(self, row: int, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.limits.page_size)
+        return self.table[row][index], offset
+
+    def _read(self, row: int, position: int) -> int:
+        return self.entry[self._slot(row, position)]

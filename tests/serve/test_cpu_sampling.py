@@ -1,0 +1,35 @@
+"""The quick way to sample on a CPU chooses what the reference chooses."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.kernels.sampling import Parameters, sample
+from cairn.serve.engine.cpu_sampling import sample_on_cpu
+
+VOCABULARY = 40
+rows = st.tuples(
+    st.sampled_from([0.0, 0.0, 0.3, 1.0, 5.0]),
+    st.sampled_from([0, 0, 1, 5, 39, 100]),
+    st.sampled_from([1.0, 1.0, 0.9, 0.1]),
+    st.sampled_from([0.0, 0.0, 0.2]),
+    st.integers(0, 2**63 - 1),
+)
+
+
+@given(st.lists(rows, min_size=1, max_size=8), st.integers(0, 2**31), st.booleans(), st.booleans())
+def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(wanted), VOCABULARY, generator=generator) * 3
+    logits = logits.round() if ties else logits
+    if odd:
+        logits[0, ::2] = torch.nan
+        logits[-1] = -torch.inf
+    temperature, top_k, top_p, min_p, seeds = zip(*wanted, strict=True)
+    parameters = Parameters(torch.tensor(temperature), torch.tensor(top_k, dtype=torch.int32),
+                            torch.tensor(top_p), torch.tensor(min_p), torch.tensor(seeds))  # fmt: skip
+    position = torch.randint(0, 5000, (len(wanted),), generator=generator).int()
+    rows = torch.randperm(len(wanted), generator=generator).int()
+    rows[0] = -1 if seed % 5 == 0 else rows[0]
+    expected = sample(logits, parameters, position, rows_B=rows)
+    assert sample_on_cpu(logits, parameters, position, rows_B=rows).tolist() == expected.tolist()

@@ -1,0 +1,120 @@
+"""An engine of several ranks answers as one of a single rank, and falls as one."""
+
+import signal
+
+import pytest
+from forked_workers import forked
+from tiny_engines import all_logits
+
+from cairn.core.errors import ConfigError
+from cairn.models.runnable import open_model
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine import worker
+from cairn.serve.engine.client import EngineClient, ProcessOptions
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.messages import EngineFailed
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start
+
+OPTIONS = ProcessOptions(beat_s=0.1, grace_s=20.0, restarts=0)
+PROMPTS = [[(7 * n + i * i * 3) % 160 for i in range(n)] for n in (3, 27, 46, 60)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+DRAWN = SamplingParams(temperature=0.9, top_p=0.9, seed=11, max_tokens=12)
+PENALISED = SamplingParams(
+    temperature=0.0, repetition_penalty=1.4, presence_penalty=0.5, max_tokens=12
+)
+WISHES = [(prompt, params) for prompt in PROMPTS for params in (GREEDY, DRAWN, PENALISED)]
+
+
+def config(family="tiny-qwen3", **fields):
+    settings = dict(device="cpu", dtype="float32", num_gpu_blocks_override=8, max_num_seqs=6,
+                    max_num_batched_tokens=40)  # fmt: skip
+    return EngineConfig(model=f"random:{family}", **(settings | fields))
+
+
+def overlapped(boot):
+    """As on a GPU: the next step is launched before the last has landed."""
+
+    def begin(*args):
+        started = start(*args)
+        started.engine.overlap = True
+        return started
+
+    worker.start = begin
+
+
+def by_one_rank(family):
+    engine = start(config(family)).engine
+    requests = [Request(i, prompt, params) for i, (prompt, params) in enumerate(WISHES)]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    assert sum(request.ledger.preemptions for request in requests) > 0  # 8 pages are too few
+    return [request.outputs for request in requests]
+
+
+@pytest.mark.parametrize(
+    "family", ["tiny-llama", "tiny-qwen3", "tiny-moe", "tiny-gemma3", "tiny-gpt2"]
+)
+def test_two_ranks_answer_as_one(family):
+    with EngineClient(
+        config(family, tensor_parallel_size=2), OPTIONS, forked(overlapped)
+    ) as client:
+        streams = [client.submit(prompt, params) for prompt, params in WISHES]
+        client.submit(PROMPTS[0], SamplingParams(max_tokens=100)).abort()
+        found = [[token for delta in stream for token in delta.tokens] for stream in streams]
+    assert found == by_one_rank(family)
+
+
+def test_ranks_draw_the_same_without_a_seed():
+    """Ranks that drew differently would attend to different tokens, and the scores would show it."""
+    with EngineClient(config(tensor_parallel_size=2), OPTIONS, forked(overlapped)) as client:
+        params = SamplingParams(temperature=1.5, max_tokens=20, logprobs=0)
+        deltas = list(client.submit(PROMPTS[1], params))
+    tokens = [token for delta in deltas for token in delta.tokens]
+    scores = [scored.logprob for delta in deltas for scored in delta.logprobs]
+    net = open_model("random:tiny-qwen3").load("cpu", "float32").model
+    rows = all_logits(net, PROMPTS[1] + tokens)[len(PROMPTS[1]) - 1 : -1].log_softmax(-1)
+    expected = [row[token].item() for row, token in zip(rows, tokens, strict=True)]
+    assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_rank_that_fails_is_named_with_its_exception():
+    def prepare(boot):
+        step = Engine.step
+
+        def broken(engine):
+            if boot.rank == 1 and engine.steps == 4:
+                raise ZeroDivisionError("rank 1 cannot")
+            return step(engine)
+
+        Engine.step = broken
+
+    with EngineClient(config(tensor_parallel_size=2), OPTIONS, forked(prepare)) as client:
+        with pytest.raises(
+            EngineFailed, match="rank 1 of the engine failed with ZeroDivisionError: rank 1 cannot"
+        ):
+            list(client.submit(PROMPTS[0], GREEDY))
+        assert not client.alive
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_the_group_returns():
+    options = ProcessOptions(beat_s=0.1, restarts=1)
+    with EngineClient(config(tensor_parallel_size=2), options, forked()) as client:
+        stream = client.submit(PROMPTS[0], SamplingParams(temperature=0, max_tokens=200))
+        next(stream)
+        client._group.processes[1].send_signal(signal.SIGKILL)
+        with pytest.raises(EngineFailed, match=r"engine (was ended by SIGKILL|failed with)"):
+            list(stream)
+        assert sum(len(delta.tokens) for delta in client.submit(PROMPTS[0], GREEDY)) == 12
+
+
+def test_a_model_that_does_not_divide_is_refused():
+    with pytest.raises(ConfigError, match="tensor parallel 4 does not divide 2 key/value heads"):
+        EngineClient(config(tensor_parallel_size=4), OPTIONS, forked())
+
+
+def test_one_process_cannot_be_two_ranks():
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
+        start(config(tensor_parallel_size=2))

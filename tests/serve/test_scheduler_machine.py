@@ -1,0 +1,176 @@
+"""The scheduler under everything that Hypothesis can think of, against a reference that knows no pages.
+
+Requests are added and aborted, steps are scheduled, updated and lost in any order, over caches that are far too small.
+Each request gets exactly the tokens that it would have got alone, in order, and nothing is left behind: that is what
+`checked_scheduler` looks after.
+"""
+
+import os
+import random
+
+import pytest
+from checked_scheduler import CheckedScheduler, Question
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.sampling_params import SamplingParams
+
+VOCABULARY = 20
+CONTEXT = 40
+MOST_IN_FLIGHT = 2
+HEADS = (
+    [1, 2, 3, 4, 5, 6, 7, 8],
+    [1, 2, 3, 9, 9, 9, 9, 9],
+)  # prompts begin alike: pages are shared
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+
+parameters = st.builds(
+    SamplingParams,
+    max_tokens=st.one_of(st.none(), st.integers(2, 24)),
+    min_tokens=st.integers(0, 2),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=1),
+)
+prompts = st.builds(
+    lambda head, shared, tail: head[:shared] + tail,
+    st.sampled_from(HEADS),
+    st.integers(0, 8),
+    st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=4),
+)
+questions = st.tuples(prompts, parameters, st.integers(0, 1), st.sampled_from("aab"))
+limits_of_any_size = st.builds(
+    Limits,
+    rows=st.integers(1, 5),
+    step_tokens=st.integers(1, 24),
+    context=st.just(CONTEXT),
+    pages=st.integers(4, 24),
+    page_size=st.integers(1, 4),
+    vocabulary=st.just(VOCABULARY),
+    policy=st.sampled_from(["fcfs", "shortest"]),
+    prefill_chunk=st.sampled_from([0, 0, 1, 3]),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(limits=limits_of_any_size, prefix_caching=st.booleans())
+    def start(self, limits: Limits, prefix_caching: bool) -> None:
+        self.engine = CheckedScheduler(limits, prefix_caching)
+
+    @rule(several=st.lists(questions, min_size=1, max_size=5))
+    def add(self, several: list[Question]) -> None:
+        for question in several:
+            self.engine.add(*question)
+
+    @precondition(lambda self: self.engine.alive)
+    @rule(which=st.integers(0, 100))
+    def abort(self, which: int) -> None:
+        self.engine.abort(self.engine.alive[which % len(self.engine.alive)])
+
+    @precondition(lambda self: len(self.engine.in_flight) < MOST_IN_FLIGHT)
+    @rule()
+    def schedule(self) -> None:
+        self.engine.schedule()
+
+    @precondition(lambda self: self.engine.in_flight)
+    @rule()
+    def update(self) -> None:
+        self.engine.update()
+
+    @rule(times=st.integers(1, 12), depth=st.integers(0, MOST_IN_FLIGHT - 1))
+    def run(self, times: int, depth: int) -> None:
+        for _ in range(times):
+            self.engine.run(depth)
+            self.engine.check()
+
+    @precondition(lambda self: len(self.engine.in_flight) < MOST_IN_FLIGHT)
+    @rule(followed=st.booleans(), arriving=st.lists(questions, max_size=3))
+    def lose_a_step(self, followed: bool, arriving: list[Question]) -> None:
+        self.engine.lose_a_step(followed, arriving)
+
+    @invariant()
+    def everything_is_in_order(self) -> None:
+        self.engine.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=2000 if THOROUGH else 40, stateful_step_count=20
+)
+
+
+def random_question(rng: random.Random) -> Question:
+    head = rng.choice(HEADS)[: rng.randint(0, 8)]
+    params = SamplingParams(
+        max_tokens=rng.choice([None, 2, 5, 12, 24]),
+        min_tokens=rng.choice([0, 0, 0, 2]),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=[rng.randrange(VOCABULARY)] if rng.random() < 0.3 else [],
+    )
+    prompt = head + [rng.randrange(1, VOCABULARY) for _ in range(rng.randint(1, 6))]
+    return prompt, params, rng.choice([0, 0, 1]), rng.choice("aab")
+
+
+@pytest.mark.parametrize("seed", range(100 if THOROUGH else 4))
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
+    """Hundreds of requests through a cache that holds a few, some aborted, at every depth of overlap."""
+    rng = random.Random(f"{seed} {depth} {prefix_caching}")
+    page_size = rng.choice([1, 2, 4])
+    limits = Limits(
+        rows=rng.randint(3, 8),
+        step_tokens=rng.choice([8, 16, 64]),
+        context=CONTEXT,
+        pages=1 + rng.randint(28, 56) // page_size,
+        page_size=page_size,
+        vocabulary=VOCABULARY,
+        policy=rng.choice(["fcfs", "shortest"]),
+        prefill_chunk=rng.choice([0, 0, 4]),
+    )
+    engine = CheckedScheduler(limits, prefix_caching)
+    for _ in range(120):
+        if rng.random() < 0.4:
+            for _ in range(rng.randint(1, 4)):
+                engine.add(*random_question(rng))
+        if engine.alive and rng.random() < 0.1:
+            engine.abort(rng.choice(engine.alive))
+        if rng.random() < 0.02:
+            engine.lose_a_step(rng.random() < 0.5, [random_question(rng)])
+        engine.run(depth)
+        engine.check()
+    engine.drain(depth)
+    for event in ("preempted", "prefix hit" if prefix_caching else "length", "stop"):
+        assert engine.seen[event], f"the soak met no {event}: {engine.seen}"
+    if depth:
+        assert engine.seen["ahead of the host"]
+
+
+def test_whoever_builds_upon_a_lost_step_is_lost_with_it() -> None:
+    """The same without memory pressure, so that newcomers do find pages that were never written."""
+    rng, met = random.Random(0), 0
+    for _ in range(60):
+        limits = Limits(
+            rows=8,
+            step_tokens=rng.choice([6, 64]),
+            context=CONTEXT,
+            pages=100,
+            page_size=2,
+            vocabulary=VOCABULARY,
+        )
+        engine = CheckedScheduler(limits)
+        for _ in range(rng.randint(1, 3)):
+            engine.add(*random_question(rng))
+        for _ in range(rng.randint(0, 2)):
+            engine.run(depth=1)
+        engine.lose_a_step(followed=True, arriving=[random_question(rng) for _ in range(3)])
+        for _ in range(2):
+            engine.add(*random_question(rng))
+        engine.drain(depth=1)
+        met += engine.seen["lost with others"]
+    assert met
