@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cairn.bench.record import Origin
+from cairn.bench.record import write as write
 from cairn.core.errors import DataError, HardwareError
 from cairn.kernels import catalogue
 from cairn.kernels.kernel import Case
@@ -71,14 +72,6 @@ def report(
         ceiling=ceiling,
         rows=together,
     )
-
-
-def write(document: Report, path: Path) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    fresh.replace(path)
 
 
 def read(path: Path) -> Report:

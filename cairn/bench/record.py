@@ -6,7 +6,9 @@ Knows nothing about what was measured.
 """
 
 import datetime
+import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,6 +36,18 @@ def origin(command: str, device: str, commit: str | None = None) -> Origin:
     )
 
 
+def repeatable(verb: Sequence[str], args: Sequence[str]) -> str:
+    """The command line that measures the same again: without what only places the result."""
+    kept: list[str] = []
+    skip = False
+    for argument in args:
+        name = argument.partition("=")[0]
+        if not skip and name not in ("--out", "--commit", "--merge", "--json"):
+            kept.append(argument)
+        skip = argument in ("--out", "--commit")
+    return shlex.join(["cairn", *verb, *kept])
+
+
 def require_commit(commit: str | None) -> None:
     """Refuse before an hour of measuring, and not after it."""
     if commit is None and current_commit() is None:
@@ -41,6 +55,14 @@ def require_commit(commit: str | None) -> None:
             "no git here, so the commit that is measured is unknown",
             hint="give it with --commit",
         )
+
+
+def write(document: msgspec.Struct, path: Path) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    fresh.replace(path)
 
 
 def current_commit() -> str | None:

@@ -1,6 +1,5 @@
 """`cairn bench`: measurements against ceilings and against the best that others have. Measures nothing itself."""
 
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cairn.cli import throughput
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -48,7 +48,7 @@ def run_kernels(args: list[str]) -> int:
     if options.merge and options.out is None:
         raise UsageError("--merge is given without --out", hint="name the file with --out")
     from cairn.bench import kernels as bench
-    from cairn.bench.record import origin, require_commit
+    from cairn.bench.record import origin, repeatable, require_commit
     from cairn.kernels.demo import line
     from cairn.kernels.measure import Row, measure_ceiling, require_gpu
 
@@ -63,7 +63,7 @@ def run_kernels(args: list[str]) -> int:
         old = bench.read(options.out)
     ceiling = measure_ceiling(sorted({case.dtype for case in cases}))
     _say(f"{device}: {_limits(ceiling)}; {len(cases)} cases", options)
-    source = origin(_command(args), device, options.commit)
+    source = origin(repeatable(["bench", "kernels"], args), device, options.commit)
     rows: list[Row] = []
     began = time.perf_counter()
     with progress(len(cases), "measuring") as advance:
@@ -99,20 +99,11 @@ def _left(began: float, done: int, total: int) -> str:
     return f" [{done}/{total}, {format_duration(round(seconds))} left]"
 
 
-def _command(args: list[str]) -> str:
-    """How to repeat it: without what only places the result."""
-    kept: list[str] = []
-    skip = False
-    for argument in args:
-        name = argument.partition("=")[0]
-        if not skip and name not in ("--out", "--commit", "--merge", "--json"):
-            kept.append(argument)
-        skip = argument in ("--out", "--commit")
-    return shlex.join(["cairn", "bench", "kernels", *kept])
-
-
 SUBVERBS = {
+    "throughput": Subverb(
+        throughput.run, "the serving engine on five workloads, beside the limit of this machine"
+    ),
     "kernels": Subverb(
         run_kernels, "every kernel on every shape, beside cuBLAS, cuDNN and torch.compile"
-    )
+    ),
 }

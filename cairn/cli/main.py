@@ -32,7 +32,12 @@ class Verb(NamedTuple):
 
 VERBS = {
     "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
-    "bench": Verb("cairn.cli.bench", "measure kernels against the ceilings of this machine"),
+    "bench": Verb(
+        "cairn.cli.bench", "measure serving and kernels against the ceilings of this machine"
+    ),
+    "profile": Verb(
+        "cairn.cli.profile", "where the time of a step goes, and how far that is from its floor"
+    ),
     "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),

@@ -61,6 +61,14 @@ class Build(NamedTuple):
         return nn.Parameter(torch.empty(shape, device=self.device, dtype=self.dtype))
 
 
+FEW = range(2, 193)  # rows for which a matrix that lies by columns can be faster; one row is not, many do not care
+
+
+def linear(x: Tensor, weight: Tensor, turned: Tensor | None) -> Tensor:
+    """x @ weight.T. `turned`: the same matrix laid out by columns; some CPUs multiply several rows with it faster."""
+    return F.linear(x, weight if turned is None or len(x) not in FEW else turned)
+
+
 class Weights(nn.Module):
     """A matrix and perhaps a bias, without an opinion on how they are used."""
 
@@ -72,6 +80,10 @@ class Weights(nn.Module):
 
 class Columns(Holder):
     """Linear maps of one input, each split over the shards by its outputs."""
+
+    # All parts in one matrix that lies by columns; see `linear`. Whoever serves on a CPU may set them.
+    turned: Tensor | None = None
+    turned_bias: Tensor | None = None
 
     def __init__(self, build: Build, width: int, parts: dict[str, int], bias: bool) -> None:
         super().__init__()
@@ -85,11 +97,19 @@ class Columns(Holder):
 
     def forward(self, x_TD: Tensor) -> list[Tensor]:
         x_TD = self.shards.enter(x_TD)
+        if self.turned is not None and len(x_TD) in FEW:
+            joined = F.linear(x_TD, self.turned, self.turned_bias)
+            return list(joined.split(list(self.rows.values()), dim=-1))
         if self.fused is not None:
             joined = F.linear(x_TD, self.fused.weight, self.fused.bias)
             return list(joined.split(list(self.rows.values()), dim=-1))
-        separate = (cast(Weights, self.get_submodule(name)) for name in self.parts)
-        return [F.linear(x_TD, part.weight, part.bias) for part in separate]
+        return [F.linear(x_TD, part.weight, part.bias) for part in self.separate()]
+
+    def separate(self) -> list[Weights]:
+        """The parts, each with its own matrix; none if they are fused."""
+        return (
+            [] if self.fused is not None else [cast(Weights, self._modules[n]) for n in self.parts]
+        )
 
     def slots(self) -> Iterator[Slot]:
         start = 0
@@ -107,6 +127,8 @@ class Columns(Holder):
 class Rows(Holder):
     """A linear map split over the shards by its inputs; the partial results are summed."""
 
+    turned: Tensor | None = None
+
     def __init__(self, build: Build, width: int, out: int, bias: bool) -> None:
         local = even_share(width, build.shards, "input columns")
         super().__init__()
@@ -115,7 +137,7 @@ class Rows(Holder):
         self.bias = build.parameter(out) if bias else None
 
     def forward(self, x_TF: Tensor) -> Tensor:
-        y_TD = self.shards.reduce(F.linear(x_TF, self.weight))
+        y_TD = self.shards.reduce(linear(x_TF, self.weight, self.turned))
         return y_TD if self.bias is None else y_TD + self.bias  # once, not once per shard
 
     def slots(self) -> Iterator[Slot]:
@@ -133,6 +155,8 @@ class Vocabulary(Holder):
     Ranks hold equally many rows; those beyond the vocabulary are zero and never looked up.
     """
 
+    turned: Tensor | None = None
+
     def __init__(self, build: Build, vocab: int, width: int) -> None:
         super().__init__()
         self.shards, self.shape = build.shards, (vocab, width)
@@ -148,7 +172,7 @@ class Vocabulary(Holder):
         return self.shards.reduce(x_TD)
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        scores_TV = F.linear(self.shards.enter(x_TD), self.weight)
+        scores_TV = linear(self.shards.enter(x_TD), self.weight, self.turned)
         return self.shards.gather(scores_TV)[..., : self.shape[0]]
 
     def slots(self) -> Iterator[Slot]:
@@ -174,6 +198,10 @@ class Norm(Holder):
         weight = self.shards.enter(self.weight)
         if self.bias is not None:
             return F.layer_norm(x, weight.shape, weight, self.bias, self.eps)
+        if x.dtype == torch.float32 and not x.is_cuda and not self.plus_one:
+            return F.rms_norm(
+                x, weight.shape, weight, self.eps
+            )  # what stands below, in fewer calls
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.plus_one:

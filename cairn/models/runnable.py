@@ -20,6 +20,7 @@ from cairn.models.checkpoint import Checkpoint, check_device, default_device, op
 from cairn.models.hub import resolve
 from cairn.models.layers import Build
 from cairn.models.presets import preset
+from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
@@ -64,17 +65,17 @@ class OpenModel:
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         self.eos_ids, self.checkpoint = eos_ids, checkpoint
 
-    def load(self, device: str = "auto", dtype: str = "auto") -> Runnable:
+    def load(self, device: str = "auto", dtype: str = "auto", shards: Shards = ALONE) -> Runnable:
         device = default_device() if device == "auto" else device
         check_device(device)
         stored = self.checkpoint.stored_dtype() if self.checkpoint else torch.bfloat16
         quantised = self.checkpoint is not None and self.checkpoint.path.is_file()
         chosen, why = choose_dtype(stored, quantised, device, dtype)
         if self.checkpoint is None:
-            build = Build(device, chosen, fused=device != "cpu")
+            build = Build(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
         with progress_bar(f"loading {self.name}", self.checkpoint.nbytes()) as progress:
-            model = self.checkpoint.load(device, chosen, progress=progress)
+            model = self.checkpoint.load(device, chosen, shards=shards, progress=progress)
         return Runnable(self.name, model, why)
 
 

@@ -1,0 +1,322 @@
+"""How many tokens per second does the engine serve, and how many could it at best?
+
+    open model -> ceilings of this machine -> engine -> warm-up -> runs of each workload -> Row -> throughput.json
+
+A run begins with an idle engine and ends with the last token of the last request on the host. Between runs the prefix
+cache is emptied, so that only what a workload shares within itself is found; during a run Python's garbage collector
+rests. The requests are those of `workload`, sampled at temperature 0.6. Prints nothing.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from cairn.bench.limit import Limit, device_name, limit, measure_ceiling
+from cairn.bench.record import Origin
+from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
+from cairn.core.errors import DataError, UsageError
+from cairn.hw.roofline import dtype_name
+from cairn.kernels.measure import Ceiling
+
+if TYPE_CHECKING:
+    from cairn.models.spec import ModelSpec
+    from cairn.serve.engine.loop import Engine, StepTimes
+    from cairn.serve.engine.request import Request
+
+CONTEXT = 4096  # tokens of the longest request, as nano-vllm's benchmark sets it
+TEMPERATURE = 0.6
+WARM_TOKENS = 8  # of each answer in the run before the first that counts
+
+Ran = Callable[[str], None]  # a run has ended; what it was
+
+
+class StepLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the host's time went in the median step of the best run; milliseconds."""
+
+    schedule_ms: float
+    launch_ms: float
+    wait_ms: float  # for the device
+    update_ms: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of benchmarks/h200/throughput.json. `failure` says why a row has no time."""
+
+    shape: str
+    workload: str
+    dtype: str
+    output_tokens_per_s: float | None = None
+    input_tokens_per_s: float | None = None
+    seconds: float | None = None  # of the best run
+    median_seconds: float | None = None
+    fraction_of_limit: float | None = None
+    limit_seconds: float = 0.0
+    limited_by: str = ""  # memory or compute
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    repeats: int = 0
+    steps: int = 0
+    ledger: StepLedger | None = None
+    scale: float = 1.0  # below 1: fewer and shorter requests than the workload's definition
+    plain: bool = False  # no overlap, no graphs, no fused kernels
+    threads: int | None = None  # of torch, where the device is the CPU
+    notes: list[str] = []
+    failure: str | None = None
+    commit: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """benchmarks/h200/throughput.json."""
+
+    command: str
+    commit: str
+    date: str
+    device: str
+    versions: dict[str, str]
+    ceilings: dict[str, Ceiling]  # of the last run, by dtype
+    rows: list[Row]
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """One model as it is measured."""
+
+    shape: str  # a preset, or the name of a model with weights
+    model: str  # what the engine opens
+    device: str = "auto"
+    dtype: str = "auto"
+    plain: bool = False
+    scale: float | None = None  # None: 1 on a GPU, CPU_SCALE on a CPU
+    repeats: int = 3
+
+
+class Bench(NamedTuple):
+    """An engine that is ready, and what its machine can do."""
+
+    setup: Setup
+    engine: "Engine"
+    spec: "ModelSpec"
+    ceiling: Ceiling
+    dtype: str  # "bf16"
+    value_bytes: int
+    scale: float
+    notes: list[str]
+
+
+class Run(NamedTuple):
+    seconds: float
+    steps: int
+    times: list["StepTimes"]
+    failure: str | None
+
+
+def default_shape(device: str) -> str:
+    from cairn.models.checkpoint import default_device
+
+    device = default_device() if device == "auto" else device
+    return "tiny" if device == "cpu" else "qwen3-0.6b"
+
+
+def prepare(setup: Setup) -> Bench:
+    """Load the model, measure the ceilings while there is room, then start the engine with all its graphs."""
+    from cairn.models.runnable import open_model
+    from cairn.serve.config import EngineConfig
+    from cairn.serve.engine.start import start_with
+
+    opened = open_model(setup.model)
+    runnable = opened.load(setup.device, setup.dtype)
+    dtype = dtype_name(runnable.dtype)
+    ceiling = measure_ceiling(runnable.device, dtype)
+    release()
+    config = EngineConfig(
+        model=setup.model, device=setup.device, dtype=setup.dtype, plain=setup.plain,
+        max_model_len=min(CONTEXT, opened.spec.context), load_in_advance=True,
+    )  # fmt: skip
+    started = start_with(opened, runnable, config)
+    scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
+    width = runnable.model.embedding.weight.itemsize
+    return Bench(setup, started.engine, opened.spec, ceiling, dtype, width, scale, started.notes)
+
+
+def choose_requests(name: str, scale: float, spec: "ModelSpec") -> tuple[list[Prompted], list[str]]:
+    """The requests of a workload as this model can take them, and what had to differ."""
+    chosen, notes = requests(name, scale), []
+    context = min(CONTEXT, spec.context)
+    if (longest := totals(chosen).longest) > context:
+        raise UsageError(
+            f"the longest request of {name} at scale {scale:g} has {longest} tokens, the context is {context}",
+            hint=f"try --scale {0.9 * scale * context / longest:.2g}, or another shape",
+        )
+    if scale != 1:
+        notes.append(f"scale {scale:g}: fewer and shorter requests than the workload's definition")
+    if spec.vocab <= LARGEST_TOKEN:
+        chosen = [one._replace(prompt=[t % spec.vocab for t in one.prompt]) for one in chosen]
+        notes.append(f"token ids taken modulo the vocabulary of {spec.vocab}")
+    return chosen, notes
+
+
+def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
+    """Warm up, run `repeats` times, and hold the best run against the limit."""
+    chosen, notes = choose_requests(name, bench.scale, bench.spec)
+    best_possible = limit(bench.spec, chosen, bench.ceiling, bench.dtype, bench.value_bytes)
+    blank = _blank(bench, name, totals(chosen), best_possible, notes)
+    short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
+    serve(bench.engine, short)
+    ran(f"{bench.setup.shape} {name} warm-up")
+    runs = []
+    for number in range(bench.setup.repeats):
+        runs.append(serve(bench.engine, chosen))
+        ran(f"{bench.setup.shape} {name} {number + 1}/{bench.setup.repeats}")
+        if runs[-1].failure is not None:
+            return msgspec.structs.replace(blank, failure=runs[-1].failure)
+    return _timed(blank, runs)
+
+
+def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
+    """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
+    engine.scheduler.blocks.reset()
+    first = engine.steps
+    with _no_collection():
+        began = time.perf_counter()
+        added = submit(engine, chosen)
+        while engine.has_work:
+            engine.step()
+        seconds = time.perf_counter() - began
+    steps = engine.steps - first
+    times = list(islice(reversed(engine.times), steps))[::-1]
+    wrong = [r for r, one in zip(added, chosen, strict=True) if len(r.outputs) != one.output]
+    failure = None
+    if wrong:
+        why = wrong[0].error or f"it ended with {wrong[0].finish}"
+        failure = f"{len(wrong)} of {len(added)} requests did not finish; {wrong[0]!r}: {why}"
+    return Run(seconds, steps, times, failure)
+
+
+def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":
+    from cairn.serve.engine.request import Request
+    from cairn.serve.engine.sampling_params import SamplingParams
+
+    added = []
+    for at, one in enumerate(chosen):
+        params = SamplingParams(temperature=TEMPERATURE, max_tokens=one.output, ignore_eos=True)
+        added.append(Request(at, one.prompt, params))
+        engine.add(added[-1])
+    return added
+
+
+def report(
+    origin: Origin, ceilings: dict[str, Ceiling], rows: Sequence[Row], old: Report | None = None
+) -> Report:
+    """The new rows, and of an old report those that were not measured again."""
+    fresh = {_key(row) for row in rows}
+    kept = [row for row in old.rows if _key(row) not in fresh] if old else []
+    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
+    order = {shape: place for place, shape in enumerate(dict.fromkeys(r.shape for r in together))}
+    together.sort(key=lambda row: order[row.shape])
+    commands = [*(old.command.split("; ") if old and kept else []), origin.command]
+    return Report(
+        command="; ".join(dict.fromkeys(commands)),
+        commit=origin.commit,
+        date=origin.date,
+        device=origin.device,
+        versions=origin.versions,
+        ceilings={**(old.ceilings if old else {}), **ceilings},
+        rows=together,
+    )
+
+
+def read(path: Path) -> Report:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(
+            f"cannot read {path}: {error}", hint="is it a file of `cairn bench throughput --out`?"
+        ) from None
+
+
+def device_of(setup: Setup) -> str:
+    """The name of the device that will be measured."""
+    from cairn.models.checkpoint import check_device, default_device
+
+    device = default_device() if setup.device == "auto" else setup.device
+    check_device(device)
+    return device_name(device)
+
+
+def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str]) -> Row:
+    return Row(
+        shape=bench.setup.shape,
+        workload=name,
+        dtype=bench.dtype,
+        limit_seconds=best.seconds,
+        limited_by=best.bound,
+        requests=all_of.requests,
+        input_tokens=all_of.input_tokens,
+        output_tokens=all_of.output_tokens,
+        repeats=bench.setup.repeats,
+        scale=bench.scale,
+        plain=bench.setup.plain,
+        threads=_threads(bench),
+        notes=notes,
+    )
+
+
+def _threads(bench: Bench) -> int | None:
+    import torch
+
+    return torch.get_num_threads() if bench.engine.runner.device.type == "cpu" else None
+
+
+def _timed(blank: Row, runs: Sequence[Run]) -> Row:
+    best = min(runs, key=lambda run: run.seconds)
+    return msgspec.structs.replace(
+        blank,
+        output_tokens_per_s=blank.output_tokens / best.seconds,
+        input_tokens_per_s=blank.input_tokens / best.seconds,
+        seconds=best.seconds,
+        median_seconds=statistics.median(run.seconds for run in runs),
+        fraction_of_limit=blank.limit_seconds / best.seconds,
+        steps=best.steps,
+        ledger=ledger(best.times),
+    )
+
+
+def ledger(times: Sequence["StepTimes"]) -> StepLedger:
+    def median_ms(part: str) -> float:
+        return 1e3 * statistics.median(getattr(step, part) for step in times)
+
+    parts = ("schedule", "launch", "wait", "update")
+    return StepLedger(**{f"{part}_ms": median_ms(part) for part in parts})
+
+
+def _key(row: Row) -> tuple[str, str, str, float, bool]:
+    return row.shape, row.workload, row.dtype, row.scale, row.plain
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing that exists now is looked at again, and nothing is collected until the run is over."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def release() -> None:
+    """Give back the memory of what nobody refers to any more: before the next model is loaded."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

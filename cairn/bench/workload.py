@@ -1,0 +1,129 @@
+"""The five sets of requests that a serving engine is measured on, the same for every engine.
+
+    nano      256 requests, prompts and answers of 100 to 1024 tokens: nano-vllm's benchmark, token for token
+    latency   one request, 128 in, 256 out: the time of a token when nobody else is there
+    prefill   64 prompts of 2048 tokens, 1 out: prompt tokens per second
+    decode    256 requests, 1024 in, 256 out
+    shared    256 requests that begin with the same 1792 tokens, 256 of their own, 64 out
+
+Every answer has exactly as many tokens as it says: end-of-text is ignored. All draws come from one generator with
+seed 0, in the order below, so that the requests are the same everywhere; a test holds them to stored hashes. A scale
+below 1 makes the same thing smaller for machines without a GPU. Knows nothing about engines or models.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cairn.core.errors import UsageError, did_you_mean
+
+LARGEST_TOKEN = 10_000  # every model of interest has that many
+CPU_SCALE = 0.1  # 26 of nano's requests, 10 to 103 tokens each way: seconds instead of an hour
+
+
+class Prompted(NamedTuple):
+    """One request: what goes in, and how many tokens have to come out."""
+
+    prompt: list[int]
+    output: int
+    shared: int = 0  # so many tokens at its beginning are those of every other request, too
+
+
+class Totals(NamedTuple):
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    longest: int  # prompt and answer together
+
+
+Draw = Callable[[int], list[int]]  # so many tokens
+
+
+def requests(name: str, scale: float = 1.0) -> list[Prompted]:
+    """The requests of a workload, all of them or in small."""
+    if name not in WORKLOADS:
+        hint = did_you_mean(name, WORKLOADS, otherwise=f"there are: {', '.join(WORKLOADS)}")
+        raise UsageError(f"there is no workload '{name}'", hint=hint)
+    if not 0 < scale <= 1:
+        raise UsageError(f"the scale is {scale}", hint="it is above 0 and at most 1")
+    generator = random.Random(0)
+
+    def draw(count: int) -> list[int]:
+        return [generator.randint(0, LARGEST_TOKEN) for _ in range(count)]
+
+    return in_small(WORKLOADS[name](generator, draw), scale)
+
+
+def in_small(full: list[Prompted], scale: float) -> list[Prompted]:
+    """Fewer requests, and each of them shorter at both ends of its own part and of the shared one."""
+    if scale == 1:
+        return full
+
+    def less(count: int) -> int:
+        return math.ceil(count * scale)
+
+    return [
+        Prompted(
+            prompt[: less(shared)] + prompt[shared : shared + less(len(prompt) - shared)],
+            less(output),
+            less(shared),
+        )
+        for prompt, output, shared in full[: less(len(full))]
+    ]
+
+
+def totals(chosen: list[Prompted]) -> Totals:
+    return Totals(
+        requests=len(chosen),
+        input_tokens=sum(len(request.prompt) for request in chosen),
+        output_tokens=sum(request.output for request in chosen),
+        longest=max(len(request.prompt) + request.output for request in chosen),
+    )
+
+
+def choose(names: list[str]) -> list[str]:
+    """The workloads that are named, in their own order; `all` names every one."""
+    if "all" in names:
+        return list(WORKLOADS)
+    for name in names:
+        if name not in WORKLOADS:
+            hint = did_you_mean(
+                name, WORKLOADS, otherwise=f"there are: {', '.join(WORKLOADS)}, all"
+            )
+            raise UsageError(f"there is no workload '{name}'", hint=hint)
+    return [name for name in WORKLOADS if name in names]
+
+
+# The order of the draws is part of the definition: all prompts of nano come before all its lengths of answers.
+
+
+def _nano(generator: random.Random, draw: Draw) -> list[Prompted]:
+    prompts = [draw(generator.randint(100, 1024)) for _ in range(256)]
+    return [Prompted(prompt, generator.randint(100, 1024)) for prompt in prompts]
+
+
+def _latency(generator: random.Random, draw: Draw) -> list[Prompted]:
+    return [Prompted(draw(128), 256)]
+
+
+def _prefill(generator: random.Random, draw: Draw) -> list[Prompted]:
+    return [Prompted(draw(2048), 1) for _ in range(64)]
+
+
+def _decode(generator: random.Random, draw: Draw) -> list[Prompted]:
+    return [Prompted(draw(1024), 256) for _ in range(256)]
+
+
+def _shared(generator: random.Random, draw: Draw) -> list[Prompted]:
+    head = draw(1792)
+    return [Prompted(head + draw(256), 64, len(head)) for _ in range(256)]
+
+
+WORKLOADS: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
+    "nano": _nano,
+    "latency": _latency,
+    "prefill": _prefill,
+    "decode": _decode,
+    "shared": _shared,
+}

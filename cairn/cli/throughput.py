@@ -1,0 +1,184 @@
+"""`cairn bench throughput`: the serving engine on the five workloads, with a table at the end.
+
+Says what it measures, shows how far it is, writes the record after every row. Measures nothing itself.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from cairn.cli.progress import progress
+from cairn.core.config import load
+from cairn.core.errors import UsageError
+from cairn.core.units import format_duration, format_rate
+
+if TYPE_CHECKING:
+    from cairn.bench.throughput import Bench, Row, Setup
+
+HEADINGS = ("shape", "workload", "type", "out tok/s", "in tok/s", "best", "median", "of limit", "steps",
+            "schedule", "launch", "wait", "update")  # fmt: skip
+
+
+class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Serve whole workloads with the engine in this process, and hold the speed against the limit of this machine.
+
+    Workloads: nano, latency, prefill, decode, shared, or all. Every run begins with an empty prefix cache. On a CPU the
+    workloads run at a tenth of their size (--scale 0.1), and the rows say so.
+    """
+
+    workload: list[str] = []
+    """which workloads; all for every one, by default nano"""
+    shape: list[str] = []
+    """shapes of models with random weights: qwen3-0.6b, qwen3-8b, tiny, ...; by default one that suits the device"""
+    model: str | None = None
+    """a model with real weights, instead of a shape: a folder, a GGUF file or a name on the hub"""
+    repeats: int = 3
+    """runs of each workload; the best and the median are reported"""
+    scale: float | None = None
+    """make the workloads smaller: 0.5 is half the requests with half the tokens each"""
+    plain: bool = False
+    """the plain forms of everything: no overlap, no graphs, no fused kernels"""
+    device: str = "auto"
+    """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """type to compute in; auto keeps the type of the weights where the device is good at it"""
+    out: Path | None = None
+    """write the rows to this file, after each one"""
+    merge: bool = False
+    """with --out: keep the rows of the file that this run does not measure"""
+    commit: str | None = None
+    """the commit that runs, where there is no git"""
+    json: bool = False
+    """print the whole document as JSON; lines go to stderr"""
+
+
+def run(args: list[str]) -> int:
+    options = load(BenchThroughput, args=args, env_prefix="CAIRN_BENCH_THROUGHPUT_").value
+    _check(options)
+    from cairn.bench import throughput as bench
+    from cairn.bench import workload
+    from cairn.bench.record import origin, repeatable, require_commit, write
+
+    names = workload.choose(options.workload or ["nano"])
+    setups = _setups(options)
+    if options.out is not None:
+        require_commit(options.commit)
+    old = None
+    if options.out is not None and options.merge and options.out.exists():
+        old = bench.read(options.out)
+    command = repeatable(["bench", "throughput"], args)
+    source = origin(command, bench.device_of(setups[0]), options.commit)
+    rows: list[Row] = []
+    ceilings = {}
+    with progress(len(setups) * len(names) * (1 + options.repeats), "starting") as advance:
+        for setup in setups:
+            ready = _ready(setup, options)
+            ceilings[ready.dtype] = ready.ceiling
+            for name in names:
+                rows.append(bench.measure(ready, name, advance))
+                _say(line(rows[-1]), options)
+                if options.out is not None:
+                    write(bench.report(source, ceilings, rows, old), options.out)
+            del ready
+            bench.release()
+    document = bench.report(source, ceilings, rows, old)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(document)).decode())
+    _say("\n" + table(rows), options)
+    return 1 if any(row.failure is not None for row in rows) else 0
+
+
+def _check(options: BenchThroughput) -> None:
+    if options.merge and options.out is None:
+        raise UsageError("--merge is given without --out", hint="name the file with --out")
+    if options.model is not None and options.shape:
+        raise UsageError("both --model and --shape are given", hint="give one of them")
+    if not 1 <= options.repeats <= 1000:
+        raise UsageError(f"--repeats is {options.repeats}", hint="it is between 1 and 1000")
+    if options.scale is not None and not 0 < options.scale <= 1:
+        raise UsageError(f"--scale is {options.scale}", hint="it is above 0 and at most 1")
+
+
+def _setups(options: BenchThroughput) -> "list[Setup]":
+    from cairn.bench.throughput import Setup, default_shape
+    from cairn.models.presets import preset
+    from cairn.models.runnable import RANDOM
+
+    # A folder goes by its own name: where it lies is nobody's business but this machine's.
+    models = {Path(options.model).name: options.model} if options.model is not None else {}
+    for shape in options.shape or ([] if models else [default_shape(options.device)]):
+        preset(shape)  # refused before the first model is measured
+        models[shape] = f"{RANDOM}{shape}"
+    return [
+        Setup(
+            shape=shape, model=model, device=options.device, dtype=options.dtype,
+            plain=options.plain, scale=options.scale, repeats=options.repeats,
+        )
+        for shape, model in models.items()
+    ]  # fmt: skip
+
+
+def _ready(setup: "Setup", options: BenchThroughput) -> "Bench":
+    from cairn.bench.throughput import prepare
+
+    began = time.perf_counter()
+    ready = prepare(setup)
+    for note in ready.notes:
+        _say(note, options)
+    rates = [
+        f"{name} {format_rate(rate, 'FLOP')}" for name, rate in ready.ceiling.flops_per_s.items()
+    ]
+    limits = ", ".join([f"copy {format_rate(ready.ceiling.bytes_per_s, 'B')}", *rates])
+    took = format_duration(time.perf_counter() - began)
+    _say(f"{ready.ceiling.device}: {limits}; ready after {took}", options)
+    return ready
+
+
+def line(row: "Row") -> str:
+    head = f"{row.shape} {row.workload}: "
+    if row.failure is not None or row.seconds is None:
+        return f"{head}FAILED: {row.failure}"
+    notes = f" ({'; '.join(row.notes)})" if row.notes else ""
+    return (
+        f"{head}{row.output_tokens_per_s:,.0f} output tokens/s, {row.input_tokens_per_s:,.0f} input tokens/s, "
+        f"{format_duration(row.seconds)}, {row.fraction_of_limit:.0%} of the limit ({row.limited_by}){notes}"
+    )
+
+
+def table(rows: "list[Row]") -> str:
+    """Columns under their headings; the last four are milliseconds of the median step."""
+    cells = [HEADINGS, *map(_cells, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
+    lines = []
+    for row in cells:
+        padded = zip(row, widths, strict=True)
+        words = [
+            f"{word:<{w}}" if at < 3 else f"{word:>{w}}" for at, (word, w) in enumerate(padded)
+        ]
+        lines.append("  ".join(words).rstrip())
+    return "\n".join(lines)
+
+
+def _cells(row: "Row") -> tuple[str, ...]:
+    head = (row.shape, row.workload, row.dtype)
+    if row.seconds is None or row.median_seconds is None or row.ledger is None:
+        return (*head, "failed", *[""] * (len(HEADINGS) - 4))
+    parts = (row.ledger.schedule_ms, row.ledger.launch_ms, row.ledger.wait_ms, row.ledger.update_ms)
+    return (
+        *head,
+        f"{row.output_tokens_per_s:,.0f}",
+        f"{row.input_tokens_per_s:,.0f}",
+        f"{row.seconds:.3f} s",
+        f"{row.median_seconds:.3f} s",
+        f"{row.fraction_of_limit:.1%}",
+        str(row.steps),
+        *(f"{part:.2f} ms" for part in parts),
+    )
+
+
+def _say(text: str, options: BenchThroughput) -> None:
+    # sys.stdout is looked up anew: a progress bar puts something else there.
+    print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

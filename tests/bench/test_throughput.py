@@ -1,0 +1,219 @@
+"""`cairn bench throughput` and `cairn profile serve` on real engines of tiny models: rows, records, mistakes."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from cairn.bench import profile_serve, record, throughput
+from cairn.cli import bench as verb
+from cairn.cli import profile as profile_verb
+from cairn.core.errors import ConfigError, DataError, UsageError
+from cairn.kernels.measure import Ceiling
+from cairn.serve.engine.scheduler import Scheduler
+
+CEILING = Ceiling(device="a CPU", bytes_per_s=1e10, flops_per_s={"fp32": 1e11})
+PROMISED = {"shape", "workload", "dtype", "output_tokens_per_s", "input_tokens_per_s", "seconds", "median_seconds",
+            "fraction_of_limit", "limit_seconds", "steps", "ledger"}  # fmt: skip
+SMALL = ["--shape", "tiny-qwen3", "--device", "cpu", "--dtype", "float32", "--scale", "0.01"]
+
+
+@pytest.fixture(autouse=True)
+def ceiling(monkeypatch):
+    """Known at once: measuring it is tested elsewhere."""
+    monkeypatch.setattr(throughput, "measure_ceiling", lambda device, dtype: CEILING)
+
+
+def run(*args: str) -> int:
+    return verb.run(["throughput", *SMALL, *args])
+
+
+def test_json_is_one_document_with_what_is_promised(capsys):
+    assert run("--workload", "all", "--repeats", "2", "--json", "--commit", "abc") == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert {"command", "commit", "date", "device", "versions", "ceilings", "rows"} == set(document)
+    assert document["command"].startswith("cairn bench throughput --shape tiny-qwen3")
+    assert "--json" not in document["command"]
+    rows = document["rows"]
+    assert [row["workload"] for row in rows] == ["nano", "latency", "prefill", "decode", "shared"]
+    for row in rows:
+        assert row.keys() >= PROMISED
+        assert row["failure"] is None
+        assert 0 < row["seconds"] <= row["median_seconds"]
+        assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(row["output_tokens"])
+        assert row["input_tokens_per_s"] * row["seconds"] == pytest.approx(row["input_tokens"])
+        assert row["fraction_of_limit"] * row["seconds"] == pytest.approx(row["limit_seconds"])
+        assert row["scale"] == 0.01
+        assert row["threads"] == torch.get_num_threads()
+        assert any("scale 0.01" in note for note in row["notes"])
+        assert any("modulo" in note for note in row["notes"])
+        assert set(row["ledger"]) == {"schedule_ms", "launch_ms", "wait_ms", "update_ms"}
+    last = captured.err.strip().splitlines()[-6:]  # the table
+    assert last[0].split()[:3] == ["shape", "workload", "type"]
+    assert [line.split()[1] for line in last[1:]] == [row["workload"] for row in rows]
+
+
+def test_a_run_begins_with_an_empty_prefix_cache(monkeypatch):
+    """What the same requests left behind a moment ago must not make the next run faster."""
+    setup = throughput.Setup(shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32",
+                             scale=0.02, repeats=2)  # fmt: skip
+    bench = throughput.prepare(setup)
+    asked, hits = [], []
+    allocate = type(bench.engine.scheduler.blocks).allocate
+
+    def watched(blocks, request, upto):
+        fresh = not request.blocks
+        pages = allocate(blocks, request, upto)
+        if fresh and pages is not None:
+            asked.append(request.id)
+            hits.append(request.computed)
+        return pages
+
+    monkeypatch.setattr(type(bench.engine.scheduler.blocks), "allocate", watched)
+    throughput.measure(bench, "nano")
+    assert len(asked) == 3 * 6
+    assert set(hits) == {0}
+    hits.clear()
+    throughput.measure(bench, "shared")
+    assert hits.count(0) == 3  # the first request of each run
+    assert set(hits) == {0, 32}  # 36 tokens are shared: two whole pages
+
+
+def test_a_request_that_fails_is_a_row_that_says_so(monkeypatch, capsys):
+    update = Scheduler.update
+
+    def losing(self, step, sampled):
+        if step.number == 9:
+            return self.fail(step, "OutOfMemoryError: the device is full")
+        return update(self, step, sampled)
+
+    monkeypatch.setattr(Scheduler, "update", losing)
+    assert run("--workload", "nano", "latency", "--repeats", "1") == 1
+    out = capsys.readouterr().out
+    assert "tiny-qwen3 nano: FAILED: 3 of 3 requests did not finish" in out
+    assert "OutOfMemoryError: the device is full" in out
+    assert "tiny-qwen3 latency: " in out.splitlines()[-5]
+    assert "output tokens/s" in out.splitlines()[-5]
+
+
+def test_merge_keeps_what_was_not_measured_again(tmp_path):
+    out = tmp_path / "deep" / "throughput.json"
+    args = ["--repeats", "1", "--out", str(out)]
+    assert run(*args, "--workload", "nano", "latency", "--commit", "old") == 0
+    assert run(*args, "--workload", "latency", "--commit", "new", "--merge") == 0
+    rows = throughput.read(out).rows
+    assert [(row.workload, row.commit) for row in rows] == [("nano", "old"), ("latency", "new")]
+    assert run(*args, "--workload", "latency", "--commit", "new") == 0
+    assert [row.workload for row in throughput.read(out).rows] == ["latency"]
+    out.write_text("{}")
+    with pytest.raises(DataError, match=r"throughput\.json"):
+        run(*args, "--merge", "--commit", "new")
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "words"),
+    [
+        (["--workload", "nan"], UsageError, "no workload 'nan'"),
+        (["--shape", "qwen3-0.6"], ConfigError, "no model shape is called 'qwen3-0.6'"),
+        (["--scale", "2"], UsageError, "--scale is 2"),
+        (["--repeats", "0"], UsageError, "--repeats is 0"),
+        (["--merge"], UsageError, "--merge is given without --out"),
+        (["--shape", "tiny", "--model", "x"], UsageError, "both --model and --shape"),
+        (["--shape", "tiny-qwen3", "--scale", "1"], UsageError, "the context is 256"),
+    ],
+)
+def test_mistakes(args, error, words):
+    with pytest.raises(error, match=words):
+        verb.run(["throughput", "--device", "cpu", "--dtype", "float32", *args])
+
+
+def test_without_git_the_commit_has_to_be_given(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "current_commit", lambda: None)
+    with pytest.raises(UsageError, match="commit that is measured is unknown"):
+        run("--out", str(tmp_path / "x.json"))
+
+
+def test_a_profile_has_ledgers_kernels_and_a_timeline(tmp_path, capsys):
+    out = tmp_path / "trace.json"
+    assert profile_verb.run(["serve", *SMALL, "--out", str(out), "--steps", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [ledger["kind"] for ledger in document["ledgers"]] == ["prefill", "decode"]
+    assert sum(ledger["steps"] for ledger in document["ledgers"]) == document["steps"]
+    for ledger in document["ledgers"]:
+        parts = {part["part"]: part for part in ledger["parts"]}
+        assert list(parts) == ["schedule", "launch", "wait", "update", "step"]
+        assert parts["launch"]["floor_ms"] == parts["step"]["floor_ms"] > 0
+        assert parts["schedule"]["floor_ms"] == 0
+        assert parts["step"]["share"] == 1
+        names = {kernel["name"] for kernel in ledger["kernels"]}
+        assert "aten::mm" in names or "aten::addmm" in names
+        assert sum(kernel["share"] for kernel in ledger["kernels"]) == pytest.approx(1)
+    _check_timeline(json.loads(out.read_text())["traceEvents"])
+    text = profile_verb.text(msgspec.convert(document, profile_serve.Profile), top=3)
+    assert "prefill: 1 steps" in text
+    assert "above it" in text
+    assert f"wrote {out}" in text
+
+
+def _check_timeline(events: list[dict]) -> None:
+    """Operations of the profiler lie within the launches of the loop: the two clocks agree."""
+    spans = [event for event in events if event["ph"] == "X"]
+    launches = [event for event in spans if event["name"] == "launch"]
+    products = [event for event in spans if event["name"] == "aten::mm"]
+    assert products
+    slack_us = 1000.0  # of the profiler's clock
+    for one in products:
+        assert any(
+            launch["ts"] - slack_us <= one["ts"] <= launch["ts"] + launch["dur"] + slack_us
+            for launch in launches
+        )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--workload", "all"], "a profile is of one workload"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--shape", "tiny", "--model", "x"], "both --model and --shape"),
+        (["--workload", "x"], "no workload 'x'"),
+    ],
+)
+def test_mistakes_in_a_profile(args, words):
+    with pytest.raises(UsageError, match=words):
+        profile_verb.run(["serve", "--device", "cpu", *args])
+
+
+def test_the_floor_of_a_step_is_that_of_its_chunks():
+    setup = throughput.Setup(
+        shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32"
+    )
+    bench = throughput.prepare(setup)
+    scheduler = profile_serve.Watched(bench.engine.scheduler)
+    bench.engine.scheduler = scheduler
+    throughput.serve(bench.engine, throughput.choose_requests("latency", 0.02, bench.spec)[0])
+    spec = bench.spec
+    first, second = scheduler.decided[:2]
+    flops = spec.forward_flops(3, logits=1) / 1e11
+    assert profile_serve.floor_s(bench, first.chunks) == max(
+        flops, (spec.matmul_parameters() * 4 + spec.kv_bytes(3, 4)) / 1e10
+    )
+    assert (
+        profile_serve.floor_s(bench, second.chunks)
+        == (spec.matmul_parameters() * 4 + spec.kv_bytes(4, 4)) / 1e10
+    )
+
+
+def test_the_help_needs_no_torch():
+    code = (
+        "import sys\nfrom cairn.cli.main import main\n"
+        "for verb in (['bench', 'throughput'], ['profile', 'serve']):\n"
+        "    assert main([*verb, '--help']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--workload" in done.stdout
