@@ -1,0 +1,160 @@
+"""The engine on a GPU: the fast forms against the plain ones and against the contiguous generator.
+
+In bfloat16 two correct forms may choose differently between tokens that are almost equally likely. So tokens are
+compared up to the first that differs, and there the reference must hold both for equally likely, within two steps of
+bfloat16 at the size of its logits.
+"""
+
+import pytest
+import torch
+from tiny_engines import prompt_of
+
+from cairn.models.attend import Cached, KVCache
+from cairn.models.generate import Generation, Sampling
+from cairn.models.runnable import open_model
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start_with
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+MOST = 40
+LENGTHS = (1, 5, 64, 65, 200, 30, 128, 300)
+SWITCHES = {
+    "everything": {},
+    "kernel by kernel": dict(enforce_eager=True),
+    "plain": dict(plain=True),
+    "chunked": dict(max_num_batched_tokens=96),
+    "tight": dict(num_gpu_blocks_override=9, max_num_batched_tokens=512),
+    "no prefixes": dict(enable_prefix_caching=False),
+    "invariant": dict(batch_invariant=True),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    opened = open_model("random:tiny")
+    return opened, opened.load("cuda", "bfloat16")
+
+
+def engine_of(loaded, **switches):
+    opened, runnable = loaded
+    config = EngineConfig(
+        model="random:tiny", device="cuda", max_model_len=512, max_num_seqs=16, **switches
+    )
+    return start_with(opened, runnable, config).engine
+
+
+def submit(engine, prompts, **params):
+    settings = dict(temperature=0.0, max_tokens=MOST, ignore_eos=True) | params
+    first = engine.scheduler._arrivals
+    requests = [Request(first + i, p, SamplingParams(**settings)) for i, p in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+    return requests
+
+
+@torch.inference_mode()
+def logits_after(model, tokens):
+    cache = KVCache(model.spec, len(tokens), model.embedding.weight.dtype, "cuda")
+    attend = Cached([cache], [len(tokens)])
+    hidden = model(torch.tensor(tokens, device="cuda"), attend.positions_T(), attend)
+    return model.logits(hidden[-1:])[0].float()
+
+
+def agrees(model, request):
+    wanted = list(Generation(model, request.prompt, Sampling(max_tokens=MOST), ()))
+    assert len(request.outputs) == MOST, request.error
+    for at, (ours, theirs) in enumerate(zip(request.outputs, wanted, strict=True)):
+        if ours != theirs:
+            scores = logits_after(model, [*request.prompt, *wanted[:at]])
+            gap = float(scores[theirs] - scores[ours])
+            assert gap <= 2 * 2**-7 * float(scores.abs().max()), (at, ours, theirs, gap)
+            return
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_greedy_tokens(loaded, name):
+    engine = engine_of(loaded, **SWITCHES[name])
+    prompts = [prompt_of(n, seed=n) for n in LENGTHS]
+    requests = submit(engine, [*prompts, prompts[4], [*prompts[4][:130], 3, 4]])
+    engine.run()
+    for request in requests:
+        agrees(engine.runner.model, request)
+    if name == "tight":
+        assert sum(request.ledger.preemptions for request in requests)
+    engine.scheduler.check_integrity()
+
+
+def test_again_through_graphs_that_are_captured_by_now(loaded):
+    engine = engine_of(loaded)
+    for seed in range(3):
+        requests = submit(engine, [prompt_of(n, seed=seed + n) for n in LENGTHS])
+        engine.run()
+        for request in requests:
+            agrees(engine.runner.model, request)
+
+
+def test_seeds_and_the_special_parameters(loaded):
+    """The same seed, the same tokens, in a crowd and alone, beside requests that need more than the graph samples."""
+    mine = prompt_of(40, seed=9)
+    ask = dict(temperature=1.0, top_k=50, top_p=0.9, seed=7)
+    engine = engine_of(loaded, batch_invariant=True)
+    [alone] = submit(engine, [mine], **ask)
+    engine.run()
+    crowd = submit(engine, [prompt_of(20 + n, seed=n) for n in range(5)], temperature=0.8,
+                   presence_penalty=1.0, frequency_penalty=0.5, repetition_penalty=1.2)  # fmt: skip
+    [again] = submit(engine, [mine], **ask)
+    [biased] = submit(engine, [mine], logit_bias={17: 100.0}, logprobs=3)
+    outputs = engine.run()
+    assert again.outputs == alone.outputs
+    assert biased.outputs == [17] * MOST
+    assert all(out.logprobs for out in outputs if out.request is biased)
+    for request in crowd:
+        repeats = MOST - len(set(request.outputs))
+        assert repeats < MOST // 2
+
+
+def test_invariance_is_bitwise(loaded):
+    mine = prompt_of(77, seed=5)
+    heard = []
+    for others in ([], [prompt_of(n, seed=n) for n in (3, 100, 260, 31, 64)]):
+        engine = engine_of(loaded, batch_invariant=True)
+        submit(engine, others, temperature=0.7)
+        [request] = submit(engine, [mine], logprobs=4)
+        heard.append([(o.token, o.logprobs) for o in engine.run() if o.request is request])
+    assert heard[0] == heard[1]
+
+
+def test_logprobs_of_prompt_and_answer(loaded):
+    engine = engine_of(loaded, max_num_batched_tokens=64)
+    prompt = prompt_of(150, seed=2)
+    [request] = submit(engine, [prompt], logprobs=2, prompt_logprobs=1, max_tokens=4)
+    outputs = engine.run()
+    found = engine.prompt_logprobs.pop(request)
+    assert len(found) == len(prompt) - 1
+    for at in (0, 70, 148):
+        exact = logits_after(engine.runner.model, prompt[: at + 1]).log_softmax(-1)
+        assert found[at].logprob == pytest.approx(float(exact[prompt[at + 1]]), abs=0.1)
+    assert all(out.logprobs and out.logprobs.top[0][1] >= out.logprobs.logprob for out in outputs)
+
+
+def test_out_of_memory_in_a_step_ends_its_requests_alone(loaded, monkeypatch):
+    engine = engine_of(loaded)
+    launch = engine.runner.launch
+    failed = []
+
+    def sometimes(step):
+        if not failed and step.number == 3:
+            failed.append(step)
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        return launch(step)
+
+    monkeypatch.setattr(engine.runner, "launch", sometimes)
+    lost = submit(engine, [prompt_of(30, seed=1)])
+    engine.run()
+    assert lost[0].finish == "error"
+    assert "OutOfMemoryError" in lost[0].error
+    [fine] = submit(engine, [prompt_of(30, seed=2)])
+    engine.run()
+    agrees(engine.runner.model, fine)
