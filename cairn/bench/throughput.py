@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CONTEXT = 4096  # tokens of the longest request, as nano-vllm's benchmark sets it
 TEMPERATURE = 0.6
 WARM_TOKENS = 8  # of each answer in the run before the first that counts
+WARM_RUNS = 2  # the engine captures a prefill shape when it comes up for the second time
 
 Ran = Callable[[str], None]  # a run has ended; what it was
 
@@ -168,7 +169,8 @@ def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
     best_possible = limit(bench.spec, chosen, bench.ceiling, bench.dtype, bench.value_bytes)
     blank = _blank(bench, name, totals(chosen), best_possible, notes)
     short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
-    serve(bench.engine, short)
+    for _ in range(WARM_RUNS):
+        serve(bench.engine, short)
     ran(f"{bench.setup.shape} {name} warm-up")
     runs = []
     for number in range(bench.setup.repeats):
