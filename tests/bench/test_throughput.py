@@ -87,7 +87,7 @@ def test_a_request_that_fails_is_a_row_that_says_so(monkeypatch, capsys):
     update = Scheduler.update
 
     def losing(self, step, sampled):
-        if step.number == 20:  # behind the warm-ups
+        if step.number == 18:  # behind the warm-ups
             return self.fail(step, "OutOfMemoryError: the device is full")
         return update(self, step, sampled)
 
