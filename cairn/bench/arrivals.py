@@ -12,7 +12,7 @@ that the caller seeds, so a run can be repeated. Pure: no clock, no socket.
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from cairn.core.errors import UsageError
@@ -39,9 +39,7 @@ def gamma(rate: float, shape: float, generator: random.Random) -> Iterator[float
         raise UsageError(
             f"the burstiness is {shape}", hint="above 0: 0.25 comes in bursts, 1 is Poisson"
         )
-    return itertools.accumulate(
-        _forever(lambda: generator.gammavariate(shape, 1 / (shape * rate)))
-    )
+    return itertools.accumulate(_forever(lambda: generator.gammavariate(shape, 1 / (shape * rate))))
 
 
 def times(
@@ -95,9 +93,11 @@ def at_rate(arrivals: list[float], rate: float) -> list[float]:
 
 def check_rate(rate: float) -> None:
     if not rate > 0:  # also not a number
-        raise UsageError(f"the rate is {rate}", hint="requests per second, above 0; inf for at once")
+        raise UsageError(
+            f"the rate is {rate}", hint="requests per second, above 0; inf for at once"
+        )
 
 
-def _forever(draw: "type[float] | object") -> Iterator[float]:
+def _forever(draw: Callable[[], float]) -> Iterator[float]:
     while True:
-        yield draw()  # type: ignore
+        yield draw()

@@ -61,7 +61,8 @@ class Build(NamedTuple):
         return nn.Parameter(torch.empty(shape, device=self.device, dtype=self.dtype))
 
 
-FEW = range(2, 193)  # rows for which a matrix that lies by columns can be faster; one row is not, many do not care
+# Rows for which a matrix that lies by columns can be faster; one row is not, and many do not care.
+FEW = range(2, 193)
 
 
 def linear(x: Tensor, weight: Tensor, turned: Tensor | None) -> Tensor:

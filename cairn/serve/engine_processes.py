@@ -13,8 +13,9 @@ from functools import partial
 
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.client import Delta, EngineClient, Stream
+from cairn.serve.engine.client import EngineClient
 from cairn.serve.engine.request import RequestId
+from cairn.serve.engine.stream import Delta, Stream
 from cairn.serve.engine_thread import Job
 
 PATIENCE_S = 30.0  # to wait for the last words of requests when the engine is closed

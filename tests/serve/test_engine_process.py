@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -43,19 +44,16 @@ def net():
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _nothing_is_left(monkeypatch):
     """No process, no file."""
     before = {child.pid for child in psutil.Process().children()}
-    folders = set(_folders())
-    yield
-    assert {child.pid for child in psutil.Process().children()} <= before
-    assert set(_folders()) <= folders
-
-
-def _folders() -> list[Path]:
-    import tempfile
-
-    return list(Path(tempfile.gettempdir()).glob("cairn-engine-*"))
+    # A folder of its own, with a short name: the path of a socket has little room.
+    with tempfile.TemporaryDirectory(prefix="ct") as own:
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        monkeypatch.setenv("TMPDIR", own)
+        yield
+        assert {child.pid for child in psutil.Process().children()} <= before
+        assert not list(Path(own).glob("cairn-engine-*"))
 
 
 @contextlib.contextmanager

@@ -104,6 +104,8 @@ def test_logprobs_are_the_log_softmax_of_the_reference_s_logits():
     engine = tiny_engine(FAMILY, chunked=True, overlap=True)
     wanted = submit(engine, [SHARED], logprobs=3) + submit(engine, [CROWD[2]], logprobs=0)
     wanted += submit(engine, [SHARED], logprobs=20, temperature=1.3, seed=5)
+    # Raw ones, whatever was done to the logits before the token was chosen.
+    wanted += submit(engine, [SHARED], logprobs=2, logit_bias={7: 50.0}, repetition_penalty=1.3)
     silent = submit(engine, CROWD)
     found = {}
     for output in engine.run():

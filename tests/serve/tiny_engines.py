@@ -50,7 +50,7 @@ def tiny_engine(
     config = EngineConfig(
         model=family, device="cpu", dtype="float32", block_size=PAGE, max_num_seqs=rows, plain=plain,
         max_num_batched_tokens=budget or (24 if chunked else 512),
-        num_gpu_blocks_override=pages or (11 if tight else 96),
+        num_gpu_blocks_override=pages or (7 if tight else 96),
         enable_prefix_caching=prefix, batch_invariant=invariant,
     )  # fmt: skip
     # An invariant runner changes the expert layers of its model.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.step_inputs import Decided, Inputs, State, step_inputs
+from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.scheduler import Chunk
 
@@ -123,7 +124,8 @@ class Batch:
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
-        step_inputs(staged.decided, self.state, self.limits.page_size, self.inputs)
+        make = step_inputs if self.device.type == "cuda" else inputs_on_cpu
+        make(staged.decided, self.state, self.limits.page_size, self.inputs)
         tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
         room = self.inputs
         return Inputs(

@@ -9,12 +9,11 @@ on its way ends with an `EngineFailed` that says why, once; then a new group is 
 `ProcessOptions` say. A request that the engine could never serve is refused in `submit` itself. Needs no torch.
 """
 
-import asyncio
+import atexit
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -27,12 +26,10 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.messages import (
     Abort,
     Beat,
-    Ended,
     EngineFailed,
     Failure,
     Ready,
     Report,
-    Scored,
     Stats,
     Stop,
     Stopped,
@@ -42,6 +39,7 @@ from cairn.serve.engine.messages import (
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.stream import Stream, wake
 
 POLL_S = 0.1  # how soon the end of a process is noticed
 MARGIN_S = 5.0  # for leaving, after the grace is over
@@ -55,111 +53,6 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     beat_s: float = 1.0  # between two signs of life
     start_s: float | None = None  # to load the model and be ready; None: as long as it takes
     restarts: int = 3  # in a row, without a request that has finished in between; 0: never
-
-
-class Delta(msgspec.Struct, frozen=True):
-    """What has come since the last look: often one token, more for a slow reader."""
-
-    tokens: list[int]
-    logprobs: list[Scored]  # one for each token, if they were asked for
-    prompt_logprobs: list[Scored] | None  # with the first token, if they were asked for
-    ended: Ended | None  # the last Delta has it
-
-
-class Stream:
-    """The answer to one request. Read it from one thread or one coroutine; leave its `with` early to abort it."""
-
-    def __init__(self, id: int, abort: Callable[[int], None]) -> None:
-        self.id = id
-        self.ended: Ended | None = None
-        self._abort = abort
-        self._lock = threading.Lock()
-        self._event = threading.Event()
-        self._future: asyncio.Future[None] | None = None
-        self._clear()
-        self._failed: CairnError | None = None
-        self._over = False  # the last Delta has been read, or the failure raised
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self
-
-    def __next__(self) -> Delta:
-        while True:
-            with self._lock:
-                if (delta := self._take()) is not None:
-                    return delta
-                if self._over:
-                    raise StopIteration
-                self._event.clear()
-            self._event.wait()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        loop = asyncio.get_running_loop()
-        while True:
-            with self._lock:
-                if (delta := self._take()) is not None:
-                    return delta
-                if self._over:
-                    raise StopAsyncIteration
-                future = self._future = loop.create_future()
-            await future
-
-    def abort(self) -> None:
-        """End it; the stream then ends with the reason "abort", unless it has ended already."""
-        if self.ended is None and self._failed is None:
-            self._abort(self.id)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.abort()
-
-    def _clear(self) -> None:
-        self._tokens: list[int] = []
-        self._logprobs: list[Scored] = []
-        self._prompt: list[Scored] | None = None
-
-    def _take(self) -> Delta | None:
-        """Under the lock: what there is. Raises the failure when everything before it has been read."""
-        if self._over:
-            return None
-        if self._tokens or self.ended is not None:
-            delta = Delta(self._tokens, self._logprobs, self._prompt, self.ended)
-            self._clear()
-            self._over = self.ended is not None
-            return delta
-        if self._failed is not None:
-            self._over = True
-            raise self._failed
-        return None
-
-    def _put(self, token: int, scored: Scored | None, prompt: list[Scored] | None) -> None:
-        with self._lock:
-            self._tokens.append(token)
-            if scored is not None:
-                self._logprobs.append(scored)
-            if prompt is not None:
-                self._prompt = prompt
-
-    def _end(self, ended: Ended | None, failed: CairnError | None = None) -> None:
-        with self._lock:
-            self.ended, self._failed = ended, failed
-
-    def _waiter(self) -> "asyncio.Future[None] | None":
-        """Wake a thread; a coroutine is woken by whoever asked, together with others."""
-        with self._lock:
-            future, self._future = self._future, None
-            self._event.set()
-        return future
 
 
 class EngineClient:
@@ -189,6 +82,9 @@ class EngineClient:
         self._progress = (0, time.monotonic())  # steps, and when they last became more
         self._thread = threading.Thread(target=self._look_after, daemon=True, name="engine client")
         self._thread.start()
+        atexit.register(
+            self.close, 0.0
+        )  # a program that ends by an exception leaves nothing behind, either
 
     # -- for users ---------------------------------------------------------------------------------
 
@@ -234,6 +130,7 @@ class EngineClient:
         if self._thread.is_alive():  # it did not listen; the thread finds it dead, and cleans up
             self._group.kill()
             self._thread.join(MARGIN_S)
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -294,15 +191,15 @@ class EngineClient:
             for id, token in zip(report.ids, report.tokens, strict=True):
                 stream = self._streams.get(id)
                 if stream is not None:
-                    stream._put(token, report.logprobs.get(id), report.prompts.get(id))
+                    stream.put(token, report.logprobs.get(id), report.prompts.get(id))
                     woken.append(stream)
             for ended in report.ended:
                 stream = self._streams.pop(ended.id, None)
                 if stream is not None:
-                    stream._end(ended)
+                    stream.end(ended)
                     woken.append(stream)
                     self._failures = 0
-        _wake(woken)
+        wake(woken)
 
     def _hangs(self) -> bool:
         still = time.monotonic() - self._progress[1]
@@ -352,8 +249,8 @@ class EngineClient:
     def _fail_all(self, problem: CairnError) -> None:
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            stream._end(None, problem)
-        _wake(streams)
+            stream.end(None, problem)
+        wake(streams)
 
     # -- starting --------------------------------------------------------------------------------
 
@@ -393,20 +290,3 @@ def _as_raised(failure: Failure) -> CairnError:
         return kind(failure.message, failure.hint)
     said = f"{failure.kind}: {failure.message}"
     return EngineFailed(f"the engine could not start: {said}", details=failure.traceback)
-
-
-def _wake(streams: list[Stream]) -> None:
-    """Readers that wait; those of one event loop with a single call, which is what costs."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for stream in streams:
-        if (future := stream._waiter()) is not None:
-            by_loop.setdefault(future.get_loop(), []).append(future)
-    for loop, futures in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_resolve, futures)
-
-
-def _resolve(futures: "list[asyncio.Future[None]]") -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)

@@ -143,20 +143,23 @@ class Singles:
             tables_BP,
             page_size,
         )
+        self.pages = tables_BP.flatten()
         self._masks: dict[int, Tensor] = {}
+        self._room: list[Tensor | None] = [None, None]
 
     def attend(self, q_BHC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
-        sequences = len(self.tables_BP)
-        k_BKNC, v_BKNC = (
-            gather(cache, self.tables_BP.flatten()).unflatten(0, (sequences, -1)).transpose(1, 2)
-            for cache in (keys, values)
-        )
+        k_BKNC, v_BKNC = self._gather(keys, 0), self._gather(values, 1)
         # The heads of a group see the same keys: they are queries of one head, and no key is copied.
         q_BKGC = q_BHC.unflatten(1, (k_BKNC.shape[1], -1))
         out_BKGC = F.scaled_dot_product_attention(
             q_BKGC, k_BKNC, v_BKNC, attn_mask=self._mask(rule.window, q_BHC.dtype), scale=rule.scale
         )
         return out_BKGC.flatten(1, 2)
+
+    def _gather(self, cache: Tensor, which: int) -> Tensor:
+        """Keys or values of all sequences, [B, K, N, C]; every layer's in the same memory."""
+        found = self._room[which] = gather(cache, self.pages, self._room[which])
+        return found.view(len(self.tables_BP), -1, *cache.shape[2:]).transpose(1, 2)
 
     def one_by_one(self) -> list[Several]:
         """The same sequences, for a rule that torch's attention does not know."""
@@ -179,6 +182,7 @@ class Singles:
         return self._masks[window]
 
 
-def gather(cache: Tensor, pages_P: Tensor) -> Tensor:
+def gather(cache: Tensor, pages_P: Tensor, out: Tensor | None = None) -> Tensor:
     """Pages side by side, [tokens, heads, columns]; several times as fast as indexing."""
-    return cache.flatten(1).index_select(0, pages_P).view(-1, *cache.shape[2:])
+    room = None if out is None else out.view(len(pages_P), -1)
+    return torch.index_select(cache.flatten(1), 0, pages_P, out=room).view(-1, *cache.shape[2:])

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import RequestError
+from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.sampling_params import SamplingParams
 
 RequestId = str | int
@@ -70,6 +71,7 @@ class Request:
         "blocks",
         "cached",
         "computed",
+        "constraint",
         "end",
         "eos_ids",
         "error",
@@ -103,6 +105,7 @@ class Request:
         priority: int = 0,
         salt: str = "",
         eos_ids: Iterable[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         # what was asked
         self.id = id
@@ -115,6 +118,7 @@ class Request:
             frozenset() if params.ignore_eos else self.eos_ids
         )
         self.min_tokens = params.min_tokens
+        self.constraint = constraint  # a grammar that its outputs follow; has accepted `outputs`
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler

@@ -1,7 +1,7 @@
 """From logits to the next token of each request: parameters by row on the device, and what only some ask for.
 
     common    temperature, top-k, top-p, min-p, seed: one kernel, inside a CUDA graph
-    special   penalties, logit bias, min_tokens: the logits are changed first, outside of graphs
+    special   penalties, logit bias, min_tokens, grammars: the logits are changed first, outside of graphs
 
 A draw is a function of the request's seed, the position and the logits alone, so the same request gets the same tokens
 in any batch. Log-probabilities are those of the raw logits. Rows are set when a request gets one; all tensors are made
@@ -9,7 +9,7 @@ once, because graphs keep their addresses, but for the counts of penalties, whic
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,12 +81,14 @@ class Sampler:
         scores_SV = self._biased(logits_SV, requests)
         counted = any(_penalised(request) for request in requests)
         penalties = self._penalties if counted else None
+        allowed_SW = self._allowed(requests)
         if scores_SV.is_cuda:
             tokens_S = sample(
-                scores_SV, self.parameters, position_S, rows_B=rows_S, penalties=penalties
-            )
+                scores_SV, self.parameters, position_S, rows_B=rows_S, penalties=penalties,
+                allowed_BW=allowed_SW,
+            )  # fmt: skip
         else:
-            penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S)
+            penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S, allowed_BW=allowed_SW)
             tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)
         if penalties is not None:
             wanted = [_penalised(request) for request in requests]
@@ -97,6 +99,20 @@ class Sampler:
     def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
         return logprobs(logits_SV, tokens_S, n)
 
+    def _allowed(self, requests: Sequence[Request]) -> Tensor | None:
+        """What the requests' grammars allow, [S, W]; None: nobody has one. The device computes logits meanwhile."""
+        if all(request.constraint is None for request in requests):
+            return None
+        shape, pinned = (len(requests), words(self.vocabulary)), self.device.type == "cuda"
+        allowed_SW = torch.full(shape, -1, dtype=torch.int32, pin_memory=pinned)
+        rows = allowed_SW.numpy()
+        for s, request in enumerate(requests):
+            if request.constraint is not None:
+                mask = request.constraint.mask()
+                short = _too_short(request)
+                rows[s] = _without(mask, request.eos_ids | request.stop_ids) if short else mask
+        return allowed_SW.to(self.device, non_blocking=True)
+
     def _biased(self, logits_SV: Tensor, requests: Sequence[Request]) -> Tensor:
         """In float32: logit bias added, and what must not end a short answer yet ruled out."""
         at: list[int] = []
@@ -104,7 +120,7 @@ class Sampler:
         changes: list[float] = []
         for s, request in enumerate(requests):
             bias = dict(request.params.logit_bias or {})
-            if _too_short(request):
+            if _too_short(request) and request.constraint is None:  # else the mask says so
                 bias |= dict.fromkeys(request.eos_ids | request.stop_ids, -torch.inf)
             at += [s] * len(bias)
             tokens += bias.keys()
@@ -133,7 +149,17 @@ class Sampler:
 
 def special(request: Request) -> bool:
     """Does it want more than one kernel gives?"""
-    return bool(request.params.logit_bias) or _too_short(request) or _penalised(request)
+    asked = bool(request.params.logit_bias) or request.constraint is not None
+    return asked or _too_short(request) or _penalised(request)
+
+
+def _without(words_W: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
+    """A grammar's mask less some tokens; where they are all that it allows, the mask as it is."""
+    fewer_W = words_W.copy()
+    bits = fewer_W.view(np.uint32)
+    for token in tokens:
+        bits[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+    return fewer_W if fewer_W.any() else words_W
 
 
 def _too_short(request: Request) -> bool:

@@ -12,7 +12,8 @@ them: then the last of the running gives its pages back and is computed again la
 
 `schedule` may be called again before `update` has brought the tokens of the step before. Positions then advance on
 trust, and the token that the host does not know yet is taken on the device from the row's last sample. A request that
-turns out to have stopped has run one step too many; that result is dropped.
+turns out to have stopped has run one step too many; that result is dropped. A request with a constraint is the
+exception: what may come next depends on the token before, so it waits until that is known.
 """
 
 from bisect import insort
@@ -148,6 +149,8 @@ class Scheduler:
             total = request.total
             if total >= request.end:
                 continue  # its last token is in flight
+            if request.constraint is not None and request.pending:
+                continue  # what may follow the token in flight is not known
             first_page, pages = len(request.blocks), NO_PAGES
             if total > first_page * page_size:
                 pages = self._grow(request, total, step)
@@ -238,6 +241,13 @@ class Scheduler:
         for request, token in zip(step.sampling, sampled, strict=True):
             if request.state == "finished":
                 continue  # aborted, or stopped a step ago
+            constraint = request.constraint
+            if constraint is not None and (error := constraint.accept(token)) is not None:
+                request.error = error
+                self._finish(request, "error")
+                advances.append(Advance(request, None, True))
+                ended = True
+                continue
             outputs = request.outputs
             outputs.append(token)
             count = len(outputs)
@@ -247,6 +257,9 @@ class Scheduler:
             if token in request.stop_ids and count >= request.min_tokens:
                 is_eos = token in request.eos_ids and not request.params.ignore_eos
                 self._finish(request, "stop", None if is_eos else token)
+                ended = finished = True
+            elif constraint is not None and constraint.finished:  # at an end that is not ours
+                self._finish(request, "stop")
                 ended = finished = True
             elif count >= request.most_outputs:
                 self._finish(request, "length")

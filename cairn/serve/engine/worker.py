@@ -272,7 +272,11 @@ def _leave_with_parent(folder: str) -> None:
 
 
 def _abandon(folder: str) -> NoReturn:
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(3):  # another rank may be at it, too
+        shutil.rmtree(folder, ignore_errors=True)
+        if not Path(folder).exists():
+            break
+        time.sleep(0.1)
     os._exit(1)
 
 

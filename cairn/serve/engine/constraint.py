@@ -1,0 +1,31 @@
+"""What a request may say next: the little that the engine knows of grammars.
+
+    mask() -> bits over the vocabulary -> the sampler chooses among them -> accept(token) -> mask() -> ...
+
+A mask needs every token before it. So a constrained request is not scheduled while one of its tokens is in flight: in
+the overlapped loop it takes every other step, and the requests beside it take all of them. Its mask is made after the
+model's work for the step has been launched, while the device is busy with it. Who makes constraints, and of what, is
+unknown here; the engine only asks.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Constraint(Protocol):
+    """The state of one request's grammar. One thread uses it at a time; it follows the tokens one by one."""
+
+    @property
+    def finished(self) -> bool:
+        """The token that ends the text was accepted: nothing can follow."""
+        ...
+
+    def mask(self) -> "np.ndarray":
+        """int32 words: bit v % 32 of word v // 32 is set where token v may come next. Raises nothing."""
+        ...
+
+    def accept(self, token: int) -> str | None:
+        """Go on by a token. None: it did; else why it cannot, which ends the request."""
+        ...

@@ -1,0 +1,142 @@
+"""The answer of an engine in another process as it arrives: filled by the client's thread, read by one reader.
+
+    thread that reads the sockets --put, end--> Stream --Delta--> a thread (`for`) or a coroutine (`async for`)
+
+What has come since the last look is one Delta, so that a slow reader gets more at once instead of falling behind. A
+coroutine is woken together with the others of its event loop: one call for a step, not one for each request. Knows
+nothing about processes.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.serve.engine.messages import Ended, Scored
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What has come since the last look: often one token, more for a slow reader."""
+
+    tokens: list[int]
+    logprobs: list[Scored]  # one for each token, if they were asked for
+    prompt_logprobs: list[Scored] | None  # with the first token, if they were asked for
+    ended: Ended | None  # the last Delta has it
+
+
+class Stream:
+    """The answer to one request. Read it from one thread or one coroutine; leave its `with` early to abort it."""
+
+    def __init__(self, id: int, abort: Callable[[int], None]) -> None:
+        self.id = id
+        self.ended: Ended | None = None
+        self._abort = abort
+        self._lock = threading.Lock()
+        self._event = threading.Event()
+        self._future: asyncio.Future[None] | None = None
+        self._clear()
+        self._failed: CairnError | None = None
+        self._over = False  # the last Delta has been read, or the failure raised
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        while True:
+            with self._lock:
+                if (delta := self._take()) is not None:
+                    return delta
+                if self._over:
+                    raise StopIteration
+                self._event.clear()
+            self._event.wait()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._lock:
+                if (delta := self._take()) is not None:
+                    return delta
+                if self._over:
+                    raise StopAsyncIteration
+                future = self._future = loop.create_future()
+            await future
+
+    def abort(self) -> None:
+        """End it; the stream then ends with the reason "abort", unless it has ended already."""
+        if self.ended is None and self._failed is None:
+            self._abort(self.id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        self._logprobs: list[Scored] = []
+        self._prompt: list[Scored] | None = None
+
+    def _take(self) -> Delta | None:
+        """Under the lock: what there is. Raises the failure when everything before it has been read."""
+        if self._over:
+            return None
+        if self._tokens or self.ended is not None:
+            delta = Delta(self._tokens, self._logprobs, self._prompt, self.ended)
+            self._clear()
+            self._over = self.ended is not None
+            return delta
+        if self._failed is not None:
+            self._over = True
+            raise self._failed
+        return None
+
+    def put(self, token: int, scored: Scored | None, prompt: list[Scored] | None) -> None:
+        with self._lock:
+            self._tokens.append(token)
+            if scored is not None:
+                self._logprobs.append(scored)
+            if prompt is not None:
+                self._prompt = prompt
+
+    def end(self, ended: Ended | None, failed: CairnError | None = None) -> None:
+        with self._lock:
+            self.ended, self._failed = ended, failed
+
+    def waiter(self) -> "asyncio.Future[None] | None":
+        """Wake a thread; a coroutine is woken by whoever asked, together with others."""
+        with self._lock:
+            future, self._future = self._future, None
+            self._event.set()
+        return future
+
+
+def wake(streams: list[Stream]) -> None:
+    """Readers that wait; those of one event loop with a single call, which is what costs."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for stream in streams:
+        if (future := stream.waiter()) is not None:
+            by_loop.setdefault(future.get_loop(), []).append(future)
+    for loop, futures in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: "list[asyncio.Future[None]]") -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,94 @@
+"""How the server says no: one exception, and the error document that OpenAI's clients read.
+
+    raise Refusal(429, "1024 requests wait already", retry_after_s=3)
+      -> 429, Retry-After: 3, {"error": {"message": ..., "type": "rate_limit_error", "param": null, "code": ...}}
+
+A `CairnError` from the floors below becomes a refusal with its message and its hint. Knows no endpoint.
+"""
+
+import math
+from http import HTTPStatus
+
+import msgspec
+from starlette.responses import Response
+
+from cairn.core.errors import CairnError, ConfigError, RequestError, TokenizerError
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ErrorInfo(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None  # the field that is wrong
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorInfo
+
+
+class Refusal(Exception):
+    """The request is answered with an error, and nothing else happens to it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.code = code or HTTPStatus(status).phrase.lower().replace(" ", "_")
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> ErrorBody:
+        kind = KINDS.get(self.status, "server_error")
+        return ErrorBody(
+            ErrorInfo(message=self.message, type=kind, param=self.param, code=self.code)
+        )
+
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> Response:
+        return JSON(self.body(), self.status, self.headers())
+
+
+class JSON(Response):
+    """A Struct as a response."""
+
+    media_type = "application/json"
+
+    def __init__(
+        self, content: object, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(msgspec.json.encode(content), status, headers)
+
+
+def refusal_of(error: CairnError, fields: tuple[str, ...] = ()) -> Refusal:
+    """What the engine or the tokenizer refused; `fields` are names of the body that a message may begin with."""
+    hint = f"; {error.hint}" if error.hint else ""
+    if isinstance(error, RequestError | TokenizerError | ConfigError):
+        first = error.message.partition(" ")[0].partition("[")[0].partition(".")[0]
+        code = "context_length_exceeded" if "context" in error.message else "invalid_value"
+        param = first if first in fields else None
+        return Refusal(400, f"{error.message}{hint}", param=param, code=code)
+    return Refusal(500, f"{error.message}{hint}")

@@ -1,0 +1,45 @@
+"""The inputs of a step in NumPy are those of the reference, padding and unknown tokens included."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.kernels.step_inputs import Decided, Inputs, State, step_inputs
+from cairn.serve.engine.cpu_inputs import inputs_on_cpu
+
+PAGE, PAGES, ROWS = 4, 12, 9
+sequence = st.tuples(st.booleans(), st.integers(0, 20), st.integers(1, 9), st.integers(0, 3))
+
+
+def integers(values) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int32)
+
+
+@given(st.lists(sequence, min_size=1, max_size=6), st.integers(0, 2**31))
+def test_numpy_makes_what_the_reference_makes(sequences, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int, high: int = 99) -> torch.Tensor:
+        return torch.randint(1, high, shape, generator=generator).int()
+
+    rows = torch.randperm(ROWS, generator=generator)[: len(sequences)].tolist()
+    there = [row if real else -1 for row, (real, *_) in zip(rows, sequences, strict=True)]
+    _, starts, counts, fresh = zip(*sequences, strict=True)
+    total, new = sum(counts), sum(fresh)
+    tokens = numbers(total)
+    tokens[torch.rand(total, generator=generator) < 0.4] = -1
+    bounds = integers([0, *torch.tensor(counts).cumsum(0).tolist()])
+    page_bounds = integers([0, *torch.tensor(fresh).cumsum(0).tolist()])
+    first = integers((start + count) // PAGE for start, count in zip(starts, counts, strict=True))
+    decided = Decided(
+        integers(there), integers(starts), bounds, first, page_bounds, numbers(new), tokens
+    )
+    state = State(numbers(ROWS, PAGES), numbers(ROWS))
+    made = []
+    for make in (step_inputs, inputs_on_cpu):
+        mine = State(*(part.clone() for part in state))
+        room = Inputs(*(torch.full((60,), -7, dtype=torch.int32) for _ in range(4)),
+                      torch.full((8, PAGES), -7, dtype=torch.int32))  # fmt: skip
+        make(decided, mine, PAGE, room)
+        made.append([*mine, *room])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
