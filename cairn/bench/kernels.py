@@ -17,9 +17,9 @@ import msgspec
 from cairn.bench.record import Origin
 from cairn.bench.record import write as write
 from cairn.core.errors import DataError, HardwareError
-from cairn.kernels import catalogue
 from cairn.kernels.kernel import Case
-from cairn.kernels.measure import Ceiling, Row, first_line, measure_case
+from cairn.kernels.tooling import catalogue
+from cairn.kernels.tooling.measure import Ceiling, Row, first_line, measure_case
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 from cairn.bench.kernels import Report, read
 from cairn.core.errors import DataError
 from cairn.core.units import format_rate
-from cairn.kernels.measure import Row
+from cairn.kernels.tooling.measure import Row
 
 BEGIN, END = "<!-- kernels table: begin -->", "<!-- kernels table: end -->"
 HEADINGS = (

@@ -22,7 +22,7 @@ from cairn.bench.workload import Prompted
 from cairn.hw.datasheet import Dtype
 from cairn.hw.host import read_cpu
 from cairn.kernels.kernel import Cost
-from cairn.kernels.measure import Ceiling
+from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.spec import ModelSpec
 
 

@@ -23,7 +23,7 @@ from cairn.bench.record import Origin
 from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
 from cairn.core.errors import DataError, UsageError
 from cairn.hw.roofline import dtype_name
-from cairn.kernels.measure import Ceiling
+from cairn.kernels.tooling.measure import Ceiling
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec

@@ -15,7 +15,7 @@ from cairn.core.errors import UsageError
 from cairn.core.units import format_duration, format_rate
 
 if TYPE_CHECKING:
-    from cairn.kernels.measure import Ceiling
+    from cairn.kernels.tooling.measure import Ceiling
 
 ABOUT = "Measurements, each beside its ceiling and beside the best there is elsewhere."
 
@@ -49,8 +49,8 @@ def run_kernels(args: list[str]) -> int:
         raise UsageError("--merge is given without --out", hint="name the file with --out")
     from cairn.bench import kernels as bench
     from cairn.bench.record import origin, repeatable, require_commit
-    from cairn.kernels.demo import line
-    from cairn.kernels.measure import Row, measure_ceiling, require_gpu
+    from cairn.kernels.tooling.demo import line
+    from cairn.kernels.tooling.measure import Row, measure_ceiling, require_gpu
 
     device = require_gpu()
     if options.out is not None:

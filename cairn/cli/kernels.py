@@ -18,10 +18,10 @@ from cairn.core.errors import UsageError, did_you_mean
 from cairn.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from cairn.kernels.build import Job
-    from cairn.kernels.compiled import Compiled
-    from cairn.kernels.lint import Finding
-    from cairn.kernels.tune import Result
+    from cairn.kernels.tooling.build import Job
+    from cairn.kernels.tooling.compiled import Compiled
+    from cairn.kernels.tooling.lint import Finding
+    from cairn.kernels.tooling.tune import Result
 
 Stage = Literal["source", "ttir", "ttgir", "llir", "ptx", "sass"]
 
@@ -90,7 +90,7 @@ def run(args: list[str]) -> int:
 
 def run_list(args: list[str]) -> int:
     options = load(List, args=args, env_prefix="CAIRN_KERNELS_LIST_").value
-    from cairn.kernels.catalogue import kernels
+    from cairn.kernels.tooling.catalogue import kernels
 
     if options.json:
         rows = [{"name": name, **entry._asdict()} for name, entry in kernels().items()]
@@ -104,9 +104,9 @@ def run_list(args: list[str]) -> int:
 
 def run_check(args: list[str]) -> int:
     options = load(Check, args=args, env_prefix="CAIRN_KERNELS_CHECK_").value
-    from cairn.kernels import build
-    from cairn.kernels.catalogue import chosen
-    from cairn.kernels.lint import failed, lint
+    from cairn.kernels.tooling import build
+    from cairn.kernels.tooling.catalogue import chosen
+    from cairn.kernels.tooling.lint import failed, lint
 
     wanted = build.jobs(chosen(options.only))
     found: list[tuple[Compiled, list[Finding]]] = []
@@ -180,10 +180,10 @@ def _counted(pairs: list[tuple["Compiled", list["Finding"]]]) -> dict[str, int]:
 
 def run_explain(args: list[str]) -> int:
     options = load(Explain, args=args, env_prefix="CAIRN_KERNELS_EXPLAIN_").value
-    from cairn.kernels import build
-    from cairn.kernels.catalogue import chosen
-    from cairn.kernels.explain import render, summary
-    from cairn.kernels.lint import lint
+    from cairn.kernels.tooling import build
+    from cairn.kernels.tooling.catalogue import chosen
+    from cairn.kernels.tooling.explain import render, summary
+    from cairn.kernels.tooling.lint import lint
 
     jobs = build.jobs(chosen([options.name]))
     job = choose_variant(jobs, options.variant)
@@ -240,9 +240,10 @@ def _write(path: Path, text: str) -> None:
 
 def run_tune(args: list[str]) -> int:
     options = load(Tune, args=args, env_prefix="CAIRN_KERNELS_TUNE_").value
-    from cairn.kernels import catalogue, tuned
-    from cairn.kernels.measure import require_gpu
-    from cairn.kernels.tune import save, tune
+    from cairn.kernels import tuned
+    from cairn.kernels.tooling import catalogue
+    from cairn.kernels.tooling.measure import require_gpu
+    from cairn.kernels.tooling.tune import save, tune
 
     require_gpu()
     names = [n for n in catalogue.chosen(options.only) if catalogue.kernels()[n].tunable]

@@ -238,6 +238,6 @@ def tuning() -> Iterator[Tuning]:
 
 
 if __name__ == "__main__":
-    from cairn.kernels.demo import demo
+    from cairn.kernels.tooling.demo import demo
 
     demo(__spec__.name)

@@ -332,6 +332,6 @@ def _prepare(
 
 
 if __name__ == "__main__":
-    from cairn.kernels.demo import demo
+    from cairn.kernels.tooling.demo import demo
 
     demo(__spec__.name)

@@ -348,6 +348,6 @@ def _prepare(m: int, n: int, k: int, per_row: bool, precise: bool) -> Prepared:
 
 
 if __name__ == "__main__":
-    from cairn.kernels.demo import demo
+    from cairn.kernels.tooling.demo import demo
 
     demo(__spec__.name)

@@ -297,6 +297,6 @@ def cases() -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    from cairn.kernels.demo import demo
+    from cairn.kernels.tooling.demo import demo
 
     demo(__spec__.name)

@@ -9,9 +9,9 @@ from cairn.bench import kernels as bench
 from cairn.bench import kernels_table, record
 from cairn.cli import bench as verb
 from cairn.core.errors import DataError, HardwareError, UsageError
-from cairn.kernels import catalogue, measure
 from cairn.kernels.kernel import Case, Cost, Prepared
-from cairn.kernels.measure import Ceiling, Row
+from cairn.kernels.tooling import catalogue, measure
+from cairn.kernels.tooling.measure import Ceiling, Row
 
 CEILING = Ceiling(device="NVIDIA H200", bytes_per_s=4.2e12, flops_per_s={"bf16": 7.9e14})
 PROMISED = {

@@ -12,7 +12,7 @@ from cairn.bench.limit import (
     weights_read,
 )
 from cairn.bench.workload import Prompted, requests, totals
-from cairn.kernels.measure import Ceiling
+from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.presets import preset
 
 H200 = Ceiling(device="H200", bytes_per_s=4.3e12, flops_per_s={"bf16": 7.9e14})

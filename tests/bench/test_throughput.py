@@ -12,7 +12,7 @@ from cairn.bench import profile_serve, record, throughput
 from cairn.cli import bench as verb
 from cairn.cli import profile as profile_verb
 from cairn.core.errors import ConfigError, DataError, UsageError
-from cairn.kernels.measure import Ceiling
+from cairn.kernels.tooling.measure import Ceiling
 from cairn.serve.engine.scheduler import Scheduler
 
 CEILING = Ceiling(device="a CPU", bytes_per_s=1e10, flops_per_s={"fp32": 1e11})

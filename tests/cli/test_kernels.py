@@ -8,10 +8,10 @@ import pytest
 
 from cairn.cli import kernels as verb
 from cairn.core.errors import HardwareError, UsageError
-from cairn.kernels import build, catalogue
-from cairn.kernels.build import Job
-from cairn.kernels.compiled import Compiled
-from cairn.kernels.machine_code import occupancy
+from cairn.kernels.tooling import build, catalogue
+from cairn.kernels.tooling.build import Job
+from cairn.kernels.tooling.compiled import Compiled
+from cairn.kernels.tooling.machine_code import occupancy
 
 GOOD = Compiled(
     kernel="a", variant="a 64", registers=32, warps=4, shared_bytes=1024, occupancy=occupancy(32, 1024, 4),

@@ -7,12 +7,12 @@ import sys
 import bad_kernels
 import pytest
 
-import cairn.kernels.catalogue as catalogue
+import cairn.kernels.tooling.catalogue as catalogue
 from cairn.core.errors import ConfigError
-from cairn.kernels import build
-from cairn.kernels.compile import compile_variant, fingerprint, signature
-from cairn.kernels.compiled import STAGES, Compiled
-from cairn.kernels.lint import Finding, lint
+from cairn.kernels.tooling import build
+from cairn.kernels.tooling.compile import compile_variant, fingerprint, signature
+from cairn.kernels.tooling.compiled import STAGES, Compiled
+from cairn.kernels.tooling.lint import Finding, lint
 
 
 def rules(findings: list[Finding]) -> set[str]:
@@ -118,7 +118,7 @@ def test_a_fingerprint_follows_what_decides_the_machine_code():
 def test_fingerprints_agree_between_processes():
     code = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import bad_kernels\n"
-        "from cairn.kernels.compile import fingerprint; print(fingerprint(bad_kernels.GOOD))"
+        "from cairn.kernels.tooling.compile import fingerprint; print(fingerprint(bad_kernels.GOOD))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == fingerprint(bad_kernels.GOOD)

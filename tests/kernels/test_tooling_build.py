@@ -7,9 +7,9 @@ import textwrap
 import pytest
 
 from cairn.core.errors import CairnError, UsageError
-from cairn.kernels import build, catalogue
-from cairn.kernels.build import Job
-from cairn.kernels.lint import lint
+from cairn.kernels.tooling import build, catalogue
+from cairn.kernels.tooling.build import Job
+from cairn.kernels.tooling.lint import lint
 
 SOURCE = '''
 """A kernel for this test."""
@@ -36,7 +36,7 @@ def cases():
 
 DEADLY = """
 import os
-from cairn.kernels.compiled import Compiled
+from cairn.kernels.tooling.compiled import Compiled
 
 def facts(job):
     if job.variant == "dies":

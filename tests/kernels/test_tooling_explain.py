@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import bad_kernels
 import pytest
 
-from cairn.kernels import explain, source_lines
-from cairn.kernels.compile import compile_variant
-from cairn.kernels.compiled import STAGES, Compiled
-from cairn.kernels.lint import lint
+from cairn.kernels.tooling import explain, source_lines
+from cairn.kernels.tooling.compile import compile_variant
+from cairn.kernels.tooling.compiled import STAGES, Compiled
+from cairn.kernels.tooling.lint import lint
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.kernels import machine_code
-from cairn.kernels.compiled import Compiled
-from cairn.kernels.lint import failed, lint
-from cairn.kernels.machine_code import SHARED_LIMIT, WARPS_PER_SM, occupancy
+from cairn.kernels.tooling import machine_code
+from cairn.kernels.tooling.compiled import Compiled
+from cairn.kernels.tooling.lint import failed, lint
+from cairn.kernels.tooling.machine_code import SHARED_LIMIT, WARPS_PER_SM, occupancy
 
 LOG = """
 ptxas info    : 0 bytes gmem

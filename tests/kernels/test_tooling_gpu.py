@@ -5,9 +5,10 @@ import torch
 import triton
 import triton.language as tl
 
-from cairn.kernels import tune, tuned
+from cairn.kernels import tuned
 from cairn.kernels.kernel import Case, Cost, Prepared
-from cairn.kernels.measure import measure_case, measure_ceiling
+from cairn.kernels.tooling import tune
+from cairn.kernels.tooling.measure import measure_case, measure_ceiling
 from cairn.kernels.tuned import Tuning, read_table
 
 pytestmark = pytest.mark.gpu

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from cairn.hw.timing import summarize
-from cairn.kernels import demo, measure
 from cairn.kernels.kernel import Case, Cost, Prepared
-from cairn.kernels.measure import Ceiling, measure_case
+from cairn.kernels.tooling import demo, measure
+from cairn.kernels.tooling.measure import Ceiling, measure_case
 
 CEILING = Ceiling(device="GPU", bytes_per_s=4e12, flops_per_s={"bf16": 800e12})
 

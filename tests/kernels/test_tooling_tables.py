@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from cairn.core.errors import DataError, HardwareError
-from cairn.kernels import catalogue, measure, tuned
-from cairn.kernels import tune as tuning
-from cairn.kernels.measure import rotation
-from cairn.kernels.tune import Result, Trial, choose, merged
+from cairn.kernels import tuned
+from cairn.kernels.tooling import catalogue, measure
+from cairn.kernels.tooling import tune as tuning
+from cairn.kernels.tooling.measure import rotation
+from cairn.kernels.tooling.tune import Result, Trial, choose, merged
 from cairn.kernels.tuned import TABLES, Table, read_table, slug, trying, write_table
 
 DEFAULT = {"num_warps": 4, "rows": 1}

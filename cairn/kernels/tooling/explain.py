@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cairn.core.units import format_bytes
-from cairn.kernels.compiled import STAGES, Compiled
-from cairn.kernels.lint import Finding
-from cairn.kernels.machine_code import SHARED_LIMIT, WARPS_PER_SM
-from cairn.kernels.source_lines import READERS, Place
+from cairn.kernels.tooling.compiled import STAGES, Compiled
+from cairn.kernels.tooling.lint import Finding
+from cairn.kernels.tooling.machine_code import SHARED_LIMIT, WARPS_PER_SM
+from cairn.kernels.tooling.source_lines import READERS, Place
 from cairn.report import page as html
 
 TITLES = {
@@ -45,7 +45,7 @@ def resources(kernel: Compiled) -> dict[str, str]:
 
 def accesses(kernel: Compiled) -> dict[str, int]:
     """Memory and tensor-core instructions with their widths: LDG.E.128 says that loads are vectors."""
-    from cairn.kernels.machine_code import kind
+    from cairn.kernels.tooling.machine_code import kind
 
     wanted = {*MEMORY, "tensor core"}
     return {opcode: count for opcode, count in kernel.opcodes.items() if kind(opcode) in wanted}

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from cairn.hw import timing
-from cairn.kernels import catalogue, tuned
-from cairn.kernels.measure import first_line, replayed, require_gpu, rotation
+from cairn.kernels import tuned
+from cairn.kernels.tooling import catalogue
+from cairn.kernels.tooling.measure import first_line, replayed, require_gpu, rotation
 from cairn.kernels.tuned import Config, Table, Tuning, trying
 
 SHORT_S = 200e-6  # below this a launch from Python and a warm cache would be measured, too

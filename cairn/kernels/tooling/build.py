@@ -21,9 +21,9 @@ import msgspec
 
 from cairn.core.errors import CairnError
 from cairn.hw.storage import cache_folder
-from cairn.kernels import catalogue
-from cairn.kernels.compiled import Compiled
 from cairn.kernels.kernel import Variant
+from cairn.kernels.tooling import catalogue
+from cairn.kernels.tooling.compiled import Compiled
 
 WORKERS = 2
 CRASHED = "the compiler ended its own process"
@@ -131,7 +131,7 @@ def _facts(job: Job) -> Compiled:
 
 
 def _build_and_keep(job: Job) -> Compiled:
-    from cairn.kernels.compile import compile_variant
+    from cairn.kernels.tooling.compile import compile_variant
 
     compiled = compile_variant(_variant(job), job.kernel)
     path = _path(job)
@@ -161,6 +161,6 @@ def _variant(job: Job) -> Variant:
 
 
 def _path(job: Job) -> Path:
-    from cairn.kernels.compile import fingerprint
+    from cairn.kernels.tooling.compile import fingerprint
 
     return cache_folder() / "kernels" / f"{fingerprint(_variant(job))}.json"

@@ -28,9 +28,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from cairn.core.errors import ConfigError
-from cairn.kernels import machine_code
-from cairn.kernels.compiled import Compiled, Source
 from cairn.kernels.kernel import Variant
+from cairn.kernels.tooling import machine_code
+from cairn.kernels.tooling.compiled import Compiled, Source
 
 SCHEMA = 1  # of what is kept; another number is another compiler of ours
 TARGET = GPUTarget("cuda", 90, 32)

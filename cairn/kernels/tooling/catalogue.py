@@ -1,4 +1,4 @@
-"""Which kernels are there? Every module here that has both VARIANTS and cases().
+"""Which kernels are there? Every module of `cairn.kernels` that has both VARIANTS and cases().
 
 Found by reading the sources, so that listing names imports neither torch nor triton, and a new kernel file needs no
 entry anywhere. `load` imports one.
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from cairn.core.errors import UsageError, did_you_mean
 
 MARKS = {"VARIANTS", "cases"}
+PACKAGE = "cairn.kernels"
 
 
 class Entry(NamedTuple):
@@ -24,7 +25,7 @@ class Entry(NamedTuple):
 
 
 @functools.cache
-def kernels(folder: Path = Path(__file__).parent) -> Mapping[str, Entry]:
+def kernels(folder: Path = Path(__file__).parents[1]) -> Mapping[str, Entry]:
     """Name of each kernel -> where it is and what it says about itself, in alphabetical order."""
     found = {}
     for path in sorted(folder.glob("*.py")):
@@ -32,7 +33,7 @@ def kernels(folder: Path = Path(__file__).parent) -> Mapping[str, Entry]:
         names = _defined(tree)
         if names >= MARKS:
             line = (ast.get_docstring(tree) or "").partition("\n")[0]
-            found[path.stem] = Entry(f"{__package__}.{path.stem}", line, "tuning" in names)
+            found[path.stem] = Entry(f"{PACKAGE}.{path.stem}", line, "tuning" in names)
     return found
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from cairn.kernels.compiled import Compiled
-from cairn.kernels.machine_code import SHARED_LIMIT
+from cairn.kernels.tooling.compiled import Compiled
+from cairn.kernels.tooling.machine_code import SHARED_LIMIT
 
 Severity = Literal["fail", "info"]
 Rule = Callable[[Compiled], str | None]

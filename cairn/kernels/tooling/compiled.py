@@ -3,7 +3,7 @@
 import msgspec
 
 from cairn.kernels.kernel import Expect
-from cairn.kernels.machine_code import Occupancy
+from cairn.kernels.tooling.machine_code import Occupancy
 
 STAGES = ("source", "ttir", "ttgir", "llir", "ptx", "sass")
 

@@ -16,7 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cairn.kernels.kernel import Case
-from cairn.kernels.measure import Row, first_line, measure_case, measure_ceiling, require_gpu
+from cairn.kernels.tooling.measure import (
+    Row,
+    first_line,
+    measure_case,
+    measure_ceiling,
+    require_gpu,
+)
 
 
 def demo(module_name: str) -> None:
@@ -79,7 +85,7 @@ def _measure(name: str, cases: Sequence[Case]) -> int:
 
 def _on_cpu(name: str) -> int:
     print(f"{name}: no CUDA device here, so its numerics are checked in Triton's interpreter")
-    tests = Path(__file__).parents[2] / "tests" / "kernels" / f"interpreted_{name}.py"
+    tests = Path(__file__).parents[3] / "tests" / "kernels" / f"interpreted_{name}.py"
     if not tests.exists():
         print(f"hint: `cairn kernels explain {name}` compiles it for sm_90 without a GPU")
         return 0
