@@ -87,8 +87,8 @@ def at_rate(arrivals: list[float], rate: float) -> list[float]:
         return []
     if rate == math.inf or arrivals[-1] == arrivals[0]:
         return [0.0] * len(arrivals)
-    factor = (len(arrivals) - 1) / rate / (arrivals[-1] - arrivals[0])
-    return [(moment - arrivals[0]) * factor for moment in arrivals]
+    whole, span = arrivals[-1] - arrivals[0], (len(arrivals) - 1) / rate
+    return [(moment - arrivals[0]) / whole * span for moment in arrivals]
 
 
 def check_rate(rate: float) -> None:

@@ -98,7 +98,7 @@ class Response:
         return [data]
 
     def _chunks(self, data: bytes) -> list[bytes]:
-        """SIZE\\r\\n BYTES \\r\\n ... 0\\r\\n \\r\\n, cut anywhere. `_left` counts the chunk and the line end behind it."""
+        """SIZE\\r\\n BYTES \\r\\n ... 0\\r\\n \\r\\n, cut anywhere; `_left` includes the line end of a chunk."""
         pieces = []
         at = 0
         while at < len(data) and not self.done:

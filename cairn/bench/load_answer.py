@@ -12,10 +12,13 @@ limit on connections that is late must not make a server look fast (coordinated 
 what the server says (`usage`); where it says nothing, its events are counted. Pure: no socket, no clock.
 """
 
+from typing import Any
+
 import msgspec
 
 KINDS = {
     "refused": "no connection to the server",
+    "client": "this side ran out of files or ports; see `ulimit -n`",
     "timeout": "no complete answer in time",
     "closed": "the connection ended before the answer did",
     "cut short": "the stream ended without a reason to finish",
@@ -64,6 +67,23 @@ class Record(msgspec.Struct, kw_only=True):
         ]
 
 
+def since(record: Record, begin_s: float) -> Record:
+    """The same with its times counted from another moment."""
+
+    def moved(moment: float | None) -> float | None:
+        return None if moment is None else moment - begin_s
+
+    return msgspec.structs.replace(
+        record,
+        due_s=record.due_s - begin_s,
+        sent_s=record.sent_s - begin_s,
+        end_s=record.end_s - begin_s,
+        first_s=moved(record.first_s),
+        last_s=moved(record.last_s),
+        chunk_s=[moment - begin_s for moment in record.chunk_s],
+    )
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
@@ -93,7 +113,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None  # a sentence or an object, in many forms
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -118,7 +138,7 @@ class Answer:
             self.error = ("bad answer", f"{error}: {event[:120]!r}")
             return
         if found.error is not None:
-            self.error = ("error event", error_text(bytes(found.error)))
+            self.error = ("error event", error_text(msgspec.json.encode({"error": found.error})))
             return
         if found.usage is not None:
             self.usage = found.usage

@@ -3,13 +3,14 @@
     Ask --prepare--> bytes --send--> one connection per request in flight, kept for the next --> Record
 
 Talks HTTP/1.1 over asyncio with a reader of its own (`http_reader`): some microseconds per token, so that the client is
-not what gets measured. Never retries a request that a server may have begun, never raises for what a server does: an
-error becomes a Record of its kind. Knows nothing about rates and statistics.
+not what gets measured. Nothing is sent twice, and nothing that a server does raises: an error becomes a Record of its
+kind. Knows nothing about rates and statistics.
 """
 
 import asyncio
+import errno
 import ssl
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,6 +22,7 @@ from cairn.core.errors import UsageError
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+IDLE_S = 2.0  # a connection that has been idle for longer may be about to be closed by its server (uvicorn: after 5)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,78 +69,77 @@ class Connection(asyncio.Protocol):
     """One request at a time; the time of each piece is taken when it arrives."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._clock = loop.time
         self._loop = loop
-        self.transport: asyncio.Transport | None = None
+        self._clock = loop.time
+        self._transport: asyncio.Transport | None = None
+        self._finished: asyncio.Future[None] | None = None
         self.closed = False
-        self.heard = False  # anything of this answer
-        self.served = 0  # answers before this one
+        self.idle_since_s = 0.0
+        self._reset()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  of create_connection
-
-    def begin(self, wire: bytes) -> "asyncio.Future[None]":
-        assert self.transport is not None
+    def _reset(self) -> None:
         self.response = Response()
         self.answer = Answer()
-        self.body: list[bytes] = []
-        self.heard = False
+        self.body: list[bytes] = []  # of what is no stream
         self._events: Events | None = None
+
+    def begin(self, wire: bytes) -> "asyncio.Future[None]":
+        """Sends a request; the future is done when its answer is, in whichever way."""
+        self._reset()
         self._finished = self._loop.create_future()
-        self.transport.write(wire)
+        if self._transport is None or self.closed:
+            self.connection_lost(None)
+        else:
+            self._transport.write(wire)
         return self._finished
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         now = self._clock()
-        if self.closed or not self._busy():
+        if self._finished is None or self._finished.done():
             self.close()  # bytes that nobody asked for
             return
-        self.heard = True
         response = self.response
         try:
             for piece in response.feed(data):
-                if self._events is None:
-                    self._events = self._open(response)
-                if not self._is_stream:
-                    self.body.append(piece)
-                    continue
-                for event in self._events.feed(piece):
-                    self.answer.take(event, now)
+                self._take(piece, now)
         except ProtocolError as error:
             self.answer.error = ("bad answer", error.message)
             self._finish()
             self.close()
-            return
         if response.done:
             self._finish()
 
-    def _open(self, response: Response) -> Events:
-        kind = response.headers.get("content-type", "")
-        self._is_stream = response.status == 200 and kind.startswith("text/event-stream")
-        return Events()
+    def _take(self, piece: bytes, now: float) -> None:
+        if self._events is None:
+            if self.body or not _is_stream(self.response):
+                self.body.append(piece)
+                return
+            self._events = Events()
+        for event in self._events.feed(piece):
+            self.answer.take(event, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        if self._busy():
-            if not self.response.end():
-                self.answer.error = self.answer.error or ("closed", str(exc or "end of the stream"))
-            self._finish()
+        if not self.response.end() and self.answer.error is None:
+            self.answer.error = ("closed", str(exc or "by the server"))
+        self._finish()
 
     def close(self) -> None:
         self.closed = True
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _busy(self) -> bool:
-        return self.served_future is not None and not self.served_future.done()
-
-    @property
-    def served_future(self) -> "asyncio.Future[None] | None":
-        return getattr(self, "_finished", None)
+        if self._transport is not None:
+            self._transport.abort()
 
     def _finish(self) -> None:
-        if self._busy():
+        if self._finished is not None and not self._finished.done():
             self._finished.set_result(None)
+
+
+def _is_stream(response: Response) -> bool:
+    kind = response.headers.get("content-type", "")
+    return response.status == 200 and kind.startswith("text/event-stream")
 
 
 class LoadClient:
@@ -186,13 +187,8 @@ class LoadClient:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(self.target.timeout_s):
-                while True:
-                    connection = await self._connect()
-                    reused = connection.served > 0
-                    await connection.begin(prepared.wire)
-                    if connection.heard or not reused:
-                        break
-                    # The server closed a connection that had been idle, before it saw this request.
+                connection = await self._connect()
+                await connection.begin(prepared.wire)
         except TimeoutError:
             answer = connection.answer if connection is not None else Answer()
             answer.error = ("timeout", f"after {self.target.timeout_s:g} s")
@@ -200,7 +196,8 @@ class LoadClient:
             return answer.record(due_s, sent_s, clock(), prepared.asked_tokens)
         except OSError as error:
             answer = Answer()
-            answer.error = ("refused", str(error))
+            ours = error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+            answer.error = ("client" if ours else "refused", str(error))
             return answer.record(due_s, sent_s, clock(), prepared.asked_tokens)
         except asyncio.CancelledError:
             self._drop(connection)
@@ -229,12 +226,12 @@ class LoadClient:
             answer.error = ("bad answer", f"no stream of events, but {start!r}")
 
     async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
-            if not connection.closed:
+            if not connection.closed and loop.time() - connection.idle_since_s < IDLE_S:
                 return connection
-            self._all.discard(connection)
-        loop = asyncio.get_running_loop()
+            self._drop(connection)
         _, connection = await loop.create_connection(
             lambda: Connection(loop), self.place.host, self.place.port, ssl=self._tls
         )
@@ -245,7 +242,7 @@ class LoadClient:
         if connection.closed or not connection.response.reusable:
             self._drop(connection)
             return
-        connection.served += 1
+        connection.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
     def _drop(self, connection: Connection | None) -> None:

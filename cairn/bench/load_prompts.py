@@ -1,7 +1,7 @@
 """What is asked: prompts and lengths of answers, without a tokenizer and without anybody's text.
 
     random          prompts of one length, answers of one length, nothing shared
-    sharegpt-like   lengths as people chat: log-normal, on average 161 tokens in and 338 out (arXiv:2309.06180, section 6.1)
+    sharegpt-like   lengths as people chat: log-normal, on average 161 tokens in and 338 out (arXiv:2309.06180)
     trace           lengths of a trace; where it names blocks of tokens, equal names become equal tokens
 
 A prompt is made of token ids, each 0 <= id < vocab, which /v1/completions takes as they are; or of short English words
@@ -9,10 +9,11 @@ where a server wants text (chat): about one token each, and the server's own cou
 makes the same prompts. Pure.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 
@@ -28,16 +29,17 @@ _INPUT = (math.log(161) - 1.2**2 / 2, 1.2)
 _OUTPUT = (math.log(338) - 0.9**2 / 2, 0.9)
 
 # Short, frequent, and one token with a space before them in every vocabulary of interest.
-_WORDS = (
-    "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
-    "were when we there can an your which their said if do will each about how up out them then she many some so these "
-    "would other into has more her two like him see time could no make than first been its who now people my made over "
-    "did down only way find use may water long little very after words called just where most know get through back "
-    "much go good new write our me man too any day same right look think also around another came come work three must "
-    "because does part even place well such here take why help put different away again off went old number great tell "
-    "men say small every found still between name should home big give air line set own under read last never us left "
-    "end along while might next sound below saw something thought both few those always show large often together"
-).split()
+_WORDS = """
+    the of and to in is that it was for on are as with his they at be this from have or by one had not but
+    what all were when we there can an your which their said if do will each about how up out them then she
+    many some so these would other into has more her two like him see time could no make than first been its
+    who now people my made over did down only way find use may water long little very after words called just
+    where most know get through back much go good new write our me man too any day same right look think also
+    around another came come work three must because does part even place well such here take why help put
+    different away again off went old number great tell men say small every found still between name should
+    home big give air line set own under read last never us left end along while might next sound below saw
+    something thought both few those always show large often together
+""".split()  # noqa: SIM905  as a list it would be a page long
 
 
 class Ask(NamedTuple):
@@ -77,7 +79,7 @@ def traced_shapes(
         )
 
 
-def asks(shapes: Iterator[Shape], form: Form, vocab: int, seed: int) -> Iterator[Ask]:
+def asks(shapes: Iterator[Shape], form: Form, vocab: int, seed: str) -> Iterator[Ask]:
     """A prompt for each shape; no two are alike but for the blocks that a trace shares."""
     generator = random.Random(f"prompts {seed}")
     make = _tokens(vocab) if form == "tokens" else _text
@@ -88,8 +90,8 @@ def asks(shapes: Iterator[Shape], form: Form, vocab: int, seed: int) -> Iterator
             ]
         else:
             pieces = [make(generator, shape.input_tokens)]
-        kept = [piece for one in pieces for piece in one][: shape.input_tokens]
-        yield Ask(_joined(kept), shape.output_tokens)
+        kept = list(itertools.chain.from_iterable(pieces))[: shape.input_tokens]
+        yield Ask(" ".join(kept) if form == "text" else kept, shape.output_tokens)
 
 
 def _within(length: float, most: int | None) -> int:
@@ -97,16 +99,10 @@ def _within(length: float, most: int | None) -> int:
     return whole if most is None else min(whole, most)
 
 
-def _tokens(vocab: int) -> Callable[[random.Random, int], list[int]]:
+def _tokens(vocab: int) -> Callable[[random.Random, int], list[Any]]:
     ids = range(vocab)
     return lambda generator, count: generator.choices(ids, k=count)
 
 
-def _text(generator: random.Random, count: int) -> list[str]:
+def _text(generator: random.Random, count: int) -> list[Any]:
     return generator.choices(_WORDS, k=count)
-
-
-def _joined(pieces: list[int] | list[str]) -> str | list[int]:
-    if pieces and isinstance(pieces[0], str):
-        return " ".join(map(str, pieces))
-    return [int(piece) for piece in pieces]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli import throughput
+from cairn.cli import bench_serve, throughput
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -100,6 +100,9 @@ def _left(began: float, done: int, total: int) -> str:
 
 
 SUBVERBS = {
+    "serve": Subverb(
+        bench_serve.run, "load on a running server, ours or a peer's: latencies, goodput, a report"
+    ),
     "throughput": Subverb(
         throughput.run, "the serving engine on five workloads, beside the limit of this machine"
     ),

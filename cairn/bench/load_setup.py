@@ -1,0 +1,98 @@
+"""What is asked of a server, and how fast: the setting of a load test, and the requests that follow from it.
+
+    Setup (whom, what, how long) + Load (a rate, or so many at a time) -> when each request is due, what it asks
+
+Pure: the same setting gives the same requests.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from cairn.bench import arrivals, load_prompts
+from cairn.bench.arrival_traces import Traced
+from cairn.bench.arrivals import Kind
+from cairn.bench.load_client import Target
+from cairn.bench.load_prompts import Ask
+from cairn.bench.load_stats import Slo
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the server; a point adds how fast."""
+
+    target: Target
+    label: str = "server"
+    dataset: Literal["random", "sharegpt-like", "trace"] = "random"
+    trace: list[Traced] = []
+    input_tokens: int | None = None  # of random; the most of the others
+    output_tokens: int | None = None
+    form: load_prompts.Form = "tokens"
+    vocab: int = load_prompts.LARGEST_VOCAB
+    arrivals: Kind = "poisson"
+    burstiness: float = 1.0
+    count: int | None = None
+    duration_s: float | None = None
+    limit: int | None = None  # requests in flight, with a rate
+    warmup: int = 4
+    slo: Slo = Slo()
+    seed: int = 0
+
+
+class Load(NamedTuple):
+    """A rate, or so many at a time; neither: a trace at its own speed."""
+
+    rate: float | None = None
+    concurrency: int | None = None
+
+
+def describe(load: Load, setup: Setup) -> str:
+    if load.concurrency is not None:
+        return f"{load.concurrency} at a time"
+    most = f", {setup.limit} at most" if setup.limit is not None else ""
+    if load.rate == math.inf:
+        return f"all at once{most}"
+    if setup.dataset == "trace":
+        return (f"{load.rate:g}/s as traced" if load.rate else "as traced") + most
+    shape = f" {setup.burstiness:g}" if setup.arrivals == "gamma" else ""
+    return f"{load.rate:g}/s {setup.arrivals}{shape}{most}"
+
+
+def due_times(setup: Setup, load: Load) -> list[float] | None:
+    """When each request comes; None in a closed loop."""
+    if load.concurrency is not None:
+        return None
+    if setup.dataset == "trace":
+        own = [request.at_s for request in setup.trace]
+        if load.rate is not None:
+            own = arrivals.at_rate(own, load.rate)
+        return arrivals.cut(own, setup.count, setup.duration_s)
+    assert load.rate is not None
+    return arrivals.times(
+        setup.arrivals,
+        load.rate,
+        random.Random(f"arrivals {setup.seed}"),
+        shape=setup.burstiness,
+        count=setup.count,
+        duration_s=setup.duration_s,
+    )
+
+
+def prompts(setup: Setup, place: int) -> Iterator[Ask]:
+    """Of the point with this number in a sweep: no other point has the same."""
+    most_in, most_out = setup.input_tokens, setup.output_tokens
+    if setup.dataset == "trace":
+        shapes = load_prompts.traced_shapes(setup.trace, most_in, most_out)
+    elif setup.dataset == "sharegpt-like":
+        shapes = load_prompts.chat_shapes(
+            random.Random(f"lengths {setup.seed}"),
+            most_in or load_prompts.LONGEST,
+            most_out or load_prompts.LONGEST,
+        )
+    else:
+        shapes = load_prompts.random_shapes(
+            most_in or load_prompts.INPUT_TOKENS, most_out or load_prompts.OUTPUT_TOKENS
+        )
+    return load_prompts.asks(shapes, setup.form, setup.vocab, f"{setup.seed} {place}")

@@ -1,0 +1,135 @@
+"""How does a server hold up under load? One point per rate (or per number of requests at a time), after a warm-up.
+
+    server --ask for its model--> --warm-up--> point: arrivals + prompts -> drive -> records -> Row --> ServeReport
+
+The first request goes alone: a server that refuses it ends the run with its own words. Every point draws prompts that
+no other point has, so nothing is found in a prefix cache but what the prompts of a trace share. Prints nothing.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.bench.load_answer import Record
+from cairn.bench.load_client import LoadClient
+from cairn.bench.load_drive import closed_loop, open_loop
+from cairn.bench.load_row import Row, summarize
+from cairn.bench.load_setup import Load, Setup, describe, due_times, prompts
+from cairn.core.errors import CairnError
+
+TICK_S = 0.25
+
+
+class Progress(NamedTuple):
+    load: str
+    ended: int
+    in_flight: int
+    total: int | None
+    elapsed_s: float
+    duration_s: float | None  # where time alone ends it
+
+    @property
+    def share(self) -> float:
+        """Done of the whole, 0 to 1; of two ends the nearer one counts."""
+        shares = [0.0]
+        if self.total:
+            shares.append(self.ended / self.total)
+        if self.duration_s:
+            shares.append(self.elapsed_s / self.duration_s)
+        return min(max(shares), 1.0)
+
+    @property
+    def left_s(self) -> float | None:
+        """If it goes on like this; None before anything has ended."""
+        return self.elapsed_s * (1 / self.share - 1) if self.share > 0 else None
+
+
+Watch = Callable[[Progress], None]
+
+
+async def find_model(client: LoadClient) -> str:
+    """The first model that the server names."""
+    url = client.target.url
+    try:
+        status, body = await client.get("/v1/models")
+    except (OSError, TimeoutError) as error:
+        raise CairnError(
+            f"no answer from {url}: {error or 'timeout'}", hint="is the server running?"
+        ) from None
+    try:
+        names = [entry["id"] for entry in msgspec.json.decode(body)["data"]]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        names = []
+    if status != 200 or not names:
+        raise CairnError(
+            f"{url}/v1/models names no model (status {status})", hint="name it with --model"
+        )
+    return names[0]
+
+
+async def warm_up(client: LoadClient, setup: Setup) -> None:
+    """One request alone, which has to succeed, then the others at once."""
+    asks = prompts(setup, -1)
+    clock = asyncio.get_running_loop().time
+    first = await client.send(client.prepare(next(asks)), clock())
+    if first.error is not None:
+        hint = "is the server running?" if first.error == "refused" else None
+        if first.error == "http 400" and setup.form == "tokens":
+            hint = "a model with few tokens needs --vocab, one with a short context --input-len"
+        raise CairnError(
+            f"{setup.target.url} does not answer the first request: {first.error}: {first.detail}",
+            hint=hint or "see the log of the server",
+        )
+    rest = max(0, setup.warmup - 1)
+    if rest:
+        await closed_loop(client, asks, concurrency=rest, count=rest)
+
+
+async def measure(
+    client: LoadClient, setup: Setup, load: Load, place: int = 0, watch: Watch | None = None
+) -> tuple[Row, list[Record]]:
+    """One point. `place` is its number in the sweep: other points have other prompts."""
+    due = due_times(setup, load)
+    total = len(due) if due is not None else setup.count
+    loop = asyncio.get_running_loop()
+    ends_s = setup.duration_s if due is None else None
+    state = (0, 0)
+
+    def moved(ended: int, in_flight: int) -> None:
+        nonlocal state
+        state = ended, in_flight
+
+    async def tick() -> None:
+        while watch is not None:
+            elapsed_s = loop.time() - began_s
+            watch(Progress(words, state[0], state[1], total, elapsed_s, ends_s))
+            await asyncio.sleep(TICK_S)
+
+    words = describe(load, setup)
+    asks = prompts(setup, place)
+    gc.collect()
+    gc.disable()  # a pause of the client is not one of the server
+    cpu_s, began_s = time.process_time(), loop.time()
+    ticking = asyncio.create_task(tick())
+    try:
+        if due is not None:
+            records = await open_loop(client, asks, due, setup.limit, moved)
+        else:
+            assert load.concurrency is not None
+            records = await closed_loop(
+                client, asks, load.concurrency, setup.count, setup.duration_s, moved
+            )
+    finally:
+        gc.enable()
+        ticking.cancel()
+    cpu = (time.process_time() - cpu_s) / max(loop.time() - began_s, 1e-9)
+    if not records:
+        raise CairnError(
+            f"no request came within {setup.duration_s} s at {words}",
+            hint="use a longer --duration, or --num-requests",
+        )
+    return summarize(setup, load, records, cpu), records

@@ -1,0 +1,201 @@
+"""`cairn bench serve` as a person runs it: against a server on loopback, from flags to files."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from mock_openai import Reply, running
+
+from cairn.bench.load_row import read
+from cairn.bench.serve_bench import Progress
+from cairn.cli.bench_serve import BenchServe, read_setup
+from cairn.cli.load_progress import LoadProgress, clock, line
+from cairn.cli.main import main
+from cairn.core.errors import UsageError
+
+
+def bench(*args):
+    return main(["bench", "serve", *map(str, args)])
+
+
+def test_a_sweep_from_flags_to_files(tmp_path, capsys):
+    report, out, lines = tmp_path / "out.html", tmp_path / "serve.json", tmp_path / "records.jsonl"
+    with running([Reply(gap_s=0.001)]) as server:
+        status = bench(
+            "--url", server.url, "--rate", 200, 400, "--num-requests", 20, "--input-len", 9, "--output-len", 4,
+            "--report", report, "--out", out, "--records", lines, "--slo-ttft-ms", 60000, "--commit", "abc",
+        )  # fmt: skip
+    assert status == 0
+    bodies = server.bodies
+    assert len(bodies) == 4 + 2 * 20
+    assert {(body["model"], len(body["prompt"]), body["max_tokens"]) for body in bodies} == {
+        ("mock", 9, 4)
+    }
+    assert len({tuple(body["prompt"]) for body in bodies}) == len(bodies)  # no prompt twice
+    document = read(out)
+    assert [(row.rate, row.completed, row.output_tokens) for row in document.rows] == [
+        (200.0, 20, 80), (400.0, 20, 80),
+    ]  # fmt: skip
+    assert all(row.holds_slo for row in document.rows)
+    assert "--report" not in document.command
+    assert "--rate 200 400" in document.command
+    assert report.read_text().count("<svg") == 5 + 2 * 6
+    records = [json.loads(text) for text in lines.read_text().splitlines()]
+    assert len(records) == 40
+    assert records[0]["due_s"] == 0
+    assert "400/s poisson" in capsys.readouterr().out
+
+
+def test_a_closed_loop_as_json_with_failures(capsys):
+    with running([Reply()] * 4 + [Reply(), Reply(status=503)] * 15) as server:
+        assert (
+            bench(
+                "--url",
+                server.url,
+                "--concurrency",
+                3,
+                "--num-requests",
+                20,
+                "--endpoint",
+                "chat",
+                "--json",
+            )
+            == 0
+        )
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["requests"], row["completed"], row["errors"]) == (20, 10, {"http 503": 10})
+    assert server.most_running <= 3
+    assert server.heads[0].startswith("GET /v1/models")
+    assert isinstance(server.bodies[0]["messages"][0]["content"], str)
+
+
+def test_a_trace_is_replayed_in_its_order(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    rows = [dict(timestamp=10 * n, input_length=5 + n, output_length=2) for n in range(8)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    with running() as server:
+        assert bench("--url", server.url, "--dataset", "trace", trace, "--warmup", 1) == 0
+    assert sorted(len(body["prompt"]) for body in server.bodies[1:]) == [5 + n for n in range(8)]
+
+
+def test_a_server_that_refuses_says_why(capsys):
+    with running([Reply(status=400)]) as server:
+        assert bench("--url", server.url, "--rate", 5, "--num-requests", 3) == 2
+    said = capsys.readouterr().err
+    assert "status 400 it is" in said
+    assert "--vocab" in said
+    assert len(server.bodies) == 1  # asked once, not three times
+
+
+def test_nobody_there(capsys):
+    with running() as server:
+        url = server.url
+    assert bench("--url", url, "--rate", 5) == 2
+    assert "is the server running?" in capsys.readouterr().err
+
+
+def test_when_everything_fails_the_status_says_so():
+    with running([Reply(), Reply(status=500)]) as server:
+        assert bench("--url", server.url, "--rate", 100, "--num-requests", 3, "--warmup", 1) == 1
+
+
+def test_a_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "s3cret")
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    with running() as server:
+        assert bench("--url", server.url, "--rate", 100, "--num-requests", 3, "--api-key-env", "MY_KEY",
+                     "--out", out, "--report", page, "--commit", "abc", "--json") == 0  # fmt: skip
+    assert all("authorization: Bearer s3cret" in head for head in server.heads)
+    written = out.read_text() + page.read_text() + "".join(capsys.readouterr())
+    assert "s3cret" not in written
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "neither --rate nor --concurrency"),
+        (["--rate", "0"], "--rate is 0"),
+        (["--rate", "nan"], "--rate is nan"),
+        (["--rate", "inf"], "without --num-requests"),
+        (["--concurrency", "0"], "--concurrency is 0"),
+        (["--rate", "1", "--concurrency", "1", "2"], "several --concurrency"),
+        (["--rate", "1", "--duration", "-1"], "--duration is -1"),
+        (["--rate", "1", "--dataset", "sharegpt"], "no dataset 'sharegpt'"),
+        (["--rate", "1", "--dataset", "trace"], "without a file"),
+        (["--rate", "1", "--dataset", "trace", "/no/such/file"], "cannot read the trace"),
+        (["--rate", "1", "--merge"], "--merge is given without --out"),
+        (["--rate", "1", "--extra-body", "[1]"], "--extra-body"),
+        (["--rate", "1", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
+        (["--rate", "1", "--endpoint", "chat", "--prompt-form", "tokens"], "takes no token ids"),
+        (["--rate", "1", "--report", "/no/such/folder/x.html"], "cannot write"),
+        (["--rate", "1", "--url", "localhost"], "no address"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(flags, says, capsys):
+    url = [] if "--url" in flags else ["--url", "http://127.0.0.1:1"]
+    assert bench(*url, *flags) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_without_an_end_there_is_one():
+    setup, loads = read_setup(BenchServe(url="http://x", rate=[1.0]))
+    assert (setup.duration_s, setup.count, len(loads)) == (30.0, None, 1)
+    setup, _ = read_setup(BenchServe(url="http://x", rate=[1.0], concurrency=[7], num_requests=3))
+    assert (setup.duration_s, setup.count, setup.limit) == (None, 3, 7)
+    with pytest.raises(UsageError):
+        read_setup(BenchServe(url="http://x"))
+
+
+def test_it_runs_without_torch():
+    """A load test starts in a second, on a machine that has no torch."""
+    code = (
+        "import sys; sys.modules['torch'] = None; from cairn.cli.main import main; "
+        "sys.exit(main(['bench', 'serve', '--url', sys.argv[1], '--rate', '100', '--num-requests', '3']))"
+    )
+    with running() as server:
+        done = subprocess.run(
+            [sys.executable, "-c", code, server.url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_progress_in_words():
+    half = Progress("8/s poisson", 50, 7, 100, 30.0, None)
+    assert line(half) == f"8/s poisson  {'█' * 14}{'-' * 14}  50/100  7 in flight  0:30 left"
+    begun = Progress("8/s poisson", 0, 7, 100, 1.0, None)
+    assert line(begun).endswith("0/100  7 in flight")
+    timed = Progress("4 at a time", 5, 4, None, 15.0, 60.0)
+    assert line(timed).endswith("5  4 in flight  0:45 left")
+    assert Progress("", 90, 0, 100, 10.0, 100.0).share == 0.9
+    assert [clock(seconds) for seconds in (0, 59.6, 125, 3723)] == [
+        "0:00",
+        "1:00",
+        "2:05",
+        "1:02:03",
+    ]
+
+
+def test_the_line_is_for_terminals_only():
+    log = io.StringIO()
+    watch = LoadProgress(log)
+    watch(Progress("x", 1, 1, 2, 1.0, None))
+    watch.clear()
+    assert log.getvalue() == ""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    watch = LoadProgress(terminal)
+    watch(Progress("x", 1, 1, 2, 1.0, None))
+    watch.clear()
+    assert "1/2" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
