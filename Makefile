@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
-.PHONY: help install test check docs clean
+.PHONY: help install serve test check docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ install: .venv/.installed .venv/.chat-model  ## the package, editable, with what
 .venv/.docs: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
+
+serve: install  ## the OpenAI-compatible server with the small chat model, on this machine only
+	$(BIN)/cairn serve
 
 test: install check  ## linters, types, layers, then the suite (no GPU needed)
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)

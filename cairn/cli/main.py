@@ -32,6 +32,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
+    "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
     "bench": Verb(
         "cairn.cli.bench", "measure serving and kernels against the ceilings of this machine"
     ),

@@ -39,7 +39,8 @@ class EngineProcesses:
             request = job.request
             try:
                 stream = self.client.submit(
-                    request.prompt, request.params, priority=request.priority, eos_ids=sorted(request.eos_ids)
+                    request.prompt, request.params, priority=request.priority, salt=request.salt,
+                    eos_ids=sorted(request.eos_ids),
                 )  # fmt: skip
             except CairnError as problem:
                 self._loop.call_soon_threadsafe(_fail, job, str(problem))

@@ -79,26 +79,26 @@ def _explained(problem: str, body: bytes, kind: type[msgspec.Struct]) -> Refusal
         return Refusal(400, f"the body is wrong: {text[:1].lower()}{text[1:]}")
     top = re.split(r"[.\[]", where, maxsplit=1)[0]
     known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    value = _shown(_value_at(body, where))
-    wanted = ""
-    if where == top and top in known:
-        wanted = described(msgspec.inspect.type_info(known[top].type))
-    wanted = wanted or text[:1].lower() + text[1:]
-    return Refusal(400, f"{where} is {value}; it has to be {wanted}" if wanted != text else text,
-                   param=where, code="invalid_value")  # fmt: skip
+    found = f"{where} is {_value_at(body, where)}"
+    wanted = described(msgspec.inspect.type_info(known[top].type)) if top in known else ""
+    if not wanted or (where != top and "an object" in wanted):  # the mistake is deep inside
+        said = f"{found}: {text[:1].lower()}{text[1:]}"
+    else:
+        said = f"{found}; {'it' if where == top else top} has to be {wanted}"
+    return Refusal(400, said, param=where, code="invalid_value")
 
 
-def _value_at(body: bytes, where: str) -> object:
-    value: Any = msgspec.json.decode(body)
+def _value_at(body: bytes, where: str) -> str:
+    """A value of the body, as it is shown; what follows a mistake may not even be JSON."""
+    try:
+        value: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "wrong"
     for name, at in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", where):
         try:
             value = value[name] if name else value[int(at)]
-        except (LookupError, TypeError, ValueError):  # inside a map or a list of many: show the whole
+        except (LookupError, TypeError, ValueError):  # of a map's entries no name is told: show all
             break
-    return value
-
-
-def _shown(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 

@@ -7,7 +7,7 @@ import msgspec
 Reason = Literal["stop", "length", "abort", "tool_calls"]
 
 
-class CachedTokens(msgspec.Struct):
+class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
@@ -98,7 +98,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
 # -- completions ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
 # -- models, tokens, version ----------------------------------------------------------------------

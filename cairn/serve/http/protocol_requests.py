@@ -1,4 +1,4 @@
-"""What clients ask, as Structs. Unknown fields are ignored; a field of the wrong type or range is a 400 with its name."""
+"""What clients ask, as Structs. Unknown fields are ignored; one of the wrong type or range is a 400 with its name."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The fields that chat and completion requests share, with their ranges; and what the engine makes of them.
 
-Names, meanings and defaults are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt, ...)
+Names, meanings and defaults are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt)
 are vLLM's. null means the default. Unknown fields are ignored, as clients of either send many.
 """
 
@@ -76,7 +76,9 @@ def sampling_of(body: SamplingFields) -> dict[str, Any]:
     if body.logit_bias is not None:
         given["logit_bias"] = _biases(body.logit_bias)
     if body.stream_options is not None and not body.stream:
-        raise Refusal(400, "stream_options is given, and stream is not true", param="stream_options")
+        raise Refusal(
+            400, "stream_options is given, and stream is not true", param="stream_options"
+        )
     return given
 
 
@@ -86,15 +88,27 @@ def refuse_structure(body: SamplingFields) -> None:
     if body.response_format is not None and kind not in NONE_OR_TEXT:
         raise Refusal(400, f"response_format.type is {str(kind)[:40]!r}; this server has only 'text'",
                       param="response_format", code="unsupported")  # fmt: skip
-    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"):
+    for name in (
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+    ):
         if getattr(body, name) is not None:
-            raise Refusal(400, f"{name} is not supported by this server", param=name, code="unsupported")
+            raise Refusal(
+                400, f"{name} is not supported by this server", param=name, code="unsupported"
+            )
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
     found = {}
     for token, bias in given.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise Refusal(400, f"logit_bias has the key {token[:40]!r}; keys are token ids", param="logit_bias")
+            raise Refusal(
+                400,
+                f"logit_bias has the key {token[:40]!r}; keys are token ids",
+                param="logit_bias",
+            )
         found[int(token)] = bias
     return found

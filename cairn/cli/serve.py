@@ -1,0 +1,59 @@
+"""`cairn serve`: a model behind OpenAI's HTTP interface, until it is stopped.
+
+Says what was chosen and why, then the address. SIGTERM and Ctrl-C let running requests finish.
+"""
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from cairn.core.config import load
+from cairn.core.units import format_duration
+from cairn.serve.http.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from cairn.serve.http.backend import Backend
+
+DEFAULT_MODEL = "smollm2-135m-instruct"  # comes as a package, and runs on any CPU
+
+
+class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Serve a model over HTTP: chat, completions, tokens, health and metrics, as OpenAI's clients expect.
+
+    MODEL is a folder in Hugging Face's format, a .gguf file, owner/name on the hub, the name of a packaged model
+    (smollm2-135m-instruct, the default), or random:SHAPE for a shape such as qwen3-0.6b with random weights.
+    """
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = DEFAULT_MODEL
+    """a path or a name, see above"""
+    config: Path | None = None
+    """a TOML file with any of these settings"""
+
+
+def run(args: list[str]) -> int:
+    options = load(Serve, args=args, env_prefix="CAIRN_SERVE_", file_field="config").value
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s"
+    )
+    # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
+    from cairn.serve.http.lifecycle import serve
+
+    began = time.perf_counter()
+
+    def say(address: str, backend: "Backend") -> None:
+        for note in backend.notes:
+            print(note, file=sys.stderr)
+        took = format_duration(time.perf_counter() - began)
+        print(
+            f"ready after {took}: {', '.join(options.names)} at {address}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    serve(options, say)
+    print("stopped", file=sys.stderr)
+    return 0

@@ -1,0 +1,128 @@
+"""The engine as the server sees it: requests in, news out, signs of life; in a thread or in processes of its own.
+
+    Backend.jobs(...)  ->  submit  ->  on_news, in the engine's thread   |   stats, dead: for health and metrics
+
+A thread costs nothing to reach and suits a CPU, where torch leaves the interpreter alone for most of a step. For GPUs
+the engine gets processes of its own, so that sockets and text never make the device wait.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from cairn.core.errors import RequestError
+from cairn.models.checkpoint import default_device
+from cairn.models.runnable import OpenModel, open_model
+from cairn.serve.answer import Answer
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.request import Limits, Request, RequestId, check_request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start
+from cairn.serve.engine_thread import EngineThread, Job
+from cairn.serve.http.settings import ServerConfig
+from cairn.serve.prompts import of_each_answer
+
+log = logging.getLogger("cairn")
+CLOSED = "the engine is closed"
+
+
+class AnyEngine(Protocol):
+    """What a thread and processes have in common."""
+
+    def submit(self, jobs: Sequence[Job]) -> None: ...
+
+    def abort(self, ids: Sequence[RequestId]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def stats(self) -> Stats: ...
+
+    def dead(self) -> str | None:
+        """Why it takes nothing any more; None while it does."""
+        ...
+
+
+class ThreadedEngine(EngineThread):
+    def stats(self) -> Stats:
+        return stats_of(self.engine)
+
+    def dead(self) -> str | None:
+        return self._over
+
+
+class Backend:
+    """A model that runs, with its tokenizer and its limits."""
+
+    def __init__(
+        self, opened: OpenModel, limits: Limits, engine: AnyEngine, notes: Sequence[str]
+    ) -> None:
+        self.opened, self.engine, self.notes = opened, engine, list(notes)
+        self.tokenizer, self.name = opened.tokenizer, opened.name
+        # A request that outgrew the whole cache would fail half way; so it is refused at the door.
+        context = min(limits.context, limits.capacity)
+        self.limits = msgspec.structs.replace(limits, context=context)
+        self._ids = itertools.count()
+        self._reported: str | None = None
+
+    def dead(self) -> str | None:
+        """The reason goes to the log, once."""
+        reason = self.engine.dead()
+        if reason is not None and reason != self._reported and reason != CLOSED:
+            log.error("the engine takes no requests any more: %s", reason)
+        self._reported = reason
+        return reason
+
+    def jobs(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        on_news: Callable[[Job], None],
+        *,
+        first_index: int = 0,
+        priority: int = 0,
+        salt: str = "",
+    ) -> list[Job]:
+        """One for each answer to a prompt. Refuses what the engine can never serve."""
+        if params.stop and self.tokenizer is None:
+            raise RequestError(f"stop is given, and {self.name} has no tokenizer to find it with",
+                               hint="use stop_token_ids")  # fmt: skip
+        check_request(Request(0, prompt, params, priority=priority, salt=salt), self.limits)
+        most = params.max_tokens or self.limits.context - len(prompt)
+        params = msgspec.structs.replace(params, max_tokens=most)
+        jobs = []
+        for index, own in enumerate(of_each_answer(params), start=first_index):
+            request = Request(next(self._ids), prompt, own, priority=priority, salt=salt,
+                              eos_ids=self.opened.eos_ids)  # fmt: skip
+            jobs.append(Job(request, Answer(index, own, self.tokenizer, prompt), most, on_news))
+        return jobs
+
+
+def open_backend(config: ServerConfig) -> Backend:
+    """Load the model and start the engine; raises what keeps it from starting."""
+    engine_config = config.engine()
+    in_process = config.engine_in == "process"
+    if config.engine_in == "auto":
+        device = default_device() if config.device == "auto" else config.device
+        in_process = config.tensor_parallel_size > 1 or device.startswith("cuda")
+    if not in_process:
+        started = start(engine_config)
+        engine = ThreadedEngine(started.engine)
+        return Backend(started.opened, started.engine.scheduler.limits, engine, started.notes)
+    from cairn.serve.http.engine_watch import WatchedProcesses  # needs ZeroMQ
+
+    opened = open_model(config.model)
+    processes = WatchedProcesses(engine_config)
+    client = processes.client
+    return Backend(opened, client.limits, processes, client.notes)
+
+
+def stats_of(engine: Engine) -> Stats:
+    """Read while the engine runs in another thread: counts that may be a step apart."""
+    usage = engine.scheduler.blocks.usage()
+    found = engine.scheduler.blocks.prefix.statistics
+    return Stats(engine.steps, engine.scheduler.waiting, engine.scheduler.running, usage.total, usage.used,
+                 usage.cached, found.tokens, found.hits)  # fmt: skip

@@ -1,0 +1,212 @@
+"""POST /v1/chat/completions: a conversation in, the next message out; whole or as a stream.
+
+    messages -conversation-> prompt -exchange-> deltas -Reader-> parts of a message -> one document, or chunks
+
+A `Reader` turns the text of one answer into what a client sees of it. `PlainText` passes it on; readers that split off
+reasoning or tool calls have the same two methods, and `make_readers` chooses.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine_thread import Job
+from cairn.serve.http.body import decode
+from cairn.serve.http.completions import reason_of
+from cairn.serve.http.conversation import read_conversation
+from cairn.serve.http.logprobs import chat_logprobs
+from cairn.serve.http.protocol_answers import (
+    CachedTokens,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    Reason,
+    ToolCall,
+    Usage,
+)
+from cairn.serve.http.protocol_requests import ChatRequest
+from cairn.serve.http.protocol_sampling import refuse_structure, sampling_of
+from cairn.serve.http.refusal import JSON, Refusal
+from cairn.serve.http.service import Call, Exchange, Service
+from cairn.serve.http.sse import EventStream
+from cairn.serve.prompts import Prompt
+
+
+class Reader(Protocol):
+    """The text of one answer, as parts of a message."""
+
+    def push(self, text: str, ended: bool) -> list[ChatDelta]:
+        """What this piece makes certain; `ended`: nothing follows."""
+        ...
+
+    def reason(self, reason: Reason | None) -> Reason | None:
+        """Why the message ended, given why the text did."""
+        ...
+
+
+class PlainText:
+    def push(self, text: str, ended: bool) -> list[ChatDelta]:
+        return [ChatDelta(content=text)] if text else []
+
+    def reason(self, reason: Reason | None) -> Reason | None:
+        return reason
+
+
+async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, ChatRequest)
+    model = service.check_model(asked.model)
+    _check(asked)
+    prompt = await read_conversation(service, asked)
+    work = Work(service, asked, prompt, model, call)
+    async with service.exchange(call, work.jobs) as exchange:
+        if asked.stream:
+            await _stream(work, exchange, call)
+            return None
+        while not exchange.finished:
+            await exchange.next()
+        return JSON(work.whole(exchange), headers={"x-request-id": call.id})
+
+
+def _check(asked: ChatRequest) -> None:
+    refuse_structure(asked)
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
+    choice = asked.tool_choice
+    if choice not in (None, "none", "auto") or (asked.tools and choice != "none"):
+        raise Refusal(
+            400, "tools are not supported by this server", param="tools", code="unsupported"
+        )
+
+
+def make_readers(asked: ChatRequest, count: int) -> list[Reader]:
+    return [PlainText() for _ in range(count)]
+
+
+class Work:
+    """A checked request, and how its answers are written."""
+
+    def __init__(
+        self, service: Service, asked: ChatRequest, prompt: Prompt, model: str, call: Call
+    ) -> None:
+        self.service, self.asked, self.prompt = service, asked, prompt
+        self.params = self._params()
+        self.readers = make_readers(asked, self.params.n)
+        self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
+
+    def _params(self) -> SamplingParams:
+        asked = self.asked
+        most = asked.max_completion_tokens or asked.max_tokens
+        largest = self.service.config.max_request_tokens
+        if largest is not None:
+            room = self.service.backend.limits.context - len(self.prompt.token_ids)
+            most = min(most or max(1, room), largest)
+        wanted = (asked.top_logprobs or 0) if asked.logprobs else None
+        return SamplingParams(**sampling_of(asked), max_tokens=most, logprobs=wanted)
+
+    def jobs(self, on_news: Callable[[Job], None]) -> list[Job]:
+        return self.service.backend.jobs(
+            self.prompt.token_ids, self.params, on_news, priority=self.asked.priority or 0,
+            salt=self.asked.cache_salt or "",
+        )  # fmt: skip
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def whole(self, exchange: Exchange) -> ChatCompletion:
+        choices = []
+        for job in exchange.jobs:
+            done = job.answer.result()
+            reader = self.readers[done.index]
+            choice = ChatChoice(
+                index=done.index, message=joined(reader.push(done.text, True)), logprobs=self.logprobs(done),
+                finish_reason=reader.reason(reason_of(done)), stop_reason=done.stop_reason,
+            )  # fmt: skip
+            if self.asked.return_token_ids:
+                choice.token_ids = done.token_ids
+            choices.append(choice)
+        whole = ChatCompletion(id=self.id, created=self.created, model=self.model, choices=choices,
+                               usage=self.usage(exchange))  # fmt: skip
+        if self.asked.return_token_ids:
+            whole.prompt_token_ids = self.prompt.token_ids
+        return whole
+
+    def logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
+        if output.logprobs is None:
+            return None
+        top, tokenizer = self.asked.top_logprobs or 0, self.service.backend.tokenizer
+        return ChatLogprobs(chat_logprobs(output.token_ids, output.logprobs, top, tokenizer))
+
+    def usage(self, exchange: Exchange) -> Usage:
+        made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
+        asked = len(self.prompt.token_ids)
+        return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
+                     prompt_tokens_details=CachedTokens(exchange.cached))  # fmt: skip
+
+    def chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+    def chunks_of(self, delta: CompletionOutput) -> list[ChatChunkChoice]:
+        """What a client sees of a delta; the end is in the last of them."""
+        reader, index = self.readers[delta.index], delta.index
+        reason = reader.reason(reason_of(delta))
+        parts = reader.push(delta.text, delta.finished)
+        if not parts and (reason is not None or delta.logprobs or self.asked.return_token_ids):
+            parts = [ChatDelta()]
+        made = [ChatChunkChoice(index=index, delta=part) for part in parts]
+        if made:
+            made[0].logprobs = self.logprobs(delta)
+            made[-1].finish_reason = reason
+            if self.asked.return_token_ids:
+                made[0].token_ids = delta.token_ids
+        return made
+
+
+def joined(parts: list[ChatDelta]) -> ChatMessage:
+    """The parts of an answer that is whole, as one message."""
+    message = ChatMessage(content="".join(part.content or "" for part in parts))
+    reasoning = "".join(part.reasoning_content or "" for part in parts)
+    if reasoning:
+        message.reasoning_content = reasoning
+    calls: list[ToolCall] = [one for part in parts for one in part.tool_calls or ()]
+    if calls:
+        message.tool_calls = calls
+        message.content = message.content or None
+    return message
+
+
+async def _stream(work: Work, exchange: Exchange, call: Call) -> None:
+    events = EventStream(call.send, call.headers)
+    asked, greeted = work.asked, set()
+    running = None if asked.wants_usage else msgspec.UNSET
+    try:
+        while not exchange.finished:
+            chunks = []
+            for delta in await exchange.next():
+                choices = work.chunks_of(delta)
+                if delta.index not in greeted:
+                    greeted.add(delta.index)
+                    hello = ChatDelta(role="assistant", content="")
+                    choices.insert(0, ChatChunkChoice(index=delta.index, delta=hello))
+                usage = work.usage(exchange) if asked.wants_running_usage else running
+                chunks += [work.chunk([choice], usage) for choice in choices]
+            if chunks:
+                await events.write(*chunks)
+        last = [work.chunk([], work.usage(exchange))] if asked.wants_usage else []
+        await events.write(*last, last=True)
+    except Refusal as refusal:
+        if not events.begun:
+            raise
+        await events.write(refusal.body(), last=True)

@@ -1,0 +1,234 @@
+"""POST /v1/completions: text or token ids in, text out; whole or as a stream.
+
+prompt   "text" | ["text", ...] | [1, 2, 3] | [[1, 2], [3], ...]      choices: n for each prompt, in their order
+echo     the prompt comes first, with its log-probabilities if logprobs is given: what evaluation tools ask for
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cairn.serve.answer import CompletionOutput, readable_prompt
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine_thread import Job
+from cairn.serve.http.body import decode
+from cairn.serve.http.logprobs import completion_logprobs
+from cairn.serve.http.protocol_answers import (
+    CachedTokens,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Reason,
+    Usage,
+)
+from cairn.serve.http.protocol_requests import CompletionRequest
+from cairn.serve.http.protocol_sampling import refuse_structure, sampling_of
+from cairn.serve.http.refusal import JSON, Refusal
+from cairn.serve.http.service import Call, Exchange, Service
+from cairn.serve.http.sse import EventStream
+from cairn.serve.prompts import Prompt
+
+DEFAULT_TOKENS = 16  # OpenAI's default for this endpoint
+MOST_PROMPTS = 1024
+
+
+async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, CompletionRequest)
+    model = service.check_model(asked.model)
+    _check(asked)
+    prompts = await _prompts(service, asked.prompt)
+    work = Work(service, asked, prompts, model, call)
+    async with service.exchange(call, work.jobs) as exchange:
+        if asked.stream:
+            await _stream(work, exchange, call)
+            return None
+        while not exchange.finished:
+            await exchange.next()
+        return JSON(work.whole(exchange), headers={"x-request-id": call.id})
+
+
+def _check(asked: CompletionRequest) -> None:
+    refuse_structure(asked)
+    if asked.suffix:
+        raise Refusal(400, "suffix is given; this server completes at the end only", param="suffix")
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise Refusal(
+            400,
+            f"best_of is {asked.best_of}; only n ({asked.n or 1}) is supported",
+            param="best_of",
+        )
+    if asked.max_tokens == 0 and not asked.echo:
+        raise Refusal(
+            400, "max_tokens is 0; it has to be at least 1, or echo true", param="max_tokens"
+        )
+
+
+async def _prompts(service: Service, given: str | list[Any]) -> list[Prompt]:
+    if isinstance(given, str):
+        return [Prompt(given, await service.encode(given))]
+    kinds = {type(one) for one in given}
+    if not given or len(kinds) != 1:
+        what = "an empty list" if not given else "a list of different kinds"
+        raise Refusal(400, f"prompt is {what}; it has to be text, a list of texts, token ids, or a list of lists "
+                      "of token ids", param="prompt")  # fmt: skip
+    if kinds == {int}:
+        return [Prompt(None, given)]
+    if len(given) > MOST_PROMPTS:
+        raise Refusal(
+            400, f"prompt holds {len(given)} prompts; at most {MOST_PROMPTS} fit", param="prompt"
+        )
+    if kinds == {str}:
+        return [Prompt(text, await service.encode(text)) for text in given]
+    return [Prompt(None, list(ids)) for ids in given]
+
+
+class Work:
+    """A checked request, and how its answers are written."""
+
+    def __init__(
+        self,
+        service: Service,
+        asked: CompletionRequest,
+        prompts: list[Prompt],
+        model: str,
+        call: Call,
+    ) -> None:
+        self.service, self.asked, self.prompts = service, asked, prompts
+        self.n = asked.n or 1
+        self.top = asked.logprobs
+        self.silent = asked.max_tokens == 0  # only the prompt is wanted
+        self.params = [self._params(prompt) for prompt in prompts]
+        self._texts: dict[int, str] = {}  # of prompts that were given as ids
+        self._offsets: dict[int, int] = {}  # in a stream: characters that the tokens so far have
+        self.id, self.model, self.created = f"cmpl-{call.id}", model, int(time.time())
+
+    def _params(self, prompt: Prompt) -> SamplingParams:
+        asked, context = self.asked, self.service.backend.limits.context
+        most = asked.max_tokens
+        if most is None:
+            most = min(DEFAULT_TOKENS, max(1, context - len(prompt.token_ids)))
+        most = min(most, self.service.config.max_request_tokens or most)
+        # A prompt that fills the context can still be scored, but not continued.
+        echoed = self.top if asked.echo else None
+        return SamplingParams(**sampling_of(asked), max_tokens=max(1, most), logprobs=self.top,
+                              prompt_logprobs=echoed)  # fmt: skip
+
+    def jobs(self, on_news: Callable[[Job], None]) -> list[Job]:
+        jobs: list[Job] = []
+        for prompt, params in zip(self.prompts, self.params, strict=True):
+            jobs += self.service.backend.jobs(
+                prompt.token_ids, params, on_news, first_index=len(jobs), priority=self.asked.priority or 0,
+                salt=self.asked.cache_salt or "",
+            )  # fmt: skip
+        return jobs
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def whole(self, exchange: Exchange) -> Completion:
+        choices = []
+        for job in exchange.jobs:
+            done = job.answer.result()
+            offset = len(self.prompt_text(done.index)) if self.asked.echo else 0
+            logprobs = self.logprobs(done, offset)
+            choices.append(self.choice(done, "" if self.silent else done.text, logprobs))
+            if self.asked.echo:
+                self.echo(choices[-1], exchange)
+        return self.document(choices, self.usage(exchange))
+
+    def piece(self, delta: CompletionOutput, exchange: Exchange) -> CompletionChoice | None:
+        """A choice of a stream; None while there is only half of a character, or of a stop string."""
+        index, echo = delta.index, False
+        if index not in self._offsets:
+            echo = bool(self.asked.echo)
+            self._offsets[index] = len(self.prompt_text(index)) if echo else 0
+        logprobs = self.logprobs(delta, self._offsets[index])
+        if logprobs is not None:
+            self._offsets[index] += sum(map(len, logprobs.tokens))
+        choice = self.choice(delta, "" if self.silent else delta.text, logprobs)
+        if echo:
+            self.echo(choice, exchange)
+        seen = choice.text or logprobs or self.asked.return_token_ids
+        return choice if seen or delta.finished else None
+
+    def choice(
+        self, output: CompletionOutput, text: str, logprobs: CompletionLogprobs | None
+    ) -> CompletionChoice:
+        made = CompletionChoice(
+            index=output.index, text=text, logprobs=logprobs, finish_reason=reason_of(output),
+            stop_reason=output.stop_reason,
+        )  # fmt: skip
+        if self.asked.return_token_ids:
+            made.token_ids = [] if self.silent else output.token_ids
+            made.prompt_token_ids = self.prompts[output.index // self.n].token_ids
+        return made
+
+    def logprobs(self, output: CompletionOutput, offset: int) -> CompletionLogprobs | None:
+        if self.top is None or output.logprobs is None:
+            return None
+        if self.silent:
+            return completion_logprobs([], [], 0, offset, None)
+        tokenizer = self.service.backend.tokenizer
+        return completion_logprobs(output.token_ids, output.logprobs, self.top, offset, tokenizer)
+
+    def echo(self, choice: CompletionChoice, exchange: Exchange) -> None:
+        """The prompt, in front of what the choice has."""
+        choice.text = self.prompt_text(choice.index) + choice.text
+        first = exchange.jobs[choice.index // self.n * self.n]
+        if choice.logprobs is None or first.prompt_logprobs is None or self.top is None:
+            return
+        ids, tokenizer = first.request.prompt, self.service.backend.tokenizer
+        found = readable_prompt(ids, first.prompt_logprobs, tokenizer)
+        before = completion_logprobs(ids, found, self.top, 0, tokenizer)
+        for name in CompletionLogprobs.__struct_fields__:
+            setattr(choice.logprobs, name, getattr(before, name) + getattr(choice.logprobs, name))
+
+    def prompt_text(self, index: int) -> str:
+        at = index // self.n
+        prompt, tokenizer = self.prompts[at], self.service.backend.tokenizer
+        if prompt.text is not None or tokenizer is None:
+            return prompt.text or ""
+        if at not in self._texts:
+            self._texts[at] = tokenizer.decode(prompt.token_ids, skip_special=False)
+        return self._texts[at]
+
+    def usage(self, exchange: Exchange) -> Usage:
+        made = 0 if self.silent else sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
+        asked = sum(len(prompt.token_ids) for prompt in self.prompts)
+        return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
+                     prompt_tokens_details=CachedTokens(exchange.cached))  # fmt: skip
+
+    def document(
+        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+    ) -> Completion:
+        return Completion(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+
+def reason_of(output: CompletionOutput) -> Reason | None:
+    """The engine's reason in OpenAI's words; an error never gets here."""
+    return None if output.finish_reason == "error" else output.finish_reason
+
+
+async def _stream(work: Work, exchange: Exchange, call: Call) -> None:
+    events = EventStream(call.send, call.headers)
+    asked = work.asked
+    running = None if asked.wants_usage else msgspec.UNSET
+    try:
+        while not exchange.finished:
+            chunks = []
+            for delta in await exchange.next():
+                choice = work.piece(delta, exchange)
+                if choice is not None:
+                    usage = work.usage(exchange) if asked.wants_running_usage else running
+                    chunks.append(work.document([choice], usage))
+            if chunks:
+                await events.write(*chunks)
+        last = [work.document([], work.usage(exchange))] if asked.wants_usage else []
+        await events.write(*last, last=True)
+    except Refusal as refusal:
+        if not events.begun:
+            raise
+        await events.write(refusal.body(), last=True)

@@ -1,0 +1,90 @@
+"""What a server is made of: an engine, and everything around it. One class for Python, flags, TOML and the environment.
+
+The fields of the engine are those of `EngineConfig`. Times are in seconds. Nothing here starts anything.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+from cairn.serve.config import EngineConfig
+
+MOST_PORT = 65535
+POSITIVE = ("first_token_deadline", "request_timeout", "drain_timeout", "body_timeout", "stall_timeout",
+            "progress_timeout")  # fmt: skip
+
+
+class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    """address to listen on; 0.0.0.0 is all of them"""
+    port: int = 8000
+    """port to listen on; 0 takes a free one"""
+    served_model_name: list[str] = msgspec.field(default_factory=list)
+    """names that requests may use; by default the name of the model"""
+    engine_in: Literal["auto", "thread", "process"] = "auto"
+    """where the engine runs; auto: a process of its own for GPUs, a thread on a CPU"""
+    api_key_file: Path | None = None
+    """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
+    key_requests_per_minute: int | None = None
+    """most requests that one API key may make in a minute"""
+    key_concurrent_requests: int | None = None
+    """most requests of one API key at a time"""
+    max_waiting: int = 1024
+    """most requests that wait for the engine; more are refused with 429"""
+    first_token_deadline: float = 60.0
+    """a request whose first token cannot come within so many seconds is refused with 503"""
+    request_timeout: float = 600.0
+    """a request ends after so many seconds, with what it has"""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """largest body of a request"""
+    max_request_tokens: int | None = None
+    """most tokens that one request may ask for; by default what the context leaves"""
+    body_timeout: float = 30.0
+    """seconds that the body of a request may take to arrive"""
+    stall_timeout: float = 60.0
+    """a client that reads nothing for so many seconds is disconnected"""
+    progress_timeout: float = 120.0
+    """an engine with work that finishes no step for so many seconds is not healthy"""
+    drain_timeout: float = 30.0
+    """seconds that running requests have to finish when the server is stopped"""
+    cors_origins: list[str] = msgspec.field(default_factory=list)
+    """origins whose pages may call this server; * is any"""
+    allowed_hosts: list[str] = msgspec.field(default_factory=list)
+    """values of the Host header that are answered; by default any"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("port", self.port, 0 <= self.port <= MOST_PORT, f"between 0 and {MOST_PORT}")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            _check(name, value, 0 < value < 1e9, "above 0")
+        for name in ("key_requests_per_minute", "key_concurrent_requests", "max_request_tokens"):
+            value = getattr(self, name)
+            _check(name, value, value is None or value >= 1, "at least 1")
+        _check("max_waiting", self.max_waiting, self.max_waiting >= 0, "at least 0")
+        _check("max_body_bytes", self.max_body_bytes, self.max_body_bytes >= 1, "at least 1")
+        _check(
+            "served_model_name",
+            self.served_model_name,
+            all(self.served_model_name),
+            "no empty name",
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What the model is called; a path goes by its last part, because where it lies is nobody's business."""
+        if self.served_model_name:
+            return self.served_model_name
+        return [Path(self.model).name if Path(self.model).exists() else self.model]
+
+    def engine(self) -> EngineConfig:
+        """The engine's part, which is all that its process is told."""
+        names = EngineConfig.__struct_fields__
+        return EngineConfig(**{name: getattr(self, name) for name in names})
+
+
+def _check(name: str, value: object, fine: bool, wanted: str) -> None:
+    if not fine:
+        raise ConfigError(f"{name} is {value}", hint=f"it has to be {wanted}")

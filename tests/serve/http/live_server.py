@@ -1,0 +1,123 @@
+"""A real server in a thread of this process: a tiny model, a real socket on loopback, and a gate to hold its engine.
+
+with live(folder, max_waiting=2) as server:
+    server.client.chat.completions.create(...)
+    with server.held(): ...              the engine takes no step in here
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import tiny_tokenizers
+import torch
+import transformers
+
+from cairn.serve.http.backend import ThreadedEngine, open_backend
+from cairn.serve.http.keys import Keys
+from cairn.serve.http.lifecycle import Server, address_of, bind
+from cairn.serve.http.service import Service
+from cairn.serve.http.settings import ServerConfig
+
+CONTEXT = 160
+TEMPLATE = (
+    "{% for m in messages %}<|begin|>{{ m.role }}: {{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant: {% endif %}"
+)
+PATIENCE_S = 30
+
+
+def make_folder(path: Path) -> Path:
+    """A tiny Llama whose tokens are bytes and pieces of words, and lively enough to say many of them."""
+    torch.manual_seed(3)
+    backend = tiny_tokenizers.byte_level()
+    config = transformers.LlamaConfig(
+        vocab_size=backend.get_vocab_size(), hidden_size=32, intermediate_size=48,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=CONTEXT, bos_token_id=1, eos_token_id=0, pad_token_id=None,
+        initializer_range=0.4,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    return tiny_tokenizers.save(
+        path, backend, eos_token="<|end|>", bos_token="<|begin|>", chat_template=TEMPLATE
+    )
+
+
+class Live:
+    def __init__(self, folder: Path, keys: Keys, **settings: Any) -> None:
+        defaults: dict[str, Any] = dict(
+            dtype="float32", device="cpu", num_gpu_blocks_override=256, max_num_seqs=8, port=0,
+            served_model_name=["tiny"], drain_timeout=10.0,
+        )  # fmt: skip
+        config = ServerConfig(model=str(folder), **(defaults | settings))
+        self.gate = threading.Event()
+        self.gate.set()
+        backend = open_backend(config)
+        assert isinstance(backend.engine, ThreadedEngine)
+        self.engine = backend.engine.engine
+        self._hold(self.engine)
+        bound = bind(config)
+        self.url = address_of(bound)
+        self.service = Service(config, backend, keys)
+        self.server = Server(self.service)
+        self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
+        self.thread.start()
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="sk-test", max_retries=0, timeout=PATIENCE_S
+        )
+        wait_until(lambda: self.server.started)
+
+    def _hold(self, engine: Any) -> None:
+        step = engine.step
+
+        def gated() -> Any:
+            self.gate.wait(PATIENCE_S)
+            return step()
+
+        engine.step = gated
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.gate.clear()
+        try:
+            yield
+        finally:
+            self.gate.set()
+
+    def at_rest(self) -> None:
+        """Nothing is left of what was served."""
+        wait_until(lambda: not self.service.open and not self.engine.has_work)
+        assert self.service.admission.inside == self.service.admission.waiting == 0
+        assert self.engine.scheduler.blocks.usage().used == 0
+
+    def close(self) -> None:
+        self.gate.set()
+        self.client.close()
+        self.http.close()
+        self.server.stop()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def live(folder: Path, keys: Keys = Keys(), **settings: Any) -> Iterator[Live]:  # noqa: B008
+    server = Live(folder, keys, **settings)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def wait_until(true: Any) -> None:
+    """Something that another thread will bring about."""
+    pause = threading.Event()
+    for _ in range(PATIENCE_S * 100):
+        if true():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not happen")

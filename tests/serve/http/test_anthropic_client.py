@@ -1,0 +1,62 @@
+"""Anthropic's unmodified client against our server: the same text as OpenAI's client gets for the same conversation."""
+
+import pytest
+
+anthropic = pytest.importorskip("anthropic", reason="needs the anthropic client")
+
+MESSAGES = [{"role": "user", "content": "Once upon a time"}]
+ASKED = dict(model="tiny", messages=MESSAGES, max_tokens=24, extra_body={"temperature": 0})
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with anthropic.Anthropic(base_url=server.url, api_key="sk-test", max_retries=0) as made:
+        yield made
+
+
+def test_the_same_text_as_by_the_other_interface(server, client):
+    other = server.client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, max_tokens=24
+    )
+    message = client.messages.create(**ASKED)
+    assert message.content[0].text == other.choices[0].message.content
+    assert message.stop_reason in ("max_tokens", "end_turn")
+    used = message.usage.input_tokens + message.usage.cache_read_input_tokens
+    assert (used, message.usage.output_tokens) == (
+        other.usage.prompt_tokens,
+        other.usage.completion_tokens,
+    )
+    counted = client.messages.count_tokens(model="tiny", messages=MESSAGES)
+    assert counted.input_tokens == other.usage.prompt_tokens
+
+
+def test_a_stream(server, client):
+    whole = client.messages.create(**ASKED)
+    with client.messages.stream(**ASKED) as stream:
+        text = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert text == whole.content[0].text
+    assert last.stop_reason == whole.stop_reason
+    assert last.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_system_parts_and_stop_sequences(server, client):
+    text = client.messages.create(**ASKED).content[0].text
+    stopped = client.messages.create(**ASKED, stop_sequences=[text[6:9]])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[6:9])
+    parts = [{"type": "text", "text": "Be kind."}]
+    said = [
+        client.messages.create(**ASKED, system=system).content[0].text
+        for system in ("Be kind.", parts)
+    ]
+    assert said[0] == said[1] != text
+
+
+def test_mistakes_are_told_in_its_own_form(server, client):
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        client.messages.create(**ASKED | {"model": "other"})
+    assert unknown.value.body["type"] == "error"
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.messages.create(**ASKED | {"max_tokens": 0})
+    with pytest.raises(anthropic.BadRequestError, match="160"):
+        client.messages.create(**ASKED | {"max_tokens": 5000})

@@ -1,0 +1,344 @@
+"""OpenAI's unmodified client against our server: the same tokens as the plain generator, and errors it understands."""
+
+import math
+
+import openai
+import pytest
+import torch
+
+from cairn.models.attend import Cached, KVCache
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.generate import Generation, Sampling
+
+MESSAGES = [{"role": "user", "content": "Once upon a time"}]
+RENDERED = "<|begin|>user: Once upon a time<|begin|>assistant: "
+FORMS = "The quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_folder):
+    """Greedy tokens and log-probabilities from the plain model."""
+    checkpoint = open_checkpoint(tiny_folder)
+    return Oracle(checkpoint.load("cpu", torch.float32), checkpoint.tokenizer())
+
+
+class Oracle:
+    def __init__(self, model, tokenizer):
+        self.model, self.tokenizer = model, tokenizer
+
+    def text(self, ids, most):
+        tokens = list(Generation(self.model, ids, Sampling(max_tokens=most), (0,)))
+        decoder = self.tokenizer.stream(after=ids[-16:])
+        kept = [token for token in tokens if token != 0]
+        return "".join([decoder.push(token) for token in kept]) + decoder.flush()
+
+    @torch.inference_mode()
+    def logprobs(self, ids):
+        """Of each token after the first, and the likeliest in its place."""
+        cache = KVCache(self.model.spec, len(ids), torch.float32, torch.device("cpu"))
+        attend = Cached([cache], [len(ids)])
+        hidden = self.model(torch.tensor(ids), attend.positions_T(), attend)
+        found = torch.log_softmax(self.model.logits(hidden).float(), -1)
+        chosen = found[:-1].gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)
+        return chosen.tolist(), found[:-1].max(-1).values.tolist()
+
+
+def test_models(server):
+    listed = server.client.models.list().data
+    assert [model.id for model in listed] == ["tiny"]
+    assert server.client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        server.client.models.retrieve("other")
+
+
+def test_chat_says_what_the_plain_generator_says(server, oracle):
+    ids = oracle.tokenizer.encode(RENDERED, special=False)
+    answer = server.client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, max_completion_tokens=24
+    )
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant"
+    assert choice.message.content == oracle.text(ids, 24)
+    assert answer.usage.prompt_tokens == len(ids)
+    assert answer.usage.total_tokens == len(ids) + answer.usage.completion_tokens
+
+
+def test_a_stream_is_the_same_answer_in_pieces(server):
+    asked = dict(model="tiny", messages=MESSAGES, temperature=0, max_tokens=24, n=2)
+    whole = server.client.chat.completions.create(**asked)
+    texts, reasons = ["", ""], [None, None]
+    usage = None
+    for chunk in server.client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_usage_in_every_chunk(server):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        server.client.completions.create(
+            model="tiny", prompt="Hi", max_tokens=5, stream=True, stream_options=options,
+            extra_body={"ignore_eos": True},
+        )
+    )  # fmt: skip
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert chunks[-1].choices == []
+
+
+def test_chat_logprobs(server):
+    answer = server.client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, max_tokens=8, logprobs=True, top_logprobs=3
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == answer.usage.completion_tokens
+    for token in content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob == max(top.logprob for top in token.top_logprobs)  # temperature 0
+        assert token.top_logprobs[0].token == token.token
+    spelled = b"".join(bytes(token.bytes or []) for token in content)
+    assert answer.choices[0].message.content.encode() in spelled.replace(b"<|end|>", b"") or (
+        "�" in answer.choices[0].message.content
+    )
+
+
+def test_all_forms_of_a_prompt_give_the_same_answer(server, oracle):
+    ids = oracle.tokenizer.encode(FORMS)
+    expected = oracle.text(ids, 12)
+    for prompt in (FORMS, [FORMS], ids, [ids]):
+        answer = server.client.completions.create(
+            model="tiny", prompt=prompt, temperature=0, max_tokens=12
+        )
+        assert [choice.text for choice in answer.choices] == [expected]
+    several = server.client.completions.create(
+        model="tiny", prompt=[FORMS, "Yes"], temperature=0, max_tokens=12, n=2
+    )
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in several.choices[:2]] == [expected] * 2
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_echo_scores_the_prompt_as_evaluation_tools_ask(server, oracle, most):
+    ids = oracle.tokenizer.encode(FORMS)
+    answer = server.client.completions.create(
+        model="tiny", prompt=[ids], echo=True, logprobs=1, max_tokens=most, temperature=0
+    )
+    found = answer.choices[0].logprobs
+    chosen, best = oracle.logprobs(ids)
+    scored = found.token_logprobs[: len(ids)]
+    assert scored[0] is None
+    assert scored[1:] == pytest.approx(chosen, abs=1e-4)
+    rows = found.top_logprobs[1 : len(ids)]
+    assert [max(row.values()) for row in rows] == pytest.approx(best, abs=1e-4)
+    assert all(token in row for token, row in zip(found.tokens[1:], rows, strict=False))
+    assert len(found.tokens) == len(ids) + most
+    assert answer.choices[0].text.startswith(FORMS)
+    for offset, token in zip(found.text_offset[: len(ids)], found.tokens, strict=False):
+        assert FORMS[offset:].startswith(token)
+
+
+def test_echo_in_a_stream_comes_once(server):
+    asked = dict(model="tiny", prompt=FORMS, echo=True, logprobs=2, max_tokens=6, temperature=0)
+    whole = server.client.completions.create(**asked).choices[0]
+    tokens, offsets, text = [], [], ""
+    for chunk in server.client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            text += choice.text
+            tokens += choice.logprobs.tokens
+            offsets += choice.logprobs.text_offset
+    assert text == whole.text
+    assert tokens == whole.logprobs.tokens
+    assert offsets == whole.logprobs.text_offset
+
+
+def test_a_stop_string_ends_the_text_and_is_not_in_it(server):
+    asked = dict(model="tiny", prompt=FORMS, temperature=0, max_tokens=30)
+    text = server.client.completions.create(**asked).choices[0].text
+    stop = text[7:10]  # wherever tokens end
+    answer = server.client.completions.create(**asked, stop=[stop, "never in there"])
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == text[: text.index(stop)]
+    streamed = server.client.completions.create(**asked, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == text[: text.index(stop)]
+
+
+def test_a_seed_repeats_and_the_answers_of_one_request_differ(server):
+    asked = dict(model="tiny", prompt=FORMS, temperature=1.0, max_tokens=16, seed=7, n=3)
+    first = [choice.text for choice in server.client.completions.create(**asked).choices]
+    again = [choice.text for choice in server.client.completions.create(**asked).choices]
+    assert first == again
+    assert len(set(first)) > 1
+
+
+def test_vllms_fields_reach_the_engine(server):
+    extra = {"top_k": 1, "min_tokens": 9, "ignore_eos": True, "return_token_ids": True, "min_p": 0.0,
+             "priority": 3, "repetition_penalty": 1.0, "no_such_field": {"is": "ignored"}}  # fmt: skip
+    answer = server.client.completions.create(
+        model="tiny", prompt=FORMS, max_tokens=9, logit_bias={"65": 100}, extra_body=extra
+    )
+    assert answer.choices[0].model_extra["token_ids"] == [65] * 9
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_requests_of_different_salts_share_no_prefix(server):
+    prompt = "a salted prompt that is longer than a page of the cache " * 2
+
+    def cached(salt):
+        answer = server.client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert cached("one") == 0
+    assert cached("one") > 0
+    assert cached("two") == 0
+
+
+def test_parts_of_text_are_one_text(server):
+    parts = [{"type": "text", "text": "Once upon"}, {"type": "text", "text": "a time"}]
+    joined = [{"role": "user", "content": "Once upon\na time"}]
+    given = [{"role": "user", "content": parts}]
+    asked = dict(model="tiny", temperature=0, max_tokens=6)
+    answers = [
+        server.client.chat.completions.create(messages=messages, **asked)
+        for messages in (joined, given)
+    ]
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+
+
+def test_responses(server):
+    chat = server.client.chat.completions.create(
+        model="tiny", messages=MESSAGES, temperature=0, max_tokens=24
+    )
+    asked = dict(model="tiny", input="Once upon a time", temperature=0, max_output_tokens=24)
+    whole = server.client.responses.create(**asked)
+    assert whole.output_text == chat.choices[0].message.content
+    assert (
+        whole.status == {"length": "incomplete", "stop": "completed"}[chat.choices[0].finish_reason]
+    )
+    assert whole.usage.total_tokens == chat.usage.total_tokens
+    with server.client.responses.stream(**asked) as stream:
+        text = "".join(
+            event.delta for event in stream if event.type == "response.output_text.delta"
+        )
+    assert text == whole.output_text
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": "Once upon a time"}]}]
+    assert server.client.responses.create(**asked | {"input": parts}).output_text == text
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        server.client.responses.create(**asked, previous_response_id="resp_1")
+
+
+def test_tokenize_and_back(server):
+    tokens = server.http.post("/tokenize", json={"prompt": FORMS}).json()
+    assert tokens["count"] == len(tokens["tokens"])
+    assert (
+        server.http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == FORMS
+    )
+    chat = server.http.post(
+        "/tokenize", json={"messages": MESSAGES, "return_token_strs": True}
+    ).json()
+    text = server.http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]
+    assert text == RENDERED
+    assert len(chat["token_strs"]) == chat["count"]
+
+
+WRONG = [
+    ({"temperature": 3}, "temperature", "between 0 and 2"),
+    ({"temperature": "hot"}, "temperature", "a number between 0 and 2"),
+    ({"top_p": 0}, "top_p", "above 0"),
+    ({"n": 0}, "n", "between 1 and 128"),
+    ({"max_tokens": -1}, "max_tokens", "a whole number"),
+    ({"stop": [1]}, "stop", "text"),
+    ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias", "vocabulary"),
+    ({"seed": 2**70}, "seed", "between"),
+    ({"stream": "yes"}, "stream", "true or false"),
+    ({"stream_options": {}}, "stream_options", "stream"),
+    ({"presence_penalty": 9}, "presence_penalty", "between -2 and 2"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens 3"),
+    ({"response_format": {"type": "xml"}}, "response_format", "text"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"), WRONG, ids=[str(case[0])[:40] for case in WRONG]
+)
+def test_a_wrong_field_is_named_with_what_it_may_be(server, fields, param, said):
+    bodies = {
+        "/v1/completions": {"model": "tiny", "prompt": "Hi"},
+        "/v1/chat/completions": {"model": "tiny", "messages": MESSAGES},
+    }
+    for path, body in bodies.items():
+        response = server.http.post(path, json=body | fields)
+        error = response.json()["error"]
+        assert response.status_code == 400, response.text
+        assert error["type"] == "invalid_request_error"
+        assert error["param"].split("[")[0] == param
+        assert said in error["message"]
+
+
+def test_other_refusals(server):
+    create = server.client.completions.create
+    with pytest.raises(openai.NotFoundError) as unknown:
+        create(model="gpt-9", prompt="Hi")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match=r"500.*160") as long:
+        create(model="tiny", prompt=[5] * 500)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="at most 158 tokens"):
+        create(model="tiny", prompt=[5, 5], max_tokens=159)
+    with pytest.raises(openai.BadRequestError, match="suffix"):
+        create(model="tiny", prompt="Hi", suffix="end")
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        create(model="tiny", prompt=[5, 10**6])
+    for prompt in ([], ["a", 1], [[1], "a"], [[]], ""):
+        with pytest.raises(openai.BadRequestError):
+            create(model="tiny", prompt=prompt)
+    missing = server.http.post("/v1/chat/completions", json={}).json()["error"]
+    assert missing["param"] == "messages"
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(openai.BadRequestError, match="text only"):
+        server.client.chat.completions.create(model="tiny", messages=image)
+    assert server.http.get("/v1/nothing").json()["error"]["code"] == "not_found"
+    assert server.http.get("/v1/completions").status_code == 405
+
+
+def test_health_version_metrics_and_request_ids(server):
+    server.client.completions.create(
+        model="tiny", prompt="Hi", max_tokens=4, extra_body={"ignore_eos": True}
+    )
+    assert server.http.get("/health").json()["status"] == "ok"
+    assert server.http.get("/version").json()["version"]
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = {
+        family.name for family in text_string_to_metric_families(server.http.get("/metrics").text)
+    }
+    assert {
+        "cairn_http_requests",
+        "cairn_time_to_first_token_seconds",
+        "cairn_running_requests",
+    } <= families
+    given = server.http.get("/health", headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    other = server.http.get("/health", headers={"x-request-id": "no\tgood; really"})
+    assert other.headers["x-request-id"] != "no\tgood; really"
+
+
+def test_the_openapi_document_names_what_is_enforced(server):
+    found = server.http.get("/openapi.json").json()
+    fields = found["components"]["schemas"]["CompletionRequest"]["properties"]
+    temperature = next(
+        kind for kind in fields["temperature"]["anyOf"] if kind.get("type") == "number"
+    )
+    assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
+    assert found["components"]["schemas"]["ChatRequest"]["required"] == ["messages"]
+    assert math.isclose(float(found["openapi"][:3]), 3.1)

@@ -1,0 +1,69 @@
+"""`cairn serve` as a process: it says where it is, answers, finishes what runs on SIGTERM, and leaves with 0."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+COMMAND = [sys.executable, "-m", "cairn", "serve"]
+SETTINGS = [
+    "--port",
+    "0",
+    "--dtype",
+    "float32",
+    "--device",
+    "cpu",
+    "--num-gpu-blocks-override",
+    "64",
+]
+
+
+@pytest.fixture
+def process(tiny_folder):
+    command = [*COMMAND, str(tiny_folder), *SETTINGS, "--served-model-name", "tiny"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as made:
+        yield made
+        made.kill()
+
+
+def address(process):
+    for line in process.stderr:
+        if found := re.search(r"tiny at (http://127\.0\.0\.1:\d+)", line):
+            return found[1]
+    raise AssertionError("it never said where it is")
+
+
+def test_sigterm_lets_running_requests_finish(process):
+    url = address(process)
+    body = dict(model="tiny", prompt="Once", max_tokens=150, ignore_eos=True, stream=True)
+    with httpx.Client(base_url=url, timeout=60) as client:
+        assert client.get("/health").json()["status"] == "ok"
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2]
+    assert process.wait(60) == 0
+    assert "stopped" in process.stderr.read()
+
+
+def test_mistakes_are_said_before_anything_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        found = subprocess.run(
+            [*COMMAND, "random:tiny", "--port", port], capture_output=True, text=True
+        )
+    assert found.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in found.stderr
+    assert "--port" in found.stderr
