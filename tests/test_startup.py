@@ -32,7 +32,9 @@ def test_importing_the_models_costs_little_beyond_torch():
     assert results[0]["heavy"] == []
 
 
-@pytest.mark.parametrize("verb", ["generate", "serve", "bench", "profile", "doctor", "calibrate", "trace"])
+@pytest.mark.parametrize(
+    "verb", ["generate", "serve", "bench", "profile", "doctor", "calibrate", "trace"]
+)
 def test_the_help_of_a_verb_needs_no_torch(verb):
     program = f"""
 import contextlib, io, json, sys
