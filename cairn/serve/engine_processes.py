@@ -40,7 +40,7 @@ class EngineProcesses:
             try:
                 stream = self.client.submit(
                     request.prompt, request.params, priority=request.priority, salt=request.salt,
-                    eos_ids=sorted(request.eos_ids),
+                    eos_ids=sorted(request.eos_ids), guide=job.guide,
                 )  # fmt: skip
             except CairnError as problem:
                 self._loop.call_soon_threadsafe(_fail, job, str(problem))

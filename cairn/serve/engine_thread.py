@@ -16,6 +16,7 @@ from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.answer import Answer, Found
 from cairn.serve.engine.loop import Engine, Output, described
 from cairn.serve.engine.request import Request, RequestId
+from cairn.serve.guide import Guide
 
 PATIENCE_S = 30.0  # to wait for a step that is under way when the engine is closed
 
@@ -23,7 +24,7 @@ PATIENCE_S = 30.0  # to wait for a step that is under way when the engine is clo
 class Job:
     """One request of the engine, the answer it grows into, and who wants to know."""
 
-    __slots__ = ("answer", "most", "on_news", "prompt_logprobs", "request", "told")
+    __slots__ = ("answer", "guide", "most", "on_news", "prompt_logprobs", "request", "told")
 
     def __init__(
         self, request: Request, answer: Answer, most: int, on_news: Callable[["Job"], None]
@@ -33,6 +34,7 @@ class Job:
         self.told = 0  # tokens that whoever waits has counted
         self.on_news = on_news  # called in the engine's thread: returns at once, raises nothing
         self.prompt_logprobs: Sequence[Found] | None = None
+        self.guide: Guide | None = None  # what the request's constraint was made of
 
 
 class _Add(NamedTuple):

@@ -25,8 +25,8 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
-from cairn.serve.http.grammar import GrammarConstraint, Grammars
-from cairn.serve.http.guide import MOST_CHARACTERS, Guide, read_guide
+from cairn.serve.grammar import GrammarConstraint, Grammars
+from cairn.serve.guide import MOST_CHARACTERS, Guide, read_guide
 from cairn.serve.http.tool_parser import CLOSE, OPEN, TOOL_CALLS, parse_all, tool_parser
 from cairn.serve.http.tools import hides_marks, read_tools, tool_guide
 

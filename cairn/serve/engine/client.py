@@ -40,6 +40,7 @@ from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.stream import Stream, wake
+from cairn.serve.guide import Guide
 
 POLL_S = 0.1  # how soon the end of a process is noticed
 MARGIN_S = 5.0  # for leaving, after the grace is over
@@ -101,6 +102,7 @@ class EngineClient:
         priority: int = 0,
         salt: str = "",
         eos_ids: Sequence[int] | None = None,
+        guide: Guide | None = None,
     ) -> Stream:
         """Put a request in line, or refuse it at once with a RequestError."""
         eos_ids = list(self.eos_ids if eos_ids is None else eos_ids)
@@ -116,7 +118,7 @@ class EngineClient:
                 steps, since = self._progress
                 self._progress = (steps, max(since, time.monotonic()))
             self._streams[stream.id] = stream
-            self._group.send(Submit(stream.id, prompt, params, priority, salt, eos_ids))
+            self._group.send(Submit(stream.id, prompt, params, priority, salt, eos_ids, guide))
         return stream
 
     def close(self, grace_s: float | None = None) -> None:

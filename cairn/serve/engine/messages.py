@@ -15,6 +15,7 @@ from cairn.core.errors import CairnError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Finish, Ledger, Limits
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.guide import Guide
 
 
 class EngineFailed(CairnError):
@@ -50,6 +51,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     priority: int = 0
     salt: str = ""
     eos_ids: list[int] = []
+    guide: Guide | None = None  # of what its constraint is made, in every rank
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

@@ -51,6 +51,7 @@ from cairn.serve.engine.messages import (
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.start import Started, start
+from cairn.serve.grammar import grammars_for
 
 IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
 STACKS = "stacks"
@@ -61,6 +62,7 @@ class Worker:
 
     def __init__(self, boot: Boot, started: Started, context: zmq.Context) -> None:
         self.boot, self.engine, self.eos_ids = boot, started.engine, started.opened.eos_ids
+        self._grammars = grammars_for(started.opened, self.engine.scheduler.limits.vocabulary)
         self.stop_at: float | None = None  # when the grace ends; None: nobody has asked to stop
         self._open: dict[int, None] = {}  # requests in the engine, in the order they came
         size = boot.config.tensor_parallel_size
@@ -73,6 +75,8 @@ class Worker:
             socket.bind(f"ipc://{folder}/orders-{rank}")
 
     def ready(self, notes: list[str]) -> None:
+        if self._grammars is not None:
+            self._grammars.warm_up()
         self._report(Ready(self.engine.scheduler.limits, list(self.eos_ids), notes))
 
     def serve(self) -> None:
@@ -145,6 +149,10 @@ class Worker:
         try:
             if self.stop_at is not None:
                 raise RequestError("the engine is stopping", hint="try again when it is back")
+            if command.guide is not None:
+                if self._grammars is None:
+                    raise RequestError(f"{command.guide.field} is given, and there is no tokenizer")
+                request.constraint = self._grammars.compile(command.guide).start()
             self.engine.add(request)
             self._open[command.id] = None
         except RequestError as problem:

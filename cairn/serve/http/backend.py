@@ -23,6 +23,7 @@ from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.engine_thread import EngineThread, Job
+from cairn.serve.grammar import Grammar
 from cairn.serve.http.settings import ServerConfig
 from cairn.serve.prompts import of_each_answer
 
@@ -85,6 +86,7 @@ class Backend:
         first_index: int = 0,
         priority: int = 0,
         salt: str = "",
+        grammar: Grammar | None = None,
     ) -> list[Job]:
         """One for each answer to a prompt. Refuses what the engine can never serve."""
         if params.stop and self.tokenizer is None:
@@ -95,9 +97,12 @@ class Backend:
         params = msgspec.structs.replace(params, max_tokens=most)
         jobs = []
         for index, own in enumerate(of_each_answer(params), start=first_index):
+            constraint = None if grammar is None else grammar.start()
             request = Request(next(self._ids), prompt, own, priority=priority, salt=salt,
-                              eos_ids=self.opened.eos_ids)  # fmt: skip
-            jobs.append(Job(request, Answer(index, own, self.tokenizer, prompt), most, on_news))
+                              eos_ids=self.opened.eos_ids, constraint=constraint)  # fmt: skip
+            job = Job(request, Answer(index, own, self.tokenizer, prompt), most, on_news)
+            job.guide = None if grammar is None else grammar.guide  # for an engine elsewhere
+            jobs.append(job)
         return jobs
 
 

@@ -2,19 +2,19 @@
 
     messages -conversation-> prompt -exchange-> deltas -Reader-> parts of a message -> one document, or chunks
 
-A `Reader` turns the text of one answer into what a client sees of it. `PlainText` passes it on; readers that split off
-reasoning or tool calls have the same two methods, and `make_readers` chooses.
+What shape the answers have to have is `structure`'s to say; how their text becomes content, reasoning and tool calls is
+`reader`'s.
 """
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import Job
+from cairn.serve.grammar import Grammar
 from cairn.serve.http.body import decode
 from cairn.serve.http.completions import reason_of
 from cairn.serve.http.conversation import read_conversation
@@ -27,45 +27,27 @@ from cairn.serve.http.protocol_answers import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
-    Reason,
-    ToolCall,
     Usage,
 )
 from cairn.serve.http.protocol_requests import ChatRequest
-from cairn.serve.http.protocol_sampling import refuse_structure, sampling_of
+from cairn.serve.http.protocol_sampling import sampling_of
+from cairn.serve.http.reader import joined, keeps_marks, make_readers
 from cairn.serve.http.refusal import JSON, Refusal
 from cairn.serve.http.service import Call, Exchange, Service
 from cairn.serve.http.sse import EventStream
+from cairn.serve.http.structure import Offer, Thinking, grammar_of, offer_of, thinking_of
 from cairn.serve.prompts import Prompt
-
-
-class Reader(Protocol):
-    """The text of one answer, as parts of a message."""
-
-    def push(self, text: str, ended: bool) -> list[ChatDelta]:
-        """What this piece makes certain; `ended`: nothing follows."""
-        ...
-
-    def reason(self, reason: Reason | None) -> Reason | None:
-        """Why the message ended, given why the text did."""
-        ...
-
-
-class PlainText:
-    def push(self, text: str, ended: bool) -> list[ChatDelta]:
-        return [ChatDelta(content=text)] if text else []
-
-    def reason(self, reason: Reason | None) -> Reason | None:
-        return reason
 
 
 async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, ChatRequest)
     model = service.check_model(asked.model)
     _check(asked)
+    offer = offer_of(service, asked)
     prompt = await read_conversation(service, asked)
-    work = Work(service, asked, prompt, model, call)
+    thinking = thinking_of(service, prompt.text or "")
+    grammar = await grammar_of(service, asked, offer, thinking)
+    work = Work(service, asked, prompt, offer, thinking, grammar, model, call)
     async with service.exchange(call, work.jobs) as exchange:
         if asked.stream:
             await _stream(work, exchange, call)
@@ -76,29 +58,30 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
 
 
 def _check(asked: ChatRequest) -> None:
-    refuse_structure(asked)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
-    choice = asked.tool_choice
-    if choice not in (None, "none", "auto") or (asked.tools and choice != "none"):
-        raise Refusal(
-            400, "tools are not supported by this server", param="tools", code="unsupported"
-        )
-
-
-def make_readers(asked: ChatRequest, count: int) -> list[Reader]:
-    return [PlainText() for _ in range(count)]
 
 
 class Work:
     """A checked request, and how its answers are written."""
 
     def __init__(
-        self, service: Service, asked: ChatRequest, prompt: Prompt, model: str, call: Call
+        self,
+        service: Service,
+        asked: ChatRequest,
+        prompt: Prompt,
+        offer: Offer | None,
+        thinking: Thinking,
+        grammar: Grammar | None,
+        model: str,
+        call: Call,
     ) -> None:
-        self.service, self.asked, self.prompt = service, asked, prompt
+        self.service, self.asked, self.prompt, self.grammar = service, asked, prompt, grammar
+        guided = grammar is not None
         self.params = self._params()
-        self.readers = make_readers(asked, self.params.n)
+        if keeps_marks(service.tokenizer, offer, thinking, guided):
+            self.params = msgspec.structs.replace(self.params, skip_special_tokens=False)
+        self.readers = make_readers(offer, thinking, guided, self.params.n)
         self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
 
     def _params(self) -> SamplingParams:
@@ -114,7 +97,7 @@ class Work:
     def jobs(self, on_news: Callable[[Job], None]) -> list[Job]:
         return self.service.backend.jobs(
             self.prompt.token_ids, self.params, on_news, priority=self.asked.priority or 0,
-            salt=self.asked.cache_salt or "",
+            salt=self.asked.cache_salt or "", grammar=self.grammar,
         )  # fmt: skip
 
     # -- writing ---------------------------------------------------------------------------------
@@ -161,8 +144,8 @@ class Work:
     def chunks_of(self, delta: CompletionOutput) -> list[ChatChunkChoice]:
         """What a client sees of a delta; the end is in the last of them."""
         reader, index = self.readers[delta.index], delta.index
-        reason = reader.reason(reason_of(delta))
         parts = reader.push(delta.text, delta.finished)
+        reason = reader.reason(reason_of(delta))
         if not parts and (reason is not None or delta.logprobs or self.asked.return_token_ids):
             parts = [ChatDelta()]
         made = [ChatChunkChoice(index=index, delta=part) for part in parts]
@@ -172,19 +155,6 @@ class Work:
             if self.asked.return_token_ids:
                 made[0].token_ids = delta.token_ids
         return made
-
-
-def joined(parts: list[ChatDelta]) -> ChatMessage:
-    """The parts of an answer that is whole, as one message."""
-    message = ChatMessage(content="".join(part.content or "" for part in parts))
-    reasoning = "".join(part.reasoning_content or "" for part in parts)
-    if reasoning:
-        message.reasoning_content = reasoning
-    calls: list[ToolCall] = [one for part in parts for one in part.tool_calls or ()]
-    if calls:
-        message.tool_calls = calls
-        message.content = message.content or None
-    return message
 
 
 async def _stream(work: Work, exchange: Exchange, call: Call) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from cairn.serve.answer import CompletionOutput, readable_prompt
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import Job
+from cairn.serve.grammar import Grammar
 from cairn.serve.http.body import decode
 from cairn.serve.http.logprobs import completion_logprobs
 from cairn.serve.http.protocol_answers import (
@@ -24,10 +25,11 @@ from cairn.serve.http.protocol_answers import (
     Usage,
 )
 from cairn.serve.http.protocol_requests import CompletionRequest
-from cairn.serve.http.protocol_sampling import refuse_structure, sampling_of
+from cairn.serve.http.protocol_sampling import sampling_of
 from cairn.serve.http.refusal import JSON, Refusal
 from cairn.serve.http.service import Call, Exchange, Service
 from cairn.serve.http.sse import EventStream
+from cairn.serve.http.structure import grammar_of
 from cairn.serve.prompts import Prompt
 
 DEFAULT_TOKENS = 16  # OpenAI's default for this endpoint
@@ -39,7 +41,8 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     model = service.check_model(asked.model)
     _check(asked)
     prompts = await _prompts(service, asked.prompt)
-    work = Work(service, asked, prompts, model, call)
+    grammar = await grammar_of(service, asked)
+    work = Work(service, asked, prompts, grammar, model, call)
     async with service.exchange(call, work.jobs) as exchange:
         if asked.stream:
             await _stream(work, exchange, call)
@@ -50,7 +53,6 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
 
 
 def _check(asked: CompletionRequest) -> None:
-    refuse_structure(asked)
     if asked.suffix:
         raise Refusal(400, "suffix is given; this server completes at the end only", param="suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
@@ -92,10 +94,11 @@ class Work:
         service: Service,
         asked: CompletionRequest,
         prompts: list[Prompt],
+        grammar: Grammar | None,
         model: str,
         call: Call,
     ) -> None:
-        self.service, self.asked, self.prompts = service, asked, prompts
+        self.service, self.asked, self.prompts, self.grammar = service, asked, prompts, grammar
         self.n = asked.n or 1
         self.top = asked.logprobs
         self.silent = asked.max_tokens == 0  # only the prompt is wanted
@@ -120,7 +123,7 @@ class Work:
         for prompt, params in zip(self.prompts, self.params, strict=True):
             jobs += self.service.backend.jobs(
                 prompt.token_ids, params, on_news, first_index=len(jobs), priority=self.asked.priority or 0,
-                salt=self.asked.cache_salt or "",
+                salt=self.asked.cache_salt or "", grammar=self.grammar,
             )  # fmt: skip
         return jobs
 

@@ -1,11 +1,15 @@
 """Messages as clients send them, as the template of a text model reads them.
 
 OpenAI's content may be a list of parts; templates of text models want one string, so text parts are joined. A part that
-is no text is refused: this model could only ignore it.
+is no text is refused: this model could only ignore it. Clients send the arguments of past tool calls as text that holds
+JSON; templates want the object itself.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.chat_template import check_messages
@@ -13,6 +17,8 @@ from cairn.serve.http.protocol_requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.service import Service
 from cairn.serve.prompts import Prompt
 
+# Templates that know calls by a content of null; others take it for text, and fail.
+_NULL = re.compile(r"content(?:['\"]\])? is none")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -30,19 +36,55 @@ async def read_conversation(service: Service, asked: ChatRequest | TokenizeReque
             raise RequestError(
                 f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
             )
-    messages = flat_messages(asked.messages or [])
+    templates = service.tokenizer.templates
+    source = templates.sources[templates.choose(with_tools=tools is not None)]
+    messages = flat_messages(asked.messages or [], None if _NULL.search(source) else "")
     text = service.tokenizer.chat(messages, tools, begin, **extra)
     return Prompt(text, await service.encode(text, special=False))
 
 
-def flat_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def flat_messages(
+    messages: Sequence[dict[str, Any]], silence: str | None = ""
+) -> list[dict[str, Any]]:
+    """`silence` is the content of an answer that is nothing but tool calls."""
     check_messages(messages)
-    return [
-        {**message, "content": _joined(content, f"messages[{at}].content")}
-        if isinstance(content := message.get("content"), list)
-        else message
-        for at, message in enumerate(messages)
-    ]
+    return [_flat(message, f"messages[{at}]", silence) for at, message in enumerate(messages)]
+
+
+def _flat(message: dict[str, Any], where: str, silence: str | None) -> dict[str, Any]:
+    flat = dict(message)
+    if isinstance(content := message.get("content"), list):
+        flat["content"] = _joined(content, f"{where}.content")
+    if message.get("tool_calls") is not None:
+        flat["content"] = silence if flat.get("content") is None else flat["content"]
+        flat["tool_calls"] = _past_calls(message["tool_calls"], f"{where}.tool_calls")
+    return flat
+
+
+def _past_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise RequestError(f"{where} is {type(calls).__name__}", hint="it has to be a list")
+    found = []
+    for at, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}[{at}] has no function with a name")
+        arguments = _object(function.get("arguments"))
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _object(arguments: object) -> object:
+    """What a model wrote that is no JSON stays what it is: the conversation has to go on."""
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        read = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return arguments
+    return read if isinstance(read, dict) else arguments
 
 
 def _joined(parts: list[Any], where: str) -> str:

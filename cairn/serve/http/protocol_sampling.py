@@ -17,7 +17,6 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
-NONE_OR_TEXT = ("text", None)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -80,25 +79,6 @@ def sampling_of(body: SamplingFields) -> dict[str, Any]:
             400, "stream_options is given, and stream is not true", param="stream_options"
         )
     return given
-
-
-def refuse_structure(body: SamplingFields) -> None:
-    """Structured output that this server cannot enforce is refused, not ignored."""
-    kind = (body.response_format or {}).get("type")
-    if body.response_format is not None and kind not in NONE_OR_TEXT:
-        raise Refusal(400, f"response_format.type is {str(kind)[:40]!r}; this server has only 'text'",
-                      param="response_format", code="unsupported")  # fmt: skip
-    for name in (
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-    ):
-        if getattr(body, name) is not None:
-            raise Refusal(
-                400, f"{name} is not supported by this server", param=name, code="unsupported"
-            )
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

@@ -21,6 +21,7 @@ from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine_thread import Job
+from cairn.serve.grammar import Grammars, grammars_for
 from cairn.serve.http.admission import Admission, Rules, Ticket
 from cairn.serve.http.backend import Backend
 from cairn.serve.http.body import Gone
@@ -68,6 +69,7 @@ class Service:
         self.admission = Admission(rules)
         self.progress = Progress(config.progress_timeout)
         self.open: set[Exchange] = set()
+        self._grammars = grammars_for(backend.opened, backend.limits.vocabulary)
         self._bell: Bell | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -77,11 +79,15 @@ class Service:
         """In the event loop that will serve."""
         self._bell = Bell(asyncio.get_running_loop())
         self._ticking = asyncio.create_task(self._tick())
+        if self._grammars is not None:
+            self._grammars.warm_up()  # in its own thread
 
     async def stop(self) -> None:
         """Everything has been answered, or has had its time."""
         if self._ticking is not None:
             self._ticking.cancel()
+        if self._grammars is not None:
+            self._grammars.close()
         await asyncio.to_thread(self.backend.engine.close)
 
     def drain(self) -> None:
@@ -123,9 +129,18 @@ class Service:
     @property
     def tokenizer(self) -> Tokenizer:
         if self.backend.tokenizer is None:
-            raise Refusal(400, f"{self.model} has no tokenizer, so it reads and writes token ids only",
-                          code="no_tokenizer")  # fmt: skip
+            raise self._no_tokenizer()
         return self.backend.tokenizer
+
+    def _no_tokenizer(self) -> Refusal:
+        said = f"{self.model} has no tokenizer, so it reads and writes token ids only"
+        return Refusal(400, said, code="no_tokenizer")
+
+    @property
+    def grammars(self) -> Grammars:
+        if self._grammars is None:
+            raise self._no_tokenizer()
+        return self._grammars
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
         if len(text) <= LONG_TEXT:

@@ -16,8 +16,8 @@ import msgspec
 
 from cairn.core.errors import RequestError, did_you_mean
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.http.grammar import json_rule
-from cairn.serve.http.guide import Guide, lark_guide, literal
+from cairn.serve.grammar import json_rule
+from cairn.serve.guide import Guide, lark_guide, literal
 from cairn.serve.http.tool_parser import CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS, ToolFormat
 
 Choice = Literal["none", "auto", "required"]
@@ -125,7 +125,7 @@ def _function(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:
             hint="it has to be 1 to 128 letters, digits, _, - and .",
         )
     if parameters is None:
-        parameters = {"type": "object", "properties": {}}
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.function.parameters is no object", hint="it is a JSON schema")
     return name, parameters

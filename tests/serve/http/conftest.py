@@ -20,3 +20,17 @@ def _nothing_is_left(request):
     yield
     if "server" in request.fixturenames:
         request.getfixturevalue("server").at_rest()
+
+
+@pytest.fixture(scope="session")
+def agent_folder(tmp_path_factory):
+    """A model whose template teaches tool calls and can open a thought."""
+    folder = tmp_path_factory.mktemp("models") / "agent"
+    return live_server.make_folder(folder, live_server.AGENT, 768, ["</think>"])
+
+
+@pytest.fixture(scope="module")
+def agent(agent_folder):
+    with live_server.live(agent_folder, num_gpu_blocks_override=512) as made:
+        yield made
+        made.at_rest()

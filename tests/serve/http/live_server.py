@@ -6,14 +6,16 @@ with live(folder, max_waiting=2) as server:
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import tiny_tokenizers
+import tokenizers
 import torch
 import transformers
 
@@ -28,22 +30,38 @@ TEMPLATE = (
     "{% for m in messages %}<|begin|>{{ m.role }}: {{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|begin|>assistant: {% endif %}"
 )
+AGENT = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+    "{% for m in messages %}<|begin|>{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}<|begin|>assistant: "
+    "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+)
 PATIENCE_S = 30
 
 
-def make_folder(path: Path) -> Path:
+def make_folder(
+    path: Path,
+    template: str = TEMPLATE,
+    context: int = CONTEXT,
+    added: Sequence[str] = (),
+    special: bool = False,
+) -> Path:
     """A tiny Llama whose tokens are bytes and pieces of words, and lively enough to say many of them."""
     torch.manual_seed(3)
     backend = tiny_tokenizers.byte_level()
+    backend.add_tokens(
+        [tokenizers.AddedToken(token, normalized=False, special=special) for token in added]
+    )
     config = transformers.LlamaConfig(
         vocab_size=backend.get_vocab_size(), hidden_size=32, intermediate_size=48,
         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=CONTEXT, bos_token_id=1, eos_token_id=0, pad_token_id=None,
+        max_position_embeddings=context, bos_token_id=1, eos_token_id=0, pad_token_id=None,
         initializer_range=0.4,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     return tiny_tokenizers.save(
-        path, backend, eos_token="<|end|>", bos_token="<|begin|>", chat_template=TEMPLATE
+        path, backend, eos_token="<|end|>", bos_token="<|begin|>", chat_template=template
     )
 
 
@@ -57,9 +75,9 @@ class Live:
         self.gate = threading.Event()
         self.gate.set()
         backend = open_backend(config)
-        assert isinstance(backend.engine, ThreadedEngine)
-        self.engine = backend.engine.engine
-        self._hold(self.engine)
+        if isinstance(backend.engine, ThreadedEngine):
+            self.engine = backend.engine.engine
+            self._hold(self.engine)
         bound = bind(config)
         self.url = address_of(bound)
         self.service = Service(config, backend, keys)
@@ -121,3 +139,40 @@ def wait_until(true: Any) -> None:
             return
         pause.wait(0.01)
     raise AssertionError("it did not happen")
+
+
+class Script:
+    """A constraint that leaves one answer."""
+
+    def __init__(self, ids: Sequence[int], end: int, vocabulary: int) -> None:
+        self._left, self._words = [*ids, end], -(-vocabulary // 32)
+        self.finished = False
+
+    def mask(self) -> np.ndarray:
+        words = np.zeros(self._words, dtype=np.uint32)
+        words[self._left[0] // 32] = 1 << self._left[0] % 32
+        return words.view(np.int32)
+
+    def accept(self, token: int) -> str | None:
+        assert token == self._left.pop(0)
+        self.finished = not self._left
+        return None
+
+
+@contextmanager
+def scripted(server: Live, text: str) -> Iterator[None]:
+    """Whatever is asked in here, the model says this, token by token."""
+    backend = server.service.backend
+    jobs, ids = backend.jobs, server.service.tokenizer.encode(text, special=False)
+
+    def with_script(*args: Any, **kwargs: Any) -> list[Any]:
+        made = jobs(*args, **kwargs)
+        for job in made:
+            job.request.constraint = Script(ids, 0, backend.limits.vocabulary)
+        return made
+
+    backend.jobs = with_script  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del backend.jobs

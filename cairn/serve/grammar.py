@@ -21,10 +21,12 @@ import numpy as np
 
 from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.http.guide import Guide
+from cairn.serve.guide import Guide
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+    from cairn.models.runnable import OpenModel
 
 REMEMBERED = 128  # compiled grammars
 # The compiler recurses: a chain of ten thousand references overflows the 8 MiB of an ordinary thread, which ends the
@@ -38,7 +40,10 @@ _starting = threading.Lock()  # the size of a new thread's stack is a setting of
 class Grammar:
     """A compiled guide. Any number of requests may follow it at once."""
 
-    def __init__(self, matcher: "LLMatcher", words: tuple[int, int], ends: frozenset[int]) -> None:
+    def __init__(
+        self, guide: Guide, matcher: "LLMatcher", words: tuple[int, int], ends: frozenset[int]
+    ) -> None:
+        self.guide = guide
         self._matcher, self._words, self._ends = matcher, words, ends
 
     def start(self) -> "GrammarConstraint":
@@ -127,7 +132,7 @@ class Grammars:
                 hint=_HINTS[guide.kind],
             )
         words = (-(-table.vocab_size // 32), -(-self.vocabulary // 32))
-        return Grammar(matcher, words, frozenset(table.eos_tokens))
+        return Grammar(guide, matcher, words, frozenset(table.eos_tokens))
 
     def _read_vocabulary(self) -> "LLTokenizer":
         # With RUST_BACKTRACE set, the compiler draws a stack for each level of a mistake that lies deep: minutes.
@@ -144,6 +149,13 @@ class Grammars:
                 f"{self.tokenizer.source} cannot be used for structured output: {_in_short(str(error))}",
                 hint="send the request without response_format, guided_* and a required tool",
             ) from error
+
+
+def grammars_for(opened: "OpenModel", vocabulary: int) -> Grammars | None:
+    """None: the model has no tokenizer, so its answers are no text that could have a shape."""
+    if opened.tokenizer is None:
+        return None
+    return Grammars(opened.tokenizer, vocabulary, opened.eos_ids)
 
 
 _HINTS = {

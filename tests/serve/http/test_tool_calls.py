@@ -1,0 +1,203 @@
+"""Tool calls and reasoning through OpenAI's unmodified client.
+
+Demanded calls come from a model that knows nothing, by the grammar alone; other answers are scripted.
+"""
+
+import json
+
+import openai
+import pytest
+from live_server import AGENT, live, make_folder, scripted
+
+MESSAGES = [{"role": "user", "content": "Weather?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}  # fmt: skip
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "?", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ASKED = dict(model="tiny", messages=MESSAGES, tools=TOOLS, seed=7)
+ARGUMENTS = '{"city": "Oslo",  "days": 2}'
+CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+OTHER = '<tool_call>{"name": "now"}</tool_call>'
+TO_WEATHER = {"type": "function", "function": {"name": "weather"}}
+
+
+def calls_of(message):
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+
+
+def read_stream(stream):
+    """What the deltas add up to: content, reasoning, calls; and the reason at the end."""
+    content, reasoning, calls, ids, reason = "", "", [], [], None
+    for chunk in stream:
+        [choice] = chunk.choices
+        assert reason is None  # nothing comes behind it
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or []:
+            if call.index == len(calls):
+                assert call.type == "function"
+                assert call.id
+                assert call.function.name
+                calls.append((call.function.name, ""))
+                ids.append(call.id)
+            else:
+                assert (call.id, call.type, call.function.name) == (None, None, None)
+            name, arguments = calls[call.index]
+            calls[call.index] = (name, arguments + call.function.arguments)
+        reason = choice.finish_reason or reason
+    assert len(set(ids)) == len(ids)
+    return content, reasoning, calls, reason
+
+
+def both_ways(server, **asked):
+    """The message and the reason, after the stream has told the same."""
+    create = server.client.chat.completions.create
+    choice = create(**asked).choices[0]
+    message = choice.message
+    reasoning = getattr(message, "reasoning_content", None) or ""
+    expected = (message.content or "", reasoning, calls_of(message), choice.finish_reason)
+    assert read_stream(create(**asked, stream=True)) == expected
+    return expected
+
+
+def check_weather(call):
+    assert call[0] == "weather"
+    found = json.loads(call[1])
+    assert found["city"] in ("Oslo", "Rome")
+    assert 1 <= found["days"] <= 9
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_demanded_call_is_one(agent, temperature):
+    content, _, calls, reason = both_ways(
+        agent, **ASKED, tool_choice=TO_WEATHER, temperature=temperature
+    )
+    assert (content, reason, len(calls)) == ("", "tool_calls", 1)
+    check_weather(calls[0])
+    content, _, calls, reason = both_ways(
+        agent, **ASKED, tool_choice="required", parallel_tool_calls=False, temperature=temperature
+    )
+    assert (content, reason, len(calls)) == ("", "tool_calls", 1)
+    assert calls[0][0] in ("weather", "now")
+
+
+def test_calls_are_found_where_the_model_chose_to_call(agent):
+    with scripted(agent, f"I look.\n{CALL}\n{OTHER}"):
+        found = both_ways(agent, **ASKED)
+        assert found == (
+            "I look.",
+            "",
+            [("weather", ARGUMENTS), ("now", "{}")],
+            "tool_calls",
+        )
+        assert both_ways(agent, **ASKED, parallel_tool_calls=False)[2] == [("weather", ARGUMENTS)]
+        assert agent.client.chat.completions.create(**ASKED).choices[0].message.content == "I look."
+        cut = both_ways(agent, **ASKED, max_tokens=60)
+        assert cut[3] == "length"
+    with scripted(agent, "Nothing to look up."):
+        assert both_ways(agent, **ASKED) == ("Nothing to look up.", "", [], "stop")
+
+
+def test_none_shows_no_tools_and_finds_no_calls(agent):
+    def prompt(**asked):
+        body = {"return_token_ids": True}
+        answer = agent.client.chat.completions.create(**asked, max_tokens=1, extra_body=body)
+        return agent.service.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
+
+    assert prompt(**ASKED).startswith("[weather][now]")
+    assert not prompt(**ASKED, tool_choice="none").startswith("[weather]")
+    with scripted(agent, CALL):
+        assert both_ways(agent, **ASKED, tool_choice="none") == (CALL, "", [], "stop")
+
+
+def test_a_call_goes_back_with_its_result(agent):
+    with scripted(agent, CALL):
+        message = agent.client.chat.completions.create(**ASKED).choices[0].message
+    said = {"role": "assistant", "tool_calls": [message.tool_calls[0].model_dump()]}
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+    answer = agent.client.chat.completions.create(
+        **(ASKED | {"messages": [*MESSAGES, message, result, said, result]}), max_tokens=1,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    prompt = agent.service.tokenizer.decode(answer.prompt_token_ids, skip_special=False)
+    assert '"arguments": {"city": "Oslo", "days": 2}}</tool_call>' in prompt  # no text in a text
+    assert "None" not in prompt
+    assert prompt.count("tool: rain") == prompt.count("</tool_call>") == 2
+
+
+def test_a_shape_and_tools_together(agent):
+    create = agent.client.chat.completions.create
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    asked = ASKED | {"parallel_tool_calls": False, "response_format": shape}
+    for seed in range(4):
+        message = create(**(asked | {"seed": seed})).choices[0].message
+        assert bool(message.content) != bool(message.tool_calls)
+        if message.content:
+            check_weather(("weather", message.content))
+
+
+def test_marks_that_are_special_tokens(tmp_path):
+    marks = ["<tool_call>", "</tool_call>", "</think>"]
+    folder = make_folder(tmp_path / "model", AGENT, 512, marks, special=True)
+    with live(folder) as server:
+        _, _, calls, reason = both_ways(server, **ASKED, tool_choice=TO_WEATHER)
+        assert reason == "tool_calls"
+        check_weather(calls[0])
+        with scripted(server, f"<think>Hm.</think>I look.{CALL}{OTHER}"):
+            found = both_ways(server, **ASKED)
+        expected = [("weather", ARGUMENTS), ("now", "{}")]
+        assert found == ("I look.", "Hm.", expected, "tool_calls")
+
+
+def test_what_is_wrong_with_tools_is_said(agent, tiny_folder):
+    create = agent.client.chat.completions.create
+    for change, said in (
+        ({"tool_choice": {"type": "function", "function": {"name": "wether"}}}, "wether"),
+        ({"tool_choice": "sometimes"}, "tool_choice is 'sometimes'"),
+        ({"tools": [{"type": "function"}]}, "tools.0..function is missing"),
+        ({"tools": []}, "there are none"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            create(**(ASKED | {"tool_choice": "required"} | change))
+    wrong = {"role": "assistant", "tool_calls": [{"id": "x"}]}
+    with pytest.raises(openai.BadRequestError, match=r"messages\[1\].tool_calls\[0\] has no"):
+        create(**(ASKED | {"messages": [*MESSAGES, wrong]}))
+    with live(tiny_folder) as plain, pytest.raises(openai.BadRequestError, match="teaches no tool"):
+        plain.client.chat.completions.create(**ASKED)
+
+
+# -- reasoning ------------------------------------------------------------------------------------
+
+
+def test_a_thought_is_apart_from_the_answer(agent):
+    plain = dict(model="tiny", messages=MESSAGES)
+    with scripted(agent, "<think>\nHm, well.\n</think>\n\nYes."):
+        assert both_ways(agent, **plain) == ("Yes.", "Hm, well.", [], "stop")
+    opened = plain | {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    with scripted(agent, "Hm, well.\n</think>\n\nYes."):
+        assert both_ways(agent, **opened) == ("Yes.", "Hm, well.", [], "stop")
+    with scripted(agent, f"I call.</think>{CALL}"):
+        found = both_ways(agent, **opened, tools=TOOLS)
+    assert found == ("", "I call.", [("weather", ARGUMENTS)], "tool_calls")
+
+
+def test_a_shape_begins_behind_the_thought(agent):
+    close = agent.service.tokenizer.id("</think>")
+    body = {
+        "chat_template_kwargs": {"enable_thinking": True},
+        "logit_bias": {str(close): 100},  # else it would think for ever
+    }
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    plain = dict(model="tiny", messages=MESSAGES, seed=2, extra_body=body)
+    content, reasoning, _, reason = both_ways(agent, **plain, response_format=shape)
+    assert (reasoning, reason) == ("", "stop")
+    check_weather(("weather", content))
+    _, _, calls, reason = both_ways(agent, **plain, tools=TOOLS, tool_choice=TO_WEATHER)
+    assert reason == "tool_calls"
+    check_weather(calls[0])
