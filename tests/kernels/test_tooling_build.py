@@ -75,6 +75,16 @@ def test_what_is_built_is_kept(kernel, monkeypatch):
         build.build_one(job, fresh=True)
 
 
+def test_what_is_kept_answers_for_another_kernel_that_ships_the_same(kernel, monkeypatch):
+    build.build_one(Job(kernel, "double 64"))
+    entry = catalogue.kernels()[kernel]
+    monkeypatch.setattr(catalogue, "kernels", lambda: {kernel: entry, "another": entry})
+    for texts in (True, False):
+        found = build.read(Job("another", "double 64"), texts=texts)
+        assert found is not None
+        assert found.kernel == "another"
+
+
 @pytest.mark.parametrize("suffix", [".json", ".texts"])
 def test_a_damaged_cache_is_built_again(kernel, suffix):
     job = Job(kernel, "double 64")

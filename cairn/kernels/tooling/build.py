@@ -74,16 +74,19 @@ def build_one(job: Job, *, fresh: bool = False) -> Compiled:
 
 
 def read(job: Job, *, texts: bool) -> Compiled | None:
-    """What is kept about a job; None when there is nothing, or nothing that can be read."""
+    """What is kept about a job; None when there is nothing, or nothing that can be read.
+
+    It may have been kept for another kernel that ships the same variant.
+    """
     path = _path(job)
     try:
-        facts = msgspec.json.decode(path.read_bytes(), type=Compiled)
-        if not texts:
-            return facts
-        packed = path.with_suffix(".texts").read_bytes()
-        return msgspec.msgpack.decode(zlib.decompress(packed), type=Compiled)
+        found = msgspec.json.decode(path.read_bytes(), type=Compiled)
+        if texts:
+            packed = path.with_suffix(".texts").read_bytes()
+            found = msgspec.msgpack.decode(zlib.decompress(packed), type=Compiled)
     except (OSError, zlib.error, msgspec.DecodeError):
         return None
+    return msgspec.structs.replace(found, kernel=job.kernel, variant=job.variant)
 
 
 def _build_apart(left: Sequence[Job], workers: int) -> Iterator[Compiled]:
