@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.bench.kernel_table import KernelLine, Window, device_spans, profiled
 from cairn.bench.limit import Work, step_cost
+from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled
 from cairn.bench.throughput import WARM_TOKENS, Bench, choose_requests, serve, submit
 from cairn.bench.workload import Prompted
 from cairn.core import events

@@ -68,6 +68,17 @@ class Layout(NamedTuple):
         return counts
 
 
+def most_pages(limits: Limits) -> int:
+    """New pages of a step: whole tables, if all its sequences begin with pages that others have filled."""
+    return limits.rows * -(-limits.context // limits.page_size)
+
+
+def words_of(limits: Limits) -> int:
+    """Room for any step. Twice its sequences and tokens: the layout of a graph may have padding."""
+    rows, tokens = 2 * limits.rows, 2 * limits.step_tokens
+    return sum(Layout(rows, tokens, most_pages(limits), limits.rows, 1).sizes())
+
+
 class Staged(NamedTuple):
     """A step on the device."""
 
@@ -93,7 +104,7 @@ class Batch:
             integers(2 * tokens), integers(2 * tokens), integers(2 * tokens), integers(2 * rows),
             integers(2 * rows, table),
         )  # fmt: skip
-        most = sum(Layout(2 * rows, 2 * tokens, limits.pages + rows, rows, 1).sizes())
+        most = words_of(limits)
         pinned = self.device.type == "cuda"
         self._host = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(TURNS)]
         self._device = integers(most) if pinned else None

@@ -9,6 +9,7 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
 """
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cairn.core.events import instant, span
-from cairn.serve.engine.batch import Layout
+from cairn.serve.engine.batch import Layout, most_pages
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward
 from cairn.serve.engine.scheduler import Chunk
@@ -33,16 +34,18 @@ class Shape(NamedTuple):
     fresh: bool = False  # no sequence has computed anything before
 
 
-def decode_sizes(rows: int) -> list[int]:
+@functools.cache
+def decode_sizes(rows: int) -> tuple[int, ...]:
     """1, 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 32 beyond; the last is `rows`."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, rows + 1, 32)]
-    return sorted({size for size in sizes if size < rows} | {rows})
+    return tuple(sorted({size for size in sizes if size < rows} | {rows}))
 
 
-def token_sizes(step_tokens: int) -> list[int]:
+@functools.cache
+def token_sizes(step_tokens: int) -> tuple[int, ...]:
     """Powers of two and what lies a quarter, a half and three quarters between them; the last is the budget."""
     sizes = [base + part * base // 4 for base in (2**n for n in range(6, 31)) for part in range(4)]
-    return sorted({size for size in sizes if size < step_tokens} | {step_tokens})
+    return tuple(sorted({size for size in sizes if size < step_tokens} | {step_tokens}))
 
 
 def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
@@ -52,7 +55,8 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
         sizes = decode_sizes(limits.rows)
         size = sizes[bisect_left(sizes, exact.sequences)]
         return Shape(Layout.decode(size)) if exact.pages <= size else None
-    if exact.pages > MOST_NEW_PAGES:
+    pages = min(MOST_NEW_PAGES, most_pages(limits))
+    if exact.pages > pages:
         return None
     sizes = token_sizes(limits.step_tokens)
     tokens = sizes[bisect_left(sizes, exact.tokens)]
@@ -63,7 +67,7 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
         return None
     samples = min(sequences, limits.rows)
     fresh = all(chunk.start == 0 for chunk in chunks)
-    return Shape(Layout(sequences, tokens, MOST_NEW_PAGES, samples, most), fresh)
+    return Shape(Layout(sequences, tokens, pages, samples, most), fresh)
 
 
 class Graphs:

@@ -56,8 +56,12 @@ class Sampler:
         mirror.temperature_N[row], mirror.top_p_N[row] = params.temperature, params.top_p
         mirror.min_p_N[row], mirror.top_k_N[row] = params.min_p, params.top_k
         mirror.seed_N[row] = secrets.randbits(63) if params.seed is None else params.seed
-        if _penalised(request) or self._penalties is not None:  # or the row's last user had some
+        if _penalised(request):
             self._start_counts(request)
+        elif self._penalties is not None:  # the row's last user may have had some
+            self._penalties.repetition_N[row] = 1.0
+            self._penalties.presence_N[row] = 0.0
+            self._penalties.frequency_N[row] = 0.0
 
     def flush(self) -> None:
         """Send the parameters of new rows, if there are any."""

@@ -14,6 +14,7 @@ from cairn.models.spec import ModelSpec
 ROWS = 256  # requests that run at once, unless told
 GPU_PAGE, CPU_PAGE = 64, 16  # tokens of a page
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 16384, 2048
+LEAST_PAGES = 2  # one that is nobody's, and one
 SPARE = 1 << 30  # for graphs, workspaces and what the libraries take
 
 
@@ -53,14 +54,13 @@ def size_pages(
     room = int(memory.free - (1 - fraction) * memory.total) - step - SPARE
     fit = room // page_bytes
     wanted = rows * -(-context // page_size) + 1
-    least = -(-min(context, page_size) // page_size) + 1
-    if fit < least:
-        needed = least * page_bytes + step + SPARE
+    if fit < LEAST_PAGES:
+        needed = LEAST_PAGES * page_bytes
         raise HardwareError(
             f"{format_bytes(memory.free, 'binary')} are left of {format_bytes(memory.total, 'binary')} "
             f"({fraction:.0%} of which may be used); a step needs {format_bytes(step + SPARE, 'binary')} "
             f"and one page of {page_size} tokens {format_bytes(page_bytes, 'binary')}",
-            hint=f"free {format_bytes(max(needed - room, 0), 'binary')}, use fewer step tokens, a shorter "
+            hint=f"free {format_bytes(needed - room, 'binary')}, use fewer step tokens, a shorter "
             "context, or a smaller model",
         )
     pages = min(fit, wanted)

@@ -28,6 +28,7 @@ from cairn.serve.engine.sizing import (
     CPU_STEP_TOKENS,
     GPU_PAGE,
     GPU_STEP_TOKENS,
+    SPARE,
     Memory,
     Sizes,
     size_pages,
@@ -118,7 +119,8 @@ def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
         return Memory(total, free), fraction
     total = psutil.virtual_memory().total
     allowed = int(total * CPU_SHARE * fraction)
-    return Memory(allowed, min(allowed, psutil.virtual_memory().available) + (1 << 30)), 1.0
+    # A CPU needs no room for graphs and workspaces, which the arithmetic will take off.
+    return Memory(allowed, min(allowed, psutil.virtual_memory().available) + SPARE), 1.0
 
 
 def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:

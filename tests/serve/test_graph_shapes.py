@@ -1,0 +1,68 @@
+"""Which graph a step takes, and whether what the host sends has room: arithmetic, without a GPU."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_engines import greedy, prompt_of, submit, tiny_engine
+
+from cairn.serve.engine.batch import Layout, words_of
+from cairn.serve.engine.cuda_graph import decode_sizes, shape_of, token_sizes
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.scheduler import Chunk
+
+
+@st.composite
+def steps(draw):
+    rows, page_size = draw(st.integers(1, 300)), draw(st.sampled_from([16, 64]))
+    budget = draw(st.integers(rows, 3000))
+    context = draw(st.integers(64, 4096))
+    limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
+                    page_size=page_size, vocabulary=9)  # fmt: skip
+    chunks = []
+    for _ in range(draw(st.integers(1, min(rows, 12)))):
+        left = budget - sum(chunk.count for chunk in chunks)
+        if left < 1:
+            break
+        count = draw(st.integers(1, min(left, context)))
+        start = draw(st.integers(0, context - count))
+        pages = range(draw(st.integers(0, -(-(start + count) // page_size))))
+        request = Request(0, [1], SamplingParams())
+        chunks.append(Chunk(request, start, count, 0, pages, draw(st.booleans())))
+    return limits, chunks
+
+
+@given(steps())
+def test_a_shape_holds_its_step_and_has_room(step):
+    limits, chunks = step
+    exact = Layout.of(chunks)
+    assert sum(exact.sizes()) <= words_of(limits)
+    shape = shape_of(chunks, limits)
+    if shape is None:
+        return
+    layout = shape.layout
+    assert sum(layout.sizes()) <= words_of(limits)
+    assert all(room >= need for room, need in zip(layout, exact, strict=True))
+    padding = layout.padding(exact.sequences, exact.tokens)
+    assert sum(padding) == layout.tokens - exact.tokens
+    assert shape.fresh == (not layout.one_each and all(chunk.start == 0 for chunk in chunks))
+
+
+@given(st.integers(1, 2000))
+def test_sizes_rise_to_the_limit(most):
+    for sizes in (decode_sizes(most), token_sizes(most)):
+        assert sizes[-1] == most
+        assert list(sizes) == sorted(set(sizes))
+
+
+def test_many_requests_may_begin_with_the_same_pages():
+    """Together they then show far more pages than the cache has."""
+    engine = tiny_engine("llama", rows=16, pages=25, budget=16)
+    shared = prompt_of(8 * 16, seed=3)
+    submit(engine, [[*shared, 1]], max_tokens=1)
+    engine.run()
+    prompts = [[*shared, seed] for seed in range(16)]
+    requests = submit(engine, prompts, max_tokens=3)
+    engine.step()
+    assert sum(len(request.blocks) for request in requests) > 26 + 16
+    engine.run()
+    assert [r.outputs for r in requests[:3]] == [greedy("llama", p, 3) for p in prompts[:3]]
