@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.bench.record import Origin
+from cairn.bench import record
+from cairn.bench.record import Origin, all_commands, grouped, not_again
 from cairn.bench.record import write as write
-from cairn.core.errors import DataError, HardwareError
+from cairn.core.errors import HardwareError
 from cairn.kernels.kernel import Case
 from cairn.kernels.tooling import catalogue
 from cairn.kernels.tooling.measure import Ceiling, Row, first_line, measure_case
@@ -57,30 +58,21 @@ def report(
     origin: Origin, ceiling: Ceiling, rows: Sequence[Row], old: Report | None = None
 ) -> Report:
     """The new rows, and of an old report those that were not measured again, kernel by kernel."""
-    fresh = {_key(row) for row in rows}
-    kept = [row for row in old.rows if _key(row) not in fresh] if old else []
+    kept = not_again(old.rows, rows, _key) if old else []
     together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
-    order = {name: place for place, name in enumerate(dict.fromkeys(r.kernel for r in together))}
-    together.sort(key=lambda row: order[row.kernel])
-    commands = [*(old.command.split("; ") if old and kept else []), origin.command]
     return Report(
-        command="; ".join(dict.fromkeys(commands)),
+        command=all_commands(old.command if old and kept else None, origin.command),
         commit=origin.commit,
         date=origin.date,
         device=origin.device,
         versions=origin.versions,
         ceiling=ceiling,
-        rows=together,
+        rows=grouped(together, lambda row: row.kernel),
     )
 
 
 def read(path: Path) -> Report:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except (OSError, msgspec.DecodeError) as error:
-        raise DataError(
-            f"cannot read {path}: {error}", hint="is it a file of `cairn bench kernels --out`?"
-        ) from None
+    return record.read(path, Report, "kernels")
 
 
 def _key(row: Row) -> tuple[str, str, str]:

@@ -13,12 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from cairn.bench import load_stats
+from cairn.bench import load_stats, record
 from cairn.bench.load_answer import Record
 from cairn.bench.load_setup import Load, Setup, describe
 from cairn.bench.load_stats import Interval, Slo, Spread
-from cairn.bench.record import Origin
-from cairn.core.errors import DataError
+from cairn.bench.record import Origin, all_commands, not_again
 
 BUSY_CLIENT = 0.7  # of a core; above it the client may be what is measured
 LATE_CLIENT_S = 0.05
@@ -129,12 +128,10 @@ def summarize(setup: Setup, load: Load, records: list[Record], cpu: float) -> Ro
 
 def report(origin: Origin, rows: list[Row], old: ServeReport | None = None) -> ServeReport:
     """The new rows, and of an old report those that were not measured again."""
-    fresh = {_key(row) for row in rows}
-    kept = [row for row in old.rows if _key(row) not in fresh] if old is not None else []
+    kept = not_again(old.rows, rows, _key) if old is not None else []
     dated = [msgspec.structs.replace(row, commit=origin.commit, date=origin.date) for row in rows]
-    commands = [*(old.command.split("; ") if old is not None and kept else []), origin.command]
     return ServeReport(
-        command="; ".join(dict.fromkeys(commands)),
+        command=all_commands(old.command if old is not None and kept else None, origin.command),
         commit=origin.commit,
         date=origin.date,
         device=origin.device,
@@ -144,12 +141,7 @@ def report(origin: Origin, rows: list[Row], old: ServeReport | None = None) -> S
 
 
 def read(path: Path) -> ServeReport:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ServeReport)
-    except (OSError, msgspec.DecodeError) as error:
-        raise DataError(
-            f"cannot read {path}: {error}", hint="is it a file of `cairn bench serve --out`?"
-        ) from None
+    return record.read(path, ServeReport, "serve")
 
 
 def _key(row: Row) -> tuple[str, ...]:

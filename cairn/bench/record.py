@@ -8,13 +8,17 @@ Knows nothing about what was measured.
 import datetime
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from cairn.core.errors import UsageError
+from cairn.core.errors import DataError, UsageError
 from cairn.hw.versions import read_versions
+
+Document = TypeVar("Document")
+Kept = TypeVar("Kept")  # a row of a record
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,34 @@ def write(document: msgspec.Struct, path: Path) -> None:
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
     fresh.replace(path)
+
+
+def read(path: Path, kind: type[Document], verb: str) -> Document:
+    """A record that `verb` wrote before."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        hint = f"is it a file of `cairn bench {verb} --out`?"
+        raise DataError(f"cannot read {path}: {error}", hint=hint) from None
+
+
+def not_again(
+    old: Sequence[Kept], fresh: Sequence[Kept], key: Callable[[Kept], object]
+) -> list[Kept]:
+    """The old rows that have not been measured again."""
+    measured = {key(row) for row in fresh}
+    return [row for row in old if key(row) not in measured]
+
+
+def grouped(rows: Sequence[Kept], group: Callable[[Kept], object]) -> list[Kept]:
+    """Rows of one group side by side, groups in the order of their first row."""
+    order = {name: place for place, name in enumerate(dict.fromkeys(map(group, rows)))}
+    return sorted(rows, key=lambda row: order[group(row)])
+
+
+def all_commands(before: str | None, now: str) -> str:
+    """What has to be run to measure everything in a record again."""
+    return "; ".join(dict.fromkeys([*(before.split("; ") if before else []), now]))
 
 
 def current_commit() -> str | None:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from cairn.bench import record
 from cairn.bench.limit import Limit, device_name, limit, measure_ceiling
-from cairn.bench.record import Origin
+from cairn.bench.record import Origin, all_commands, grouped, not_again
 from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
-from cairn.core.errors import DataError, UsageError
+from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
 
@@ -217,30 +218,21 @@ def report(
     origin: Origin, ceilings: dict[str, Ceiling], rows: Sequence[Row], old: Report | None = None
 ) -> Report:
     """The new rows, and of an old report those that were not measured again."""
-    fresh = {_key(row) for row in rows}
-    kept = [row for row in old.rows if _key(row) not in fresh] if old else []
+    kept = not_again(old.rows, rows, _key) if old else []
     together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
-    order = {shape: place for place, shape in enumerate(dict.fromkeys(r.shape for r in together))}
-    together.sort(key=lambda row: order[row.shape])
-    commands = [*(old.command.split("; ") if old and kept else []), origin.command]
     return Report(
-        command="; ".join(dict.fromkeys(commands)),
+        command=all_commands(old.command if old and kept else None, origin.command),
         commit=origin.commit,
         date=origin.date,
         device=origin.device,
         versions=origin.versions,
         ceilings={**(old.ceilings if old else {}), **ceilings},
-        rows=together,
+        rows=grouped(together, lambda row: row.shape),
     )
 
 
 def read(path: Path) -> Report:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except (OSError, msgspec.DecodeError) as error:
-        raise DataError(
-            f"cannot read {path}: {error}", hint="is it a file of `cairn bench throughput --out`?"
-        ) from None
+    return record.read(path, Report, "throughput")
 
 
 def device_of(setup: Setup) -> str:
