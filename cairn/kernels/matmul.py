@@ -26,7 +26,7 @@ from cairn.kernels.arguments import FLOATS, as_rows, check, output, require, sho
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
-from cairn.kernels.projections import QWEN3_8B
+from cairn.kernels.projections import QWEN3_06B, QWEN3_8B
 from cairn.kernels.quantize import fp8_scaled
 from cairn.kernels.rows import multiprocessors
 from cairn.kernels.tiles import Tiles, place, row_bucket, tma_obstacle
@@ -261,6 +261,7 @@ VARIANTS = [
 
 SQUARE = [(8192, 8192, 8192), (8192, 8192, 1024), (8192, 28672, 4096)]
 TRAINING = [(8192, p.n, p.k) for p in QWEN3_8B]
+GATED = [(8192, p.n, p.k) for p in (*QWEN3_8B, *QWEN3_06B) if p.name == "gate_up"]
 
 
 def _operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
@@ -269,9 +270,10 @@ def _operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
 
 
 def tuning() -> Iterator[Tuning]:
-    swiglu = Epilogue(activation="swiglu")
-    for m, n, k in (*SQUARE, *TRAINING):
-        for epilogue in (Epilogue(), swiglu) if n == 24576 else (Epilogue(),):
+    shapes = dict.fromkeys((*SQUARE, *TRAINING, *GATED))
+    for m, n, k in shapes:
+        gated = (m, n, k) in GATED
+        for epilogue in (Epilogue(), Epilogue(activation="swiglu")) if gated else (Epilogue(),):
 
             def prepare(
                 m: int = m, n: int = n, k: int = k, epilogue: Epilogue = epilogue

@@ -18,7 +18,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cairn.kernels import paged_decode, paged_prefill, paged_prefill_gluon, paged_variants
+from cairn.kernels import (
+    paged_decode,
+    paged_decode_gluon,
+    paged_prefill,
+    paged_prefill_gluon,
+    paged_variants,
+)
 from cairn.kernels.arguments import FLOATS, check, require
 from cairn.kernels.attention_problem import pairs
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
@@ -98,38 +104,50 @@ def paged_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Workspace | None = None,
+    settled: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """The last tokens of each sequence attend to its pages; [T, H, C] as q.
 
     `max_query`: no sequence has more queries. `lse`: float32 [T, H], filled where given. Keys and values in fp8 (e4m3)
     need `k_scale` and `v_scale`, float32 with one element or one for each key head. `workspace`: from
-    `paged_parts.lasting_workspace`, to save a launch; only for calls that follow one another on one stream.
+    `paged_parts.lasting_workspace`, to save a launch; only for calls that follow one another on one stream. `settled`:
+    nothing that is still running writes lengths, tables or the cache, but for each sequence's newest token.
     """
     call = checked(
         q_THC, cache_k, cache_v, block_tables, lengths, cu_seqlens_q, max_query, scale, window, softcap, sinks_H,
         k_scale, v_scale, out, lse,
     )  # fmt: skip
-    chosen = choose("paged_attention", impl, _offers(call)).impl
+    chosen = choose("paged_attention", impl, _offers(call, workspace)).impl
     if chosen == "reference":
         _fill_by_reference(call)
     elif q_THC.shape[0] and call.sequences:
-        _launch(call, workspace, gluon=chosen == "gluon")
+        _launch(call, workspace, settled, gluon=chosen == "gluon")
     return call.out_THC
 
 
-def _offers(call: Paged) -> dict[str, str | None]:
-    """Gluon is for prefill; it comes first where the tuned table says that it is faster."""
+def _offers(call: Paged, workspace: Workspace | None) -> dict[str, str | None]:
+    """For prefill Gluon comes first where the tuned table says that it is faster."""
     obstacle = needs_cuda(call.q_THC) or _obstacle(call)
+    if _is_decode(call):
+        blocked = obstacle or paged_decode_gluon.obstacle(call, workspace)
+        return {"gluon": blocked, "triton": obstacle, "reference": None}
     offers = {"triton": obstacle, "gluon": obstacle or paged_prefill_gluon.obstacle(call)}
-    if call.max_query > 1 and paged_prefill.plan_of(call).gluon:
+    if paged_prefill.plan_of(call).gluon:
         offers = {"gluon": offers["gluon"], "triton": obstacle}
     return {**offers, "reference": None}
 
 
-def _launch(call: Paged, workspace: Workspace | None, gluon: bool) -> None:
-    if paged_decode.fits(call, call.max_query) and call.max_query <= FEW:
-        paged_decode.decode(call, call.max_query, workspace)
+def _is_decode(call: Paged) -> bool:
+    return paged_decode.fits(call, call.max_query) and call.max_query <= FEW
+
+
+def _launch(call: Paged, workspace: Workspace | None, settled: bool, gluon: bool) -> None:
+    if _is_decode(call):
+        if gluon and workspace is not None:
+            paged_decode_gluon.decode(call, workspace, settled)
+        else:
+            paged_decode.decode(call, call.max_query, workspace)
         return
     # With max_query rows for every sequence there is none with a single query.
     singles = call.q_THC.shape[0] < call.sequences * call.max_query and paged_decode.fits(call, 1)

@@ -6,6 +6,9 @@ from cairn.kernels.kernel import Expect, Variant
 from cairn.kernels.paged_decode import CANDIDATES as DECODE_PLANS
 from cairn.kernels.paged_decode import Plan as DecodePlan
 from cairn.kernels.paged_decode import _decode_kernel
+from cairn.kernels.paged_decode_gluon import Plan as StreamPlan
+from cairn.kernels.paged_decode_gluon import constants as stream_constants
+from cairn.kernels.paged_decode_gluon_kernel import COLUMNS, decode_kernel
 from cairn.kernels.paged_gluon_kernel import prefill_kernel
 from cairn.kernels.paged_parts import add_up_kernel
 from cairn.kernels.paged_prefill import CANDIDATES as PREFILL_PLANS
@@ -121,6 +124,28 @@ def gluon(
     )
 
 
+def decode_gluon(name: str, group: int = 4, columns: int = 128, page: int = 64) -> Variant:
+    plan = StreamPlan()
+    box = [plan.box, COLUMNS.value]
+    described = f"tensordesc<bf16{box},{shared_layout(box, bfloat16)!r}>"
+    pointers = {
+        name: TENSORS.get(name, "*fp32")
+        for name in ("q", "tables", "lengths", "out", "partial", "partial_lse")
+    }
+    numbers = (
+        "table_stride", "q_token", "q_head", "out_token", "out_head", "page_rows", "head_rows",
+        "head_columns",
+    )  # fmt: skip
+    types = {"k_view": described, "v_view": described, **pointers, "arrivals": "*i32"}
+    types |= {"sequences": "i32", "scale_log2": "fp32", **dict.fromkeys(numbers, "i32")}
+    fixed = stream_constants(8, group, columns, page, 256, plan, settled=True)
+    return Variant(
+        f"paged_decode gluon {name}", decode_kernel, types, fixed | dict(OVERLAP=True),
+        {"num_warps": 4, "maxnreg": plan.most}, ("q", "out", "partial", "q_token", "q_head", "out_token", "out_head"),
+        "mma", gluon=True,
+    )  # fmt: skip
+
+
 def _decode_plans() -> list[DecodePlan]:
     """How many programs there are makes no difference to the compiler."""
     return list(dict.fromkeys(plan._replace(per_sm=0) for plan in DECODE_PLANS))
@@ -145,6 +170,8 @@ VARIANTS = [
         STARTS=True,
     ),
     add_up(),
+    decode_gluon("128 page 64"),
+    decode_gluon("64 page 128, groups of 16", group=16, columns=64, page=128),
     *(
         prefill(f"128 {'x'.join(map(str, plan[:4]))}{' tma' if plan.tma else ''}", plan)
         for plan in PREFILL_PLANS

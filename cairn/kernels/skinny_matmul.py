@@ -1,4 +1,4 @@
-"""y = x @ w.T for at most 64 rows of x: a decode step, where reading w is all the work.
+"""y = x @ w.T for few rows of x: a decode step, where reading w is all the work.
 
     x [M, K], w [N, K] (as nn.Linear keeps it)  ->  + bias  ->  SwiGLU  ->  + residual  ->  y [M, N]
 
@@ -36,12 +36,20 @@ from cairn.kernels.epilogue import Activation, Epilogue, matmul_reference, with_
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.projections import QWEN3_06B, QWEN3_8B
 from cairn.kernels.skinny_kernels import join_kernel, row_kernel
-from cairn.kernels.skinny_plans import PIECE, Plan, candidates, default_plan, row_block, row_plan
+from cairn.kernels.skinny_plans import (
+    MOST_ROWS,
+    PIECE,
+    Plan,
+    candidates,
+    default_plan,
+    pays,
+    row_block,
+    row_plan,
+)
 from cairn.kernels.skinny_stream import stream_kernel
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import Tuning, tuned
 
-MOST_ROWS = 64
 JOINED = 256  # columns that a program joins
 KERNELS: dict[str, Any] = {"row": row_kernel, "stream": stream_kernel, "join": join_kernel}
 
@@ -57,7 +65,7 @@ def skinny_matmul(
     settled: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x @ w.T and what follows; x has at most 64 rows. See the head of this file, also for `settled`."""
+    """x @ w.T and what follows; x has at most 128 rows. See the head of this file, also for `settled`."""
     check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     x = as_rows("x_MK", x_MK)
     m, k = x.shape
@@ -240,6 +248,7 @@ PROJECTIONS = (*QWEN3_8B, *QWEN3_06B)
 BATCHES = (1, 8, 16, 32, 64)
 _SHIPPED = [
     *(_variant(default_plan(m, p.n, p.k), m, p.k) for p in PROJECTIONS for m in BATCHES),
+    *(_variant(default_plan(128, p.n, p.k), 128, p.k) for p in QWEN3_06B if pays(128, p.n, p.k)),
     *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64)),
     _variant(row_plan(2048, 2, 8), 1, 2048),
     _join_variant(4, swiglu=False),

@@ -9,11 +9,15 @@ Reasons behind the defaults, measured on an H200 (132 multiprocessors, 4.5 TB/s 
     short w     too few tiles even for that: K is cut, and a second kernel joins the parts
 
 Every program reads all of x from the L2 cache: with 64 rows as many bytes as weights, and that is the limit there.
+With more rows only small products gain, because what they lose there is less than what cuBLAS waits for its launch.
 """
 
 from typing import NamedTuple
 
 PIECE = 64  # rows of w that a warpgroup multiplies at once
+MOST_ROWS = 128  # of x
+FEW_ROWS = 64
+SMALL = 8 << 20  # elements of w
 PROGRAMS = 64  # fewer cannot read at the memory's rate
 TALL = 264  # tiles from which programs share multiprocessors
 LARGE_RING = 226 << 10  # bytes of shared memory
@@ -36,8 +40,13 @@ class Plan(NamedTuple):
         return min(self.split, -(-k // self.block_k))
 
 
+def pays(m: int, n: int, k: int) -> bool:
+    """Is this kernel ahead of cuBLAS for m rows of x and n x k weights?"""
+    return m <= FEW_ROWS or (m <= MOST_ROWS and n * k <= SMALL)
+
+
 def row_block(m: int) -> int:
-    """Rows of x are padded to 8, 16, 32 or 64; only the memory of the first m is touched."""
+    """Rows of x are padded to 8, 16, 32, 64 or 128; only the memory of the first m is touched."""
     return max(8, 1 << (m - 1).bit_length())
 
 

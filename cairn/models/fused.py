@@ -22,7 +22,8 @@ from cairn.kernels.epilogue import Epilogue
 from cairn.kernels.matmul import SMALL, launch, matmul
 from cairn.kernels.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.kernels.rope import Heads, rope_table
-from cairn.kernels.skinny_matmul import MOST_ROWS, skinny_matmul
+from cairn.kernels.skinny_matmul import skinny_matmul
+from cairn.kernels.skinny_plans import pays
 from cairn.models.attend import Attend, Rule
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import ACTIVATIONS, Attention, Columns, FeedForward, Norm, Rows
@@ -112,7 +113,8 @@ class Fused:
     def _feed_forward(self, part: FeedForward | ExpertLayer, y_TD: Tensor) -> Tensor:
         if isinstance(part, ExpertLayer):
             return part(y_TD)
-        few_or_many = len(y_TD) <= MOST_ROWS or len(y_TD) >= MANY_ROWS
+        inner = sum(part.inner.rows.values())
+        few_or_many = pays(len(y_TD), inner, part.inner.width) or len(y_TD) >= MANY_ROWS
         joins = few_or_many and not self.invariant
         if self.spec.gated and self.spec.activation == "silu" and joins:
             inner_TF = self._joined(part.inner, y_TD, "swiglu")
@@ -139,7 +141,7 @@ class Fused:
             y_MN = x_MK.new_empty(len(x_MK), len(w_NK))
             launch(x_MK, w_NK.data, y_MN, Epilogue(bias_N), SMALL)
             return y_MN
-        if len(x_MK) <= MOST_ROWS:
+        if pays(len(x_MK), *w_NK.shape):
             how = "swiglu" if activation == "swiglu" else None
             return skinny_matmul(x_MK, w_NK.data, bias_N=bias_N, activation=how, settled=True)
         if activation == "swiglu":

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from cairn.kernels import paged_decode, paged_prefill
+from cairn.kernels import paged_decode, paged_decode_gluon, paged_prefill
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.dispatch import Impl, capability
 from cairn.kernels.merge_state import State, merge_state, merge_state_reference
 from cairn.kernels.paged_attention import FP8, paged_attention, paged_attention_reference
 from cairn.kernels.paged_cases import Shape, random_call, run
+from cairn.kernels.paged_parts import lasting_workspace
 from cairn.kernels.paged_tiles import Paged
 from cairn.kernels.tuned import trying
 
@@ -33,6 +34,32 @@ def attend(call: Paged, lse_TH: torch.Tensor | None = None, impl: Impl = "triton
         *call[:6], max_query=call.max_query, scale=call.scale, window=call.window, softcap=call.softcap,
         sinks_H=call.sinks_H, k_scale=call.k_scale, v_scale=call.v_scale, out=call.out_THC, lse=lse_TH, impl=impl,
     )  # fmt: skip
+
+
+BY_GLUON = [
+    {"heads": 32}, {"heads": 16, "by_head": True}, {"heads": 8, "page": 256},
+    {"heads": 16, "kv_heads": 1, "columns": 64, "page": 128}, {"heads": 32, "columns": 64, "by_head": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("rest", BY_GLUON, ids=str)
+def test_decode_without_a_pause(rest, settled):
+    """Lengths around the borders of tiles and pages, empty ones, and one that many programs share."""
+    lengths = [0, 1, 2, 63, 64, 65, 127, 128, 129, 9000, 0, 1000, 16, 17, 0] * 20
+    call = random_call(Shape([1] * len(lengths), lengths, **({"page": 64} | rest)))
+    workspace = lasting_workspace(call.q_THC.device)
+    assert paged_decode_gluon.obstacle(call, workspace) is None
+
+    def attended() -> torch.Tensor:
+        poison(call.out_THC)
+        given = dict(out=call.out_THC, workspace=workspace, settled=settled)
+        return paged_attention(*call[:6], max_query=1, **given, impl="gluon").clone()
+
+    first = attended()
+    assert relative_error(first, paged_attention_reference(call)[0]) < 1e-2
+    assert torch.equal(first, attended())
+    assert not workspace.arrivals.any()
 
 
 def decode_shape(**rest) -> Shape:

@@ -30,7 +30,7 @@ def by_plan(plan, x, w, **parts):
         return skinny_matmul(x, w, **parts, settled=True, impl="triton")
 
 
-@pytest.mark.parametrize("m", [1, 2, 5, 16, 50, 64])
+@pytest.mark.parametrize("m", [1, 2, 5, 16, 50, 64, 65, 128])
 def test_defaults(m):
     for n, k in ((1024, 2048), (1000, 3080)):
         x, w = operands(m, n, k)
@@ -50,7 +50,7 @@ def test_every_candidate(m):
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
-@pytest.mark.parametrize("m", [1, 7, 64])
+@pytest.mark.parametrize("m", [1, 7, 64, 100])
 @pytest.mark.parametrize("n", [1040, 1048])
 def test_epilogues(n, m, swiglu):
     k = 2048

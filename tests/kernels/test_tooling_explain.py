@@ -2,21 +2,17 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
 import bad_kernels
 import pytest
+from browser import chromium
 
 from cairn.kernels.tooling import explain, source_lines
 from cairn.kernels.tooling.compile import compile_variant
 from cairn.kernels.tooling.compiled import STAGES, Compiled
 from cairn.kernels.tooling.lint import lint
-
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 
 MLIR = """#loc = loc("/k.py":1:0)
 module {
@@ -185,7 +181,6 @@ def test_a_kernel_that_does_not_compile_has_a_page_with_the_reason():
     assert "incompatible dimensions" in explain.summary(broken, lint(broken))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to open the page with")
 def test_the_page_works_in_a_browser(page, tmp_path):
     file = tmp_path / "page.html"
     # Opens every stage, then clicks the first line of SASS that came from the source.
@@ -196,7 +191,7 @@ def test_the_page_works_in_a_browser(page, tmp_path):
     </script></body>"""
     file.write_text(page.replace("</body>", click))
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        [chromium(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
          "--virtual-time-budget=5000", "--dump-dom", file.as_uri()],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip

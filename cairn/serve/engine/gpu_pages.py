@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cairn.kernels.attention import attention
+from cairn.kernels.attention_problem import WIDTHS
 from cairn.kernels.kv_write import rope_write
 from cairn.kernels.paged_attention import checked, paged_attention
 from cairn.kernels.paged_parts import Workspace
@@ -53,10 +54,10 @@ class PagedOnGPU(Paged):
         """From the fused projection [T, (H + 2K) * C] to [T, H, C]."""
         keys, values = self.pool.of_layer(rule.layer)
         pages = Pages(self.slots_T, keys, values)
-        if not self.extent.fresh or self.extent.invariant:
+        size = keys.shape[-1]
+        if not self.extent.fresh or self.extent.invariant or size not in WIDTHS:
             q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, in_place=True)
             return self._over_pages(q_THC, keys, values, rule)
-        size = keys.shape[-1]
         k_TKC = qkv_TE.new_empty(len(qkv_TE), heads.kv, size)
         q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, k_out=k_TKC)
         v_TKC = qkv_TE[:, (heads.q + heads.kv) * size :].unflatten(-1, (heads.kv, size))
@@ -65,6 +66,10 @@ class PagedOnGPU(Paged):
             window=rule.window, softcap=rule.softcap, scale=rule.scale,
         )  # fmt: skip
         return out if isinstance(out, Tensor) else out[0]
+
+    def _store(self, cache: Tensor, new_TKC: Tensor) -> None:
+        size = cache.shape[1]
+        cache[self._slots_T // size, self._slots_T % size] = new_TKC.to(cache.dtype)
 
     def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         if self.extent.invariant:
@@ -75,5 +80,5 @@ class PagedOnGPU(Paged):
         return paged_attention(
             q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
-            softcap=rule.softcap, workspace=self.workspace,
+            softcap=rule.softcap, workspace=self.workspace, settled=True,
         )  # fmt: skip
