@@ -33,7 +33,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case
 from cairn.kernels.tuned import Tuning, tuned
 
-SHORT = 4096  # keys of a sequence up to which our backward pass is ahead of cuDNN's
+SHORT = 4096  # keys of a sequence up to which our backward pass is ahead of cuDNN's, where heads share them
 __all__ = ["VARIANTS", "attention", "attention_reference", "cases", "cost", "tuning"]
 
 
@@ -263,7 +263,8 @@ def attention_gradients(
         "torch": from_torch.backward_obstacle(q_THC, sinks_H, dlse_HT, problem),
         "triton": needs_cuda(q_THC),
     }
-    if not (problem.causal and q_THC.shape[2] == 128 and problem.max_k <= SHORT):
+    ahead = problem.causal and q_THC.shape[1:] != k_TKC.shape[1:] and problem.max_k <= SHORT
+    if not (ahead and q_THC.shape[2] == 128):
         obstacles = {
             "torch": obstacles.pop("torch"),
             **obstacles,

@@ -196,8 +196,15 @@ def copy_rows(descriptor, tile, row, column, barrier, buffer, RAGGED: gl.constex
 
 
 def shared_layout(shape: list[int], dtype: torch.dtype) -> Any:
+    return _layout(tuple(shape), dtype)
+
+
+@functools.lru_cache(
+    maxsize=256
+)  # a launch asks for several, and finding one takes longer than a short kernel
+def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     types = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
-    return gl.NVMMASharedLayout.get_default_for(shape, types[dtype])
+    return gl.NVMMASharedLayout.get_default_for(list(shape), types[dtype])
 
 
 def row_descriptor(x_THC: Tensor, rows: int) -> TensorDescriptor:

@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from cairn.kernels.attention_rings import shared_layout
 from cairn.kernels.dependent import pdl
 from cairn.kernels.dispatch import needs_hopper
-from cairn.kernels.paged_decode_gluon_kernel import BLOCK, COLUMNS, LOG2_E, ROWS, decode_kernel
+from cairn.kernels.paged_decode_gluon_kernel import COLUMNS, LOG2_E, ROWS, decode_kernel
 from cairn.kernels.paged_parts import Workspace
-from cairn.kernels.paged_prefill_gluon import shared_layout
 from cairn.kernels.paged_tiles import Paged, bucket
 from cairn.kernels.paged_views import matrix_view
 from cairn.kernels.rows import multiprocessors
@@ -47,8 +47,6 @@ def unfit(call: Paged, programs: int) -> str | None:
         return "it takes 16-bit numbers only"
     if call.columns not in (64, 128) or call.group > ROWS.value:
         return f"heads have {call.columns} columns and groups {call.group} heads"
-    if call.page_size % BLOCK.value:
-        return f"pages have {call.page_size} tokens, not {BLOCK.value} or a multiple"
     if 2 * call.sequences * call.kv_heads < programs:
         return "there are few sequences, each is cut into many parts, and those want a kernel of their own"
     if matrix_view(call.cache_k) is None or call.cache_v.data_ptr() % 16:

@@ -11,8 +11,8 @@ asked for before the predecessor has ended: only the tile that has a sequence's 
 A copy is BOX rows of a page. What a last tile has no tokens for is not read from memory: those rows are filled with
 ones that were just read (a weight of 0 meets something finite). Tiles are cut as whole ones all the same.
 
-Takes 16-bit numbers, D 64 or 128, up to 16 heads that share a key head, pages of 64 tokens or more; no window,
-soft-cap, sink or log-sum-exp. The cache must be finite everywhere: allocate it with zeros.
+Takes 16-bit numbers, D 64 or 128, up to 16 heads that share a key head, pages of any size; no window, soft-cap, sink or
+log-sum-exp. The cache must be finite everywhere: allocate it with zeros.
 """
 
 from triton.experimental import gluon
@@ -68,28 +68,33 @@ def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr):
 
 
 @gluon.jit
-def _copy_tile(
-    view,
-    ring,
-    step,
-    page,
-    inside,
-    tokens,
-    row,
-    column,
-    page_rows,
-    D: gl.constexpr,
-    BOX: gl.constexpr,
-):
-    """One tile of keys or of values: `tokens` of it are there."""
+def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr):
+    """The page of a tile, or that of each box where pages are smaller than a tile. Behind the end: page 0."""
+    EACH: gl.constexpr = BLOCK if PAGE >= BLOCK else BOX
+    found = ()
+    for piece in gl.static_range(BLOCK // EACH):
+        token = tile * BLOCK + piece * EACH
+        found = found + (gl.load(table + token // PAGE, mask=token < length, other=0),)  # noqa: RUF005
+    return found
+
+
+@gluon.jit
+def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: gl.constexpr, PAGE: gl.constexpr,
+               BOX: gl.constexpr):  # fmt: skip
+    """One tile of keys or of values."""
     PIECES: gl.constexpr = BLOCK // BOX
     boxes = ring.at(step)._reinterpret(
         view.dtype, [PIECES * (D // COLUMNS), BOX, COLUMNS], view.layout
     )
     ring.begin(step, BLOCK * D * 2)
+    first = pages[0] * page_rows + row + tile * BLOCK % PAGE
     for piece in gl.static_range(PIECES):
-        first = gl.where(piece * BOX < tokens, piece * BOX, 0)
-        at = page * page_rows + row + inside + first
+        token = tile * BLOCK + piece * BOX
+        if PAGE >= BLOCK:
+            at = first + piece * BOX
+        else:
+            at = pages[piece] * page_rows + row + token % PAGE
+        at = gl.where(token < length, at, first)
         for part in gl.static_range(D // COLUMNS):
             tma.async_copy_global_to_shared(
                 view,
@@ -118,18 +123,19 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row = head * head_rows
         column = head * head_columns
-        page = gl.load(table + done * BLOCK // PAGE, mask=count > 0, other=0)
+        pages = _pages(table, done, length, PAGE, BOX)
         for tile in range(done, done + count):
-            # Asked for a tile before it is needed.
-            next_page = gl.load(table + (tile + 1) * BLOCK // PAGE, mask=tile + 1 < tiles, other=0)
+            next_pages = _pages(table, tile + 1, length, PAGE, BOX)  # a tile before they are needed
             if OVERLAP and SETTLED:  # noqa: SIM102  (known to the compiler)
                 if tile == tiles - 1:  # the newest token's keys are the predecessor's work
                     gdc_wait()
-            inside = tile * BLOCK % PAGE
-            tokens = length - tile * BLOCK
-            _copy_tile(k_view, k_ring, step, page, inside, tokens, row, column, page_rows, D, BOX)
-            _copy_tile(v_view, v_ring, step, page, inside, tokens, row, column, page_rows, D, BOX)
-            page = next_page
+            _copy_tile(
+                k_view, k_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+            )
+            _copy_tile(
+                v_view, v_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+            )
+            pages = next_pages
             step += 1
         place += count
         if place >= before + tiles * KV_HEADS:

@@ -9,7 +9,7 @@ One program computes one tile of 128 rows, from the diagonal back to the first k
 columns 0-63 of all its keys, then 64-127: a page is D / 64 boxes of 64 columns, and the block looks like one that came
 whole. Tiles are found as in the Triton kernel, by a search in the query bounds; the last ones of a sequence go first.
 
-Takes 16-bit numbers, D 64 or 128, groups that divide 64, sinks; no window and no soft-cap. Weights of 0 meet whatever a
+Takes 16-bit numbers, D 128, groups that divide 64, sinks; no window and no soft-cap. Weights of 0 meet whatever a
 page holds behind the end of its sequence: the cache must be finite everywhere, so allocate it with zeros.
 """
 

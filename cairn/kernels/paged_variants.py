@@ -2,6 +2,7 @@
 
 from torch import bfloat16
 
+from cairn.kernels.attention_rings import shared_layout
 from cairn.kernels.kernel import Expect, Variant
 from cairn.kernels.paged_decode import CANDIDATES as DECODE_PLANS
 from cairn.kernels.paged_decode import Plan as DecodePlan
@@ -14,7 +15,7 @@ from cairn.kernels.paged_parts import add_up_kernel
 from cairn.kernels.paged_prefill import CANDIDATES as PREFILL_PLANS
 from cairn.kernels.paged_prefill import Plan as PrefillPlan
 from cairn.kernels.paged_prefill import _prefill_kernel
-from cairn.kernels.paged_prefill_gluon import AVERAGE_REGISTERS, constants, shared_layout
+from cairn.kernels.paged_prefill_gluon import AVERAGE_REGISTERS, constants
 
 TENSORS = dict(
     q="*bf16", k="*bf16", v="*bf16", tables="*i32", lengths="*i32", starts="*i32", out="*bf16", lse="*fp32",
@@ -171,6 +172,7 @@ VARIANTS = [
     ),
     add_up(),
     decode_gluon("128 page 64"),
+    decode_gluon("128 page 16, groups of 2", group=2, page=16),
     decode_gluon("64 page 128, groups of 16", group=16, columns=64, page=128),
     *(
         prefill(f"128 {'x'.join(map(str, plan[:4]))}{' tma' if plan.tma else ''}", plan)
@@ -183,5 +185,4 @@ VARIANTS = [
     gluon("128 page 16", 16),
     gluon("128 page 256, no ping-pong", 256, ping_pong=False),
     gluon("128 page 64, groups of 8, sinks", 64, group=8, more=True),
-    gluon("64 page 16", 16, columns=64),
 ]

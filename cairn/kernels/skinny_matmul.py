@@ -176,13 +176,8 @@ def _launch_stream(
         )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=256)
-def _layout(block: tuple[int, ...], dtype: torch.dtype) -> Any:
-    return shared_layout(list(block), dtype)
-
-
 def _describe(rows: Tensor, block: list[int]) -> TensorDescriptor:
-    layout = _layout(tuple(block), rows.dtype)
+    layout = shared_layout(block, rows.dtype)
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block, layout)
 
 
@@ -190,7 +185,7 @@ def _describe_pairs(w: Tensor, columns: int) -> TensorDescriptor:
     """8 rows of the gate, then the same 8 of up, and so on: as if w's rows lay in that order."""
     (n, k), stride, block = w.shape, w.stride(0), [PIECE // 16, 2, 8, columns]
     shape, strides = [n // 16, 2, 8, k], [8 * stride, n // 2 * stride, stride, 1]
-    return TensorDescriptor(w, shape, strides, block, _layout(tuple(block), w.dtype))
+    return TensorDescriptor(w, shape, strides, block, shared_layout(block, w.dtype))
 
 
 def cost(m: int, n: int, k: int) -> Cost:

@@ -37,7 +37,8 @@ def attend(call: Paged, lse_TH: torch.Tensor | None = None, impl: Impl = "triton
 
 
 BY_GLUON = [
-    {"heads": 32}, {"heads": 16, "by_head": True}, {"heads": 8, "page": 256},
+    {"heads": 32}, {"heads": 16, "by_head": True}, {"heads": 8, "page": 256}, {"heads": 16, "page": 16},
+    {"heads": 32, "page": 32, "by_head": True}, {"heads": 16, "columns": 64, "page": 16},
     {"heads": 16, "kv_heads": 1, "columns": 64, "page": 128}, {"heads": 32, "columns": 64, "by_head": True},
 ]  # fmt: skip
 
@@ -140,7 +141,7 @@ needs_hopper = pytest.mark.skipif(
     "rest",
     [
         {}, {"page": 64}, {"page": 128, "heads": 8}, {"page": 256, "by_head": True, "heads": 64},
-        {"columns": 64, "heads": 16, "page": 32},
+        {"heads": 16, "page": 32},
     ],
     ids=str,
 )  # fmt: skip
