@@ -12,7 +12,7 @@ come near this limit and does not pass it, except where weights or keys stay in 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -24,6 +24,7 @@ from cairn.hw.host import read_cpu
 from cairn.kernels.kernel import Cost
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.spec import ModelSpec
+from cairn.models.step_cost import Work, attended, step_cost, weights_read
 
 
 class Limit(NamedTuple):
@@ -41,15 +42,6 @@ class Limit(NamedTuple):
         return "memory" if self.memory >= self.compute else "compute"
 
 
-class Work(NamedTuple):
-    """What one sequence has to compute in one step."""
-
-    tokens: int  # new ones
-    cached: int  # before them
-    logits: int = 1  # rows of them
-    shared: int = 0  # so many of the cached tokens are read for somebody else anyway
-
-
 def limit(
     spec: ModelSpec, chosen: Sequence[Prompted], ceiling: Ceiling, dtype: str, value_bytes: int
 ) -> Limit:
@@ -59,16 +51,6 @@ def limit(
         (prefill.bytes + decode.bytes) / ceiling.bytes_per_s,
         (prefill.flops + decode.flops) / ceiling.flops_per_s.get(dtype, math.inf),
     )
-
-
-def step_cost(spec: ModelSpec, work: Iterable[Work], value_bytes: int) -> Cost:
-    """Of one step over several sequences."""
-    flops, tokens, keys = 0, 0, 0.0
-    for part in work:
-        flops += spec.forward_flops(part.tokens, part.cached, part.logits)
-        tokens += part.tokens
-        keys += spec.kv_bytes(part.tokens + part.cached - part.shared, value_bytes)
-    return Cost(float(flops), weights_read(spec, tokens) * value_bytes + keys)
 
 
 def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], value_bytes: int) -> Cost:
@@ -93,25 +75,6 @@ def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], value_bytes: int) -
         flops += 2 * spec.matmul_parameters() * len(seen_R) + 4 * spec.heads * spec.head_dim * pairs
         values += weights_read(spec, len(seen_R)) + 2 * spec.kv_heads * spec.head_dim * read
     return Cost(flops, values * value_bytes)
-
-
-def attended(spec: ModelSpec, seen_R: np.ndarray) -> int:
-    """Over all layers and sequences, how many tokens the newest one looks at, itself included."""
-    windows = [spec.window(layer) for layer in range(spec.layers)]
-    wide = windows.count(0) * int(seen_R.sum())
-    return wide + sum(int(np.minimum(seen_R, window).sum()) for window in windows if window)
-
-
-def weights_read(spec: ModelSpec, tokens: int) -> float:
-    """Weights that so many tokens visit, each counted once: of the experts, those that they are expected to choose."""
-    if spec.experts is None or tokens == 0:
-        return float(spec.matmul_parameters())
-    experts = spec.experts
-    missed = (1 - experts.per_token / experts.count) ** tokens
-    visited = experts.count * (1 - missed)
-    sparse = sum(spec.experts_of(layer) is not None for layer in range(spec.layers))
-    one = (2 + spec.gated) * spec.hidden * experts.intermediate
-    return spec.matmul_parameters() + sparse * one * (visited - experts.per_token)
 
 
 def measure_ceiling(device: str, dtype: str, budget_ms: float = 300.0) -> Ceiling:

@@ -155,8 +155,11 @@ class Answer:
         usage = self.usage or _Usage()
         output = usage.completion_tokens
         chunks = self.chunk_s
-        if not chunks and output and self.finish_s is not None:
-            chunks = [self.finish_s]  # tokens without text, such as half a character
+        if self.finish_s is not None and output == len(chunks) + 1:
+            # The last token has no text (an end of text, half a character): it came with the reason to finish.
+            chunks = [*chunks, self.finish_s]
+        elif not chunks and output and self.finish_s is not None:
+            chunks = [self.finish_s]
         details = usage.prompt_tokens_details
         return Record(
             due_s=due_s,

@@ -74,11 +74,14 @@ def _head(report: ServeReport) -> Markup:
     best = max(holding, key=lambda row: row.requests_per_s, default=None)
     known = {
         "server": ", ".join(names),
-        "requests": ", ".join(sorted({row.dataset for row in report.rows})),
+        "requests": "; ".join(sorted({row.workload or row.dataset for row in report.rows})),
         "client runs on": report.device,
         "date": report.date,
         "commit": report.commit,
     }
+    ready = {row.ready_seconds for row in report.rows} - {None}
+    if ready:
+        known["ready after"] = ", ".join(f"{seconds:.1f} s" for seconds in ready if seconds)
     if best is not None:
         known["most within the limits"] = f"{best.load} ({best.requests_per_s:.2f} req/s)"
     return facts(known)
@@ -120,7 +123,12 @@ def _cells(row: Row) -> list[str]:
 
 def _sweep(rows: Sequence[Row]) -> list[Markup]:
     """Curves over what was offered; where that is no number (a trace, all at once), over what was served."""
-    labels = list(dict.fromkeys(row.label for row in rows))
+    several = len({(row.label, row.workload) for row in rows}) > len({row.label for row in rows})
+
+    def name_of(row: Row) -> str:
+        return f"{row.label} {row.workload}" if several else row.label
+
+    labels = list(dict.fromkeys(map(name_of, rows)))
     called = {label: f"{label} " if len(labels) > 1 else "" for label in labels}
     offered = all(row.rate is not None for row in rows)
     closed = all(row.rate is None and row.concurrency is not None for row in rows)
@@ -133,7 +141,7 @@ def _sweep(rows: Sequence[Row]) -> list[Markup]:
     def curves(name: str, quantiles: Sequence[str]) -> list[Series]:
         series = []
         for label in labels:
-            own = sorted((row for row in rows if row.label == label), key=at)
+            own = sorted((row for row in rows if name_of(row) == label), key=at)
             for quantile in quantiles:
                 points = [
                     (at(row), getattr(spread, quantile))
@@ -147,7 +155,7 @@ def _sweep(rows: Sequence[Row]) -> list[Markup]:
         return [
             Series(
                 f"{called[label]}{RATES[name]}",
-                sorted((at(row), getattr(row, name)) for row in rows if row.label == label),
+                sorted((at(row), getattr(row, name)) for row in rows if name_of(row) == label),
             )
             for label in labels
         ]
@@ -158,7 +166,7 @@ def _sweep(rows: Sequence[Row]) -> list[Markup]:
             sorted(
                 (row.tpot_ms.p50, row.output_tokens_per_s)
                 for row in rows
-                if row.label == label and row.tpot_ms is not None
+                if name_of(row) == label and row.tpot_ms is not None
             ),
         )
         for label in labels

@@ -15,10 +15,11 @@ import numpy as np
 
 from cairn.bench import load_stats, record
 from cairn.bench.load_answer import Record
-from cairn.bench.load_setup import Load, Setup, describe
+from cairn.bench.load_setup import Load, Setup, describe, workload
 from cairn.bench.load_stats import Interval, Slo, Spread
 from cairn.bench.record import Origin, all_commands, not_again
 
+RANDOM = "random:"
 BUSY_CLIENT = 0.7  # of a core; above it the client may be what is measured
 LATE_CLIENT_S = 0.05
 
@@ -41,7 +42,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     model: str
-    load: str  # in words
+    shape: str = ""  # of the model, where its weights are random
+    workload: str = ""  # what was asked, in words
+    load: str  # how fast, in words
     rate: float | None
     concurrency: int | None
     dataset: str
@@ -69,6 +72,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     client_late_p99_ms: float
     client_cpu: float  # of one core
     notes: list[str]
+    server: str = ""  # arguments of `cairn serve`, where this run started it
+    ready_seconds: float | None = None  # from the start of that server to its first healthy answer
     commit: str = ""
     date: str = ""
 
@@ -95,6 +100,8 @@ def summarize(setup: Setup, load: Load, records: list[Record], cpu: float) -> Ro
     return Row(
         label=setup.label,
         model=setup.target.model,
+        shape=_shape(setup.target.model),
+        workload=workload(setup),
         load=describe(load, setup),
         rate=None if load.rate == math.inf else load.rate,
         concurrency=load.concurrency if load.concurrency is not None else setup.limit,
@@ -145,7 +152,12 @@ def read(path: Path) -> ServeReport:
 
 
 def _key(row: Row) -> tuple[str, ...]:
-    return row.label, row.model, row.dataset, row.load
+    return row.label, row.model, row.workload or row.dataset, row.load
+
+
+def _shape(model: str) -> str:
+    """`random:qwen3-8b` is how our own server calls that shape."""
+    return model.removeprefix(RANDOM) if model.startswith(RANDOM) else ""
 
 
 def _ttft(good: list[Record]) -> Spread | None:

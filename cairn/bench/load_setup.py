@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     label: str = "server"
     dataset: Literal["random", "sharegpt-like", "trace"] = "random"
     trace: list[Traced] = []
+    trace_name: str = ""
     input_tokens: int | None = None  # of random; the most of the others
     output_tokens: int | None = None
     form: load_prompts.Form = "tokens"
@@ -36,7 +37,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None = None
     duration_s: float | None = None
     limit: int | None = None  # requests in flight, with a rate
-    warmup: int = 4
+    warmup: int = 4  # requests
+    warmup_s: float = 0.0  # after them: the first load for so long, which does not count
     slo: Slo = Slo()
     seed: int = 0
 
@@ -58,6 +60,21 @@ def describe(load: Load, setup: Setup) -> str:
         return (f"{load.rate:g}/s as traced" if load.rate else "as traced") + most
     shape = f" {setup.burstiness:g}" if setup.arrivals == "gamma" else ""
     return f"{load.rate:g}/s {setup.arrivals}{shape}{most}"
+
+
+def workload(setup: Setup) -> str:
+    """What is asked, in words: rows with the same words, load and label are of the same test."""
+    limits = {"in": setup.input_tokens, "out": setup.output_tokens}
+    if setup.dataset == "random":
+        limits = {
+            "in": setup.input_tokens or load_prompts.INPUT_TOKENS,
+            "out": setup.output_tokens or load_prompts.OUTPUT_TOKENS,
+        }
+    most = "" if setup.dataset == "random" else "at most "
+    sizes = [f"{most}{limit} {way}" for way, limit in limits.items() if limit is not None]
+    name = f"trace {setup.trace_name}" if setup.dataset == "trace" else setup.dataset
+    chat = ["chat"] if setup.target.endpoint == "chat" else []
+    return ", ".join([name, *sizes, *chat])
 
 
 def due_times(setup: Setup, load: Load) -> list[float] | None:

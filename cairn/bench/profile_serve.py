@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from cairn.bench.limit import Work, step_cost
 from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled
 from cairn.bench.throughput import WARM_TOKENS, Bench, choose_requests, serve, submit
 from cairn.bench.workload import Prompted
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
+from cairn.models.step_cost import Work, step_cost
 from cairn.serve.engine.loop import Engine, StepTimes
 from cairn.serve.engine.scheduler import Chunk, Scheduler, Step
 

@@ -1,6 +1,7 @@
 """How does a server hold up under load? One point per rate (or per number of requests at a time), after a warm-up.
 
-    server --ask for its model--> --warm-up--> point: arrivals + prompts -> drive -> records -> Row --> ServeReport
+    server --ask for its model--> --warm-up, alone, then under load-->
+        point: arrivals + prompts -> drive -> records -> Row --> ServeReport
 
 The first request goes alone: a server that refuses it ends the run with its own words. Every point draws prompts that
 no other point has, so nothing is found in a prefix cache but what the prompts of a trace share. Prints nothing.
@@ -22,6 +23,7 @@ from cairn.bench.load_setup import Load, Setup, describe, due_times, prompts
 from cairn.core.errors import CairnError
 
 TICK_S = 0.25
+WARM_PLACE = -2  # the number of the warm-up among the points, so that its prompts are its own
 
 
 class Progress(NamedTuple):
@@ -87,6 +89,17 @@ async def warm_up(client: LoadClient, setup: Setup) -> None:
     rest = max(0, setup.warmup - 1)
     if rest:
         await closed_loop(client, asks, concurrency=rest, count=rest)
+
+
+async def warm_up_under(
+    client: LoadClient, setup: Setup, load: Load, watch: Watch | None = None
+) -> None:
+    """For `warmup_s` what the first point will be: caches, graphs and clocks settle. Nothing of it counts."""
+    if setup.warmup_s <= 0:
+        return
+    shorter = msgspec.structs.replace(setup, duration_s=setup.warmup_s, count=None)
+    if due_times(shorter, load) != []:  # at a low rate nobody may come in so short a time
+        await measure(client, shorter, load, WARM_PLACE, watch)
 
 
 async def measure(

@@ -32,6 +32,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
+    "chat": Verb("cairn.cli.chat", "talk to a model, here or behind a server"),
     "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
     "bench": Verb(
         "cairn.cli.bench", "measure serving and kernels against the ceilings of this machine"
@@ -43,6 +44,7 @@ VERBS = {
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),
     "trace": Verb("cairn.cli.trace", "merge recorded events into one timeline for Perfetto"),
+    "metrics": Verb("cairn.cli.metrics", "what the server counts, and a Grafana dashboard of it"),
 }
 
 # Where the package on PyPI has another name than the module.

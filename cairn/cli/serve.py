@@ -41,6 +41,7 @@ def run(args: list[str]) -> int:
     )
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.serve.http.lifecycle import serve
+    from cairn.web.site import routes
 
     began = time.perf_counter()
 
@@ -54,6 +55,6 @@ def run(args: list[str]) -> int:
             flush=True,
         )
 
-    serve(options, say)
+    serve(options, say, more=routes())
     print("stopped", file=sys.stderr)
     return 0

@@ -19,7 +19,17 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import UsageError
-from cairn.core.records import Dropped, Instant, Process, Record, Scalar, Span, Thread, read
+from cairn.core.records import (
+    VERSION,
+    Dropped,
+    Instant,
+    Process,
+    Record,
+    Scalar,
+    Span,
+    Thread,
+    read,
+)
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -49,6 +59,36 @@ class Source(msgspec.Struct, frozen=True):
     process: Process
     number: int  # its pid in the trace: the real one may exist on two hosts
     offset_ns: int  # add it to a monotonic time to get nanoseconds after time zero
+
+
+class Track(msgspec.Struct, frozen=True):
+    """A row of a timeline that is made from memory: spans of one clock, those inside others included."""
+
+    process: str  # rows of the same one are drawn together
+    name: str
+    spans: Sequence[Span]
+
+
+def timeline(tracks: Sequence[Track], name: str) -> dict[str, Any]:
+    """What `write_trace` writes, of spans that somebody holds; time zero is where the first of them begins."""
+    zero = min((span.start_ns for track in tracks for span in track.spans), default=0)
+    numbers: dict[str, int] = {}
+    events: list[dict[str, Any]] = []
+    for row, track in enumerate(tracks, start=1):
+        new = track.process not in numbers
+        number = numbers.setdefault(track.process, len(numbers) + 1)
+        process = Process(VERSION, track.process, number, "", "", None, 0, 0)
+        source = Source(Path(name), process, number, -zero)
+        if new:
+            labels = {"labels": name}
+            events.append(_metadata("process_name", source, 0, {"name": track.process}))
+            events.append(_metadata("process_labels", source, 0, labels))
+            events.append(_metadata("process_sort_index", source, 0, {"sort_index": number}))
+        events.append(_metadata("thread_name", source, row, {"name": track.name}))
+        events += [
+            _event(source, msgspec.structs.replace(span, thread=row)) for span in track.spans
+        ]
+    return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:

@@ -47,6 +47,13 @@ class Checkpoint:
         largest = max(self._weights(), key=lambda name: _size(self.tensors.shape(name)))
         return self.tensors.dtype(largest)
 
+    def stored_bits(self) -> float:
+        """Bits of a weight in the file, scales included: the most that a matrix has."""
+        bits = getattr(self.tensors, "bits", None)  # of a format that can quantise
+        sizes = [self.tensors.dtype(name).itemsize * 8.0 if bits is None else bits(name)
+                 for name in self._weights() if len(self.tensors.shape(name)) > 1]  # fmt: skip
+        return max(sizes, default=32.0)
+
     def nbytes(self) -> int:
         """Bytes of all weights as stored."""
         return sum(

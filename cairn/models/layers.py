@@ -3,7 +3,8 @@
 Everything works on packed tokens [T, D], under autograd and without, alone or as one of several shards.
 Several linear maps of one input (q, k, v; gate, up) exist in two forms that compute the same: separate, as
 checkpoints store them, so that a weight can stay a view of the mapped file; or fused into one matrix, so that
-a GPU runs one larger product. No layer reads a file or knows a checkpoint's names: each tells through `slots`
+a GPU runs one larger product. Whoever serves may hang a third form beside the weights: `packed`, in few bits, which
+then multiplies in their place. No layer reads a file or knows a checkpoint's names: each tells through `slots`
 which tensors it needs and where they go.
 """
 
@@ -65,8 +66,15 @@ class Build(NamedTuple):
 FEW = range(2, 193)
 
 
-def linear(x: Tensor, weight: Tensor, turned: Tensor | None) -> Tensor:
+Product = Callable[[Tensor], Tensor]  # x_MK @ weight_NK.T, whatever form the weight has
+
+
+def linear(
+    x: Tensor, weight: Tensor, turned: Tensor | None, packed: Product | None = None
+) -> Tensor:
     """x @ weight.T. `turned`: the same matrix laid out by columns; some CPUs multiply several rows with it faster."""
+    if packed is not None:
+        return packed(x)
     return F.linear(x, weight if turned is None or len(x) not in FEW else turned)
 
 
@@ -84,7 +92,8 @@ class Columns(Holder):
 
     # All parts in one matrix that lies by columns; see `linear`. Whoever serves on a CPU may set them.
     turned: Tensor | None = None
-    turned_bias: Tensor | None = None
+    joined_bias: Tensor | None = None
+    packed: Product | None = None  # all parts in one matrix, in few bits
 
     def __init__(self, build: Build, width: int, parts: dict[str, int], bias: bool) -> None:
         super().__init__()
@@ -98,13 +107,28 @@ class Columns(Holder):
 
     def forward(self, x_TD: Tensor) -> list[Tensor]:
         x_TD = self.shards.enter(x_TD)
-        if self.turned is not None and len(x_TD) in FEW:
-            joined = F.linear(x_TD, self.turned, self.turned_bias)
-            return list(joined.split(list(self.rows.values()), dim=-1))
-        if self.fused is not None:
-            joined = F.linear(x_TD, self.fused.weight, self.fused.bias)
+        joined = self._at_once(x_TD)
+        if joined is not None:
             return list(joined.split(list(self.rows.values()), dim=-1))
         return [F.linear(x_TD, part.weight, part.bias) for part in self.separate()]
+
+    def joined(self, x_TD: Tensor) -> Tensor:
+        """The results of all parts side by side, without gradients."""
+        joined = self._at_once(x_TD)
+        if joined is not None:
+            return joined
+        return torch.cat([F.linear(x_TD, part.weight, part.bias) for part in self.separate()], -1)
+
+    def _at_once(self, x_TD: Tensor) -> Tensor | None:
+        """Through one matrix, if there is one of all parts for so many rows."""
+        if self.packed is not None:
+            joined = self.packed(x_TD)
+            return joined if self.joined_bias is None else joined.add_(self.joined_bias)
+        if self.turned is not None and len(x_TD) in FEW:
+            return F.linear(x_TD, self.turned, self.joined_bias)
+        if self.fused is not None:
+            return F.linear(x_TD, self.fused.weight, self.fused.bias)
+        return None
 
     def separate(self) -> list[Weights]:
         """The parts, each with its own matrix; none if they are fused."""
@@ -129,6 +153,7 @@ class Rows(Holder):
     """A linear map split over the shards by its inputs; the partial results are summed."""
 
     turned: Tensor | None = None
+    packed: Product | None = None
 
     def __init__(self, build: Build, width: int, out: int, bias: bool) -> None:
         local = even_share(width, build.shards, "input columns")
@@ -138,7 +163,7 @@ class Rows(Holder):
         self.bias = build.parameter(out) if bias else None
 
     def forward(self, x_TF: Tensor) -> Tensor:
-        y_TD = self.shards.reduce(linear(x_TF, self.weight, self.turned))
+        y_TD = self.shards.reduce(linear(x_TF, self.weight, self.turned, self.packed))
         return y_TD if self.bias is None else y_TD + self.bias  # once, not once per shard
 
     def slots(self) -> Iterator[Slot]:
@@ -157,6 +182,7 @@ class Vocabulary(Holder):
     """
 
     turned: Tensor | None = None
+    packed: Product | None = None
 
     def __init__(self, build: Build, vocab: int, width: int) -> None:
         super().__init__()
@@ -173,7 +199,7 @@ class Vocabulary(Holder):
         return self.shards.reduce(x_TD)
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        scores_TV = linear(self.shards.enter(x_TD), self.weight, self.turned)
+        scores_TV = linear(self.shards.enter(x_TD), self.weight, self.turned, self.packed)
         return self.shards.gather(scores_TV)[..., : self.shape[0]]
 
     def slots(self) -> Iterator[Slot]:

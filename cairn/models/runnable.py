@@ -33,10 +33,12 @@ BF16_FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in 
 class Runnable:
     """A model that is ready, and how it came to run where it runs."""
 
-    def __init__(self, name: str, model: Transformer, why: str) -> None:
+    def __init__(self, name: str, model: Transformer, why: str, bits: float | None = None) -> None:
+        """`bits`: of a weight in the file, scales included, where it has fewer than the model."""
         self.name, self.model, self.why = name, model, why
         weight = model.embedding.weight
         self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
+        self.bits = 8.0 * weight.itemsize if bits is None else bits
 
     def bytes_per_token(self) -> float:
         """Weights that one decoded token has to read: all that it visits, once."""
@@ -76,7 +78,7 @@ class OpenModel:
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
         with progress_bar(f"loading {self.name}", self.checkpoint.nbytes()) as progress:
             model = self.checkpoint.load(device, chosen, shards=shards, progress=progress)
-        return Runnable(self.name, model, why)
+        return Runnable(self.name, model, why, self.checkpoint.stored_bits())
 
 
 def open_model(name: str) -> OpenModel:

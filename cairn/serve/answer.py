@@ -75,8 +75,17 @@ class Found(Protocol):
     def top(self) -> list[tuple[int, float]]: ...
 
 
+# How much of an answer can be given out: pieces, tokens, their log-probability, whether it has ended. Replaced as a
+# whole, so that a reader never sees half of a push; a bare tuple, because there is one for every token.
+Certain = tuple[int, int, float | None, bool]
+NOTHING: Certain = (0, 0, None, False)
+
+
 class Answer:
-    """One answer while it grows. `take` gives what is new since it was last called."""
+    """One answer while it grows. `take` gives what is new since it was last called.
+
+    One thread pushes, another one may take: it sees a push whole or not at all, and waits for nobody.
+    """
 
     def __init__(
         self,
@@ -95,9 +104,9 @@ class Answer:
         wants = params.logprobs is not None
         self.whole = CompletionOutput(index=index, logprobs=[] if wants else None)
         self._pieces: list[str] = []  # of the text; joined when somebody asks
-        self._taken = [0, 0]  # pieces and tokens that have been given out as deltas
         if wants:
             self.whole.cumulative_logprob = 0.0
+        self._certain = self._taken = NOTHING  # what may be given out as deltas, and what was
 
     @property
     def finished(self) -> bool:
@@ -113,7 +122,7 @@ class Answer:
         """The next token. True: a stop string is complete, and the engine need not go on."""
         whole = self.whole
         whole.token_ids.append(token)
-        if whole.logprobs is not None and logprobs is not None:
+        if logprobs is not None and whole.logprobs is not None:
             whole.logprobs.append(readable(token, logprobs, self.tokenizer))
             whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + logprobs.logprob
         self._write(token, finish)
@@ -122,6 +131,8 @@ class Answer:
             return finish is None
         if finish is not None:
             self.end(finish, stop_reason)
+        else:
+            self._show()
         return False
 
     def end(
@@ -138,28 +149,37 @@ class Answer:
             self._pieces.append(self._stops.flush())
         self.whole.finish_reason, self.whole.stop_reason = finish, stop_reason
         self.whole.error = error
+        self._show()
 
     def result(self) -> CompletionOutput:
         self.whole.text = "".join(self._pieces)
         return self.whole
 
+    @property
+    def has_news(self) -> bool:
+        """Would `take` bring anything?"""
+        return self._certain is not self._taken
+
     def take(self) -> CompletionOutput:
         """A delta: text, tokens and log-probabilities since the last one, and the end if it has come."""
-        pieces, tokens = self._taken
+        (piece, token, _, _), self._taken = self._taken, self._certain
+        pieces, tokens, logprob, ended = self._taken
         whole = self.whole
-        self._taken = [len(self._pieces), len(whole.token_ids)]
-        new = "".join(self._pieces[pieces:])
-        return CompletionOutput(
-            index=self.index,
-            text=new,
-            token_ids=whole.token_ids[tokens:],
-            cumulative_logprob=whole.cumulative_logprob,
-            logprobs=None if whole.logprobs is None else whole.logprobs[tokens:],
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-            error=whole.error,
-            new_text=new,
-        )
+        new = "".join(self._pieces[piece:pieces])
+        ids = whole.token_ids[token:tokens]
+        delta = CompletionOutput(index=self.index, text=new, token_ids=ids, new_text=new)
+        if whole.logprobs is not None:
+            delta.logprobs = whole.logprobs[token:tokens]
+            delta.cumulative_logprob = logprob
+        if ended:
+            delta.finish_reason, delta.stop_reason = whole.finish_reason, whole.stop_reason
+            delta.error = whole.error
+        return delta
+
+    def _show(self) -> None:
+        whole = self.whole
+        self._certain = (len(self._pieces), len(whole.token_ids), whole.cumulative_logprob,
+                         whole.finish_reason is not None)  # fmt: skip
 
     def _write(self, token: int, finish: Finish | None) -> None:
         ends_it = finish == "stop" and not self.params.include_stop_str_in_output
@@ -168,6 +188,8 @@ class Answer:
 
     def _look(self, piece: str) -> str:
         """The part of a piece that is certain; before min_tokens nothing is looked for."""
+        if not self._stops.any:
+            return piece
         if len(self.whole.token_ids) < self.params.min_tokens:
             return self._stops.pass_over(piece)
         return self._stops.push(piece)

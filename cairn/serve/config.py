@@ -17,6 +17,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """cpu, cuda or cuda:1"""
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
+    weights: str = "auto"
+    """on a CPU, how weights are multiplied with: float (exact), int8, int4; auto: no fewer bits than the file has"""
     max_model_len: int | None = None
     """longest request, prompt and answer together; default: what the model was made for"""
     max_num_seqs: int = DEFAULT_SEQUENCES
@@ -55,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check(name, value, value is None or value >= 1, "at least 1")
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
+        forms = ("auto", "float", "int8", "int4")
+        _check("weights", self.weights, self.weights in forms, "auto, float, int8 or int4")
         policies = ("fcfs", "shortest")
         known = self.scheduling_policy in policies
         _check("scheduling_policy", self.scheduling_policy, known, " or ".join(policies))

@@ -9,6 +9,7 @@ does whatever is submitted later: nobody is left waiting.
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,17 @@ PATIENCE_S = 30.0  # to wait for a step that is under way when the engine is clo
 class Job:
     """One request of the engine, the answer it grows into, and who wants to know."""
 
-    __slots__ = ("answer", "guide", "most", "on_news", "prompt_logprobs", "request", "told")
+    __slots__ = (
+        "answer",
+        "guide",
+        "most",
+        "on_news",
+        "pooled",
+        "prompt_logprobs",
+        "request",
+        "told",
+        "writing",
+    )
 
     def __init__(
         self, request: Request, answer: Answer, most: int, on_news: Callable[["Job"], None]
@@ -34,6 +45,8 @@ class Job:
         self.told = 0  # tokens that whoever waits has counted
         self.on_news = on_news  # called in the engine's thread: returns at once, raises nothing
         self.prompt_logprobs: Sequence[Found] | None = None
+        self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
+        self.writing = 0.0  # seconds that its text took to make
         self.guide: Guide | None = None  # what the request's constraint was made of
 
 
@@ -139,6 +152,9 @@ class EngineThread:
             job.on_news(job)
 
     def _deliver(self, outputs: Sequence[Output]) -> None:
+        """Make all texts, then tell everybody: whoever is woken would only wait for the interpreter before."""
+        told: list[Job] = []
+        began = time.monotonic()
         for output in outputs:
             request = output.request
             job = self._jobs.get(request.id)
@@ -148,13 +164,21 @@ class EngineThread:
                 # Again at the end: after a preemption the prompt is computed a second time.
                 found = self.engine.prompt_logprobs.pop(request, None)
                 job.prompt_logprobs = job.prompt_logprobs or found
+            if request.params.pooling is not None:
+                vector_D = self.engine.pools.pop(request)
+                job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
             finish = request.finish if output.finished else None
             if output.token is None:
                 job.answer.end(finish or "error", error=request.error)
             elif job.answer.push(output.token, finish, request.stop_reason, output.logprobs):
                 self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
+            now = time.monotonic()
+            job.writing += now - began
+            began = now
             if job.answer.finished:
                 del self._jobs[request.id]
+            told.append(job)
+        for job in told:
             job.on_news(job)
 
     def _end(self, reason: str) -> None:

@@ -34,6 +34,7 @@ REMEMBERED = 128  # compiled grammars
 STACK_BYTES = 256 * 2**20
 # A space or two, or a line and its indentation: an end to models that would go on with spaces for ever.
 WHITESPACE = r" {0,2}|\r?\n[ \t]{0,40}"
+FOLLOWED = "follow the grammar of this request"  # a part of the reason when an answer cannot go on
 _starting = threading.Lock()  # the size of a new thread's stack is a setting of the whole process
 
 
@@ -67,12 +68,19 @@ class GrammarConstraint:
             words_W.fill(-1)
         return words_W[: self._wanted]
 
+    def dead_end(self) -> str | None:
+        """Why nothing can come next; None: something can."""
+        words_W = self.mask()
+        if self._matcher.is_error():
+            return _in_short(self._matcher.get_error())
+        return None if words_W.any() else "no token is allowed"
+
     def accept(self, token: int) -> str | None:
         if self.finished:
             return f"token {token} comes behind the end of the text"
         if not self._matcher.consume_token(token):
             why = _in_short(self._matcher.get_error())
-            return f"token {token} does not follow the grammar of this request: {why}"
+            return f"token {token} does not {FOLLOWED}: {why}"
         self.finished = token in self._ends
         return None
 
@@ -132,7 +140,13 @@ class Grammars:
                 hint=_HINTS[guide.kind],
             )
         words = (-(-table.vocab_size // 32), -(-self.vocabulary // 32))
-        return Grammar(guide, matcher, words, frozenset(table.eos_tokens))
+        grammar = Grammar(guide, matcher, words, frozenset(table.eos_tokens))
+        if (why := grammar.start().dead_end()) is not None:
+            raise RequestError(
+                f"{guide.field} cannot be followed: no answer can begin ({why})",
+                hint="a rule or a schema that needs itself has no end, and one that forbids everything no beginning",
+            )
+        return grammar
 
     def _read_vocabulary(self) -> "LLTokenizer":
         # With RUST_BACKTRACE set, the compiler draws a stack for each level of a mistake that lies deep: minutes.
@@ -200,7 +214,7 @@ def _submit(
 
 def _in_short(error: str) -> str:
     """The compiler's message in a line: of a regular expression the reason, of others the beginning."""
-    text = error.partition("<state>")[0]
+    text = error.partition("<state>")[0].replace("<non-verbose/>", "")
     if "regex parse error" in text and "\nerror: " in text:
         text = text.rpartition("\nerror: ")[2].partition("\n")[0]
     line = " ".join(text.split())

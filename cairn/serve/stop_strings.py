@@ -15,6 +15,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         """`include`: the string that was found belongs to the text."""
         self._stops = tuple(stops)
+        self.any = bool(self._stops)
         self._include = include
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
@@ -22,7 +23,7 @@ class StopStrings:
 
     def push(self, piece: str) -> str:
         """The text that is certain now: no stop string can begin in it."""
-        if not self._stops or not piece:
+        if not self.any or not piece:
             return piece
         if self.found is not None:
             return ""

@@ -2,12 +2,12 @@
 
 import math
 import random
-import shutil
 import subprocess
 from html.parser import HTMLParser
 
 import msgspec
 import pytest
+from browser import chromium
 
 from cairn.bench.load_answer import Record
 from cairn.bench.load_client import Target
@@ -173,21 +173,12 @@ def test_a_page_without_records_has_the_table_and_the_curves():
     assert seen.seen.count("svg") == 5
 
 
-def browser():
-    found = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if found is None:
-        pytest.skip("needs a Chromium on the PATH")
-    return found
-
-
 def test_a_browser_draws_it(tmp_path):
     path = tmp_path / "out.html"
     path.write_text(render(report(ORIGIN, [row()]), {0: records(40)}), encoding="utf-8")
     shot = tmp_path / "shot.png"
     command = [
-        browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        chromium(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
         f"--screenshot={shot}", "--window-size=1200,1600", path.as_uri(),
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=90)

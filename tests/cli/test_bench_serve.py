@@ -11,7 +11,7 @@ from mock_openai import Reply, running
 
 from cairn.bench.load_row import read
 from cairn.bench.serve_bench import Progress
-from cairn.cli.bench_serve import BenchServe, read_setup
+from cairn.cli.load_options import BenchServe, read_setup
 from cairn.cli.load_progress import LoadProgress, clock, line
 from cairn.cli.main import main
 from cairn.core.errors import UsageError
@@ -199,3 +199,111 @@ def test_the_line_is_for_terminals_only():
     watch.clear()
     assert "1/2" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def percentile(values, share):
+    """Linear between the two neighbours, written down anew."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * share / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def test_the_figures_follow_from_the_records(tmp_path):
+    """Each request as the client wrote it down, and the row computed from that a second time."""
+    out, lines = tmp_path / "serve.json", tmp_path / "records.jsonl"
+    slow = Reply(delay_s=0.08, gap_s=0.004)
+    with running(
+        [Reply()] + [Reply(delay_s=0.005, gap_s=0.002), slow, Reply(status=503)] * 20
+    ) as server:
+        bench("--url", server.url, "--rate", 60, "--num-requests", 45, "--output-len", 6, "--warmup", 1,
+              "--slo-ttft-ms", 70, "--slo-tpot-ms", 1000, "--out", out, "--records", lines, "--commit", "abc",
+              "--input-len", 11)  # fmt: skip
+    (row,) = read(out).rows
+    records = [json.loads(text) for text in lines.read_text().splitlines()]
+    good = [record for record in records if record["error"] is None]
+    ttft = [1e3 * (record["chunk_s"][0] - record["due_s"]) for record in good]
+    tpot = [1e3 * (r["chunk_s"][-1] - r["chunk_s"][0]) / (r["output_tokens"] - 1) for r in good]
+    whole = max(record["end_s"] for record in records) - min(record["due_s"] for record in records)
+    kept = sum(one <= 70 for one in ttft)
+    assert row.completed == len(good) == 30
+    assert {record["output_tokens"] for record in good} == {6}
+    assert kept <= 15  # the slow ones break their promise, by what the server does
+    assert row.good == kept
+    for spread, values in ((row.ttft_ms, ttft), (row.tpot_ms, tpot)):
+        for share in (50, 90, 99):
+            assert getattr(spread, f"p{share}") == pytest.approx(percentile(values, share))
+        assert spread.mean == pytest.approx(sum(values) / len(values))
+    assert row.ttft_ms.p99 >= 80  # the server waits so long
+    assert row.goodput_per_s == pytest.approx(kept / whole)
+    assert row.output_tokens_per_s == pytest.approx(6 * 30 / whole)
+    assert row.requests_per_s == pytest.approx(30 / whole)
+    assert row.holds_slo is False
+    assert row.workload == "random, 11 in, 6 out"
+
+
+def test_a_search_tries_what_the_verdicts_ask_for(capsys):
+    """The mock hangs up on what comes after 40 requests: low rates hold, and the high bound does not."""
+    with running([Reply()] * 41 + [Reply(status=503)] * 10 + [Reply()] * 500) as server:
+        assert bench("--url", server.url, "--find-rate", "--rate", 100, 400, "--resolution", "0.5", "--num-requests",
+                     20, "--warmup", 21, "--slo-ttft-ms", 60000, "--output-len", 2, "--json") == 0  # fmt: skip
+    captured = capsys.readouterr()
+    rows = json.loads(captured.out)["rows"]
+    assert [(row["rate"], row["holds_slo"]) for row in rows] == [
+        (100.0, True), (400.0, False), (200.0, True), (283.0, True),
+    ]  # fmt: skip
+    assert "the highest rate that holds is 283/s; 400/s is broken" in captured.err
+
+
+def test_a_server_of_our_own_for_the_time_of_the_test(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "serve.json"
+    common = ["--num-requests", 6, "--output-len", 5, "--out", out, "--merge", "--commit", "a"]
+    with running() as server:
+        assert bench("--url", server.url, "--rate", 50, *common) == 0
+    start = "random:tiny --device cpu --dtype float32 --num-gpu-blocks-override 128"
+    assert bench("--start", start, "--rate", 50, 80, "--input-len", 16, *common) == 0
+    other, *rows = read(out).rows
+    assert (other.workload, other.ready_seconds, other.server) == (
+        "random, 128 in, 5 out",
+        None,
+        "",
+    )
+    assert [(row.shape, row.workload, row.rate) for row in rows] == [
+        ("tiny", "random, 16 in, 5 out", 50.0),
+        ("tiny", "random, 16 in, 5 out", 80.0),
+    ]
+    assert all(row.completed == 6 and row.ready_seconds > 0 and row.server == start for row in rows)
+    # A model without text streams its tokens, too (several at once, where the reader is slow).
+    assert all(0 < row.itl_ms.count <= 6 * 4 for row in rows)
+    assert "ready after" in capfd.readouterr().err
+
+
+def test_a_warm_up_under_load_does_not_count():
+    with running() as server:
+        assert bench("--url", server.url, "--rate", 100, "--num-requests", 10, "--warmup", 1,
+                     "--warmup-duration", "0.3", "--output-len", 2) == 0  # fmt: skip
+    assert len(server.bodies) > 1 + 10
+    assert len({tuple(body["prompt"]) for body in server.bodies}) == len(server.bodies)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rate", "1"], "neither --url nor --start"),
+        (["--rate", "1", "--url", "http://x", "--start", "random:tiny"], "--url and --start are"),
+        (["--rate", "1", "--start", " "], "--start is empty"),
+        (["--rate", "1", "--start", "'random:tiny"], "No closing quotation"),
+        (["--rate", "1", "--start", "random:tiny --port 80"], "--start has --port"),
+        (["--find-rate", "--rate", "1", "--url", "http://x"], "without a limit"),
+        (["--find-rate", "--url", "http://x", "--slo-ttft-ms", "9"], "with 0 rates"),
+        (["--find-rate", "--rate", "9", "3", "--url", "http://x", "--slo-ttft-ms", "9"], "9 and 3"),
+        (["--find-rate", "--rate", "1", "--url", "http://x", "--slo-ttft-ms", "9", "--resolution", "0"], "--resol"),
+        (["--rate", "inf", "--num-requests", "2", "--url", "http://x", "--warmup-duration", "1"], "no meaning"),
+        (["--rate", "1", "--url", "http://x", "--warmup-duration", "-1"], "--warmup-duration is -1"),
+    ],
+)  # fmt: skip
+def test_more_bad_input(flags, says, capsys):
+    assert bench(*flags) == 2
+    assert says in capsys.readouterr().err

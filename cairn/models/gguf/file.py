@@ -59,6 +59,11 @@ class GGUFFile:
         block = self._source(name).stored.block
         return _UNQUANTISED.get(block.name, self._dequantize_to)
 
+    def bits(self, name: str) -> float:
+        """Of a value as stored, scales included: 4.5 for Q4_0."""
+        block = self._source(name).stored.block
+        return 8 * block.size_bytes / block.elements
+
     def tensor(self, name: str) -> torch.Tensor:
         source = self._source(name)
         return _undo(source, self._read(source))

@@ -13,6 +13,7 @@ import atexit
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -35,14 +36,17 @@ from cairn.serve.engine.messages import (
     Stopped,
     Submit,
     Tokens,
+    Watch,
 )  # fmt: skip
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.stream import Stream, wake
+from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.stream import Listener, Stream, wake
 from cairn.serve.guide import Guide
 
 POLL_S = 0.1  # how soon the end of a process is noticed
+REMEMBERED = 1024  # steps
 MARGIN_S = 5.0  # for leaving, after the grace is over
 
 
@@ -66,6 +70,8 @@ class EngineClient:
         """Starts the engine and waits until it is ready; raises what kept it from starting."""
         self.config, self.options, self._spawn = config, options, spawn
         self.stats = Stats()
+        self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
+        self.pages = ""  # a map of them, while somebody watches
         self.restarted = 0  # since the start
         self._over: CairnError | None = None  # why nothing can be submitted any more
         self._streams: dict[int, Stream] = {}
@@ -80,6 +86,7 @@ class EngineClient:
             self._group.end()
             raise
         self.limits, self.eos_ids, self.notes = ready.limits, ready.eos_ids, ready.notes
+        self.facts = ready.facts
         self._progress = (0, time.monotonic())  # steps, and when they last became more
         self._thread = threading.Thread(target=self._look_after, daemon=True, name="engine client")
         self._thread.start()
@@ -103,6 +110,7 @@ class EngineClient:
         salt: str = "",
         eos_ids: Sequence[int] | None = None,
         guide: Guide | None = None,
+        listener: Listener | None = None,
     ) -> Stream:
         """Put a request in line, or refuse it at once with a RequestError."""
         eos_ids = list(self.eos_ids if eos_ids is None else eos_ids)
@@ -113,13 +121,19 @@ class EngineClient:
                 raise self._over
             if self._closing:
                 raise EngineFailed("the engine is being closed")
-            stream = Stream(next(self._numbers), self._abort)
+            stream = Stream(next(self._numbers), self._abort, listener)
             if not self._streams:  # the watchdog counts from here, not from the last request
                 steps, since = self._progress
                 self._progress = (steps, max(since, time.monotonic()))
             self._streams[stream.id] = stream
             self._group.send(Submit(stream.id, prompt, params, priority, salt, eos_ids, guide))
         return stream
+
+    def watch(self, seconds: float) -> None:
+        """For so long, `stats`, `recent` and `pages` are fresh several times a second."""
+        with self._lock:
+            if self.alive:
+                self._group.send(Watch(seconds))
 
     def close(self, grace_s: float | None = None) -> None:
         """Let running requests finish within the grace, end the others, and the processes. Twice is fine."""
@@ -175,9 +189,12 @@ class EngineClient:
             self._moved(report.steps)
         elif isinstance(report, Beat):
             self.stats = report.stats
+            self.recent.extend(report.steps)
+            self.pages = report.pages
             self._moved(report.stats.steps)
         elif isinstance(report, Ready):
             instant("engine ready", notes=report.notes)
+            self.recent.clear()
             self.limits = report.limits
             self._progress = (0, time.monotonic())
         elif isinstance(report, Stopped):
@@ -194,6 +211,10 @@ class EngineClient:
                 stream = self._streams.get(id)
                 if stream is not None:
                     stream.put(token, report.logprobs.get(id), report.prompts.get(id))
+                    if (begun := report.begun.get(id)) is not None:
+                        stream.begin(begun)
+                    if (vector := report.pooled.get(id)) is not None:
+                        stream.pool(vector)
                     woken.append(stream)
             for ended in report.ended:
                 stream = self._streams.pop(ended.id, None)

@@ -27,27 +27,27 @@ TRIALS = 5
 @torch.inference_mode()
 def turn_weights(model: Transformer) -> str:
     """Make the copy if it pays; says what was done, and why."""
-    places = list(_places(model))
-    if all(place.turned is not None for place in places):
+    every = list(places(model))
+    if all(place.turned is not None for place in every):
         return "weights are laid out by columns as well, as before"
-    needed = sum(weight.nbytes for place in places for weight in _weights(place))
+    needed = sum(weight.nbytes for place in every for weight in matrices(place))
     allowed = int(psutil.virtual_memory().total * MOST_MEMORY)
     if needed > allowed:
         return f"weights stay as stored: a copy by columns needs {format_bytes(needed, 'binary')}"
-    gain = _gain(_weights(places[len(places) // 2])[0])
+    gain = _gain(matrices(every[len(every) // 2])[0])
     if gain < LEAST_GAIN:
         return f"weights stay as stored: by columns they are {gain:.2f} times as fast"
-    for place in places:
-        place.turned = _turned(torch.cat(_weights(place)))
+    for place in every:
+        place.turned = _turned(torch.cat(matrices(place)))
         if isinstance(place, Columns) and place.with_bias:
-            place.turned_bias = torch.cat(
+            place.joined_bias = torch.cat(
                 [part.bias for part in _parts(place) if part.bias is not None]
             )
     size = format_bytes(needed, "binary")
     return f"weights are laid out by columns as well ({size}): {gain:.2f} times as fast for {ROWS} tokens"
 
 
-def _places(model: Transformer) -> Iterator[Columns | Rows | Vocabulary]:
+def places(model: Transformer) -> Iterator[Columns | Rows | Vocabulary]:
     """Everything that multiplies but experts; an embedding only if it is the head, too."""
     for module in model.modules():
         if isinstance(module, Columns | Rows):
@@ -59,7 +59,7 @@ def _parts(place: Columns) -> list[Weights]:
     return [place.fused] if place.fused is not None else place.separate()
 
 
-def _weights(place: Columns | Rows | Vocabulary) -> list[Tensor]:
+def matrices(place: Columns | Rows | Vocabulary) -> list[Tensor]:
     return [part.weight for part in _parts(place)] if isinstance(place, Columns) else [place.weight]
 
 

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from cairn.core.errors import CairnError
 from cairn.core.events import span
+from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
 from cairn.serve.engine.scheduler import Advance, Scheduler, Step
+from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 
 REMEMBERED = 4096  # steps in the ledger
 
@@ -31,19 +31,6 @@ class Output(NamedTuple):
     token: int | None  # None: it ended without one
     finished: bool
     logprobs: TokenLogprobs | None = None
-
-
-class StepTimes(msgspec.Struct, frozen=True, gc=False):
-    """Where the time of one step went, on the host; seconds."""
-
-    number: int
-    sequences: int
-    tokens: int
-    schedule: float
-    launch: float
-    wait: float  # for the device
-    update: float
-    ended: float  # on the loop's clock
 
 
 class Engine:
@@ -63,7 +50,10 @@ class Engine:
         )
         self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)
         self.steps = 0  # taken so far: a watchdog looks at it
+        self.spent = NOTHING  # what has landed so far, and the time that it took
+        self._updating = 0.0  # seconds of the last update: the next turn counts them
         self.prompt_logprobs: dict[Request, list[TokenLogprobs]] = {}
+        self.pools = Pools()  # prompts as vectors; whoever reads the outputs takes them
         self._flying: Flight | None = None
 
     @property
@@ -81,8 +71,9 @@ class Engine:
         """End a request at once; what is in flight for it is dropped. A stop string is a reason, too."""
         request = self.scheduler.abort(id, reason, stop_reason)
         if request is not None:
-            request.ledger.finished = self.clock()
+            self._close(request, self.clock())
             self.prompt_logprobs.pop(request, None)
+            self.pools.pop(request)
         return request
 
     def step(self) -> list[Output]:
@@ -91,8 +82,7 @@ class Engine:
         with span("schedule"):
             step = self.scheduler.schedule()
         scheduled = self.clock()
-        for request in step.admitted:
-            request.ledger.scheduled = request.ledger.scheduled or scheduled
+        self._stamp(step, began, scheduled)
         with span("launch", sequences=len(step.chunks), tokens=step.tokens):
             outputs, flight = self._launch(step)
         launched = self.clock()
@@ -105,14 +95,17 @@ class Engine:
                 landed, lost = self._land(due)
             outputs += lost
         waited = self.clock()
+        self._spend(due, scheduled - began, launched - scheduled, waited - launched)
         if due is not None and landed is not None:
             with span("update"):
                 outputs += self._update(due.step, landed)
         ended = self.clock()
+        self._updating = ended - waited
         self.steps += 1
         self.times.append(
             StepTimes(step.number, len(step.chunks), step.tokens, scheduled - began, launched - scheduled,
-                      waited - launched, ended - waited, ended)
+                      waited - launched, ended - waited, ended, step.prefill, len(step.sampling), step.read,
+                      step.pairs)
         )  # fmt: skip
         return outputs
 
@@ -122,6 +115,32 @@ class Engine:
         while self.has_work:
             outputs += self.step()
         return outputs
+
+    def _stamp(self, step: Step, began: float, scheduled: float) -> None:
+        """The ledgers of those that got a row, or lost it."""
+        for request in step.preempted:
+            request.ledger.requeued -= scheduled
+        for request in step.admitted:
+            ledger = request.ledger
+            if ledger.scheduled == 0.0:
+                ledger.admitting, ledger.scheduled = began, scheduled
+                request.mark = self.spent
+            elif ledger.requeued < 0:
+                ledger.requeued += scheduled
+
+    def _spend(self, due: Flight | None, schedule: float, launch: float, wait: float) -> None:
+        """Add a turn to the totals, with the step that has landed in it. A CPU computes in `launch`."""
+        spent, on_cpu = self.spent, self.runner.device.type == "cpu"
+        host = spent.host + schedule + self._updating + (0.0 if on_cpu else launch)
+        device = spent.device + wait + (launch if on_cpu else 0.0)
+        if due is None:
+            self.spent = spent._replace(host=host, device=device)
+            return
+        step = due.step
+        self.spent = Spent(
+            spent.steps + 1, spent.tokens + step.tokens, spent.prefill + step.prefill,
+            spent.sampled + len(step.sampling), spent.read + step.read, spent.pairs + step.pairs, host, device,
+        )  # fmt: skip
 
     def _launch(self, step: Step) -> tuple[list[Output], Flight | None]:
         if not step.chunks:
@@ -146,6 +165,9 @@ class Engine:
             if request.state != "finished":
                 # In place of what a chunk before a preemption has found already.
                 self.prompt_logprobs.setdefault(request, [])[start:] = found
+        for request, part in landed.pooled.items():
+            if request.state != "finished":
+                self.pools.add(request, part)
         advances = self.scheduler.update(step, landed.tokens)
         return self._outputs(advances, landed.logprobs)
 
@@ -158,13 +180,27 @@ class Engine:
             request = advance.request
             if request.ledger.first_token == 0.0 and advance.token is not None:
                 request.ledger.first_token = now
+                request.ledger.prefill = self.spent.since(request.mark)
+                request.mark = self.spent
             if advance.finished:
-                request.ledger.finished = now
+                self._close(request, now)
                 if advance.token is None:
                     self.prompt_logprobs.pop(request, None)
+                    self.pools.pop(request)
             found = logprobs.get(request) if logprobs else None
             outputs.append(Output(request, advance.token, advance.finished, found))
         return outputs
+
+    def _close(self, request: Request, now: float) -> None:
+        """The last lines of its ledger."""
+        ledger = request.ledger
+        ledger.finished = now
+        if ledger.requeued < 0:  # it ended without a row
+            ledger.requeued += now
+        if ledger.first_token:
+            ledger.decode = self.spent.since(request.mark)
+        elif ledger.scheduled:
+            ledger.prefill = self.spent.since(request.mark)
 
 
 def described(problem: BaseException) -> str:

@@ -15,6 +15,7 @@ from cairn.core.errors import CairnError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Finish, Ledger, Limits
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.guide import Guide
 
 
@@ -64,7 +65,13 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     grace_s: float
 
 
-Command = Submit | Abort | Stop
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
+    """Somebody looks: for so many seconds, beat often, and with a map of the pages."""
+
+    seconds: float
+
+
+Command = Submit | Abort | Stop | Watch
 
 
 # -- from the worker ------------------------------------------------------------------------------
@@ -81,6 +88,12 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     pages_cached: int = 0  # free, and would be found as a prefix
     prefix_tokens: int = 0  # of prompts looked up, since the start
     prefix_hits: int = 0  # of those, found
+    preempted: int = 0  # since the start
+    prompt_tokens: int = 0  # computed, since the start
+    output_tokens: int = 0  # sampled, since the start
+    host_s: float = 0.0  # of all steps, as in `Spent`
+    device_s: float = 0.0
+    at: float = 0.0  # when it was so, on time.monotonic
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -99,6 +112,27 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     ledger: Ledger  # on the clock of time.monotonic, which all processes of a machine share
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """With its first token: so that it is known also of a request whose end nobody waits for."""
+
+    cached: int
+    ledger: Ledger
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """The model as it was loaded; of one rank where several share it."""
+
+    device: str = ""
+    device_name: str = ""
+    dtype: str = ""
+    weights_bytes: int = 0  # that they take in memory, in all their forms
+    read_bytes: int = (
+        0  # of them, that a step of few tokens multiplies with; 0: it depends on the tokens
+    )
+    kv_bytes_per_token: float = 0.0
+    ranks: int = 1
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     """What one step brought: `tokens[i]` to request `ids[i]`."""
 
@@ -108,16 +142,21 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     logprobs: dict[int, Scored]  # by request, for its token of this step
     prompts: dict[int, list[Scored]]  # by request, with its first token
     ended: list[Ended]
+    begun: dict[int, Begun] = {}  # by request, with its first token
+    pooled: dict[int, bytes] = {}  # by request: its prompt as a vector of float32
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     limits: Limits
     eos_ids: list[int]
     notes: list[str]
+    facts: Facts = Facts()
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     stats: Stats
+    steps: list[StepTimes] = []  # since the last beat, as far as they are remembered
+    pages: str = ""  # while somebody watches: see `page_map`
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

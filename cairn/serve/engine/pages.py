@@ -35,7 +35,11 @@ class PagePool:
         device: torch.device | str,
         shards: int = 1,
     ) -> None:
-        shape = (spec.layers, 2, pages, page_size, spec.kv_heads // shards, spec.head_dim)
+        kv_heads = spec.kv_heads // shards
+        # A GPU reads the tokens of one head in long runs; a CPU gathers whole tokens.
+        self.heads_first = torch.device(device).type == "cuda"
+        inside = (kv_heads, page_size) if self.heads_first else (page_size, kv_heads)
+        shape = (spec.layers, 2, pages, *inside, spec.head_dim)
         self.page_size, self.pages = page_size, pages
         try:
             # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
@@ -49,8 +53,24 @@ class PagePool:
             ) from error
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        keys, values = self.cache[layer]
+        """Keys and values, each [pages, page_size, kv_heads, C]."""
+        keys, values = self.cache[layer].transpose(2, 3) if self.heads_first else self.cache[layer]
         return keys, values
+
+    @cached_property
+    def slots(self) -> list[Tensor]:
+        """Of each layer, keys and values by slot: [2, slots, head, column]."""
+        return [part.flatten(1, 2) for part in self.cache]
+
+    @cached_property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer; a view made once costs nothing in a step."""
+        return [self.of_layer(layer) for layer in range(len(self.cache))]
+
+    @cached_property
+    def rows(self) -> list[Tensor]:
+        """Of each layer, pages of keys and behind them those of values, a row for each."""
+        return [part.view(2 * self.pages, -1) for part in self.cache]
 
 
 def page_bytes(spec: ModelSpec, page_size: int, dtype: torch.dtype, shards: int = 1) -> int:
@@ -83,12 +103,22 @@ class Paged:
         keys, values = self.pool.of_layer(rule.layer)
         self._store(keys, k_TKC)
         self._store(values, v_TKC)
+        return self._attend(q_THC, keys, values, rule)
+
+    def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
+        """The same for q, k and v side by side; [T, H * C]."""
+        kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
+        self.pool.slots[rule.layer].index_copy_(1, self._slots_T, kv_2TKC)
+        keys, values = self.pool.layers[rule.layer]
+        return self._attend(qkv_TEC[:, :heads], keys, values, rule).flatten(1)
+
+    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan
         if not others and singles is not None and not rule.softcap:
-            return singles.attend(q_THC, keys, values, rule)
-        out_THC = torch.empty_like(q_THC)
+            return singles.attend(q_THC, rule)
+        out_THC = q_THC.new_empty(q_THC.shape)
         if singles is not None and not rule.softcap:
-            out_THC[singles.tokens_B] = singles.attend(q_THC[singles.tokens_B], keys, values, rule)
+            out_THC[singles.tokens_B] = singles.attend(q_THC[singles.tokens_B], rule)
         elif singles is not None:
             others = [*others, *singles.one_by_one()]
         for one in others:
@@ -120,7 +150,9 @@ class Paged:
             return None, several
         pages = -(-max(lengths[b] for b in single) // size)
         tokens_B = torch.tensor([bounds[b] for b in single])
-        return Singles(tokens_B, self.lengths_B[single], tables_BP[single, :pages], size), several
+        return Singles(
+            self.pool, tokens_B, self.lengths_B[single], tables_BP[single, :pages]
+        ), several
 
 
 class Several(NamedTuple):
@@ -135,31 +167,27 @@ class Singles:
     """Sequences with one token each: all at once, as if all were as long as the longest."""
 
     def __init__(
-        self, tokens_B: Tensor, lengths_B: Tensor, tables_BP: Tensor, page_size: int
+        self, pool: PagePool, tokens_B: Tensor, lengths_B: Tensor, tables_BP: Tensor
     ) -> None:
-        self.tokens_B, self.lengths_B, self.tables_BP, self.size = (
-            tokens_B,
-            lengths_B,
-            tables_BP,
-            page_size,
-        )
-        self.pages = tables_BP.flatten()
+        self.pool, self.size = pool, pool.page_size
+        self.tokens_B, self.lengths_B, self.tables_BP = tokens_B, lengths_B, tables_BP
+        pages = tables_BP.flatten()
+        self.pages = torch.cat((pages, pages + pool.pages))  # of keys, and of values
+        # Every layer's keys and values are gathered into the same memory, so its views are made once.
+        self._room = pool.rows[0].new_empty(len(self.pages), pool.rows[0].shape[1])
+        shape = (2, len(tables_BP), -1, *pool.cache.shape[4:])
+        self._k_BKNC, self._v_BKNC = self._room.view(shape).transpose(2, 3)
         self._masks: dict[int, Tensor] = {}
-        self._room: list[Tensor | None] = [None, None]
 
-    def attend(self, q_BHC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
-        k_BKNC, v_BKNC = self._gather(keys, 0), self._gather(values, 1)
+    def attend(self, q_BHC: Tensor, rule: Rule) -> Tensor:
+        torch.index_select(self.pool.rows[rule.layer], 0, self.pages, out=self._room)
         # The heads of a group see the same keys: they are queries of one head, and no key is copied.
-        q_BKGC = q_BHC.unflatten(1, (k_BKNC.shape[1], -1))
+        q_BKGC = q_BHC.unflatten(1, (self._k_BKNC.shape[1], -1))
+        mask = self._mask(rule.window, q_BHC.dtype)
         out_BKGC = F.scaled_dot_product_attention(
-            q_BKGC, k_BKNC, v_BKNC, attn_mask=self._mask(rule.window, q_BHC.dtype), scale=rule.scale
+            q_BKGC, self._k_BKNC, self._v_BKNC, attn_mask=mask, scale=rule.scale
         )
         return out_BKGC.flatten(1, 2)
-
-    def _gather(self, cache: Tensor, which: int) -> Tensor:
-        """Keys or values of all sequences, [B, K, N, C]; every layer's in the same memory."""
-        found = self._room[which] = gather(cache, self.pages, self._room[which])
-        return found.view(len(self.tables_BP), -1, *cache.shape[2:]).transpose(1, 2)
 
     def one_by_one(self) -> list[Several]:
         """The same sequences, for a rule that torch's attention does not know."""
@@ -182,7 +210,6 @@ class Singles:
         return self._masks[window]
 
 
-def gather(cache: Tensor, pages_P: Tensor, out: Tensor | None = None) -> Tensor:
+def gather(cache: Tensor, pages_P: Tensor) -> Tensor:
     """Pages side by side, [tokens, heads, columns]; several times as fast as indexing."""
-    room = None if out is None else out.view(len(pages_P), -1)
-    return torch.index_select(cache.flatten(1), 0, pages_P, out=room).view(-1, *cache.shape[2:])
+    return torch.index_select(cache.flatten(1), 0, pages_P).view(-1, *cache.shape[2:])

@@ -51,10 +51,10 @@ class PrefixCache:
     def find(self, request: Request) -> list[int]:
         """The longest run of pages that hold this request's prefix.
 
-        At least one token stays to be computed: a request needs the logits of its last token. One that wants the
-        log-probabilities of its prompt needs all of them, and finds nothing.
+        At least one token stays to be computed: a request needs the logits of its last token. One that wants
+        log-probabilities or a vector of its prompt needs all of them, and finds nothing.
         """
-        if not self.enabled or request.params.prompt_logprobs is not None:
+        if not self.enabled or request.params.whole_prompt:
             return []
         most = (request.known - 1) // self.page_size
         self._extend_hashes(request, most)

@@ -18,6 +18,7 @@ import msgspec
 from cairn.core.errors import RequestError
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.step_times import NOTHING, Spent
 
 RequestId = str | int
 State = Literal["waiting", "running", "finished"]
@@ -55,14 +56,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Ledger(msgspec.Struct):
-    """Where the time of a request went. Seconds of the loop's clock, 0 until they are known."""
+    """Where the time of a request went. Moments of the loop's clock, 0 until they are known; else seconds, counts.
+
+    arrived <= admitting <= scheduled <= first_token <= finished
+    """
 
     arrived: float = 0.0
-    scheduled: float = 0.0  # first admitted
+    scheduled: float = 0.0  # first admitted: the decision was made
     first_token: float = 0.0
     finished: float = 0.0
     preemptions: int = 0
     prefill_chunks: int = 0
+    admitting: float = 0.0  # the decision that admitted it began
+    allocation: float = 0.0  # seconds in the block manager, the search for its prefix included
+    pages: int = 0  # that it was given, those that it found included
+    requeued: float = 0.0  # seconds without a row after preemptions
+    prefill: Spent = NOTHING  # what the engine did from its admission to its first token
+    decode: Spent = NOTHING  # and from there to its end
 
 
 class Request:
@@ -79,6 +89,7 @@ class Request:
         "hashes",
         "id",
         "ledger",
+        "mark",
         "min_tokens",
         "most_outputs",
         "outputs",
@@ -140,6 +151,7 @@ class Request:
         self.stop_reason: int | str | None = None  # the stop token id or string; None for eos
         self.error: str | None = None
         self.ledger = Ledger()
+        self.mark = NOTHING  # the engine's totals when its present phase began
 
     @property
     def pending(self) -> int:

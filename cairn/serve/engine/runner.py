@@ -16,9 +16,11 @@ from torch import Tensor
 
 from cairn.kernels.logprobs import LogProbs
 from cairn.kernels.step_inputs import Inputs, keep_tokens
+from cairn.models.lean import Lean
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.pages import Paged, PagePool
+from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampler import Sampler, special
 from cairn.serve.engine.scheduler import Chunk, Step
@@ -44,6 +46,7 @@ class Landed(NamedTuple):
     tokens: list[int]  # one for each sampling chunk, in order
     logprobs: dict[Request, TokenLogprobs]  # of requests that asked, for the token of this step
     prompt_logprobs: dict[Request, PromptLogprobs]
+    pooled: dict[Request, Part] = {}  # noqa: RUF012  of requests that want a vector of their prompt
 
 
 class Forward(NamedTuple):
@@ -59,8 +62,13 @@ class Runner:
     """One device's share of the work."""
 
     def __init__(
-        self, model: Transformer, limits: Limits, dtype: torch.dtype | None = None
+        self,
+        model: Transformer,
+        limits: Limits,
+        dtype: torch.dtype | None = None,
+        lean: bool = False,
     ) -> None:
+        """`lean`: on a CPU, through fewer operations; see `models.lean`."""
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
         spec, shards = model.spec, model.build.shards.size
@@ -69,6 +77,7 @@ class Runner:
         )
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, spec.vocab, self.device)
+        self.lean = Lean(model) if lean else None
 
     @torch.inference_mode()
     def launch(self, step: Step) -> "Flight":
@@ -96,7 +105,8 @@ class Runner:
         bounds = None if one_each else staged.decided.bounds_B1
         attend = Paged(self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B,
                        inputs.tables_BP, bounds)  # fmt: skip
-        return self.compute(self.model, self.model.logits, inputs, attend, staged)
+        model = self.model if self.lean is None else self.lean
+        return self.compute(model, self.model.logits, inputs, attend, staged)
 
     def compute(
         self,
@@ -135,6 +145,9 @@ class Runner:
             if chunk.request.params.prompt_logprobs is not None:
                 hidden = done.hidden_TD[at : at + chunk.count]
                 flight.prompts.append((chunk, self._prompt_logprobs(chunk, hidden)))
+            if chunk.request.params.pooling is not None:
+                part_D = part_of(chunk, done.hidden_TD[at : at + chunk.count])
+                flight.pooled.append((chunk, self._to_host(part_D)))
             at += chunk.count
         flight.sent(self.device)
         return flight
@@ -165,6 +178,7 @@ class Flight:
         self.tokens_S, self.step = tokens_S, step
         self.logprobs: LogProbs | None = None
         self.prompts: list[tuple[Chunk, list[LogProbs]]] = []
+        self.pooled: list[tuple[Chunk, Tensor]] = []
         self.event: torch.cuda.Event | None = None
 
     def sent(self, device: torch.device) -> None:
@@ -183,7 +197,9 @@ class Flight:
                     chosen[request] = found._replace(top=found.top[:n])
         prompts = {chunk.request: PromptLogprobs(chunk.start, [row for part in parts for row in _rows(part)])
                    for chunk, parts in self.prompts if parts}  # fmt: skip
-        return Landed(self.tokens_S.tolist(), chosen, prompts)
+        pooled = {chunk.request: Part(chunk.start, chunk.samples, part_D.numpy())
+                  for chunk, part_D in self.pooled}  # fmt: skip
+        return Landed(self.tokens_S.tolist(), chosen, prompts, pooled)
 
 
 def _rows(found: LogProbs) -> list[TokenLogprobs]:

@@ -7,14 +7,18 @@ string. It knows no model: what depends on the vocabulary or the context is `che
     SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop="\\n\\n")
 """
 
+from typing import Literal
+
 import msgspec
 
 from cairn.core.errors import RequestError
 
 MOST_SEQUENCES = 1024  # n
 MOST_LOGPROBS = 20  # per token; the figure that OpenAI's interface and vLLM's default agree on
+MOST_STOPS = 128  # strings
 MOST_TOKENS = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
+POOLINGS = (None, "mean", "last")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +38,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_tokens: int = 0
     logprobs: int | None = None  # how many of the most likely; 0: only the chosen token's
     prompt_logprobs: int | None = None
+    pooling: Literal["mean", "last"] | None = None  # the prompt as one vector; see `pooling`
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -44,6 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_lengths(self)
         _check_stops(self)
         _check_logit_bias(self.logit_bias)
+        _require(self.pooling in POOLINGS, "pooling", self.pooling, "mean, last or None")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             value = getattr(self, name)
             _require(isinstance(value, bool), name, value, "True or False")
@@ -51,6 +57,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def whole_prompt(self) -> bool:
+        """Does it need something of every token of the prompt, so that none may come from a cache?"""
+        return self.prompt_logprobs is not None or self.pooling is not None
 
 
 def _normalise(params: SamplingParams) -> None:
@@ -97,6 +108,8 @@ def _check_lengths(params: SamplingParams) -> None:
 
 def _check_stops(params: SamplingParams) -> None:
     _require(isinstance(params.stop, list | tuple), "stop", params.stop, "a string or a list")
+    if len(params.stop) > MOST_STOPS:  # each is looked for in the text of each token
+        raise RequestError(f"stop has {len(params.stop)} entries", hint=f"it can have {MOST_STOPS}")
     for text in params.stop:
         _require(isinstance(text, str) and text != "", "stop", text, "a string that is not empty")
     ids = params.stop_token_ids

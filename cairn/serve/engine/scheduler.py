@@ -55,6 +55,9 @@ class Step(msgspec.Struct, eq=False):
     chunks: list[Chunk] = []
     sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
     tokens: int = 0  # of all chunks together
+    prefill: int = 0  # of those, known before
+    read: int = 0  # entries of the cache that attention looks at, summed over the chunks
+    pairs: int = 0  # of a query and a key
     admitted: list[Request] = []  # have got a row in this step
     preempted: list[Request] = []  # have lost row and pages, and wait again
     failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
@@ -62,9 +65,15 @@ class Step(msgspec.Struct, eq=False):
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, limits: Limits, *, prefix_caching: bool = True, blocks: BlockManager | None = None
+    ) -> None:
+        """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
-        self.blocks = BlockManager(limits.pages, limits.page_size, prefix_caching=prefix_caching)
+        self.blocks = blocks or BlockManager(
+            limits.pages, limits.page_size, prefix_caching=prefix_caching
+        )
+        self.preemptions = 0  # since the start
         self._requests: dict[RequestId, Request] = {}  # waiting and running
         self._waiting = WaitingLine(limits.policy)
         self._running: list[Request] = []  # by (priority, arrival)
@@ -140,6 +149,7 @@ class Scheduler:
         budget = self.limits.step_tokens
         page_size = self.limits.page_size
         chunks, sampling = step.chunks, step.sampling
+        seen = 0  # by the tokens that are decoded
         for request in self._running:  # may lose its last ones while the loop runs
             if budget == 0:
                 break
@@ -160,7 +170,10 @@ class Scheduler:
             sampling.append(request)
             request.computed = total
             request.total = total + 1
+            seen += total
             budget -= 1
+        step.read += seen
+        step.pairs += seen
         return budget
 
     def _admit(self, step: Step, budget: int) -> int:
@@ -192,6 +205,9 @@ class Scheduler:
             step.sampling.append(request)
             request.total = total + 1
         request.ledger.prefill_chunks += 1
+        step.prefill += count
+        step.read += end
+        step.pairs += count * start + count * (count + 1) // 2
         filled = self.blocks.publish(request, end)
         if filled:
             step.filled.append((request, filled))
@@ -218,6 +234,7 @@ class Scheduler:
         self._release(victim)
         victim.state = "waiting"
         victim.ledger.preemptions += 1
+        self.preemptions += 1
         self._waiting.push(victim)
         step.preempted.append(victim)
 

@@ -11,11 +11,13 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_count
+from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cpu_layout import turn_weights
+from cairn.serve.engine.cpu_weights import Form, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pages import page_bytes
@@ -34,6 +36,7 @@ from cairn.serve.engine.sizing import (
     size_pages,
     step_bytes,
 )
+from cairn.serve.engine.timed_blocks import TimedBlocks
 
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
 
@@ -54,18 +57,23 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
     runnable = opened.load(device_of(shards, config.device), config.dtype, shards)
-    return start_with(opened, runnable, config)
+    return start_with(opened, runnable, config, sole=True)
 
 
-def start_with(opened: OpenModel, runnable: Runnable, config: EngineConfig) -> Started:
-    """With a model that is loaded."""
+def start_with(
+    opened: OpenModel, runnable: Runnable, config: EngineConfig, *, sole: bool = False
+) -> Started:
+    """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read."""
     model = runnable.model
     limits, sizes = choose_limits(runnable, config)
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
     runner = _runner(runnable, limits, config)
-    scheduler = Scheduler(limits, prefix_caching=config.enable_prefix_caching)
+    blocks = TimedBlocks(
+        limits.pages, limits.page_size, prefix_caching=config.enable_prefix_caching
+    )
+    scheduler = Scheduler(limits, blocks=blocks)
     notes = [
         runnable.summary(),
         f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
@@ -73,8 +81,8 @@ def start_with(opened: OpenModel, runnable: Runnable, config: EngineConfig) -> S
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
     ]
     on_gpu = model.embedding.weight.is_cuda
-    if not (on_gpu or config.plain or config.batch_invariant):
-        notes.append(turn_weights(model))
+    if not on_gpu:
+        notes += _arrange_weights(runnable, config, sole)
     overlap, together = on_gpu and not config.plain, shards.size > 1
     return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
 
@@ -123,10 +131,28 @@ def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
     return Memory(allowed, min(allowed, psutil.virtual_memory().available) + SPARE), 1.0
 
 
+def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
+    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
+    exact = config.plain or config.batch_invariant
+    if exact and config.weights in ("int8", "int4"):
+        mode = "plain" if config.plain else "batch_invariant"
+        raise ConfigError(
+            f"weights is {config.weights}, and {mode} computes with the weights as they are",
+            hint=f"leave out --weights, or --{mode.replace('_', '-')}",
+        )
+    form = cast(Form, "float" if exact else config.weights)
+    notes = [pack_weights(runnable.model, form, runnable.bits, release=sole)]
+    if not exact and not packed(runnable.model):
+        notes.append(turn_weights(runnable.model))
+    return notes
+
+
 def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
-        return InvariantRunner(model, limits) if config.batch_invariant else Runner(model, limits)
+        if config.batch_invariant:
+            return InvariantRunner(model, limits)
+        return Runner(model, limits, lean=not config.plain and lean_obstacle(model) is None)
     from cairn.serve.engine.gpu_runner import GPURunner
 
     eager = config.enforce_eager or config.plain

@@ -1,6 +1,7 @@
 """The answer of an engine in another process as it arrives: filled by the client's thread, read by one reader.
 
     thread that reads the sockets --put, end--> Stream --Delta--> a thread (`for`) or a coroutine (`async for`)
+                                                       --call---> whoever listens, in the thread that reads the sockets
 
 What has come since the last look is one Delta, so that a slow reader gets more at once instead of falling behind. A
 coroutine is woken together with the others of its event loop: one call for a step, not one for each request. Knows
@@ -17,7 +18,7 @@ from typing import Self
 import msgspec
 
 from cairn.core.errors import CairnError
-from cairn.serve.engine.messages import Ended, Scored
+from cairn.serve.engine.messages import Begun, Ended, Scored
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -27,13 +28,19 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: list[Scored]  # one for each token, if they were asked for
     prompt_logprobs: list[Scored] | None  # with the first token, if they were asked for
     ended: Ended | None  # the last Delta has it
+    begun: Begun | None = None  # with the first token, unless it is the last one, too
+    pooled: bytes | None = None  # the prompt as a vector of float32, if it was asked for
 
 
 class Stream:
     """The answer to one request. Read it from one thread or one coroutine; leave its `with` early to abort it."""
 
-    def __init__(self, id: int, abort: Callable[[int], None]) -> None:
+    def __init__(
+        self, id: int, abort: Callable[[int], None], listener: "Listener | None" = None
+    ) -> None:
+        """`listener` is called when something has come, and returns at once; it may call `take`."""
         self.id = id
+        self.listener = listener
         self.ended: Ended | None = None
         self._abort = abort
         self._lock = threading.Lock()
@@ -70,6 +77,11 @@ class Stream:
                 future = self._future = loop.create_future()
             await future
 
+    def take(self) -> Delta | None:
+        """What there is, without waiting; None: nothing. Raises the failure when that is what there is."""
+        with self._lock:
+            return self._take()
+
     def abort(self) -> None:
         """End it; the stream then ends with the reason "abort", unless it has ended already."""
         if self.ended is None and self._failed is None:
@@ -90,13 +102,16 @@ class Stream:
         self._tokens: list[int] = []
         self._logprobs: list[Scored] = []
         self._prompt: list[Scored] | None = None
+        self._begun: Begun | None = None
+        self._pooled: bytes | None = None
 
     def _take(self) -> Delta | None:
         """Under the lock: what there is. Raises the failure when everything before it has been read."""
         if self._over:
             return None
         if self._tokens or self.ended is not None:
-            delta = Delta(self._tokens, self._logprobs, self._prompt, self.ended)
+            delta = Delta(self._tokens, self._logprobs, self._prompt, self.ended, self._begun,
+                          self._pooled)  # fmt: skip
             self._clear()
             self._over = self.ended is not None
             return delta
@@ -113,6 +128,14 @@ class Stream:
             if prompt is not None:
                 self._prompt = prompt
 
+    def pool(self, vector: bytes) -> None:
+        with self._lock:
+            self._pooled = vector
+
+    def begin(self, begun: Begun) -> None:
+        with self._lock:
+            self._begun = begun
+
     def end(self, ended: Ended | None, failed: CairnError | None = None) -> None:
         with self._lock:
             self.ended, self._failed = ended, failed
@@ -125,11 +148,16 @@ class Stream:
         return future
 
 
+Listener = Callable[[Stream], None]
+
+
 def wake(streams: list[Stream]) -> None:
     """Readers that wait; those of one event loop with a single call, which is what costs."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for stream in streams:
-        if (future := stream.waiter()) is not None:
+        if stream.listener is not None:
+            stream.listener(stream)
+        elif (future := stream.waiter()) is not None:
             by_loop.setdefault(future.get_loop(), []).append(future)
     for loop, futures in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more

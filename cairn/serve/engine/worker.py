@@ -29,30 +29,35 @@ import msgspec
 import zmq
 
 from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import (
     Abort,
     Beat,
+    Begun,
     Boot,
     Command,
     Ended,
     Failure,
     Ready,
     Report,
-    Stats,
     Stop,
     Stopped,
     Submit,
     Tokens,
+    Watch,
     decode_boot,
     decode_commands,
     encode,
 )  # fmt: skip
+from cairn.serve.engine.page_map import map_of
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.start import Started, start
 from cairn.serve.grammar import grammars_for
 
+WATCHED_BEAT_S = 0.25  # while somebody looks
+MOST_STEPS = 512  # of one beat
 IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
 STACKS = "stacks"
 
@@ -63,6 +68,7 @@ class Worker:
     def __init__(self, boot: Boot, started: Started, context: zmq.Context) -> None:
         self.boot, self.engine, self.eos_ids = boot, started.engine, started.opened.eos_ids
         self._grammars = grammars_for(started.opened, self.engine.scheduler.limits.vocabulary)
+        self.watched_until = 0.0  # somebody looks until then, on time.monotonic
         self.stop_at: float | None = None  # when the grace ends; None: nobody has asked to stop
         self._open: dict[int, None] = {}  # requests in the engine, in the order they came
         size = boot.config.tensor_parallel_size
@@ -77,7 +83,8 @@ class Worker:
     def ready(self, notes: list[str]) -> None:
         if self._grammars is not None:
             self._grammars.warm_up()
-        self._report(Ready(self.engine.scheduler.limits, list(self.eos_ids), notes))
+        limits, facts = self.engine.scheduler.limits, facts_of(self.engine)
+        self._report(Ready(limits, list(self.eos_ids), notes, facts))
 
     def serve(self) -> None:
         """Until it is stopped."""
@@ -108,7 +115,7 @@ class Worker:
         return self.stop_at is not None and not self.engine.has_work
 
     def _next_commands(self) -> list[Command]:
-        """What has arrived; waits for it if there is nothing else to do. Stops stay here."""
+        """What has arrived; waits for it if there is nothing else to do. What is for rank 0 stays here."""
         if not self.engine.has_work and not self._inbox.poll(IDLE_MS):
             return []
         commands: list[Command] = []
@@ -118,11 +125,13 @@ class Worker:
         for command in commands:
             if isinstance(command, Stop):
                 self.ask_to_stop(command.grace_s)
+            elif isinstance(command, Watch):
+                self.watched_until = time.monotonic() + command.seconds
         if self._followers:  # every rank has to draw the same numbers
             commands = [_seeded(command) for command in commands]
         if self.stop_at is not None and time.monotonic() > self.stop_at:
             commands += [Abort(id) for id in self._open]
-        return [command for command in commands if not isinstance(command, Stop)]
+        return [command for command in commands if not isinstance(command, Stop | Watch)]
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         ended = [found for command in commands if (found := self._obey(command)) is not None]
@@ -132,6 +141,7 @@ class Worker:
         for output in outputs:
             if output.finished:
                 self.engine.prompt_logprobs.pop(output.request, None)
+                self.engine.pools.pop(output.request)  # of a rank that reports nothing
                 self._open.pop(_number(output.request.id), None)
 
     def _obey(self, command: Command) -> Ended | None:
@@ -161,7 +171,7 @@ class Worker:
         return None
 
     def _tokens(self, outputs: list[Output], ended: list[Ended]) -> Tokens:
-        ids, tokens, logprobs, prompts = [], [], {}, {}
+        ids, tokens, logprobs, prompts, begun, pooled = [], [], {}, {}, {}, {}
         for output in outputs:
             request, number = output.request, _number(output.request.id)
             if output.token is not None:
@@ -169,11 +179,16 @@ class Worker:
                 tokens.append(output.token)
                 if output.logprobs is not None:
                     logprobs[number] = output.logprobs
-                if len(request.outputs) == 1 and request in self.engine.prompt_logprobs:
-                    prompts[number] = self.engine.prompt_logprobs[request]
+                if len(request.outputs) == 1:
+                    if not output.finished:
+                        begun[number] = Begun(request.cached, request.ledger)
+                    if request in self.engine.prompt_logprobs:
+                        prompts[number] = self.engine.prompt_logprobs[request]
+                    if (vector_D := self.engine.pools.pop(request)) is not None:
+                        pooled[number] = vector_D.tobytes()
             if output.finished:
                 ended.append(ended_of(request))
-        return Tokens(self.engine.steps, ids, tokens, logprobs, prompts, ended)
+        return Tokens(self.engine.steps, ids, tokens, logprobs, prompts, ended, begun, pooled)
 
     def _report(self, report: Report) -> None:
         if self.boot.rank == 0:
@@ -198,13 +213,6 @@ def _seeded(command: Command) -> Command:
     return msgspec.structs.replace(command, params=params)
 
 
-def stats_of(engine: Engine) -> Stats:
-    usage = engine.scheduler.blocks.usage()
-    found = engine.scheduler.blocks.prefix.statistics
-    return Stats(engine.steps, engine.scheduler.waiting, engine.scheduler.running, usage.total,
-                 usage.used, usage.cached, found.tokens, found.hits)  # fmt: skip
-
-
 # -- the process --------------------------------------------------------------------------------
 
 
@@ -224,7 +232,7 @@ def main() -> int:
             signal.signal(signal.SIGTERM, lambda *_: worker.ask_to_stop(boot.grace_s))
         else:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when
-        pulse.engine = started.engine
+        pulse.worker = worker
         worker.ready(started.notes)
         worker.serve() if boot.rank == 0 else worker.follow()
     except BaseException as problem:  # noqa: BLE001  whatever it was, the client has to hear it
@@ -242,18 +250,34 @@ class Pulse(threading.Thread):
     def __init__(self, boot: Boot, context: zmq.Context) -> None:
         super().__init__(daemon=True)
         self.boot, self.context = boot, context
-        self.engine: Engine | None = None
+        self.worker: Worker | None = None
         self.stopped = threading.Event()
+        self._told = -1  # the newest step that the client has heard of
 
     def run(self) -> None:
-        parent = os.getppid()
+        parent, due = os.getppid(), 0.0
         socket = connect(self.context, zmq.PUSH, self.boot.folder, "reports")
-        while not self.stopped.wait(self.boot.beat_s):
+        while not self.stopped.wait(min(WATCHED_BEAT_S, self.boot.beat_s)):
             if os.getppid() != parent:
                 _abandon(self.boot.folder)
-            if self.boot.rank == 0 and self.engine is not None:
-                socket.send(encode(Beat(stats_of(self.engine))))
+            if self.boot.rank != 0 or self.worker is None:
+                continue
+            now = time.monotonic()
+            watched = now < self.worker.watched_until
+            if watched or now >= due:
+                due = now + self.boot.beat_s - WATCHED_BEAT_S / 2  # never a turn later than asked
+                socket.send(encode(self._beat(self.worker.engine, watched)))
         socket.close()
+
+    def _beat(self, engine: Engine, watched: bool) -> Beat:
+        fresh = []
+        for step in reversed(engine.times.copy()):  # in C, in one go: the loop may append meanwhile
+            if step.number <= self._told or len(fresh) == MOST_STEPS:
+                break
+            fresh.append(step)
+        self._told = fresh[0].number if fresh else self._told
+        pages = map_of(engine.scheduler.blocks) if watched else ""
+        return Beat(stats_of(engine), fresh[::-1], pages)
 
 
 def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Socket:

@@ -1,7 +1,7 @@
 """Who is let in: a bounded line, a deadline for the first token, limits for each key. Refuses at once or not at all.
 
     inside = sequences that were let in and have not ended <= rows of the engine + max_waiting     else 429
-    wait   = those without a first token / how fast first tokens came of late <= the deadline      else 503
+    wait   = those without a first token / how fast first tokens came of late <= 4/5 of the deadline   else 503
 
 Both say when to come again. Pure: no engine, no socket, the clock is handed in. One thread, the event loop's.
 """
@@ -17,6 +17,7 @@ from cairn.serve.http.refusal import Refusal
 REMEMBERED = 64  # first tokens
 WINDOW_S = 30.0  # older ones say nothing about now
 LONGEST_RETRY_S = 60.0
+SAFE = 0.8  # of the deadline: who is let in on an estimate should not wait for it to be wrong, and be refused then
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,15 @@ class Admission:
 
     def admit(self, holder: str, sequences: int) -> Ticket:
         """A place for all of them, or a refusal."""
+        self.check(sequences)
+        self._check_key(holder)
+        self.inside += sequences
+        self.waiting += sequences
+        self._at_once[holder] += 1
+        return Ticket(self, holder, sequences)
+
+    def check(self, sequences: int = 1) -> None:
+        """Refuses what would find no place now. For the door, before work is done on a request that has none."""
         if self.draining:
             raise Refusal(
                 503, "the server is stopping", code="draining", retry_after_s=LONGEST_RETRY_S
@@ -75,16 +85,13 @@ class Admission:
                 retry_after_s=self._retry(self.wait_s(sequences)),
             )  # fmt: skip
         wait = self.wait_s()
-        if wait > rules.first_token_s:
+        promised = rules.first_token_s * SAFE
+        if wait > promised:
             raise Refusal(
-                503, f"the first token would come after about {wait:.0f} s, later than the deadline of "
-                f"{rules.first_token_s:g} s", code="deadline", retry_after_s=self._retry(wait - rules.first_token_s),
+                503, f"the first token would come after about {wait:.1f} s; the deadline is {rules.first_token_s:g} s, "
+                f"and {promised:g} s of waiting are the most that is begun with", code="deadline",
+                retry_after_s=self._retry(wait - promised),
             )  # fmt: skip
-        self._check_key(holder)
-        self.inside += sequences
-        self.waiting += sequences
-        self._at_once[holder] += 1
-        return Ticket(self, holder, sequences)
 
     def wait_s(self, more: int = 0) -> float:
         """How long a newcomer would wait for a first token, as far as the last ones tell; 0: nothing is known."""

@@ -8,7 +8,8 @@ Every answer carries x-request-id. Endpoints know nothing of this file.
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cairn import __version__
@@ -27,18 +28,41 @@ from cairn.core.metrics import CONTENT_TYPE
 from cairn.serve.http.body import Gone, read_bytes
 from cairn.serve.http.chat import chat_completions
 from cairn.serve.http.completions import completions
+from cairn.serve.http.embeddings import EmbeddingRequest, embeddings
 from cairn.serve.http.keys import ANYBODY
-from cairn.serve.http.messages import count_tokens, messages
+from cairn.serve.http.ledger import Entry
+from cairn.serve.http.ledger_api import (
+    engine,
+    engine_events,
+    model_view,
+    request,
+    request_trace,
+    requests,
+    trace,
+)
+from cairn.serve.http.ledger_reply import put_into
+from cairn.serve.http.messages import anthropic_error, count_tokens, messages
 from cairn.serve.http.openapi import document
 from cairn.serve.http.protocol_answers import ModelCard, ModelList, Version
-from cairn.serve.http.protocol_requests import ChatRequest, CompletionRequest
+from cairn.serve.http.protocol_messages import MessagesRequest
+from cairn.serve.http.protocol_requests import ChatRequest, CompletionRequest, TokenizeRequest
+from cairn.serve.http.protocol_responses import ResponsesRequest
 from cairn.serve.http.refusal import JSON, Refusal, refusal_of
 from cairn.serve.http.responses import responses
 from cairn.serve.http.service import Call, Service
 from cairn.serve.http.tokens import detokenize, tokenize
 
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
-FIELDS = tuple({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+FIELDS = tuple({
+    name for kind in (ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, EmbeddingRequest,
+                      TokenizeRequest)
+    for name in kind.__struct_fields__
+})  # fmt: skip
+PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
+             "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
+IN_THEIR_WORDS = {"messages": anthropic_error, "count_tokens": anthropic_error}
+TO_THE_ENGINE = (chat_completions, completions, embeddings, messages, responses)
+CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
 log = logging.getLogger("cairn")
@@ -52,6 +76,8 @@ class Endpoint:
     ) -> None:
         self.service, self.handle, self.guarded, self.body = service, handle, guarded, body
         self.name = handle.__name__
+        self.admits = handle in TO_THE_ENGINE
+        self.explained = IN_THEIR_WORDS.get(self.name, Refusal.response)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         id = request_id(scope)
@@ -61,6 +87,8 @@ class Endpoint:
             if response is not None:
                 response.headers["x-request-id"] = id
                 await response(scope, receive, send)
+                if (entry := _entry(scope)) is not None:
+                    entry.sent(time.monotonic())
             status = 200 if response is None else response.status_code  # a stream that began is 200
         except Gone:
             pass
@@ -68,6 +96,8 @@ class Endpoint:
             self.service.metrics.add(
                 "cairn_http_requests_total", endpoint=self.name, status=str(status)
             )
+            if (entry := _entry(scope)) is not None:
+                self.service.book.settle(entry)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, id: str) -> Response | None:
         service, config = self.service, self.service.config
@@ -76,18 +106,29 @@ class Endpoint:
             body = b""
             if self.body:
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
-            return await self.handle(service, Call(scope, receive, send, holder, id), body)
+            if self.admits:
+                service.admission.check()  # a text that has no place need not be read
+            call = scope[CALL] = Call(scope, receive, send, holder, id)
+            response = await self.handle(service, call, body)
+            if response is not None and call.wants_ledger and call.entry is not None:
+                put_into(response, service.book.view(call.entry), call.wants_field)
+            return response
         except Refusal as refusal:
-            return refusal.response()
+            return self.explained(refusal)
         except CairnError as error:
-            return refusal_of(error, FIELDS).response()
+            return self.explained(refusal_of(error, FIELDS, PROMPT_IN.get(self.name)))
         except Gone:
             raise
         except Exception:  # a bug: this request is answered, the server goes on
             log.exception("request %s failed", id)
-            return Refusal(
-                500, f"this is a bug in the server; its log has more about request {id}"
-            ).response()
+            said = f"this is a bug in the server; its log has more about request {id}"
+            return self.explained(Refusal(500, said))
+
+
+def _entry(scope: Scope) -> Entry | None:
+    """Of the ledger, if the request came so far."""
+    call = scope.get(CALL)
+    return None if call is None else call.entry
 
 
 def request_id(scope: Scope) -> str:
@@ -140,8 +181,9 @@ async def openapi(service: Service, call: Call, body: bytes) -> JSON:
 class Application:
     """Straight to the endpoint where the path says which, because every token would pass starlette's layers."""
 
-    def __init__(self, service: Service) -> None:
-        self.rest = starlette_application(service)
+    def __init__(self, service: Service, more: Sequence[BaseRoute] = ()) -> None:
+        """`more` is what a floor above adds: the page."""
+        self.rest = starlette_application(service, more)
         plain = not self.rest.user_middleware  # else CORS and the hosts have to see every answer
         self.direct: dict[tuple[str, str], ASGIApp] = {}
         for route in self.rest.routes if plain else ():
@@ -153,7 +195,7 @@ class Application:
         await endpoint(scope, receive, send)
 
 
-def starlette_application(service: Service) -> Starlette:
+def starlette_application(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
     def get(path: str, handle: Handle, guarded: bool = True) -> Route:
         return Route(path, Endpoint(service, handle, guarded=guarded), methods=["GET"])
 
@@ -163,6 +205,7 @@ def starlette_application(service: Service) -> Starlette:
     routes = [
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
+        post("/v1/embeddings", embeddings),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         post("/v1/responses", responses),
@@ -170,10 +213,18 @@ def starlette_application(service: Service) -> Starlette:
         get("/v1/models/{name:path}", model),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
+        get("/cairn/engine", engine),
+        get("/cairn/engine/events", engine_events),
+        get("/cairn/requests", requests),
+        get("/cairn/requests/{id}", request),
+        get("/cairn/requests/{id}/trace", request_trace),
+        get("/cairn/trace", trace),
+        get("/cairn/model", model_view),
         get("/health", health, guarded=False),
         get("/version", version, guarded=False),
         get("/metrics", metrics, guarded=False),
         get("/openapi.json", openapi, guarded=False),
+        *more,
     ]
 
     @asynccontextmanager
@@ -200,7 +251,7 @@ def _middleware(service: Service) -> list[Middleware]:
         found.append(
             Middleware(
                 CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["GET", "POST"],
-                allow_headers=["*"], expose_headers=["x-request-id", "retry-after"],
+                allow_headers=["*"], expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
             )
         )  # fmt: skip
     return found

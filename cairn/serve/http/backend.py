@@ -17,11 +17,13 @@ from cairn.core.errors import RequestError
 from cairn.models.checkpoint import default_device
 from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.answer import Answer
-from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.facts import facts_of, stats_of
+from cairn.serve.engine.messages import Facts, Stats
+from cairn.serve.engine.page_map import map_of
 from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
+from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine_thread import EngineThread, Job
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.settings import ServerConfig
@@ -42,6 +44,18 @@ class AnyEngine(Protocol):
 
     def stats(self) -> Stats: ...
 
+    def recent(self) -> list[StepTimes]:
+        """The newest steps, oldest first."""
+        ...
+
+    def watch(self, seconds: float) -> None:
+        """Somebody looks for so long: keep what there is to see fresh."""
+        ...
+
+    def page_map(self) -> str:
+        """Empty when it is not known yet."""
+        ...
+
     def dead(self) -> str | None:
         """Why it takes nothing any more; None while it does."""
         ...
@@ -51,6 +65,15 @@ class ThreadedEngine(EngineThread):
     def stats(self) -> Stats:
         return stats_of(self.engine)
 
+    def recent(self) -> list[StepTimes]:
+        return list(self.engine.times.copy())  # copied in one go: the engine may append meanwhile
+
+    def watch(self, seconds: float) -> None:
+        return None  # it is always fresh
+
+    def page_map(self) -> str:
+        return map_of(self.engine.scheduler.blocks)
+
     def dead(self) -> str | None:
         return self._over
 
@@ -59,9 +82,15 @@ class Backend:
     """A model that runs, with its tokenizer and its limits."""
 
     def __init__(
-        self, opened: OpenModel, limits: Limits, engine: AnyEngine, notes: Sequence[str]
+        self,
+        opened: OpenModel,
+        limits: Limits,
+        engine: AnyEngine,
+        notes: Sequence[str],
+        facts: Facts = Facts(),  # noqa: B008 (immutable)
     ) -> None:
         self.opened, self.engine, self.notes = opened, engine, list(notes)
+        self.facts = facts
         self.tokenizer, self.name = opened.tokenizer, opened.name
         # A request that outgrew the whole cache would fail half way; so it is refused at the door.
         context = min(limits.context, limits.capacity)
@@ -116,18 +145,11 @@ def open_backend(config: ServerConfig) -> Backend:
     if not in_process:
         started = start(engine_config)
         engine = ThreadedEngine(started.engine)
-        return Backend(started.opened, started.engine.scheduler.limits, engine, started.notes)
+        limits, facts = started.engine.scheduler.limits, facts_of(started.engine)
+        return Backend(started.opened, limits, engine, started.notes, facts)
     from cairn.serve.http.engine_watch import WatchedProcesses  # needs ZeroMQ
 
     opened = open_model(config.model)
     processes = WatchedProcesses(engine_config)
     client = processes.client
-    return Backend(opened, client.limits, processes, client.notes)
-
-
-def stats_of(engine: Engine) -> Stats:
-    """Read while the engine runs in another thread: counts that may be a step apart."""
-    usage = engine.scheduler.blocks.usage()
-    found = engine.scheduler.blocks.prefix.statistics
-    return Stats(engine.steps, engine.scheduler.waiting, engine.scheduler.running, usage.total, usage.used,
-                 usage.cached, found.tokens, found.hits)  # fmt: skip
+    return Backend(opened, client.limits, processes, client.notes, client.facts)

@@ -77,15 +77,38 @@ def _explained(problem: str, body: bytes, kind: type[msgspec.Struct]) -> Refusal
         return Refusal(400, f"{name} is missing", param=name, code="missing_field")
     if not where:
         return Refusal(400, f"the body is wrong: {text[:1].lower()}{text[1:]}")
-    top = re.split(r"[.\[]", where, maxsplit=1)[0]
-    known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     found = f"{where} is {_value_at(body, where)}"
-    wanted = described(msgspec.inspect.type_info(known[top].type)) if top in known else ""
-    if not wanted or (where != top and "an object" in wanted):  # the mistake is deep inside
-        said = f"{found}: {text[:1].lower()}{text[1:]}"
+    leaf = _type_at(kind, where)
+    if leaf is not None and (wanted := described(leaf)):
+        said = f"{found}; it has to be {wanted}"
     else:
-        said = f"{found}; {'it' if where == top else top} has to be {wanted}"
+        said = f"{found}: {text[:1].lower()}{text[1:]}"
     return Refusal(400, said, param=where, code="invalid_value")
+
+
+def _steps(where: str) -> list[tuple[str, str]]:
+    """A path of msgspec's as names and indices: `tools[0].name` is tools, 0, name. Of a map's keys it tells none."""
+    return re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", where)
+
+
+def _type_at(kind: type[msgspec.Struct], where: str) -> msgspec.inspect.Type | None:
+    """What may be at a place of the body; None: more than one thing could have been meant."""
+    info = msgspec.inspect
+    found: info.Type = info.type_info(kind)
+    for name, _ in _steps(where):
+        options = found.types if isinstance(found, info.UnionType) else (found,)
+        inner = []
+        for option in options:
+            if isinstance(option, info.StructType) and name:
+                inner += [field.type for field in option.fields if field.encode_name == name]
+            elif isinstance(option, info.DictType):
+                inner.append(option.value_type)
+            elif isinstance(option, info.ListType) and not name:
+                inner.append(option.item_type)
+        if len(inner) != 1:
+            return None
+        found = inner[0]
+    return found
 
 
 def _value_at(body: bytes, where: str) -> str:
@@ -94,7 +117,7 @@ def _value_at(body: bytes, where: str) -> str:
         value: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "wrong"
-    for name, at in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", where):
+    for name, at in _steps(where):
         try:
             value = value[name] if name else value[int(at)]
         except (LookupError, TypeError, ValueError):  # of a map's entries no name is told: show all

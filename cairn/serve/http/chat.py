@@ -15,6 +15,7 @@ from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import Job
 from cairn.serve.grammar import Grammar
+from cairn.serve.http.answer_stream import stream_answers
 from cairn.serve.http.body import decode
 from cairn.serve.http.completions import reason_of
 from cairn.serve.http.conversation import read_conversation
@@ -34,7 +35,7 @@ from cairn.serve.http.protocol_sampling import sampling_of
 from cairn.serve.http.reader import joined, keeps_marks, make_readers
 from cairn.serve.http.refusal import JSON, Refusal
 from cairn.serve.http.service import Call, Exchange, Service
-from cairn.serve.http.sse import EventStream
+from cairn.serve.http.sse import HOLE, Template, event_bytes
 from cairn.serve.http.structure import Offer, Thinking, grammar_of, offer_of, thinking_of
 from cairn.serve.prompts import Prompt
 
@@ -48,9 +49,11 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
     thinking = thinking_of(service, prompt.text or "")
     grammar = await grammar_of(service, asked, offer, thinking)
     work = Work(service, asked, prompt, offer, thinking, grammar, model, call)
-    async with service.exchange(call, work.jobs) as exchange:
+    exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
         if asked.stream:
-            await _stream(work, exchange, call)
+            writer = ChunkWriter(work, exchange)
+            await stream_answers(call, exchange, writer.write, writer.last)
             return None
         while not exchange.finished:
             await exchange.next()
@@ -157,26 +160,38 @@ class Work:
         return made
 
 
-async def _stream(work: Work, exchange: Exchange, call: Call) -> None:
-    events = EventStream(call.send, call.headers)
-    asked, greeted = work.asked, set()
-    running = None if asked.wants_usage else msgspec.UNSET
-    try:
-        while not exchange.finished:
-            chunks = []
-            for delta in await exchange.next():
-                choices = work.chunks_of(delta)
-                if delta.index not in greeted:
-                    greeted.add(delta.index)
-                    hello = ChatDelta(role="assistant", content="")
-                    choices.insert(0, ChatChunkChoice(index=delta.index, delta=hello))
-                usage = work.usage(exchange) if asked.wants_running_usage else running
-                chunks += [work.chunk([choice], usage) for choice in choices]
-            if chunks:
-                await events.write(*chunks)
-        last = [work.chunk([], work.usage(exchange))] if asked.wants_usage else []
-        await events.write(*last, last=True)
-    except Refusal as refusal:
-        if not events.begun:
-            raise
-        await events.write(refusal.body(), last=True)
+class ChunkWriter:
+    """The chunks of a stream as bytes. Most are nothing but more text, which takes a template and no Struct."""
+
+    def __init__(self, work: Work, exchange: Exchange) -> None:
+        self.work, self.exchange = work, exchange
+        asked = work.asked
+        self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
+        self._same = not (asked.wants_running_usage or asked.logprobs or asked.return_token_ids)
+        self._greeted: set[int] = set()
+        self._plain: dict[int, Template] = {}  # by answer, once all that follows is content
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        template = self._plain.get(delta.index)
+        if template is None or delta.finish_reason is not None:
+            return b"".join(map(event_bytes, self.chunks(delta)))
+        return template.fill(delta.text) if delta.text else b""
+
+    def chunks(self, delta: CompletionOutput) -> list[ChatChunk]:
+        """Any delta, as the documents that it is."""
+        work, index = self.work, delta.index
+        choices = work.chunks_of(delta)
+        if index not in self._greeted:
+            self._greeted.add(index)
+            hello = ChatDelta(role="assistant", content="")
+            choices.insert(0, ChatChunkChoice(index=index, delta=hello))
+        if self._same and index not in self._plain and work.readers[index].passes:
+            more = ChatChunkChoice(index=index, delta=ChatDelta(content=HOLE))
+            self._plain[index] = Template(work.chunk([more], self._usage))
+        running = work.asked.wants_running_usage
+        usage = work.usage(self.exchange) if running else self._usage
+        return [work.chunk([choice], usage) for choice in choices]
+
+    def last(self) -> list[ChatChunk]:
+        work = self.work
+        return [work.chunk([], work.usage(self.exchange))] if work.asked.wants_usage else []

@@ -6,7 +6,6 @@ echo     the prompt comes first, with its log-probabilities if logprobs is given
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -14,8 +13,10 @@ from cairn.serve.answer import CompletionOutput, readable_prompt
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import Job
 from cairn.serve.grammar import Grammar
+from cairn.serve.http.answer_stream import stream_answers
 from cairn.serve.http.body import decode
 from cairn.serve.http.logprobs import completion_logprobs
+from cairn.serve.http.prompt_inputs import read_inputs
 from cairn.serve.http.protocol_answers import (
     CachedTokens,
     Completion,
@@ -28,7 +29,7 @@ from cairn.serve.http.protocol_requests import CompletionRequest
 from cairn.serve.http.protocol_sampling import sampling_of
 from cairn.serve.http.refusal import JSON, Refusal
 from cairn.serve.http.service import Call, Exchange, Service
-from cairn.serve.http.sse import EventStream
+from cairn.serve.http.sse import HOLE, Template, event_bytes
 from cairn.serve.http.structure import grammar_of
 from cairn.serve.prompts import Prompt
 
@@ -40,12 +41,14 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, CompletionRequest)
     model = service.check_model(asked.model)
     _check(asked)
-    prompts = await _prompts(service, asked.prompt)
+    prompts = await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
     grammar = await grammar_of(service, asked)
     work = Work(service, asked, prompts, grammar, model, call)
-    async with service.exchange(call, work.jobs) as exchange:
+    exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
         if asked.stream:
-            await _stream(work, exchange, call)
+            writer = ChunkWriter(work, exchange)
+            await stream_answers(call, exchange, writer.write, writer.last)
             return None
         while not exchange.finished:
             await exchange.next()
@@ -65,25 +68,6 @@ def _check(asked: CompletionRequest) -> None:
         raise Refusal(
             400, "max_tokens is 0; it has to be at least 1, or echo true", param="max_tokens"
         )
-
-
-async def _prompts(service: Service, given: str | list[Any]) -> list[Prompt]:
-    if isinstance(given, str):
-        return [Prompt(given, await service.encode(given))]
-    kinds = {type(one) for one in given}
-    if not given or len(kinds) != 1:
-        what = "an empty list" if not given else "a list of different kinds"
-        raise Refusal(400, f"prompt is {what}; it has to be text, a list of texts, token ids, or a list of lists "
-                      "of token ids", param="prompt")  # fmt: skip
-    if kinds == {int}:
-        return [Prompt(None, given)]
-    if len(given) > MOST_PROMPTS:
-        raise Refusal(
-            400, f"prompt holds {len(given)} prompts; at most {MOST_PROMPTS} fit", param="prompt"
-        )
-    if kinds == {str}:
-        return [Prompt(text, await service.encode(text)) for text in given]
-    return [Prompt(None, list(ids)) for ids in given]
 
 
 class Work:
@@ -152,7 +136,9 @@ class Work:
         choice = self.choice(delta, "" if self.silent else delta.text, logprobs)
         if echo:
             self.echo(choice, exchange)
-        seen = choice.text or logprobs or self.asked.return_token_ids
+        # A model without a tokenizer never has a text: its tokens are seen by their events alone.
+        textless = self.service.backend.tokenizer is None
+        seen = choice.text or logprobs or self.asked.return_token_ids or textless
         return choice if seen or delta.finished else None
 
     def choice(
@@ -215,23 +201,37 @@ def reason_of(output: CompletionOutput) -> Reason | None:
     return None if output.finish_reason == "error" else output.finish_reason
 
 
-async def _stream(work: Work, exchange: Exchange, call: Call) -> None:
-    events = EventStream(call.send, call.headers)
-    asked = work.asked
-    running = None if asked.wants_usage else msgspec.UNSET
-    try:
-        while not exchange.finished:
-            chunks = []
-            for delta in await exchange.next():
-                choice = work.piece(delta, exchange)
-                if choice is not None:
-                    usage = work.usage(exchange) if asked.wants_running_usage else running
-                    chunks.append(work.document([choice], usage))
-            if chunks:
-                await events.write(*chunks)
-        last = [work.document([], work.usage(exchange))] if asked.wants_usage else []
-        await events.write(*last, last=True)
-    except Refusal as refusal:
-        if not events.begun:
-            raise
-        await events.write(refusal.body(), last=True)
+class ChunkWriter:
+    """The chunks of a stream as bytes. Most are nothing but more text, which takes a template and no Struct."""
+
+    def __init__(self, work: Work, exchange: Exchange) -> None:
+        self.work, self.exchange = work, exchange
+        asked = work.asked
+        self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
+        special = (asked.wants_running_usage, asked.logprobs is not None, asked.return_token_ids,
+                   work.silent, work.service.backend.tokenizer is None)  # fmt: skip
+        self._same = not any(special)
+        self._plain: dict[int, Template] = {}  # by choice, after its first chunk
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        template = self._plain.get(delta.index)
+        if template is None or delta.finish_reason is not None:
+            return b"".join(map(event_bytes, self.chunks(delta)))
+        return template.fill(delta.text) if delta.text else b""
+
+    def chunks(self, delta: CompletionOutput) -> list[Completion]:
+        """Any delta, as the documents that it is."""
+        work, index = self.work, delta.index
+        choice = work.piece(delta, self.exchange)
+        if self._same and index not in self._plain:
+            more = CompletionChoice(index=index, text=HOLE)
+            self._plain[index] = Template(work.document([more], self._usage))
+        if choice is None:
+            return []
+        running = work.asked.wants_running_usage
+        usage = work.usage(self.exchange) if running else self._usage
+        return [work.document([choice], usage)]
+
+    def last(self) -> list[Completion]:
+        work = self.work
+        return [work.document([], work.usage(self.exchange))] if work.asked.wants_usage else []

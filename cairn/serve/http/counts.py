@@ -4,6 +4,8 @@ Times are seen from the server: from the body of a request to what was handed to
 """
 
 from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING
 
 from cairn.core.metrics import (
     CATALOGUE,
@@ -11,6 +13,7 @@ from cairn.core.metrics import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     Metrics,
     Sample,
     Snapshot,
@@ -19,7 +22,12 @@ from cairn.core.metrics import (
 )
 from cairn.serve.engine.messages import Stats
 
-CATALOGUE_HTTP = (
+if TYPE_CHECKING:
+    from cairn.serve.http.ledger import Entry
+
+GROWING = ("steps", "preempted", "prefix_tokens", "prefix_hits", "host_s", "device_s")  # of `Stats`
+RECENT = 4096  # times between tokens, for percentiles
+CATALOGUE_HTTP: tuple[Metric, ...] = (
     *CATALOGUE,
     Counter(
         name="cairn_http_requests_total",
@@ -53,6 +61,38 @@ CATALOGUE_HTTP = (
         labels=("model",),
         buckets=(*LATENCY_SECONDS, 120, 300, 600),
     ),
+    Histogram(
+        name="cairn_request_phase_seconds",
+        help="Where the time of requests went: tokenize, queue, schedule, prefill, decode and respond follow one "
+        "another; kv_allocation, detokenize and stream are sums inside them.",
+        unit="seconds",
+        labels=("model", "phase"),
+        buckets=(0.0001, *LATENCY_SECONDS, 120, 300, 600),
+    ),
+    Counter(
+        name="cairn_preempted_requests_total",
+        help="Requests that lost their place in the batch, because the cache was full.",
+        unit="requests",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_prefix_looked_up_tokens_total",
+        help="Prompt tokens that were looked for in the prefix cache.",
+        unit="tokens",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_prefix_found_tokens_total",
+        help="Prompt tokens that were found there.",
+        unit="tokens",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_engine_seconds_total",
+        help="Time of the engine's steps: of the host, deciding and taking in; of the device, computing.",
+        unit="seconds",
+        labels=("model", "part"),
+    ),
     Gauge(
         name="cairn_running_requests",
         help="Requests in the batch of the engine.",
@@ -74,6 +114,12 @@ CATALOGUE_HTTP = (
     Gauge(
         name="cairn_cache_used_pages",
         help="Pages of the cache that requests hold.",
+        unit="pages",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_cache_findable_pages",
+        help="Pages of the cache that nobody holds, and that may still be found as a prefix.",
         unit="pages",
         labels=("model",),
     ),
@@ -108,7 +154,10 @@ class Gaps:
         self._counts = [0] * (len(LATENCY_SECONDS) + 1)
         self._sum = 0.0
 
+        self.recent: deque[float] = deque(maxlen=RECENT)
+
     def add(self, seconds: float) -> None:
+        self.recent.append(seconds)
         self._counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
         self._sum += seconds
 
@@ -128,4 +177,34 @@ def show_engine(metrics: Metrics, model: str, stats: Stats, open_requests: int) 
     metrics.set("cairn_open_requests", open_requests, model=model)
     metrics.set("cairn_cache_used_pages", stats.pages_used, model=model)
     metrics.set("cairn_cache_pages", stats.pages, model=model)
+    metrics.set("cairn_cache_findable_pages", stats.pages_cached, model=model)
     metrics.set("cairn_engine_steps", stats.steps, model=model)
+
+
+class EngineTotals:
+    """Totals of the engine as counters: those of an engine that was started again are added to what was before."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._last = Stats()
+
+    def count(self, metrics: Metrics, stats: Stats) -> None:
+        if any(getattr(stats, name) < getattr(self._last, name) for name in GROWING):
+            self._last = Stats()
+        last, self._last = self._last, stats
+
+        def add(metric: str, name: str, **labels: str) -> None:
+            grown = getattr(stats, name) - getattr(last, name)
+            metrics.add(metric, grown, model=self._model, **labels)
+
+        add("cairn_preempted_requests_total", "preempted")
+        add("cairn_prefix_looked_up_tokens_total", "prefix_tokens")
+        add("cairn_prefix_found_tokens_total", "prefix_hits")
+        add("cairn_engine_seconds_total", "host_s", part="host")
+        add("cairn_engine_seconds_total", "device_s", part="device")
+
+
+def count_parts(metrics: Metrics, model: str, entry: "Entry") -> None:
+    """The phases of a request that has ended."""
+    for part in entry.parts():
+        metrics.observe("cairn_request_phase_seconds", part.seconds, model=model, phase=part.name)

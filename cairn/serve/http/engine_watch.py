@@ -1,12 +1,22 @@
-"""The engine's processes, with the two signs of life that a server asks for."""
+"""The engine's processes, with what a server asks of its engine besides: signs of life, and a look inside."""
 
 from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine_processes import EngineProcesses
 
 
 class WatchedProcesses(EngineProcesses):
     def stats(self) -> Stats:
         return self.client.stats
+
+    def recent(self) -> list[StepTimes]:
+        return list(self.client.recent.copy())
+
+    def watch(self, seconds: float) -> None:
+        self.client.watch(seconds)
+
+    def page_map(self) -> str:
+        return self.client.pages
 
     def dead(self) -> str | None:
         if self._closed:

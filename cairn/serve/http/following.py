@@ -1,17 +1,25 @@
-"""From the engine's thread to the event loop: what is new of the answers to one request, for one reader.
+r"""From the engine's thread to the event loop: what is new of the answers to one request, for one reader.
 
-    engine's thread --on_news--> what is fresh, merged for each answer --bell--> await next() --> deltas
+    engine's thread --on_news--> which answers have news --bell--> await next() --> deltas
+                                                              \--> pour(push): push(deltas), with no task in between
 
-The news of one step ring the bell once, however many requests they belong to: waking a loop is what costs. A slow
-reader finds one merged delta for each answer, so that it holds no more than the answer itself, and slows nobody down.
+The news of one step ring the bell once, however many requests they belong to: waking a loop is what costs. The text
+stays where it is made, in the answers, until the reader comes for it: a slow reader finds one larger delta for each
+answer, so that it costs no more than the answer itself, and slows nobody down.
+
+Nothing here takes a lock, because there is one call for every token of every answer. Instead each side leaves its
+trace before it looks for the other's: the engine's thread says what is new and then looks whether the bell has been
+rung; the event loop takes the bell back and then looks what is new. At worst a reader is woken for nothing.
 """
 
 import asyncio
-import threading
+from collections import deque
 from collections.abc import Callable
 
-from cairn.serve.answer import CompletionOutput, extend
+from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine_thread import Job
+
+Push = Callable[[list[CompletionOutput]], bool]
 
 
 class Bell:
@@ -19,25 +27,25 @@ class Bell:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._lock = threading.Lock()
-        self._due: list[Callable[[], None]] = []
+        self._due: deque[Callable[[], None]] = deque()
+        self._rung = False
 
     def ring(self, wake: Callable[[], None]) -> None:
         """From any thread."""
-        with self._lock:
-            self._due.append(wake)
-            if len(self._due) > 1:  # somebody has rung already
-                return
+        self._due.append(wake)
+        if self._rung:
+            return
+        self._rung = True
         try:
             self._loop.call_soon_threadsafe(self._answer)
         except RuntimeError:  # the loop is closed: nobody reads any more
             return
 
     def _answer(self) -> None:
-        with self._lock:
-            due, self._due = self._due, []
-        for wake in due:
-            wake()
+        self._rung = False
+        due = self._due
+        while due:
+            due.popleft()()
 
 
 class Following:
@@ -45,37 +53,62 @@ class Following:
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
-        self._lock = threading.Lock()
-        self._fresh: dict[int, CompletionOutput] = {}
+        self._fresh: dict[Job, None] = {}  # have news; a change is one operation
         self._rung = False
         self._reader: asyncio.Future[None] | None = None
+        self._pouring: Callable[[], None] | None = None
         self._problem: BaseException | None = None
 
     def on_news(self, job: Job) -> None:
-        delta = job.answer.take()
-        with self._lock:
-            held = self._fresh.get(delta.index)
-            if held is None:
-                self._fresh[delta.index] = delta
-            else:
-                extend(held, delta)
-            if self._rung:
-                return
+        self._fresh[job] = None
+        if not self._rung:
             self._rung = True
-        self._bell.ring(self.wake)
+            self._bell.ring(self.wake)
 
     async def next(self) -> list[CompletionOutput]:
         """What is new since the last call; at least one delta. Raises what `fail` was given."""
         while True:
             if self._problem is not None:
                 raise self._problem
-            if self._fresh:
-                with self._lock:
-                    fresh, self._fresh = self._fresh, {}
-                    self._rung = False
-                return list(fresh.values())
+            if deltas := self._take():
+                return deltas
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+
+    async def pour(self, push: Push) -> None:
+        """Hand over what is new as soon as the bell rings, until `push` says False or there is a problem for `next`.
+
+        `push` is called between tasks: it returns at once. What it raises is raised here.
+        """
+        stopped = asyncio.get_running_loop().create_future()
+
+        def turn() -> None:
+            if stopped.done():  # cancelled
+                return
+            try:
+                deltas = self._take()
+                if self._problem is not None or (deltas and not push(deltas)):
+                    self._pouring = None
+                    stopped.set_result(None)
+            except Exception as error:  # noqa: BLE001  it belongs to whoever waits below
+                self._pouring = None
+                stopped.set_exception(error)
+
+        self._pouring = turn
+        try:
+            turn()  # for what came before it listened
+            await stopped
+        finally:
+            self._pouring = None
+
+    def _take(self) -> list[CompletionOutput]:
+        self._rung = False
+        fresh, deltas = self._fresh, []
+        while fresh:
+            job = fresh.popitem()[0]
+            if job.answer.has_news:  # else they were taken with those before
+                deltas.append(job.answer.take())
+        return deltas
 
     def fail(self, problem: BaseException) -> None:
         """The reader gets this instead of more; the first one counts."""
@@ -83,6 +116,9 @@ class Following:
         self.wake()
 
     def wake(self) -> None:
+        if self._pouring is not None:
+            self._pouring()
+            return
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)

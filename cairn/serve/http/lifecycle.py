@@ -10,14 +10,16 @@ A second SIGINT ends the waiting. Knows nothing about endpoints.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
 import uvicorn
+from starlette.routing import BaseRoute
 
 from cairn.core.errors import ConfigError
 from cairn.serve.http.api import Application
@@ -35,12 +37,18 @@ log = logging.getLogger("cairn")
 class Server(uvicorn.Server):
     """uvicorn, which drains on a signal and then returns instead of dying of it."""
 
-    def __init__(self, service: Service, on_ready: Callable[[], None] = lambda: None) -> None:
-        """`on_ready` is called once it answers."""
+    def __init__(
+        self,
+        service: Service,
+        on_ready: Callable[[], None] = lambda: None,
+        more: Sequence[BaseRoute] = (),
+    ) -> None:
+        """`on_ready` is called once it answers; `more` is served beside the API."""
         config = service.config
         super().__init__(
             uvicorn.Config(
-                Application(service), lifespan="on", log_level="warning", access_log=False, server_header=False,
+                Application(service, more), lifespan="on", log_level="warning", access_log=False, server_header=False,
+                proxy_headers=False,
                 backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_S, ws="none",
                 timeout_graceful_shutdown=int(config.drain_timeout + MARGIN_S),
             )
@@ -91,19 +99,28 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def keep_what_is_loaded() -> None:
+    """Modules and the model stay for as long as the process does: the garbage collector need not look at them again,
+    which would hold up every answer for a tenth of a second now and then."""
+    gc.collect()
+    gc.freeze()
+
+
 def serve(
     config: ServerConfig,
     on_ready: Callable[[str, Backend], None] = lambda address, backend: None,
     keys: Keys | None = None,
+    more: Sequence[BaseRoute] = (),
 ) -> None:
-    """Until it is told to stop. `on_ready` gets the address once it answers."""
+    """Until it is told to stop. `on_ready` gets the address once it answers; `more` is served beside the API."""
     keys = read_keys(config.api_key_file) if keys is None else keys
     if not keys and config.host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("listening on %s without API keys: whoever reaches it may use it", config.host)
     bound = bind(config)
     try:
         backend = open_backend(config)
+        keep_what_is_loaded()
         ready = partial(on_ready, address_of(bound), backend)
-        Server(Service(config, backend, keys), ready).run([bound])
+        Server(Service(config, backend, keys), ready, more).run([bound])
     finally:
         bound.close()

@@ -1,12 +1,13 @@
 """The OpenAPI document, made from the Structs that check the bodies: what it says is what is enforced."""
 
 import functools
+import re
 from typing import Any
 
 import msgspec
 
 from cairn import __version__
-from cairn.serve.http.messages import AnthropicMessage, Counted, CountRequest, MessagesRequest
+from cairn.serve.http.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.protocol_answers import (
     ChatCompletion,
     Completion,
@@ -17,18 +18,27 @@ from cairn.serve.http.protocol_answers import (
     Tokenized,
     Version,
 )
+from cairn.serve.http.protocol_messages import (
+    AnthropicError,
+    AnthropicMessage,
+    Counted,
+    CountRequest,
+    MessagesRequest,
+)
 from cairn.serve.http.protocol_requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from cairn.serve.http.protocol_responses import ModelResponse, ResponsesRequest
 from cairn.serve.http.refusal import ErrorBody
-from cairn.serve.http.responses import ModelResponse, ResponsesRequest
+from cairn.serve.http.views import EngineView, ModelView, RequestList, RequestView, TraceView
 
 POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),
     "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
+    "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
@@ -40,6 +50,21 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/models/{name}": (ModelCard, "the model under one name"),
     "/health": (Health, "whether the engine makes progress"),
     "/version": (Version, "the version of Cairn"),
+    "/cairn/engine": (EngineView, "what the engine is doing now"),
+    "/cairn/requests": (RequestList, "where the time of the last requests went"),
+    "/cairn/requests/{id}": (RequestView, "where the time of one request went"),
+    "/cairn/requests/{id}/trace": (TraceView, "one request as a timeline for Perfetto"),
+    "/cairn/trace": (TraceView, "the last requests as a timeline for Perfetto"),
+    "/cairn/model": (ModelView, "the model card"),
+}
+QUERIES: dict[str, dict[str, dict[str, Any]]] = {
+    "/cairn/requests": {
+        "order": {"enum": ["newest", "slowest"], "default": "newest"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    },
+    "/cairn/trace": {
+        "seconds": {"type": "number", "minimum": 0.001, "maximum": 3600, "default": 30}
+    },
 }
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 MISTAKES = {
@@ -55,7 +80,7 @@ MISTAKES = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    kinds = {ErrorBody}
+    kinds = {ErrorBody, AnthropicError}
     for asked, answered, _ in POSTS.values():
         kinds |= {asked, answered}
     kinds |= {answered for answered, _ in GETS.values()}
@@ -66,18 +91,22 @@ def document() -> dict[str, Any]:
     named = dict(zip(order, references, strict=True))
     paths: dict[str, Any] = {}
     for path, (asked, answered, about) in POSTS.items():
-        operation = _operation(about, named[answered], named[ErrorBody], [*MISTAKES])
+        error = AnthropicError if path.startswith("/v1/messages") else ErrorBody
+        operation = _operation(about, named[answered], named[error], [*MISTAKES])
         operation["requestBody"] = {"required": True, "content": _json(named[asked])}
         if path in STREAMS:
-            operation["responses"]["200"]["content"]["text/event-stream"] = {
-                "schema": {"type": "string"}
-            }
+            operation["responses"]["200"]["content"]["text/event-stream"] = {}
         paths[path] = {"post": operation}
     for path, (answered, about) in GETS.items():
-        operation = _operation(about, named[answered], named[ErrorBody], [401, 404, 503])
-        if "{" in path:
-            name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            operation["parameters"] = [name]
+        mistakes = [400, 401, 404, 503] if path in QUERIES else [401, 404, 503]
+        operation = _operation(about, named[answered], named[ErrorBody], mistakes)
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", path)
+        ] + [
+            {"name": name, "in": "query", "schema": schema}
+            for name, schema in QUERIES.get(path, {}).items()
+        ]
         paths[path] = {"get": operation}
     text = {
         "description": "Prometheus text",

@@ -17,6 +17,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31)]  # lower runs first
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -27,6 +28,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class SamplingFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
+    ledger: bool | None = None  # the answer says where its time went
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -44,7 +46,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] | None = None  # lower runs first
+    priority: Priority | None = None
     cache_salt: str | None = None  # requests of different salts share no cached prefix
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None

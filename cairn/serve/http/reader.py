@@ -26,6 +26,11 @@ from cairn.serve.http.tools import new_call_id
 class Reader(Protocol):
     """The text of one answer, as parts of a message."""
 
+    @property
+    def passes(self) -> bool:
+        """Is whatever follows content, as it is? Then it need not be pushed."""
+        ...
+
     def push(self, text: str, ended: bool) -> list[ChatDelta]:
         """What this piece makes certain; `ended`: nothing follows."""
         ...
@@ -36,6 +41,8 @@ class Reader(Protocol):
 
 
 class PlainText:
+    passes = True
+
     def push(self, text: str, ended: bool) -> list[ChatDelta]:
         return [ChatDelta(content=text)] if text else []
 
@@ -45,6 +52,8 @@ class PlainText:
 
 class Calls:
     """Looks for the calls of the tools that were offered, and passes the rest on."""
+
+    passes = False
 
     def __init__(self, offer: Offer) -> None:
         self._offer = offer
@@ -78,6 +87,10 @@ class Thoughts:
 
     def __init__(self, inside: bool, rest: Reader) -> None:
         self._splitter, self._rest = ReasoningSplitter(inside), rest
+
+    @property
+    def passes(self) -> bool:
+        return self._splitter.done and self._rest.passes
 
     def push(self, text: str, ended: bool) -> list[ChatDelta]:
         reasoning, content = self._splitter.push(text)

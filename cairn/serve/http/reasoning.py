@@ -41,6 +41,11 @@ class ReasoningSplitter:
         self._state: Literal["begin", "trim", "reasoning", "gap", "content"] = "begin"
         self._held = ""
 
+    @property
+    def done(self) -> bool:
+        """Is all that follows content?"""
+        return self._state == "content" and not self._held
+
     def push(self, text: str) -> Split:
         self._held += text
         reasoning, content = "", ""

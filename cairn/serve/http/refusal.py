@@ -83,12 +83,17 @@ class JSON(Response):
         super().__init__(msgspec.json.encode(content), status, headers)
 
 
-def refusal_of(error: CairnError, fields: tuple[str, ...] = ()) -> Refusal:
-    """What the engine or the tokenizer refused; `fields` are names of the body that a message may begin with."""
+def refusal_of(
+    error: CairnError, fields: tuple[str, ...] = (), prompt: str | None = None
+) -> Refusal:
+    """What the engine or the tokenizer refused.
+
+    `fields` are names of the body that a message may begin with, `prompt` is the one that holds the prompt.
+    """
     hint = f"; {error.hint}" if error.hint else ""
     if isinstance(error, RequestError | TokenizerError | ConfigError):
         first = error.message.partition(" ")[0].partition("[")[0].partition(".")[0]
         code = "context_length_exceeded" if "context" in error.message else "invalid_value"
-        param = first if first in fields else None
+        param = first if first in fields else prompt if "prompt" in error.message else None
         return Refusal(400, f"{error.message}{hint}", param=param, code=code)
     return Refusal(500, f"{error.message}{hint}")

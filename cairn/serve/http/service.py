@@ -11,48 +11,47 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
-
-from starlette.types import Receive, Scope, Send
 
 from cairn.core.errors import CairnError
 from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine_thread import Job
-from cairn.serve.grammar import Grammars, grammars_for
+from cairn.serve.grammar import FOLLOWED, Grammars, grammars_for
 from cairn.serve.http.admission import Admission, Rules, Ticket
 from cairn.serve.http.backend import Backend
 from cairn.serve.http.body import Gone
-from cairn.serve.http.counts import Gaps, rendered, server_metrics, show_engine
-from cairn.serve.http.following import Bell, Following
+from cairn.serve.http.call import Call
+from cairn.serve.http.counts import (
+    EngineTotals,
+    Gaps,
+    count_parts,
+    rendered,
+    server_metrics,
+    show_engine,
+)
+from cairn.serve.http.following import Bell, Following, Push
 from cairn.serve.http.health import Progress
 from cairn.serve.http.keys import Keys
+from cairn.serve.http.ledger import Entry
+from cairn.serve.http.ledger_book import Book
+from cairn.serve.http.ledger_engine import EngineLook
+from cairn.serve.http.ledger_floor import Floors
+from cairn.serve.http.ledger_otel import Traces, open_traces
+from cairn.serve.http.ledger_reply import SaysLedger, wants_header
 from cairn.serve.http.protocol_answers import Health
 from cairn.serve.http.refusal import Refusal
 from cairn.serve.http.settings import ServerConfig
+from cairn.serve.http.views import RequestView
 
 TICK_S = 1.0
 LONG_TEXT = 8192  # characters; a longer one is tokenized beside the event loop
 log = logging.getLogger("cairn")
 
 MakeJobs = Callable[[Callable[[Job], None]], list[Job]]
-
-
-class Call:
-    """One HTTP request, as an endpoint gets it."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, holder: str, id: str) -> None:
-        self.scope, self.receive, self.send = scope, receive, send
-        self.holder = holder  # of the API key
-        self.id = id
-        self.arrived = time.monotonic()
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of every answer."""
-        return [(b"x-request-id", self.id.encode("latin-1", "replace"))]
 
 
 class Service:
@@ -68,6 +67,13 @@ class Service:
         )  # fmt: skip
         self.admission = Admission(rules)
         self.progress = Progress(config.progress_timeout)
+        self.book = Book(Floors(backend.opened.spec, backend.facts))
+        self.book.on_settled.append(partial(count_parts, self.metrics, self.model))
+        self._traces: Traces | None = None
+        if config.otel_endpoint is not None:
+            self.send_traces(open_traces(config.otel_endpoint, self.model))
+        self.look = EngineLook(self)
+        self._totals = EngineTotals(self.model)
         self.open: set[Exchange] = set()
         self._grammars = grammars_for(backend.opened, backend.limits.vocabulary)
         self._bell: Bell | None = None
@@ -89,6 +95,13 @@ class Service:
         if self._grammars is not None:
             self._grammars.close()
         await asyncio.to_thread(self.backend.engine.close)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
+
+    def send_traces(self, traces: Traces) -> None:
+        """Every request that ends from now on becomes a span."""
+        self._traces = traces
+        self.book.on_settled.append(traces.tell)
 
     def drain(self) -> None:
         """Let nobody in any more; those inside have the grace to finish, and then end with what they have."""
@@ -104,6 +117,9 @@ class Service:
         while True:
             await asyncio.sleep(TICK_S)
             self.health()  # so that it is known since when nothing moves
+            stats = self.backend.engine.stats()
+            self.look.sample(stats)
+            self._totals.count(self.metrics, stats)
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
@@ -113,7 +129,9 @@ class Service:
         return self.progress.verdict(stats, bool(self.open), self.backend.dead(), draining)
 
     def metrics_text(self) -> str:
-        show_engine(self.metrics, self.model, self.backend.engine.stats(), self.admission.inside)
+        stats = self.backend.engine.stats()
+        show_engine(self.metrics, self.model, stats, self.admission.inside)
+        self._totals.count(self.metrics, stats)
         return rendered(self.metrics, self.gaps)
 
     def check_model(self, name: str | None) -> str:
@@ -147,9 +165,19 @@ class Service:
             return self.tokenizer.encode(text, special)
         return await asyncio.to_thread(self.tokenizer.encode, text, special)
 
-    def exchange(self, call: Call, make_jobs: MakeJobs) -> "Exchange":
+    def exchange(
+        self,
+        call: Call,
+        make_jobs: MakeJobs,
+        *,
+        stream: bool | None = None,
+        ledger: bool | None = None,
+    ) -> "Exchange":
+        """`ledger`: the body asks for it."""
         if self._bell is None:
             raise RuntimeError("the service has not been started")
+        call.streams, call.wants_field = bool(stream), bool(ledger)
+        call.wants_ledger = call.wants_field or wants_header(call.scope)
         return Exchange(self, call, make_jobs, Following(self._bell))
 
 
@@ -185,10 +213,11 @@ class Exchange:
             )
         self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
         service.open.add(self)
+        self._entry = self._begin()
         try:
             service.backend.engine.submit(self.jobs)
         except CairnError as problem:  # it ended between the two lines
-            self._close()
+            self._close("error")
             raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
         loop = asyncio.get_running_loop()
         self._watching = loop.create_task(self._watch())
@@ -204,17 +233,26 @@ class Exchange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._close()
+        self._close(self._status(error))
 
     async def next(self) -> list[CompletionOutput]:
         """What is new: deltas, each of one answer. Raises Gone when nobody reads, Refusal when the engine failed."""
+        self._entry.hand_over(time.monotonic())
         deltas = await self._following.next()
-        now = time.monotonic()
-        for delta in deltas:
-            self._note(delta, now)
-            if delta.finish_reason == "error":
-                raise self._failed(delta.error or "no reason was given")
+        self._note_all(deltas)
         return deltas
+
+    async def pour(self, push: Push) -> None:
+        """Hand what is new to `push` without waking this task for it, until it says False or all have ended."""
+
+        def noted(deltas: list[CompletionOutput]) -> bool:
+            self._note_all(deltas)
+            more = push(deltas) and not self.finished
+            self._entry.hand_over(time.monotonic())
+            return more
+
+        if not self.finished:
+            await self._following.pour(noted)
 
     def abort(self) -> None:
         """End the answers where they are; the reader gets what there is."""
@@ -223,6 +261,27 @@ class Exchange:
             self._service.backend.engine.abort(left)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _begin(self) -> Entry:
+        call, book = self._call, self._service.book
+        entry = call.entry = book.begin(call.id, call.scope["path"], call.arrived, self.jobs)
+        entry.parent, entry.streamed = call.traceparent, call.streams
+        if call.wants_ledger:
+            call.send = SaysLedger(call.send, self._view)
+        return entry
+
+    def _view(self) -> RequestView:
+        """The ledger just before the last bytes leave."""
+        return self._service.book.view(self._entry, about_to=self._status(None))
+
+    def _status(self, error: BaseException | None) -> str:
+        """How it ended, in a word."""
+        if isinstance(error, Refusal):
+            return "deadline" if error.code == "deadline" else "error"
+        if error is not None:
+            return "abort"
+        reasons = {job.answer.whole.finish_reason or "abort" for job in self.jobs}
+        return next((each for each in ("error", "abort", "length") if each in reasons), "stop")
 
     async def _watch(self) -> None:
         """Until the client leaves, which ends everything."""
@@ -244,8 +303,17 @@ class Exchange:
         """It may work a moment later, or elsewhere: an engine that fell is started again."""
         if self._service.backend.dead() is not None:
             return Refusal(503, reason, code="engine_dead", retry_after_s=10)
+        if FOLLOWED in reason:  # it led to where nothing is allowed: the request's fault, not ours
+            return Refusal(400, reason, code="grammar_dead_end")
         log.error("request %s failed: %s", self._call.id, reason)
         return Refusal(503, reason, code="engine_error", retry_after_s=1)
+
+    def _note_all(self, deltas: list[CompletionOutput]) -> None:
+        now = self._entry.last = self._entry.handing = time.monotonic()
+        for delta in deltas:
+            self._note(delta, now)
+            if delta.finish_reason == "error":
+                raise self._failed(delta.error or "no reason was given")
 
     def _note(self, delta: CompletionOutput, now: float) -> None:
         """Count, and give the ticket its news."""
@@ -253,12 +321,15 @@ class Exchange:
         before = self._last_of.get(delta.index)
         self._last_of[delta.index] = now
         if before is not None:
-            self._service.gaps.add(now - before)
+            gap = now - before
+            self._service.gaps.add(gap)
+            if gap > self._entry.longest:
+                self._entry.longest = gap
         else:
             if self._ticket is not None:
                 self._ticket.first_token()
             if not self._first:
-                self._first = now
+                self._first = self._entry.first = now
                 took = now - self._call.arrived
                 metrics.observe("cairn_time_to_first_token_seconds", took, model=model)
         if delta.finish_reason is not None:
@@ -278,8 +349,9 @@ class Exchange:
             each = (now - self._first) / (tokens - 1)
             metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
 
-    def _close(self) -> None:
+    def _close(self, status: str) -> None:
         self._service.open.discard(self)
+        self._entry.close(status, time.monotonic())
         self.abort()  # whatever is left
         for timer in self._timers:
             timer.cancel()

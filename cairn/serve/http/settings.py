@@ -53,6 +53,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """origins whose pages may call this server; * is any"""
     allowed_hosts: list[str] = msgspec.field(default_factory=list)
     """values of the Host header that are answered; by default any"""
+    otel_endpoint: str | None = None
+    """where requests are sent as OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs cairn[otel]"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +65,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         for name in ("key_requests_per_minute", "key_concurrent_requests", "max_request_tokens"):
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
+        fine = (self.otel_endpoint or "http://").startswith(("http://", "https://"))
+        _check("otel_endpoint", self.otel_endpoint, fine, "an http:// or https:// address")
         _check("max_waiting", self.max_waiting, self.max_waiting >= 0, "at least 0")
         _check("max_body_bytes", self.max_body_bytes, self.max_body_bytes >= 1, "at least 1")
         _check(

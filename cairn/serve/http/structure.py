@@ -61,7 +61,13 @@ async def grammar_of(
     service: Service, asked: SamplingFields, offer: Offer | None = None, thinking: Thinking = "no"
 ) -> Grammar | None:
     """What every answer to this request follows; None: it may say what it likes."""
-    guide = _guide_of(asked)
+    return await grammar_for(service, _guide_of(asked), offer, thinking)
+
+
+async def grammar_for(
+    service: Service, guide: Guide | None, offer: Offer | None, thinking: Thinking
+) -> Grammar | None:
+    """The same for a shape that was asked for in other words."""
     if guide is not None:  # on its own first, so that a mistake is told in its own words
         alone = await service.grammars.compiled(guide)
         if offer is None and thinking == "no":

@@ -18,6 +18,7 @@ import tiny_tokenizers
 import tokenizers
 import torch
 import transformers
+from starlette.routing import BaseRoute
 
 from cairn.serve.http.backend import ThreadedEngine, open_backend
 from cairn.serve.http.keys import Keys
@@ -66,12 +67,15 @@ def make_folder(
 
 
 class Live:
-    def __init__(self, folder: Path, keys: Keys, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, keys: Keys, more: Sequence[BaseRoute] = (), **settings: Any
+    ) -> None:
         defaults: dict[str, Any] = dict(
             dtype="float32", device="cpu", num_gpu_blocks_override=256, max_num_seqs=8, port=0,
             served_model_name=["tiny"], drain_timeout=10.0,
         )  # fmt: skip
         config = ServerConfig(model=str(folder), **(defaults | settings))
+        self.asked: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         backend = open_backend(config)
@@ -81,7 +85,7 @@ class Live:
         bound = bind(config)
         self.url = address_of(bound)
         self.service = Service(config, backend, keys)
-        self.server = Server(self.service)
+        self.server = Server(self.service, more=more)
         self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
         self.thread.start()
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
@@ -98,6 +102,13 @@ class Live:
             return step()
 
         engine.step = gated
+
+    def last_ids(self) -> list[int]:
+        """The prompt of the request that came last inside `scripted`."""
+        return self.asked
+
+    def last_prompt(self) -> str:
+        return self.service.tokenizer.decode(self.asked, skip_special=False)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -167,6 +178,7 @@ def scripted(server: Live, text: str) -> Iterator[None]:
 
     def with_script(*args: Any, **kwargs: Any) -> list[Any]:
         made = jobs(*args, **kwargs)
+        server.asked = made[0].request.prompt
         for job in made:
             job.request.constraint = Script(ids, 0, backend.limits.vocabulary)
         return made

@@ -50,7 +50,7 @@ def test_a_line_that_moves_too_slowly_is_refused_before_it_is_joined(clock):
         clock.now += 2
         ticket.first_token()
     assert admission.wait_s() == 0  # nobody waits
-    waiting = [admission.admit("a", 1) for _ in range(6)]
+    waiting = [admission.admit("a", 1) for _ in range(5)]  # the last one waits for 8 s
     late = refused(admission)
     assert late.status == 503
     assert late.code == "deadline"

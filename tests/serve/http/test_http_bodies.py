@@ -109,7 +109,7 @@ def malformed(draw):
     return path, json.dumps(GOOD[path] | {name: value}).encode()
 
 
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(case=malformed())
 def test_a_malformed_body_is_refused_and_the_server_lives(server, case):
     path, body = case
@@ -118,7 +118,7 @@ def test_a_malformed_body_is_refused_and_the_server_lives(server, case):
     assert response.json()["error"]["message"]
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(path=st.sampled_from(PATHS), extra=st.dictionaries(NAMES, anything, max_size=3))
 def test_nothing_that_can_be_written_is_a_server_error(server, path, extra):
     response = server.http.post(path, content=json.dumps(GOOD[path] | extra).encode())
@@ -153,8 +153,8 @@ def _nested(depth):
         ({"prompt": "a", "n": 500}, "n is 500; it has to be a whole number between 1 and 128"),
         ({"prompt": "a", "stream": 1}, "stream is 1; it has to be true or false"),
         ({"prompt": "a", "stream_options": {"include_usage": 3}},
-         "stream_options.include_usage is 3: expected `bool | null`, got `int`"),
-        ({"prompt": "a", "stop": ["x", 2]}, "stop[1] is 2; stop has to be text or a list of text"),
+         "stream_options.include_usage is 3; it has to be true or false"),
+        ({"prompt": "a", "stop": ["x", 2]}, "stop[1] is 2; it has to be text"),
         ({}, "prompt is missing"),
     ],
 )  # fmt: skip

@@ -45,6 +45,7 @@ def test_sigterm_lets_running_requests_finish(process):
     body = dict(model="tiny", prompt="Once", max_tokens=150, ignore_eos=True, stream=True)
     with httpx.Client(base_url=url, timeout=60) as client:
         assert client.get("/health").json()["status"] == "ok"
+        assert "<title>Cairn</title>" in client.get("/").text
         with client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)

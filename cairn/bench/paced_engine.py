@@ -1,0 +1,71 @@
+"""An engine without a model: the real scheduler, loop and thread over a device that only takes its time.
+
+    step --> PacedRunner: every sampling request gets the next word of a text it repeats, `step_seconds` later
+
+So a server can be measured and loaded as if it had an accelerator behind it: its rows, its pages and its pace are
+real, its answers are made up. `capacity` says how many answers such an engine makes in a second.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from cairn.models.runnable import OpenModel
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.runner import Landed
+from cairn.serve.engine.scheduler import Scheduler, Step
+from cairn.serve.http.backend import Backend, ThreadedEngine
+
+TEXT = (
+    "A cairn is a pile of stones that marks a path: each traveller adds one, and whoever comes later finds the way. "
+    "The café at its foot serves „Brötchen“, 日本茶 and \\backslashes\\ with 1,234 kinds of jam 🎉.\n\n"
+)
+
+StepSeconds = Callable[[Step], float]
+
+
+class PacedFlight:
+    def __init__(self, step: Step, tokens: list[int], due: float) -> None:
+        self.step, self._tokens, self._due = step, tokens, due
+
+    def land(self) -> Landed:
+        left = self._due - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        return Landed(self._tokens, {}, {})
+
+
+class PacedRunner:
+    """A device whose steps end one after the other, each `step_seconds` after the one before."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, words: list[int], step_seconds: StepSeconds) -> None:
+        self._words, self._step_seconds = words, step_seconds
+        self._free = 0.0  # when the device has done what it was given
+
+    def launch(self, step: Step) -> PacedFlight:
+        words, count = self._words, len(self._words)
+        tokens = [words[(r.arrival * 7 + len(r.outputs)) % count] for r in step.sampling]
+        self._free = max(self._free, time.monotonic()) + self._step_seconds(step)
+        return PacedFlight(step, tokens, self._free)
+
+
+def paced_engine(opened: OpenModel, limits: Limits, step_seconds: StepSeconds) -> Engine:
+    words = [5, 6, 7] if opened.tokenizer is None else opened.tokenizer.encode(TEXT, special=False)
+    runner = PacedRunner(words, step_seconds)
+    return Engine(Scheduler(limits, prefix_caching=False), cast(Any, runner), overlap=False)
+
+
+def paced_backend(opened: OpenModel, limits: Limits, step_seconds: StepSeconds) -> Backend:
+    """For a `Service`, in a thread of its own."""
+    engine = ThreadedEngine(paced_engine(opened, limits, step_seconds))
+    return Backend(opened, limits, engine, [])
+
+
+def capacity(rows: int, step_s: float, tokens: float) -> float:
+    """Answers of so many tokens that come in a second, when every row is always taken and a step takes so long."""
+    return rows / (tokens * step_s)

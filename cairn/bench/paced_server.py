@@ -1,0 +1,63 @@
+"""The whole server over an engine that only keeps time, in a thread of this process: something to load and to measure.
+
+with PacedServer(opened, limits, lambda step: 0.005, max_waiting=64) as server:
+    ... requests to server.url ...
+"""
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Any, Self, cast
+
+from cairn.bench.paced_engine import StepSeconds, paced_backend
+from cairn.models.runnable import OpenModel
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.request import Limits
+from cairn.serve.http.backend import ThreadedEngine
+from cairn.serve.http.lifecycle import Server, address_of, bind
+from cairn.serve.http.service import Service
+from cairn.serve.http.settings import ServerConfig
+
+PATIENCE_S = 60
+
+
+class PacedServer:
+    """Listens on a free port of loopback as soon as it is made."""
+
+    def __init__(
+        self, opened: OpenModel, limits: Limits, step_seconds: StepSeconds, **settings: Any
+    ) -> None:
+        config = ServerConfig(model=opened.name, port=0, served_model_name=["paced"], **settings)
+        backend = paced_backend(opened, limits, step_seconds)
+        self.engine: Engine = cast(ThreadedEngine, backend.engine).engine
+        bound = bind(config)
+        self.url = address_of(bound)
+        self.port = int(self.url.rpartition(":")[2])
+        self.service = Service(config, backend)
+        ready = threading.Event()
+        self._server = Server(self.service, ready.set)
+        self._thread = threading.Thread(target=self._server.run, args=([bound],), daemon=True)
+        self._thread.start()
+        if not ready.wait(PATIENCE_S):
+            raise TimeoutError("the server did not start")
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """In which it serves."""
+        assert self._server._loop is not None
+        return self._server._loop
+
+    def close(self) -> None:
+        self._server.stop()
+        self._thread.join(PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

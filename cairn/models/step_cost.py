@@ -1,0 +1,83 @@
+"""What one step of a model costs at least: FLOPs, and bytes through memory.
+
+    bytes   the weights, once for the whole step; and the keys and values that its tokens attend to
+    flops   of every token, and of every row of logits
+
+Exact for a step whose sequences are known one by one (`step_cost`), and from the sums of many steps (`total_cost`),
+which is what a running engine can afford to keep. Norms, activations and sampling cost nothing. Pure arithmetic over a
+`ModelSpec`; what a byte or a FLOP takes in seconds is for `hw.roofline` to say.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from cairn.kernels.kernel import Cost
+from cairn.models.spec import ModelSpec
+
+
+class Work(NamedTuple):
+    """What one sequence has to compute in one step."""
+
+    tokens: int  # new ones
+    cached: int  # before them
+    logits: int = 1  # rows of them
+    shared: int = 0  # so many of the cached tokens are read for somebody else anyway
+
+
+class Total(NamedTuple):
+    """What several steps computed together."""
+
+    steps: int
+    tokens: int
+    logits: int  # rows of them
+    read: int  # entries of the cache, summed over the sequences of each step
+    pairs: int  # of a query and a key
+
+
+def step_cost(spec: ModelSpec, work: Iterable[Work], value_bytes: int) -> Cost:
+    """Of one step over several sequences."""
+    flops, tokens, keys = 0, 0, 0.0
+    for part in work:
+        flops += spec.forward_flops(part.tokens, part.cached, part.logits)
+        tokens += part.tokens
+        keys += spec.kv_bytes(part.tokens + part.cached - part.shared, value_bytes)
+    return Cost(float(flops), weights_read(spec, tokens) * value_bytes + keys)
+
+
+def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: float) -> Cost:
+    """Of many steps; `weight_bytes`: of one weight, which may be packed, `value_bytes`: of one key or value.
+
+    Of a layer with a window it is known only how many tokens look, so each is given a full window at most.
+    """
+    head = spec.vocab * spec.hidden
+    reads, pairs = 0, 0
+    for layer in range(spec.layers):
+        most = (spec.window(layer) or total.read) * max(total.tokens, 1)
+        reads += min(total.read, most)
+        pairs += min(total.pairs, (spec.window(layer) or total.pairs) * max(total.tokens, 1))
+    flops = 2 * (spec.matmul_parameters() - head) * total.tokens + 2 * head * total.logits
+    flops += 4 * spec.heads * spec.head_dim * pairs
+    each = total.tokens // max(total.steps, 1)  # tokens of a step, for the experts that they choose
+    weights = weights_read(spec, each) * total.steps * weight_bytes
+    return Cost(float(flops), weights + 2 * spec.kv_heads * spec.head_dim * reads * value_bytes)
+
+
+def attended(spec: ModelSpec, seen_R: np.ndarray) -> int:
+    """Over all layers and sequences, how many tokens the newest one looks at, itself included."""
+    windows = [spec.window(layer) for layer in range(spec.layers)]
+    wide = windows.count(0) * int(seen_R.sum())
+    return wide + sum(int(np.minimum(seen_R, window).sum()) for window in windows if window)
+
+
+def weights_read(spec: ModelSpec, tokens: int) -> float:
+    """Weights that so many tokens visit, each counted once: of the experts, those that they are expected to choose."""
+    if spec.experts is None or tokens == 0:
+        return float(spec.matmul_parameters())
+    experts = spec.experts
+    missed = (1 - experts.per_token / experts.count) ** tokens
+    visited = experts.count * (1 - missed)
+    sparse = sum(spec.experts_of(layer) is not None for layer in range(spec.layers))
+    one = (2 + spec.gated) * spec.hidden * experts.intermediate
+    return spec.matmul_parameters() + sparse * one * (visited - experts.per_token)

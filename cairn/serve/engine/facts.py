@@ -1,0 +1,72 @@
+"""An engine in numbers: what it is doing at this moment, and what its model is made of.
+
+Read while the engine runs in another thread: counts that may be a step apart. Changes nothing.
+"""
+
+import time
+from pathlib import Path
+from typing import cast
+
+from cairn.hw.host import read_cpu
+from cairn.models.packed_weights import Product
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.cpu_layout import matrices, places
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.messages import Facts, Stats
+from cairn.serve.engine.pages import page_bytes
+
+
+def stats_of(engine: Engine) -> Stats:
+    scheduler, spent = engine.scheduler, engine.spent
+    usage, found = scheduler.blocks.usage(), scheduler.blocks.prefix.statistics
+    return Stats(
+        engine.steps, scheduler.waiting, scheduler.running, usage.total, usage.used, usage.cached, found.tokens,
+        found.hits, scheduler.preemptions, spent.prefill, spent.sampled, spent.host, spent.device, time.monotonic(),
+    )  # fmt: skip
+
+
+def facts_of(engine: Engine) -> Facts:
+    """Of the weights as they lie in memory, whatever form they were given there."""
+    model = getattr(engine.runner, "model", None)
+    if model is None:  # a device that only plays one
+        return Facts()
+    weight = model.embedding.weight
+    ranks, size = model.build.shards.size, engine.scheduler.limits.page_size
+    kept_in = engine.runner.pool.cache.dtype
+    return Facts(
+        device=str(weight.device), device_name=_device_name(weight.device),
+        dtype=str(weight.dtype).removeprefix("torch."), weights_bytes=_held(model), read_bytes=_read(model),
+        kv_bytes_per_token=page_bytes(model.spec, size, kept_in, ranks) / size, ranks=ranks,
+    )  # fmt: skip
+
+
+def _held(model: Transformer) -> int:
+    """Tied weights count once, and those that were given back not at all."""
+    storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
+    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    more = 0
+    for place in places(model):
+        more += 0 if place.turned is None else place.turned.nbytes
+        more += 0 if place.packed is None else cast(Product, place.packed).nbytes
+    return sum(held.values()) + more
+
+
+def _read(model: Transformer) -> int:
+    """What one decoded token is multiplied with; of packed weights, the form for few tokens."""
+    if model.spec.experts is not None:
+        return 0
+    total = 0
+    for place in places(model):
+        if place.packed is None:
+            total += sum(matrix.nbytes for matrix in matrices(place))
+        else:
+            total += cast(Product, getattr(place.packed, "few", place.packed)).nbytes
+    return total
+
+
+def _device_name(device: object) -> str:
+    if str(device) == "cpu":
+        return read_cpu(Path("/")).model or "CPU"
+    import torch
+
+    return torch.cuda.get_device_name(device)  # type: ignore[arg-type]

@@ -1,0 +1,57 @@
+"""What steps computed and where their time went; data, and the difference of two moments.
+
+    StepTimes   one step                                      the newest ones are remembered
+    Spent       all steps up to now; later minus earlier:     what was computed while a request was in a phase
+
+A request keeps the totals of the moment when it began to wait for its first token, and of its first token; that is all
+it takes to know later what the engine did meanwhile, so nothing is counted for each request in each step. Needs no
+torch: crosses the border of the engine's process.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class StepTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the time of one step went, on the host; seconds. What was computed; tokens."""
+
+    number: int
+    sequences: int
+    tokens: int
+    schedule: float
+    launch: float
+    wait: float  # for the device
+    update: float
+    ended: float  # on the loop's clock
+    prefill: int = 0  # of the tokens, those known before: of prompts, or again after a preemption
+    sampled: int = 0
+    read: int = 0  # entries of the cache that attention looks at, summed over the sequences
+    pairs: int = 0  # of a query and a key
+
+    @property
+    def total(self) -> float:
+        return self.schedule + self.launch + self.wait + self.update
+
+
+class Spent(NamedTuple):
+    """Totals since the engine began, or the difference of two of them."""
+
+    steps: int = 0
+    tokens: int = 0
+    prefill: int = 0
+    sampled: int = 0
+    read: int = 0
+    pairs: int = 0
+    host: float = 0.0  # seconds in which the loop decided, prepared and took in
+    device: float = 0.0  # seconds in which it computed, or waited for the device that did
+
+    def since(self, earlier: "Spent") -> "Spent":
+        return Spent(
+            self.steps - earlier.steps, self.tokens - earlier.tokens, self.prefill - earlier.prefill,
+            self.sampled - earlier.sampled, self.read - earlier.read, self.pairs - earlier.pairs,
+            self.host - earlier.host, self.device - earlier.device,
+        )  # fmt: skip
+
+
+NOTHING = Spent()

@@ -1,0 +1,92 @@
+"""The page's files over HTTP: `/` and `/web/...`, as routes that the server takes along.
+
+    static/index.html          /
+    static/chat/view.js        /web/chat/view.js
+
+All files are read once, at the start; a path is looked up in that table and never reaches the file system, so no path
+leads out of the folder. Browsers keep a copy and ask whether it is still good (ETag): nobody sees yesterday's page.
+Knows nothing of the API; the page itself calls that.
+"""
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+FOLDER = Path(__file__).parent / "static"
+FRONT = "index.html"
+TYPES = {  # written down, because what a system knows about types differs from machine to machine
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".md": "text/markdown; charset=utf-8",
+    "": "text/plain; charset=utf-8",  # LICENSE
+}
+HEADERS = {
+    # Everything comes from this server: no script, style, font or picture from anywhere else, and none inline.
+    "content-security-policy": "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # keep it, and ask each time
+    "vary": "accept-encoding",
+}
+SMALL = 512  # bytes that are not worth packing
+
+
+class Asset(msgspec.Struct, frozen=True):
+    """A file as it is sent."""
+
+    content: bytes
+    packed: bytes | None  # by gzip
+    media_type: str
+    tag: str  # of the content: another content has another tag
+
+    def response(self, asked: Headers) -> Response:
+        headers = HEADERS | {"etag": self.tag}
+        known = asked.get("if-none-match", "").split(",")
+        if self.tag in {tag.strip().removeprefix("W/") for tag in known}:
+            return Response(status_code=304, headers=headers)
+        if self.packed is not None and "gzip" in asked.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            return Response(self.packed, headers=headers, media_type=self.media_type)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
+
+class Site:
+    """The table of assets, as an ASGI application for the routes below."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self.assets = {
+            path.relative_to(folder).as_posix(): read_asset(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.suffix in TYPES
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asset = self.assets.get(scope.get("path_params", {}).get("path", FRONT))
+        if asset is None:
+            raise HTTPException(404)
+        await asset.response(Headers(scope=scope))(scope, receive, send)
+
+
+def read_asset(path: Path) -> Asset:
+    content = path.read_bytes()
+    packed = gzip.compress(content, mtime=0) if len(content) > SMALL else None
+    tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    return Asset(content, packed, TYPES[path.suffix], tag)
+
+
+def routes() -> list[BaseRoute]:
+    site = Site()
+    return [
+        Route("/", site, methods=["GET"], name="page"),
+        Route("/web/{path:path}", site, methods=["GET"], name="assets"),
+    ]

@@ -1,0 +1,140 @@
+"""Packed matrices keep what they say they keep, and their products err no more than rounding explains."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cairn.models.packed_weights import GROUP, LEVELS, Int4, Int8, Levels
+
+NONE = torch.tensor([], dtype=torch.long)
+TOKENS = (1, 3, 8, 40)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def lattice(rows: int, columns: int, seed: int = 0) -> Tensor:
+    """A matrix as Q4_1 stores it: every group has a smallest and a largest level."""
+    chance = torch.Generator().manual_seed(seed)
+    shape = (rows, columns // GROUP, GROUP)
+    level = torch.randint(0, LEVELS + 1, shape, generator=chance)
+    level[..., 0], level[..., 1] = 0, LEVELS
+    scale = (torch.rand(shape[:2], generator=chance) * 0.02 + 0.001).bfloat16().float()
+    low = -scale * (7 + 2 * torch.rand(shape[:2], generator=chance))
+    return (level * scale[..., None] + low[..., None]).view(rows, columns)
+
+
+def activations(tokens: int, columns: int, seed: int = 1) -> Tensor:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, columns, generator=chance)
+
+
+def forms(weight_NK: Tensor, outliers_O: Tensor = NONE) -> list[Int4 | Int8]:
+    shape = tuple(weight_NK.shape)
+    made: list[Int4 | Int8] = []
+    if Int4.obstacle(*shape) is None:
+        made.append(Int4(Levels(weight_NK), outliers_O))
+    if Int8.obstacle(*shape) is None:
+        made.append(Int8(weight_NK, outliers_O))
+    if not made:
+        pytest.skip("this CPU has no packed product")
+    return made
+
+
+def worst_error(form: Int4 | Int8, x_MK: Tensor, weight_NK: Tensor) -> Tensor:
+    """More than rounding can do: half a step of x under each weight, and what the form changed of the weight."""
+    x, w = x_MK.double(), weight_NK.double()
+    step_M1 = 2 * x.abs().amax(-1, keepdim=True) / 254
+    if isinstance(form, Int8):
+        weight_step_N = w.abs().amax(-1) / 127 / 2
+    else:
+        weight_step_N = (Levels(weight_NK).weight_NK().double() - w).abs().amax(-1)
+    of_x = step_M1 * w.abs().sum(-1)  # a whole step: the zero point is rounded as well
+    of_w = x.abs().sum(-1, keepdim=True) * weight_step_N
+    return of_x + of_w + 1e-5 * (x.abs() @ w.abs().t())
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 9), groups=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_levels_keep_a_matrix_that_has_sixteen_of_them(rows, groups, seed):
+    weight = lattice(rows, groups * GROUP, seed)
+    levels = Levels(weight)
+    assert levels.exact(weight)
+    assert torch.allclose(levels.weight_NK(), weight, rtol=0, atol=0.04 * 0.021)
+
+
+def test_levels_know_that_other_matrices_change():
+    weight = torch.randn(16, 4 * GROUP, generator=torch.Generator().manual_seed(0))
+    levels = Levels(weight)
+    assert not levels.exact(weight)
+    step = levels.scale_NG.float().repeat_interleave(GROUP, dim=1)
+    assert (
+        (levels.weight_NK() - weight).abs() <= 0.75 * step
+    ).all()  # half a step, and the mean put right
+
+
+def test_a_group_of_equal_values_is_kept():
+    weight = torch.full((3, 2 * GROUP), 0.25)
+    assert torch.equal(Levels(weight).weight_NK(), weight)
+    for form in forms(weight):
+        x = activations(2, 2 * GROUP)
+        assert torch.allclose(form(x), x @ weight.t(), atol=0.3)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("shape", [(96, 64), (17, 576), (64, 1536)])
+def test_a_product_errs_no_more_than_rounding_explains(tokens, shape):
+    weight, x = lattice(*shape), activations(tokens, shape[1])
+    exact = x.double() @ weight.double().t()
+    for form in forms(weight):
+        error = (form(x).double() - exact).abs()
+        assert (error <= worst_error(form, x, weight)).all(), type(form).__name__
+        assert error.norm() <= 0.03 * exact.norm(), type(form).__name__
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_outliers_cost_the_other_columns_nothing(tokens):
+    """Columns a hundred times as large as the rest: rounded, they would leave the rest a level or two."""
+    weight, x = lattice(48, 576), activations(tokens, 576)
+    outliers = torch.tensor([5, 100, 575])
+    x[:, outliers] *= 300
+    exact = x.double() @ weight.double().t()
+    rest = x.clone()
+    rest[:, outliers] = 0
+    for form in forms(weight, outliers):
+        error = (form(x).double() - exact).abs()
+        allowed = worst_error(form, rest, weight) + 4e-3 * (
+            x.abs().double() @ weight.abs().double().t()
+        )
+        assert (error <= allowed).all(), type(form).__name__
+    for form in forms(weight):  # and without the split they do cost
+        assert (form(x).double() - exact).norm() > 2 * error.norm()
+
+
+def test_no_token_pays_for_another():
+    """A token of small numbers beside one of large numbers is rounded by its own range."""
+    weight, x = lattice(32, 128), activations(10, 128)
+    x[1:] *= 1000
+    exact = x[:1].double() @ weight.double().t()
+    for form in forms(weight):
+        error = (form(x)[:1].double() - exact).abs()
+        assert (error <= worst_error(form, x[:1], weight)).all(), type(form).__name__
+
+
+def test_zeros_give_zeros():
+    weight = lattice(16, 64)
+    for form in forms(weight):
+        assert form(torch.zeros(2, 64)).abs().max() < 1e-30
+
+
+def test_packing_leaves_the_choice_of_library_alone():
+    before = torch.backends.quantized.engine
+    forms(lattice(8, 64))
+    assert torch.backends.quantized.engine == before
