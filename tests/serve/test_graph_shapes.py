@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 from tiny_engines import greedy, prompt_of, submit, tiny_engine
 
 from cairn.serve.engine.batch import Layout, words_of
-from cairn.serve.engine.cuda_graph import decode_sizes, shape_of, token_sizes
+from cairn.serve.engine.cuda_graph import (
+    MOST_MIXED,
+    decode_sizes,
+    mixed_shape,
+    mixed_sizes,
+    shape_of,
+    token_sizes,
+)
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Chunk
@@ -14,7 +21,7 @@ from cairn.serve.engine.scheduler import Chunk
 @st.composite
 def steps(draw):
     rows, page_size = draw(st.integers(1, 300)), draw(st.sampled_from([16, 64]))
-    budget = draw(st.integers(rows, 3000))
+    budget = draw(st.integers(rows, 9000))
     context = draw(st.integers(64, 4096))
     limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
                     page_size=page_size, vocabulary=9)  # fmt: skip
@@ -44,13 +51,17 @@ def test_a_shape_holds_its_step_and_has_room(step):
     assert all(room >= need for room, need in zip(layout, exact, strict=True))
     padding = layout.padding(exact.sequences, exact.tokens)
     assert sum(padding) == layout.tokens - exact.tokens
-    assert shape.fresh == (not layout.one_each and all(chunk.start == 0 for chunk in chunks))
+    large = layout.tokens > MOST_MIXED
+    assert shape.fresh == (large and all(chunk.start == 0 for chunk in chunks))
+    if not large and not layout.one_each:
+        assert shape == mixed_shape(layout.tokens, limits)  # tokens alone tell it from others
+        assert layout.tokens - exact.tokens < max(256, exact.tokens // 8)
 
 
 @given(st.integers(1, 2000))
 def test_sizes_rise_to_the_limit(most):
-    for sizes in (decode_sizes(most), token_sizes(most)):
-        assert sizes[-1] == most
+    for sizes in (decode_sizes(most), token_sizes(most), mixed_sizes(most)):
+        assert sizes[-1] == min(most, MOST_MIXED if sizes == mixed_sizes(most) else most)
         assert list(sizes) == sorted(set(sizes))
 
 

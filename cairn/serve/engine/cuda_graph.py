@@ -3,8 +3,12 @@
 A launch from Python costs tens of microseconds, a node of a graph less than one, and a step has hundreds. Which shapes
 there are is pure arithmetic (`shape_of`): close together, so that little is computed for padding.
 
-    decode     one token for each sequence: captured when first needed, or all of them in advance
-    prefill    captured when a shape comes up for the second time: most never do
+    decode     one token for each sequence
+    mixed      a few thousand tokens of anybody: what a server meets all the time, so shapes differ in tokens alone
+    large      more tokens than that, as when many prompts come at once: a shape for each kind of step
+
+Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
+second time, because most never do.
 
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
 """
@@ -22,9 +26,10 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward
 from cairn.serve.engine.scheduler import Chunk
 
-WARM_RUNS = 2  # before a capture: what is compiled, tuned or allocated lazily is so by then
-MOST_NEW_PAGES = 4096  # of all sequences of a prefill step
-SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a prefill step
+WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
+MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
+MOST_MIXED = 4096  # tokens
+SEQUENCES = (8, 32, 64, 128, 256, 512, 1024)  # of a large step
 
 
 class Shape(NamedTuple):
@@ -48,6 +53,14 @@ def token_sizes(step_tokens: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in sizes if size < step_tokens} | {step_tokens}))
 
 
+@functools.cache
+def mixed_sizes(step_tokens: int) -> tuple[int, ...]:
+    """Steps of 64 up to 256, of 128 up to 2048 (rows that a tile of a product has), of 256 beyond."""
+    sizes = {*range(64, 256, 64), *range(256, 2048, 128), *range(2048, MOST_MIXED + 1, 256)}
+    most = min(step_tokens, MOST_MIXED)
+    return tuple(sorted({size for size in sizes if size < most} | {most}))
+
+
 def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
     """The smallest shape that holds these chunks; None if they have none."""
     exact = Layout.of(chunks)
@@ -55,9 +68,26 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
         sizes = decode_sizes(limits.rows)
         size = sizes[bisect_left(sizes, exact.sequences)]
         return Shape(Layout.decode(size)) if exact.pages <= size else None
-    pages = min(MOST_NEW_PAGES, most_pages(limits))
-    if exact.pages > pages:
+    if exact.pages > _most_new_pages(limits):
         return None
+    sizes = mixed_sizes(limits.step_tokens)
+    if exact.tokens <= sizes[-1]:
+        return mixed_shape(sizes[bisect_left(sizes, exact.tokens)], limits)
+    return _large_shape(exact, all(chunk.start == 0 for chunk in chunks), limits)
+
+
+def mixed_shape(tokens: int, limits: Limits) -> Shape:
+    """Any chunks of so many tokens: room for all rows, and for one more that has the padding."""
+    longest = 1 << (limits.step_tokens - 1).bit_length()
+    rows, pages = limits.rows, _most_new_pages(limits)
+    return Shape(Layout(rows + 1, tokens, pages, rows, max(2, longest)))
+
+
+def _most_new_pages(limits: Limits) -> int:
+    return min(MOST_NEW_PAGES, most_pages(limits))
+
+
+def _large_shape(exact: Layout, fresh: bool, limits: Limits) -> Shape | None:
     sizes = token_sizes(limits.step_tokens)
     tokens = sizes[bisect_left(sizes, exact.tokens)]
     most = max(2, 1 << (exact.max_query - 1).bit_length())
@@ -66,8 +96,7 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
     if sequences is None or sequences > 2 * limits.rows:
         return None
     samples = min(sequences, limits.rows)
-    fresh = all(chunk.start == 0 for chunk in chunks)
-    return Shape(Layout(sequences, tokens, pages, samples, most), fresh)
+    return Shape(Layout(sequences, tokens, _most_new_pages(limits), samples, most), fresh)
 
 
 class Graphs:
@@ -90,7 +119,7 @@ class Graphs:
         if shape is None:
             return None
         if shape not in self._captured:
-            if not shape.layout.one_each and shape not in self._seen:
+            if shape.layout.tokens > MOST_MIXED and shape not in self._seen:
                 self._seen.add(shape)
                 return None
             self.capture(shape)
@@ -105,10 +134,12 @@ class Graphs:
         graph.replay()
         return left
 
-    def capture_decode(self) -> None:
-        """All sizes, the largest first: the others then fit into its memory."""
-        for size in reversed(decode_sizes(self.limits.rows)):
-            shape = Shape(Layout.decode(size))
+    def capture_common(self) -> None:
+        """Every decode and mixed shape, the largest first: the others then fit into its memory."""
+        limits = self.limits
+        mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits.step_tokens)]
+        decode = [Shape(Layout.decode(size)) for size in decode_sizes(limits.rows)]
+        for shape in (*reversed(mixed), *reversed(decode)):
             if shape not in self._captured:
                 self.capture(shape)
 

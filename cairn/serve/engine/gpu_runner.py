@@ -48,10 +48,10 @@ class GPURunner(Runner):
         self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
 
     def warm_up(self) -> None:
-        """Capture the graphs of all decode steps now, instead of when each is first needed."""
+        """Capture the graphs of all common steps now, instead of when each is first needed."""
         if self.graphs is not None:
             with torch.inference_mode():
-                self.graphs.capture_decode()
+                self.graphs.capture_common()
 
     def _run(self, step: Step) -> Forward:
         shape = self.graphs.ready(step.chunks) if self.graphs is not None else None

@@ -31,6 +31,8 @@ from cairn.serve.prompts import of_each_answer
 
 log = logging.getLogger("cairn")
 CLOSED = "the engine is closed"
+# Fewer than offline: every step then has a graph, and nobody waits long for the prompts of others.
+GPU_STEP_TOKENS = 4096
 
 
 class AnyEngine(Protocol):
@@ -137,11 +139,16 @@ class Backend:
 
 def open_backend(config: ServerConfig) -> Backend:
     """Load the model and start the engine; raises what keeps it from starting."""
+    device = default_device() if config.device == "auto" else config.device
+    on_gpu = device.startswith("cuda")
     engine_config = config.engine()
+    if on_gpu and config.max_num_batched_tokens is None:
+        engine_config = msgspec.structs.replace(
+            engine_config, max_num_batched_tokens=GPU_STEP_TOKENS
+        )
     in_process = config.engine_in == "process"
     if config.engine_in == "auto":
-        device = default_device() if config.device == "auto" else config.device
-        in_process = config.tensor_parallel_size > 1 or device.startswith("cuda")
+        in_process = config.tensor_parallel_size > 1 or on_gpu
     if not in_process:
         started = start(engine_config)
         engine = ThreadedEngine(started.engine)

@@ -17,6 +17,8 @@ POSITIVE = ("first_token_deadline", "request_timeout", "drain_timeout", "body_ti
 
 
 class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    load_in_advance: bool = True
+    """capture all graphs before the first request, instead of when each is first needed"""
     host: str = "127.0.0.1"
     """address to listen on; 0.0.0.0 is all of them"""
     port: int = 8000
