@@ -2,12 +2,12 @@
 
     python benchmarks/http_cost.py --out benchmarks/cpu/http_cost.json
 
-One process runs the whole server over `paced_engine`; this one is its client. The server's own CPU time is what
+One process runs the whole server (`http_cost_server`); this one is its client. The server's own CPU time is what
 counts, because a shared machine does not change it much. The same steps run four times, each with one part more, and
 the differences are the parts' costs:
 
-    engine         scheduler and loop, nobody listens
-    + detokenize   text, stop strings
+    engine         scheduler and loop, nobody listens; nothing where the engine has a process of its own
+    + detokenize   text, stop strings; before them, what such a process says is received and read
     + encode       the event loop, admission, events as bytes: an ASGI application whose bytes go nowhere
     + socket       uvicorn, HTTP/1.1, the kernel
 
@@ -16,68 +16,23 @@ they can be made, and the server writes several at once where it is behind.
 """
 
 import argparse
-import asyncio
-import logging
+import itertools
 import multiprocessing
 import select
 import socket
 import statistics
-import threading
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
-import msgspec
+from http_cost_server import PATHS, Load, Reading, measured
 from record import add_arguments, record
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
-from cairn.bench.paced_engine import paced_engine
-from cairn.bench.paced_server import PacedServer
-from cairn.models.runnable import OpenModel, open_model
-from cairn.serve.answer import Answer
-from cairn.serve.engine.loop import Engine, Output
-from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine_thread import EngineThread, Job
-from cairn.serve.http.api import Application
-from cairn.serve.http.lifecycle import keep_what_is_loaded
 
 PACE_US = (
     60  # of a step, for each stream: a server may be a third of a core at most, or tokens merge
 )
 LOOK_S = 0.002
-log = logging.getLogger("http_cost")
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-
-
-class Load(msgspec.Struct, frozen=True):
-    """Who asks for what."""
-
-    streams: int
-    tokens: int  # of each answer
-    step_s: float
-    endpoint: str = "chat"
-
-    @property
-    def total(self) -> int:
-        return self.streams * self.tokens
-
-    def body(self) -> bytes:
-        body: dict[str, Any] = {"max_tokens": self.tokens, "ignore_eos": True, "stream": True}
-        if self.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": "Tell me about cairns."}]
-        else:
-            body["prompt"] = "A cairn is"
-        return msgspec.json.encode(body)
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """Of one run: what the process spent, and what came of it."""
-
-    cpu_s: float
-    wall_s: float
-    events: int = 0
+ENGINES, PACES = ("thread", "process"), ("paced", "unpaced")
+LAST = b"\r\n0\r\n\r\n"  # of a stream, as HTTP/1.1 frames it
 
 
 def main() -> None:
@@ -87,7 +42,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="its tokenizer is used")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=256, help="of an answer")
-    parser.add_argument("--endpoint", choices=list(PATHS), default="chat")
+    parser.add_argument("--endpoint", choices=list(PATHS), nargs="+", default=["chat"])
+    parser.add_argument("--engine", choices=ENGINES, nargs="+", default=list(ENGINES))
+    parser.add_argument("--pace", choices=PACES, nargs="+", default=list(PACES))
     parser.add_argument(
         "--woken", action="store_true", help="the client waits in poll, and every write wakes it"
     )
@@ -95,14 +52,13 @@ def main() -> None:
     add_arguments(parser)
     options = parser.parse_args()
     results = []
-    for streams in options.streams:
-        for pace in ("paced", "unpaced"):
-            step_s = PACE_US * 1e-6 * max(streams, 16) if pace == "paced" else 0.0
-            load = Load(streams, options.tokens, step_s, options.endpoint)
-            results.append(
-                {"pace": pace} | measure(options.model, load, options.rounds, options.woken)
-            )
-            print(results[-1])
+    kinds = itertools.product(options.engine, options.endpoint, options.streams, options.pace)
+    for engine, endpoint, streams, pace in kinds:
+        step_s = PACE_US * 1e-6 * max(streams, 16) if pace == "paced" else 0.0
+        load = Load(streams, options.tokens, step_s, endpoint, engine)
+        found = measure(options.model, load, options.rounds, options.woken)
+        results.append({"engine": engine, "pace": pace} | found)
+        print(results[-1], flush=True)
     record(results, options)
 
 
@@ -170,7 +126,7 @@ class Client:
         self.events += data.count(b"data: {")
         tail = (tail + data)[-32:]
         self._open[number] = made, tail
-        if b"[DONE]" in tail or not data:
+        if tail.endswith(LAST) or not data:
             if not data:
                 raise ConnectionError(f"a stream ended early: {tail!r}")
             self._poll.unregister(made)
@@ -205,135 +161,6 @@ class Child:
     def __exit__(self, *error: object) -> None:
         self._pipe.send("stop")
         self._process.join(30)
-
-
-# -- the measured process -----------------------------------------------------------------------------
-
-
-def measured(pipe: Connection, model: str, load: Load) -> None:
-    opened = open_model(model)
-    limits = Limits(rows=load.streams, step_tokens=64 * load.streams, context=4096,
-                    pages=load.streams * (4096 // 16), page_size=16, vocabulary=opened.spec.vocab)  # fmt: skip
-    made = Measured(opened, limits, load)
-    keep_what_is_loaded()
-    pipe.send(made.server.port)
-    while (layer := pipe.recv()) != "stop":
-        began, wall = time.process_time(), time.perf_counter()
-        if layer == "socket":
-            pipe.recv()  # the client has everything
-            pipe.send(time.process_time() - began)
-            continue
-        events = {"engine": run_engine, "detokenize": run_answers}.get(layer, made.run_application)(
-            opened, limits, load
-        )
-        pipe.send(Reading(time.process_time() - began, time.perf_counter() - wall, events))
-    made.server.close()
-
-
-def together(engine: Engine, streams: int) -> Engine:
-    """No step before all streams are there: fewer in a step would be more steps, and the engine's cost not the same."""
-    step, started = engine.step, False
-
-    def held() -> list[Output]:
-        nonlocal started
-        inside = engine.scheduler.running + engine.scheduler.waiting
-        started = inside == streams or started
-        if not started:
-            time.sleep(0.001)
-            return []
-        outputs = step()
-        started = engine.has_work
-        return outputs
-
-    engine.step = held  # type: ignore[method-assign]
-    return engine
-
-
-def run_engine(opened: OpenModel, limits: Limits, load: Load) -> int:
-    engine = together(paced_engine(opened, limits, lambda step: load.step_s), load.streams)
-    for number in range(load.streams):
-        engine.add(
-            Request(number, [5] * 16, SamplingParams(max_tokens=load.tokens, ignore_eos=True))
-        )
-    engine.run()
-    return 0
-
-
-def run_answers(opened: OpenModel, limits: Limits, load: Load) -> int:
-    """Through the engine's thread into text, which nobody takes."""
-    engine = EngineThread(
-        together(paced_engine(opened, limits, lambda step: load.step_s), load.streams)
-    )
-    ended = threading.Semaphore(0)
-    params = SamplingParams(max_tokens=load.tokens, ignore_eos=True)
-
-    def on_news(job: Job) -> None:
-        if job.answer.finished:
-            ended.release()
-
-    engine.submit([
-        Job(Request(number, [5] * 16, params), Answer(0, params, opened.tokenizer), load.tokens, on_news)
-        for number in range(load.streams)
-    ])  # fmt: skip
-    for _ in range(load.streams):
-        ended.acquire()
-    engine.close()
-    return 0
-
-
-class Nowhere:
-    """A transport that drops what is written, and so shows what writing costs."""
-
-    def write(self, data: bytes) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return False
-
-
-class Measured:
-    """A server, and its application without the sockets in the same event loop."""
-
-    def __init__(self, opened: OpenModel, limits: Limits, load: Load) -> None:
-        self.server = PacedServer(opened, limits, lambda step: load.step_s)
-        together(self.server.engine, load.streams)
-        self._application = Application(self.server.service)
-        self._load = load
-
-    def run_application(self, *_: object) -> int:
-        return asyncio.run_coroutine_threadsafe(self._ask_all(), self.server.loop).result()
-
-    async def _ask_all(self) -> int:
-        await asyncio.gather(*[self._ask() for _ in range(self._load.streams)])
-        return 0
-
-    async def _ask(self) -> None:
-        body = [{"type": "http.request", "body": self._load.body(), "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            return body.pop() if body else await asyncio.Event().wait()  # type: ignore[return-value]
-
-        scope: Any = {
-            "type": "http",
-            "method": "POST",
-            "path": PATHS[self._load.endpoint],
-            "headers": [],
-        }
-        transport: Any = Nowhere()
-        cycle = RequestResponseCycle(
-            scope,
-            transport,
-            FlowControl(transport),
-            log,
-            log,
-            False,
-            [],
-            asyncio.Event(),
-            False,
-            True,
-            lambda: None,
-        )
-        await self._application(scope, receive, cycle.send)
 
 
 if __name__ == "__main__":

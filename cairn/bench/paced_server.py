@@ -2,6 +2,8 @@
 
 with PacedServer(opened, limits, lambda step: 0.005, max_waiting=64) as server:
     ... requests to server.url ...
+
+`paced_apart` is the same with the engine in a process of its own, as on GPUs.
 """
 
 import asyncio
@@ -10,10 +12,13 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from cairn.bench.paced_engine import StepSeconds, paced_backend
+from cairn.bench.paced_worker import Pace, paced_spawn
 from cairn.models.runnable import OpenModel
+from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
-from cairn.serve.http.backend import ThreadedEngine
+from cairn.serve.http.backend import Backend, ThreadedEngine
+from cairn.serve.http.engine_watch import WatchedProcesses
 from cairn.serve.http.lifecycle import Server, address_of, bind
 from cairn.serve.http.service import Service
 from cairn.serve.http.settings import ServerConfig
@@ -21,15 +26,12 @@ from cairn.serve.http.settings import ServerConfig
 PATIENCE_S = 60
 
 
-class PacedServer:
+class ServerThread:
     """Listens on a free port of loopback as soon as it is made."""
 
-    def __init__(
-        self, opened: OpenModel, limits: Limits, step_seconds: StepSeconds, **settings: Any
-    ) -> None:
-        config = ServerConfig(model=opened.name, port=0, served_model_name=["paced"], **settings)
-        backend = paced_backend(opened, limits, step_seconds)
-        self.engine: Engine = cast(ThreadedEngine, backend.engine).engine
+    def __init__(self, backend: Backend, **settings: Any) -> None:
+        names = ["paced"]
+        config = ServerConfig(model=backend.name, port=0, served_model_name=names, **settings)
         bound = bind(config)
         self.url = address_of(bound)
         self.port = int(self.url.rpartition(":")[2])
@@ -61,3 +63,19 @@ class PacedServer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class PacedServer(ServerThread):
+    def __init__(
+        self, opened: OpenModel, limits: Limits, step_seconds: StepSeconds, **settings: Any
+    ) -> None:
+        backend = paced_backend(opened, limits, step_seconds)
+        self.engine: Engine = cast(ThreadedEngine, backend.engine).engine
+        super().__init__(backend, **settings)
+
+
+def paced_apart(opened: OpenModel, pace: Pace, **settings: Any) -> ServerThread:
+    """Its engine runs elsewhere, so there is no `engine` to look into."""
+    config = EngineConfig(model=pace.model, device="cpu")
+    processes = WatchedProcesses(config, paced_spawn(pace))
+    return ServerThread(Backend(opened, pace.limits, processes, []), **settings)

@@ -50,6 +50,20 @@ def profiled(
     return Window(steps, _lines(watch, on_gpu), _ran(watch, on_gpu))
 
 
+def profiled_calls(call: Callable[[], object], device: "torch.device", times: int) -> Window:
+    """The same for something that is called: a training step."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as watch:
+        for _ in range(times):
+            call()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    return Window(times, _lines(watch, on_gpu), _ran(watch, on_gpu))
+
+
 def _lines(watch: Any, on_gpu: bool) -> list[KernelLine]:
     rows = []
     for row in watch.key_averages():

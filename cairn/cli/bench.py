@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli import bench_serve, throughput
+from cairn.cli import bench_serve, bench_train, throughput
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -105,6 +105,9 @@ SUBVERBS = {
     ),
     "throughput": Subverb(
         throughput.run, "the serving engine on five workloads, beside the limit of this machine"
+    ),
+    "train": Subverb(
+        bench_train.run, "whole training steps: tokens per second, MFU and memory on one device"
     ),
     "kernels": Subverb(
         run_kernels, "every kernel on every shape, beside cuBLAS, cuDNN and torch.compile"

@@ -34,12 +34,15 @@ VERBS = {
     "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
     "chat": Verb("cairn.cli.chat", "talk to a model, here or behind a server"),
     "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
+    "data": Verb("cairn.cli.data", "text and chats to token stores; train a tokenizer"),
+    "train": Verb("cairn.cli.train", "train or fine-tune a model, from a recipe"),
     "bench": Verb(
         "cairn.cli.bench", "measure serving and kernels against the ceilings of this machine"
     ),
     "profile": Verb(
         "cairn.cli.profile", "where the time of a step goes, and how far that is from its floor"
     ),
+    "comm": Verb("cairn.cli.comm", "prove collective schedules; what NCCL should choose"),
     "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),

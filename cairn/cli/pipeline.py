@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class TrainSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Draw the timeline of a pipeline schedule, its bubble and what each rank keeps in memory.
 
-    Schedules: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev; `all` compares them. F is a forward, B a backward, I and W
-    its two parts (gradients of inputs and of weights); a prime marks the second chunk of a rank.
+    Schedules: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev; `all` compares them. F is a forward, B a backward, I and
+    W its two parts (gradients of inputs and of weights); a prime marks the second chunk of a rank.
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = "1f1b"
@@ -114,9 +114,7 @@ def _simulate(options: TrainSchedule, name: str) -> "tuple[Schedule, Timeline]":
 def _costs(options: TrainSchedule) -> Any:
     from cairn.train.parallel.pipeline.simulate import Costs
 
-    return Costs(
-        options.forward, options.input_gradient, options.weight_gradient, options.send
-    )
+    return Costs(options.forward, options.input_gradient, options.weight_gradient, options.send)
 
 
 def _document(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from cairn.cli import profile_train
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -158,5 +159,9 @@ def _ms(milliseconds: float) -> str:
 SUBVERBS = {
     "serve": Subverb(
         run_serve, "the engine's steps on one workload, part by part and kernel by kernel"
-    )
+    ),
+    "train": Subverb(
+        profile_train.run,
+        "training steps: part by part, kernel by kernel, and what holds the memory",
+    ),
 }

@@ -26,8 +26,8 @@ class Router(Holder):
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and indices of the chosen experts, each [T, per_token]."""
-        # Every rank routes alike, but weighs only its slice of each expert: `enter` sums the gradient.
-        scores_TE = F.linear(x_TD, self.shards.enter(self.weight)).float()
+        # Every rank routes alike, but weighs only its slice of each expert: `whole` sums the gradient.
+        scores_TE = F.linear(x_TD, self.shards.whole(self.weight)).float()
         if self.experts.gate == "softmax":
             scores_TE = scores_TE.softmax(dim=-1)
         else:
@@ -57,7 +57,7 @@ class ExpertLayer(Holder):
     def forward(self, x_TD: Tensor) -> Tensor:
         entered_TD = self.shards.enter(x_TD)
         weights_TN, chosen_TN = self.router(entered_TD)
-        y_TD = torch.zeros_like(x_TD)
+        y_TD = torch.zeros_like(entered_TD)
         for expert in range(self.experts.count):
             rows_M, choice_M = (chosen_TN == expert).nonzero(as_tuple=True)
             if rows_M.numel():

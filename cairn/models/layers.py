@@ -221,10 +221,10 @@ class Norm(Holder):
 
     def forward(self, x: Tensor) -> Tensor:
         # A norm of sharded heads is itself whole on every rank, but sees only some of the heads:
-        # `enter` sums its gradient over the ranks.
-        weight = self.shards.enter(self.weight)
+        # `whole` sums its gradient over the ranks.
+        weight = self.shards.whole(self.weight)
         if self.bias is not None:
-            return F.layer_norm(x, weight.shape, weight, self.bias, self.eps)
+            return F.layer_norm(x, weight.shape, weight, self.shards.whole(self.bias), self.eps)
         if x.dtype == torch.float32 and not x.is_cuda and not self.plus_one:
             return F.rms_norm(
                 x, weight.shape, weight, self.eps

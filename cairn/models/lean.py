@@ -6,12 +6,15 @@
         norm | q, k, v | rotate q and k together | store and attend | out | add | norm | gate, up | SwiGLU | down | add
 
 On a CPU an operation costs microseconds before it computes anything, and a step of a small model is little else. So
-q, k and v stay one tensor from the projection to the pages, a norm is four operations instead of seven, sums are made
-in place, and angles are computed from frequencies that were found once. What is written otherwise (LayerNorm, learned
-positions, angles that depend on the length, other types) is served by the plain form; `obstacle` says so.
+q, k and v stay one tensor from the projection to the pages, a norm is four operations instead of seven, or three where
+its weights go into the product behind it, sums are made in place, and angles are computed from frequencies that were
+found once. The weights are taken in the form that they have when this is made: pack them before. What is written
+otherwise (LayerNorm, learned positions, angles that depend on the length, other types) is served by the plain form;
+`obstacle` says so.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -19,10 +22,13 @@ from torch import Tensor
 
 from cairn.models.attend import Attend, Rule
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Attention, FeedForward, Norm
+from cairn.models.layers import Attention, Columns, FeedForward, Norm, Rows
+from cairn.models.packed_weights import Int4
 from cairn.models.rope import frequencies
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
+
+Map = Callable[[Tensor], Tensor]
 
 
 class Joined(Protocol):
@@ -55,12 +61,14 @@ class LeanNorm:
     def __init__(self, norm: Norm, weight: Tensor | None = None) -> None:
         weight = (norm.weight if weight is None else weight).detach()
         width = weight.shape[-1]
-        self.weight = (weight + 1.0 if norm.plus_one else weight) * math.sqrt(width)
+        # None: whoever takes the result multiplies with it
+        self.weight: Tensor | None = (weight + 1.0 if norm.plus_one else weight) * math.sqrt(width)
         self.floor = torch.tensor(math.sqrt(width * norm.eps))
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.div(x, length.hypot_(self.floor)).mul_(self.weight)
+        y = torch.div(x, length.hypot_(self.floor))
+        return y if self.weight is None else y.mul_(self.weight)
 
 
 class Angles(NamedTuple):
@@ -68,21 +76,20 @@ class Angles(NamedTuple):
 
     frequency_C: Tensor
     amplitude: float
-    signed_C: (
-        Tensor  # amplitude, negative in the lower half: what turns (low, high) into (-high, low)
-    )
+    # [2, C / 2]: amplitude, negative in the lower half: what turns (low, high) into (-high, low)
+    signed_2c: Tensor
 
 
 class Turn(NamedTuple):
-    """Cosines and signed sines of one step, [T, 1, C]."""
+    """Cosines and signed sines of one step, [T, 1, 2, C / 2]: the lower and the upper half of a head's columns."""
 
-    cos_T1C: Tensor
-    sin_T1C: Tensor
+    cos: Tensor
+    sin: Tensor
 
-    def rotate_(self, x_THC: Tensor) -> None:
+    def rotate_(self, x_TH2c: Tensor) -> None:
         """In place; what `Rotation` computes."""
-        exchanged = x_THC.roll(x_THC.shape[-1] // 2, -1)  # (high, low)
-        x_THC.mul_(self.cos_T1C).addcmul_(exchanged, self.sin_T1C)
+        exchanged_TH2c = x_TH2c.flip(2)  # (high, low)
+        x_TH2c.mul_(self.cos).addcmul_(exchanged_TH2c, self.sin)
 
 
 class Lean:
@@ -97,56 +104,76 @@ class Lean:
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         x_TD = self.model.embed(tokens_T, positions_T)
-        places_T11 = positions_T[:, None, None].float()
-        turns = {kind: _turn(angles, places_T11) for kind, angles in self.angles.items()}
+        turns = dict(zip(self.angles, self.turns(positions_T), strict=True))
         for layer in self.layers:
             layer(x_TD, turns[layer.rope], cast(Joined, attend))
         return self.norm(x_TD)
+
+    def turns(self, positions_T: Tensor) -> list[Turn]:
+        """Of each kind of rotary positions that the layers have."""
+        places_T11 = positions_T[:, None, None].float()
+        return [_turn(angles, places_T11) for angles in self.angles.values()]
 
 
 class LeanLayer:
     def __init__(self, layer: Layer, spec: ModelSpec) -> None:
         part = layer.attention
         self.rope = spec.rope_of(part.rule.layer)
-        self.heads, self.turned_heads, self.size = (
-            spec.heads,
-            spec.heads + spec.kv_heads,
-            spec.head_dim,
-        )
-        self.qkv, self.out, self.rule = part.qkv, part.out, part.rule
+        self.heads, self.turned_heads = spec.heads, spec.heads + spec.kv_heads
+        self.all_heads, self.size = spec.heads + 2 * spec.kv_heads, spec.head_dim
+        self.attention_norm, self.qkv = _behind(layer.attention_norm, part.qkv)
+        self.out, self.rule = _product(part.out), part.rule
         self.head_norm = _head_norm(part, spec)
-        self.attention_norm = LeanNorm(layer.attention_norm)
         self.attention_post_norm = _maybe(layer.attention_post_norm)
-        self.feed_forward = layer.feed_forward
-        self.feed_forward_norm = LeanNorm(layer.feed_forward_norm)
+        self.feed_forward_norm, self.feed = _feed(layer.feed_forward_norm, layer.feed_forward)
         self.feed_forward_post_norm = _maybe(layer.feed_forward_post_norm)
 
     def __call__(self, x_TD: Tensor, turn: Turn, attend: Joined) -> None:
         """Adds this layer's results to x."""
         y_TD = self._attention(self.attention_norm(x_TD), turn, attend)
         x_TD.add_(y_TD if self.attention_post_norm is None else self.attention_post_norm(y_TD))
-        y_TD = _feed(self.feed_forward, self.feed_forward_norm(x_TD))
+        y_TD = self.feed(self.feed_forward_norm(x_TD))
         x_TD.add_(
             y_TD if self.feed_forward_post_norm is None else self.feed_forward_post_norm(y_TD)
         )
 
     def _attention(self, y_TD: Tensor, turn: Turn, attend: Joined) -> Tensor:
-        qkv_TEC = self.qkv.joined(y_TD).view(len(y_TD), -1, self.size)
-        qk_TEC = qkv_TEC[:, : self.turned_heads]
+        qkv_TF = self.qkv(y_TD)
+        qkv_TEC = qkv_TF.view(-1, self.all_heads, self.size)
         if self.head_norm is not None:
+            qk_TEC = qkv_TEC[:, : self.turned_heads]
             qk_TEC.copy_(self.head_norm(qk_TEC))
-        turn.rotate_(qk_TEC)
-        return self.out.forward(attend.joined(qkv_TEC, self.heads, self.rule))
+        turn.rotate_(qkv_TF.view(-1, self.all_heads, 2, self.size // 2)[:, : self.turned_heads])
+        return self.out(attend.joined(qkv_TEC, self.heads, self.rule))
 
 
-def _feed(part: FeedForward | ExpertLayer, y_TD: Tensor) -> Tensor:
+def _behind(norm: Norm, place: Columns) -> tuple[LeanNorm, Map]:
+    """A norm and the product behind it; one in few bits takes the norm's weights in."""
+    lean, packed = LeanNorm(norm), place.packed
+    if not isinstance(packed, Int4) or place.joined_bias is not None or lean.weight is None:
+        return lean, place.joined
+    product = packed.after(lean.weight)
+    lean.weight = None
+    return lean, product
+
+
+def _product(place: Rows) -> Map:
+    return place.forward if place.packed is None or place.bias is not None else place.packed
+
+
+def _feed(norm: Norm, part: FeedForward | ExpertLayer) -> tuple[LeanNorm, Map]:
+    """A norm and the feed-forward behind it."""
     if isinstance(part, ExpertLayer):
-        return part(y_TD)
-    inner_TF = part.inner.joined(y_TD)
+        return LeanNorm(norm), part
+    (lean, inner), act, down = _behind(norm, part.inner), part.act, _product(part.down)
     if len(part.inner.parts) == 1:
-        return part.down.forward(part.act(inner_TF))
-    gate_TF, up_TF = inner_TF.chunk(2, dim=-1)
-    return part.down.forward(part.act(gate_TF).mul_(up_TF))
+        return lean, lambda y_TD: down(act(inner(y_TD)))
+
+    def gated(y_TD: Tensor) -> Tensor:
+        gate_TF, up_TF = inner(y_TD).chunk(2, dim=-1)
+        return down(act(gate_TF).mul_(up_TF))
+
+    return lean, gated
 
 
 def _head_norm(part: Attention, spec: ModelSpec) -> LeanNorm | None:
@@ -165,13 +192,13 @@ def _angles(kind: Rope, spec: ModelSpec) -> Angles:
     frequency, amplitude = frequencies(kind, spec, torch.device("cpu"))
     sign = torch.ones_like(frequency)
     return Angles(
-        torch.cat((frequency, frequency)), amplitude, torch.cat((-sign, sign)) * amplitude
+        torch.cat((frequency, frequency)), amplitude, torch.stack((-sign, sign)) * amplitude
     )
 
 
 def _turn(angles: Angles, places_T11: Tensor) -> Turn:
-    turned_T1C = places_T11 * angles.frequency_C
-    cos_T1C = turned_T1C.cos()
+    turned_T12c = (places_T11 * angles.frequency_C).unflatten(-1, (2, -1))
+    cos_T12c = turned_T12c.cos()
     if angles.amplitude != 1.0:
-        cos_T1C.mul_(angles.amplitude)
-    return Turn(cos_T1C, turned_T1C.sin_().mul_(angles.signed_C))
+        cos_T12c.mul_(angles.amplitude)
+    return Turn(cos_T12c, turned_T12c.sin_().mul_(angles.signed_2c))

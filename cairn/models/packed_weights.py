@@ -14,6 +14,7 @@ Products are torch's own (KleidiAI on ARM; oneDNN with ACL, or FBGEMM, under `li
 says where there is none. Which form pays on this machine is decided elsewhere, by measuring.
 """
 
+import copy
 import platform
 import warnings
 from collections.abc import Iterator
@@ -28,9 +29,8 @@ GROUP = 32  # values that share a scale in Int4
 LEVELS = 15  # steps between the smallest and the largest of a group
 MIDDLE = 8  # the packed product reads a level as level - 8
 INT8_MOST = 127
-SCALE_ERROR = (
-    0.05  # steps: bfloat16 keeps 8 bits of a scale, and a level is up to 15 of them from the mean
-)
+# Steps: bfloat16 keeps 8 bits of a scale, so it errs by up to 1/256, and a level is less than 15 steps from the mean.
+SCALE_ERROR = LEVELS / 256
 
 
 class Product(Protocol):
@@ -94,19 +94,26 @@ class Int4:
         self.packed = torch._dyn_quant_pack_4bit_weight(
             levels.packed_NH(), levels.scale_NG, None, GROUP, self.columns, self.rows
         )
-        self.inlier_K = torch.ones(self.columns).index_fill_(0, outliers_O, 0.0)
+        inlier_K = torch.ones(self.columns).index_fill_(0, outliers_O, 0.0)
+        self.factor_K = inlier_K if len(outliers_O) else None  # of x, before it is rounded
         groups_KG = torch.eye(self.columns // GROUP).repeat_interleave(GROUP, dim=0)
         alone_KO = torch.eye(self.columns)[:, outliers_O]
-        self.pick_KS = torch.cat((groups_KG * self.inlier_K[:, None], alone_KO), dim=1)
+        self.pick_KS = torch.cat((groups_KG * inlier_K[:, None], alone_KO), dim=1)
         columns_NO = levels.weight_NK()[:, outliers_O]
         self.apart_SN = torch.cat((levels.offset_NG, columns_NO), dim=1).t().contiguous()
         self.nbytes = self.packed.nbytes + self.apart_SN.nbytes + self.pick_KS.nbytes
 
     def __call__(self, x_MK: Tensor) -> Tensor:
-        y_MN = torch._dyn_quant_matmul_4bit(
-            x_MK * self.inlier_K, self.packed, GROUP, self.columns, self.rows
-        )
+        rounded_MK = x_MK if self.factor_K is None else x_MK * self.factor_K
+        y_MN = torch._dyn_quant_matmul_4bit(rounded_MK, self.packed, GROUP, self.columns, self.rows)
         return y_MN.addmm_(x_MK @ self.pick_KS, self.apart_SN)
+
+    def after(self, weight_K: Tensor) -> "Int4":
+        """The product of x * weight_K with the same matrix, for no more than this one costs."""
+        made = copy.copy(self)
+        made.factor_K = weight_K if self.factor_K is None else self.factor_K * weight_K
+        made.pick_KS = self.pick_KS * weight_K[:, None]
+        return made
 
     @staticmethod
     def obstacle(rows: int, columns: int) -> str | None:

@@ -1,6 +1,6 @@
 """Who holds which slice of a layer, and how the slices' results are joined.
 
-Tensor parallelism as three verbs that the layers call; who carries them out is injected, so the same layer
+Tensor parallelism as four verbs that the layers call; who carries them out is injected, so the same layer
 runs alone, under autograd over gloo or NCCL, or inside a CUDA graph. This module knows no backend.
 
     x -enter-> columns: each rank its rows of W -> ... -> rows: each rank its columns of W -reduce-> y
@@ -34,6 +34,10 @@ class Shards(Protocol):
         """All ranks' last dimensions side by side; in backward, each rank takes its own slice."""
         ...
 
+    def whole(self, weight: Tensor) -> Tensor:
+        """A weight that every rank holds whole and uses for its slice: unchanged; its gradients are summed."""
+        ...
+
 
 class Alone:
     """The only rank: nothing to join."""
@@ -49,6 +53,9 @@ class Alone:
 
     def gather(self, x: Tensor) -> Tensor:
         return x
+
+    def whole(self, weight: Tensor) -> Tensor:
+        return weight
 
 
 ALONE = Alone()

@@ -35,11 +35,18 @@ def load_model(
 def random_model(spec: ModelSpec, build: Build, seed: int = 0) -> Transformer:
     """A model with random weights that depend on seed, name and kind of device, never on the layout."""
     model = Transformer(spec, build._replace(device="meta"))
-    modules = dict(model.named_modules())
-    for path, slots in _by_parameter(model.slots()).items():
-        values = [(slot, slot.share(_draw(slot, seed, build.device))) for slot in slots]
-        _place(modules, path, values, build.device)
+    fill_random(model, model.slots(), build.device, seed)
     return model
+
+
+def fill_random(
+    model: nn.Module, slots: Iterable[Slot], device: torch.device | str, seed: int
+) -> None:
+    """Fill these slots of a model, or of a part of one, on the meta device."""
+    modules = dict(model.named_modules())
+    for path, group in _by_parameter(slots).items():
+        values = [(slot, _drawn_share(slot, seed, device)) for slot in group]
+        _place(modules, path, values, device)
 
 
 def load(
@@ -160,6 +167,16 @@ def _fits_as_it_is(blank: Tensor, values: list[tuple[Slot, Tensor]], device: tor
     slot, value = values[0]
     same = value.dtype == blank.dtype and value.shape == blank.shape
     return same and not slot.index and value.device == device
+
+
+def _drawn_share(slot: Slot, seed: int, device: torch.device | str) -> Tensor:
+    """Of a tensor that is cut, a copy of the part: a view would keep the whole."""
+    drawn = _draw(slot, seed, device)
+    return (
+        drawn
+        if slot.cut is None
+        else slot.share(drawn).clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _draw(slot: Slot, seed: int, device: torch.device | str) -> Tensor:

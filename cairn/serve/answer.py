@@ -87,6 +87,18 @@ class Answer:
     One thread pushes, another one may take: it sees a push whole or not at all, and waits for nobody.
     """
 
+    __slots__ = (
+        "_certain",
+        "_decoder",
+        "_pieces",
+        "_stops",
+        "_taken",
+        "index",
+        "params",
+        "tokenizer",
+        "whole",
+    )
+
     def __init__(
         self,
         index: int,
@@ -125,6 +137,11 @@ class Answer:
         if logprobs is not None and whole.logprobs is not None:
             whole.logprobs.append(readable(token, logprobs, self.tokenizer))
             whole.cumulative_logprob = (whole.cumulative_logprob or 0.0) + logprobs.logprob
+        if finish is None and not self._stops.any:  # as most are: with nothing to look for
+            if self._decoder is not None:
+                self._pieces.append(self._decoder.push(token))
+            self._show()
+            return False
         self._write(token, finish)
         if self._stops.found is not None:
             self.end("stop", self._stops.found)

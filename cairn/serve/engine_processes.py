@@ -1,35 +1,40 @@
 """The engine's processes behind the same three verbs as a thread has: submit, abort, close.
 
-    job --submit--> EngineClient ~~ a worker for each GPU ~~> stream --listener--> answer --on_news--> whoever waits
+    job --submit--> EngineClient ~~ a worker for each GPU ~~> Growing: token -> text --on_news--> whoever waits
 
 For models that several GPUs share, and for servers, whose sockets and texts must not make a device wait. Text is made
-in the client's thread, where the tokens arrive: no task and no further thread for each request. When the workers fall,
-every request that was on its way ends with the reason; the client starts them again.
+in the client's thread, where the tokens arrive, or in that of a server's event loop: two threads that both touch every
+token would fight for the interpreter. When the workers fall, every request that was on its way ends with the reason;
+the client starts them again.
 """
 
+import asyncio
 import logging
-import threading
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.client import EngineClient
 from cairn.serve.engine.loop import described
+from cairn.serve.engine.messages import Begun, Ended, Scored, Submit
+from cairn.serve.engine.process import Spawn, spawn_worker
 from cairn.serve.engine.request import RequestId
-from cairn.serve.engine.stream import Delta, Stream
 from cairn.serve.engine_thread import Job
 
 log = logging.getLogger("cairn")
 
 
 class EngineProcesses:
-    def __init__(self, config: EngineConfig) -> None:
-        self.client = EngineClient(config)
-        self._streams: dict[RequestId, Stream] = {}
-        self._lock = threading.Lock()  # a stream may end before it is known here
+    def __init__(self, config: EngineConfig, spawn: Spawn = spawn_worker) -> None:
+        self.client = EngineClient(config, spawn=spawn)
+        self._growing: dict[RequestId, Growing] = {}
         self._closed = False
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Make texts and call `on_news` in this loop's thread."""
+        self.client.deliver_in(loop)
+        return True
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Put them in line. They have been checked: one that is refused now ends with an error."""
@@ -37,20 +42,20 @@ class EngineProcesses:
             raise ConfigError("the engine is closed", hint="make a new LLM")
         for job in jobs:
             request = job.request
+            growing = Growing(self.client.new_number(), job, self._leave)
+            self._growing[request.id] = growing  # first, because it may end at once
+            asked = Submit(growing.id, list(request.prompt), request.params, request.priority, request.salt,
+                           sorted(request.eos_ids), job.guide)  # fmt: skip
             try:
-                with self._lock:
-                    self._streams[request.id] = self.client.submit(
-                        request.prompt, request.params, priority=request.priority, salt=request.salt,
-                        eos_ids=sorted(request.eos_ids), guide=job.guide, listener=partial(self._listen, job),
-                    )  # fmt: skip
+                self.client.put_in_line(growing, asked)
             except CairnError as problem:
-                job.answer.end("error", error=str(problem))
-                job.on_news(job)
+                growing.fail(problem)
+                growing.wake()
 
     def abort(self, ids: Sequence[RequestId]) -> None:
         for id in ids:
-            if (stream := self._streams.get(id)) is not None:
-                stream.abort()
+            if (growing := self._growing.get(id)) is not None:
+                self.client.abort(growing.id)
 
     def close(self) -> None:
         """End everything that runs, and the processes. May be called again."""
@@ -58,43 +63,62 @@ class EngineProcesses:
             self._closed = True
             self.client.close(0.0)
 
-    def _listen(self, job: Job, stream: Stream) -> None:
-        """In the client's thread. Whatever goes wrong here ends this request and no other."""
-        if job.answer.finished:  # by a stop string, and this came behind it
+    def _leave(self, growing: "Growing") -> None:
+        self._growing.pop(growing.job.request.id, None)
+        self.client.abort(
+            growing.id
+        )  # after a stop string; else it has ended, and this does nothing
+
+
+class Growing:
+    """A job whose answer grows with what the client brings. Whatever goes wrong here ends this request and no other."""
+
+    __slots__ = ("_leave", "_left", "id", "job")
+
+    def __init__(self, id: int, job: Job, leave: Callable[["Growing"], None]) -> None:
+        self.id, self.job = id, job
+        self._leave = leave  # called once, when the answer is over
+        self._left = False
+
+    def begin(self, begun: Begun | None, prompt: list[Scored] | None, pooled: bytes | None) -> None:
+        if begun is not None:
+            self._know(begun)
+        self.job.prompt_logprobs, self.job.pooled = prompt, pooled
+
+    def put(self, token: int, scored: Scored | None, ended: Ended | None) -> None:
+        """The last token is told that it is the last, because it may have no text."""
+        job, answer = self.job, self.job.answer
+        if self._left:  # by a stop string, and this came behind it
             return
+        began = time.monotonic()
         try:
-            delta = stream.take()
-            if delta is None:
-                return
-            _take(job, delta)
-        except CairnError as problem:
-            job.answer.end("error", error=str(problem))
+            if ended is None or ended.finish not in ("stop", "length"):
+                answer.push(token, None, None, scored)
+            else:
+                answer.push(token, ended.finish, ended.stop_reason, scored)
         except Exception as problem:
             log.exception("the text of request %s could not be made", job.request.id)
-            job.answer.end("error", error=described(problem))
-        if job.answer.finished:
-            with self._lock:
-                self._streams.pop(job.request.id, None)
-            stream.abort()  # after a stop string; else it has ended, and this does nothing
-        job.on_news(job)
+            answer.end("error", error=described(problem))
+        if ended is not None:
+            self.end(ended)
+        job.writing += time.monotonic() - began
 
+    def end(self, ended: Ended) -> None:
+        if not self._left:
+            self._know(ended)
+            self.job.answer.end(ended.finish, ended.stop_reason, ended.error)
 
-def _take(job: Job, delta: Delta) -> None:
-    """Tokens, then the end; the last token is told that it is the last, because it may have no text."""
-    ended, began = delta.ended, time.monotonic()
-    if (known := ended or delta.begun) is not None:
-        job.request.cached, job.request.ledger = known.cached, known.ledger
-    if delta.prompt_logprobs is not None:
-        job.prompt_logprobs = delta.prompt_logprobs
-    job.pooled = delta.pooled or job.pooled
-    by_token = ended is not None and ended.finish in ("stop", "length")
-    for at, token in enumerate(delta.tokens):
-        last = by_token and at == len(delta.tokens) - 1
-        finish, reason = (ended.finish, ended.stop_reason) if ended and last else (None, None)
-        scored = delta.logprobs[at] if delta.logprobs else None
-        job.answer.push(token, finish, reason, scored)
-        if job.answer.finished:
-            break
-    if ended is not None:
-        job.answer.end(ended.finish, ended.stop_reason, ended.error)
-    job.writing += time.monotonic() - began
+    def fail(self, problem: CairnError) -> None:
+        self.job.answer.end("error", error=str(problem))
+
+    def wake(self) -> None:
+        """Nothing follows the news of the end."""
+        if self._left:
+            return
+        if self.job.answer.whole.finish_reason is not None:
+            self._left = True
+            self._leave(self)
+        self.job.on_news(self.job)
+
+    def _know(self, known: Begun | Ended) -> None:
+        self.job.request.cached, self.job.request.ledger = known.cached, known.ledger

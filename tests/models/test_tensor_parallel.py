@@ -15,7 +15,7 @@ LENGTHS = [9, 4]
 
 
 class GlooShards:
-    """The three verbs over gloo, with the backward of each as Megatron has it."""
+    """The verbs over gloo, with the backward of each as Megatron has it."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -28,6 +28,9 @@ class GlooShards:
 
     def gather(self, x):
         return _Gather.apply(x, self.rank, self.size)
+
+    def whole(self, weight):
+        return _Enter.apply(weight)
 
 
 class _Enter(torch.autograd.Function):

@@ -9,12 +9,15 @@ on its way ends with an `EngineFailed` that says why, once; then a new group is 
 `ProcessOptions` say. A request that the engine could never serve is refused in `submit` itself. Needs no torch.
 """
 
+import asyncio
 import atexit
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -39,13 +42,15 @@ from cairn.serve.engine.messages import (
     Watch,
 )  # fmt: skip
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
+from cairn.serve.engine.receivers import Receiver, Receivers, deliver, fail
 from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import StepTimes
-from cairn.serve.engine.stream import Listener, Stream, wake
+from cairn.serve.engine.stream import Stream
 from cairn.serve.guide import Guide
 
 POLL_S = 0.1  # how soon the end of a process is noticed
+LAST_WORDS_S = 0.2  # for what a worker said just before it ended
 REMEMBERED = 1024  # steps
 MARGIN_S = 5.0  # for leaving, after the grace is over
 
@@ -58,6 +63,9 @@ class ProcessOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     beat_s: float = 1.0  # between two signs of life
     start_s: float | None = None  # to load the model and be ready; None: as long as it takes
     restarts: int = 3  # in a row, without a request that has finished in between; 0: never
+
+
+Run = Callable[[Callable[[], None]], None]  # where receivers are called
 
 
 class EngineClient:
@@ -74,9 +82,10 @@ class EngineClient:
         self.pages = ""  # a map of them, while somebody watches
         self.restarted = 0  # since the start
         self._over: CairnError | None = None  # why nothing can be submitted any more
-        self._streams: dict[int, Stream] = {}
+        self._receivers: Receivers = {}
         self._numbers = itertools.count(1)
-        self._lock = threading.RLock()  # for the streams and the group; held for moments
+        self._lock = threading.RLock()  # for the receivers and the group; held for moments
+        self._run: Run = _at_once
         self._failures = 0  # in a row
         self._closing = False
         self._group = self._start()
@@ -96,6 +105,10 @@ class EngineClient:
 
     # -- for users ---------------------------------------------------------------------------------
 
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on receivers are called in this loop's thread, once for a step; before the first request."""
+        self._run = partial(_in_loop, loop)
+
     @property
     def alive(self) -> bool:
         """Does it take requests?"""
@@ -110,24 +123,38 @@ class EngineClient:
         salt: str = "",
         eos_ids: Sequence[int] | None = None,
         guide: Guide | None = None,
-        listener: Listener | None = None,
     ) -> Stream:
         """Put a request in line, or refuse it at once with a RequestError."""
-        eos_ids = list(self.eos_ids if eos_ids is None else eos_ids)
-        prompt = list(prompt)
-        check_request(Request(0, prompt, params, eos_ids=eos_ids), self.limits)
+        stream = Stream(self.new_number(), self.abort)
+        eos_ids = self.eos_ids if eos_ids is None else eos_ids
+        self.put_in_line(
+            stream, Submit(stream.id, list(prompt), params, priority, salt, list(eos_ids), guide)
+        )
+        return stream
+
+    def new_number(self) -> int:
+        """For a request; it is never given again."""
+        return next(self._numbers)
+
+    def put_in_line(self, receiver: Receiver, asked: Submit) -> None:
+        """As `submit`, for whoever wants every token in the thread where it arrives."""
+        check_request(Request(0, asked.prompt, asked.params, eos_ids=asked.eos_ids), self.limits)
         with self._lock:
             if self._over is not None:
                 raise self._over
             if self._closing:
                 raise EngineFailed("the engine is being closed")
-            stream = Stream(next(self._numbers), self._abort, listener)
-            if not self._streams:  # the watchdog counts from here, not from the last request
+            if not self._receivers:  # the watchdog counts from here, not from the last request
                 steps, since = self._progress
                 self._progress = (steps, max(since, time.monotonic()))
-            self._streams[stream.id] = stream
-            self._group.send(Submit(stream.id, prompt, params, priority, salt, eos_ids, guide))
-        return stream
+            self._receivers[asked.id] = receiver
+            self._group.send(asked)
+
+    def abort(self, id: int) -> None:
+        """End a request, unless it has ended already; its receiver hears of it."""
+        with self._lock:
+            if id in self._receivers and self._over is None:
+                self._group.send(Abort(id))
 
     def watch(self, seconds: float) -> None:
         """For so long, `stats`, `recent` and `pages` are fresh several times a second."""
@@ -159,34 +186,39 @@ class EngineClient:
     ) -> None:
         self.close(0.0 if kind else None)
 
-    def _abort(self, id: int) -> None:
-        with self._lock:
-            if id in self._streams and self._over is None:
-                self._group.send(Abort(id))
-
     # -- the thread that looks after the workers ---------------------------------------------------
 
     def _look_after(self) -> None:
+        looked = 0.0
         while self._over is None:
             group = self._group
             try:
-                for report in group.receive(POLL_S):
+                report = group.receive(POLL_S)
+                if report is not None:
                     self._take_in(report)
-                fallen = group.fallen()
-                if fallen:
-                    for report in group.receive(0):  # the last words
-                        self._take_in(report)
-                    self._lost(group, *_first(fallen))
-                elif self._hangs():
-                    self._stuck(group)
+                now = time.monotonic()
+                if report is None or now - looked > POLL_S:  # not for every token
+                    looked = now
+                    self._look_at(group)
             except Exception as problem:  # noqa: BLE001  nobody may wait for a thread that is gone
                 if self._over is None:
                     self._give_up(group, EngineFailed(f"the client failed: {problem!r}"))
 
+    def _look_at(self, group: WorkerGroup) -> None:
+        fallen = group.fallen()
+        if fallen:
+            for report in group.receive_all():  # the last words
+                self._take_in(report)
+            self._lost(group, *_first(fallen))
+        elif self._hangs():
+            self._stuck(group)
+
     def _take_in(self, report: Report) -> None:
         if isinstance(report, Tokens):
-            self._deliver(report)
+            self._run(partial(deliver, report, self._receivers))
             self._moved(report.steps)
+            if report.ended:
+                self._failures = 0  # it does its work
         elif isinstance(report, Beat):
             self.stats = report.stats
             self.recent.extend(report.steps)
@@ -204,29 +236,9 @@ class EngineClient:
         if steps != self._progress[0]:
             self._progress = (steps, time.monotonic())
 
-    def _deliver(self, report: Tokens) -> None:
-        woken: list[Stream] = []
-        with self._lock:
-            for id, token in zip(report.ids, report.tokens, strict=True):
-                stream = self._streams.get(id)
-                if stream is not None:
-                    stream.put(token, report.logprobs.get(id), report.prompts.get(id))
-                    if (begun := report.begun.get(id)) is not None:
-                        stream.begin(begun)
-                    if (vector := report.pooled.get(id)) is not None:
-                        stream.pool(vector)
-                    woken.append(stream)
-            for ended in report.ended:
-                stream = self._streams.pop(ended.id, None)
-                if stream is not None:
-                    stream.end(ended)
-                    woken.append(stream)
-                    self._failures = 0
-        wake(woken)
-
     def _hangs(self) -> bool:
         still = time.monotonic() - self._progress[1]
-        return bool(self._streams) and still > self.options.watchdog_s
+        return bool(self._receivers) and still > self.options.watchdog_s
 
     def _stuck(self, group: WorkerGroup) -> None:
         steps, since = self._progress
@@ -234,7 +246,7 @@ class EngineClient:
         self._replace(
             group,
             EngineFailed(
-                f"no step has ended for {time.monotonic() - since:.1f} s with {len(self._streams)} requests "
+                f"no step has ended for {time.monotonic() - since:.1f} s with {len(self._receivers)} requests "
                 f"on their way; {steps} steps were taken before",
                 hint="the stacks of the engine follow; raise watchdog_s if a step may take that long",
                 details=stacks,
@@ -270,10 +282,9 @@ class EngineClient:
             self._fail_all(problem)
 
     def _fail_all(self, problem: CairnError) -> None:
-        streams, self._streams = list(self._streams.values()), {}
-        for stream in streams:
-            stream.end(None, problem)
-        wake(streams)
+        """Behind what was said before; requests that come from now on are another group's, and in another dict."""
+        receivers, self._receivers = self._receivers, {}
+        self._run(partial(fail, receivers, problem))
 
     # -- starting --------------------------------------------------------------------------------
 
@@ -284,21 +295,30 @@ class EngineClient:
     def _wait_until_ready(self, group: WorkerGroup) -> Ready:
         began, limit = time.monotonic(), self.options.start_s
         while True:
-            for report in group.receive(POLL_S):
-                if isinstance(report, Ready):
-                    return report
-                if isinstance(report, Failure):
-                    raise _as_raised(report)
-            for rank, status in group.fallen():
-                for report in group.receive(0.2):
-                    if isinstance(report, Failure):
-                        raise _as_raised(report)
-                raise group.explain(rank, status)
+            report = group.receive(POLL_S)
+            if isinstance(report, Ready):
+                return report
+            fallen = [] if report is not None else group.fallen()
+            told = [report] if not fallen else list(group.receive_all(LAST_WORDS_S))
+            for each in told:
+                if isinstance(each, Failure):
+                    raise _as_raised(each)
+            if fallen:
+                raise group.explain(*fallen[0])
             if limit is not None and time.monotonic() - began > limit:
                 raise EngineFailed(
                     f"the engine was not ready after {limit:g} s", hint="raise start_s",
                     details=group.stacks(),
                 )  # fmt: skip
+
+
+def _at_once(act: Callable[[], None]) -> None:
+    act()
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(act)
 
 
 def _first(fallen: list[tuple[int, int]]) -> tuple[int, int]:

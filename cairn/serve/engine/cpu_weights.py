@@ -13,7 +13,7 @@ up, not multiplied with. Experts stay as they are, too.
 """
 
 import time
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from cairn.core.units import format_bytes
 from cairn.models.attend import Packed
 from cairn.models.layers import Columns, Rows, Vocabulary, Weights
 from cairn.models.packed_weights import Float, Int4, Int8, Levels, Product
-from cairn.models.transformer import Transformer
+from cairn.models.transformer import Layer, Transformer
 from cairn.serve.engine.cpu_layout import matrices, places
 
 Form = Literal["auto", "float", "int8", "int4"]
@@ -32,7 +32,9 @@ Place = Columns | Rows | Vocabulary
 LEAST_GAIN = 1.1  # times as fast as floating point, or auto leaves the weights alone
 TOKENS = (1, 8)  # of the trials
 TRIALS = 6
-OUTLIERS = 16  # columns of x that are not rounded
+OUTLIERS = (
+    8  # columns of x that are not rounded; of what attention gives, which is a mean of values, none
+)
 SEEN = 64  # random tokens in which they are found
 QUANTISED_BITS = (
     9  # bits of a weight in the file, scales included, up to which it counts as quantised
@@ -133,8 +135,13 @@ def _outliers(model: Transformer, every: list[Place]) -> dict[Place, Tensor]:
         model.logits(model(tokens_T, attend.positions_T(), attend))
     finally:
         _unpack(model)
-    return {place: peak.peak_K.topk(min(OUTLIERS, len(peak.peak_K))).indices.sort().values
+    averaged = {cast(Layer, layer).attention.out for layer in model.layers}
+    return {place: _largest(peak.peak_K, 0 if place in averaged else OUTLIERS)
             for place, peak in peaks.items()}  # fmt: skip
+
+
+def _largest(peak_K: Tensor, count: int) -> Tensor:
+    return peak_K.topk(min(count, len(peak_K))).indices.sort().values
 
 
 def _one_of_each_shape(every: list[Place]) -> list[Place]:

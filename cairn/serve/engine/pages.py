@@ -58,6 +58,11 @@ class PagePool:
         return keys, values
 
     @cached_property
+    def by_slot(self) -> Tensor:
+        """[layer, key or value, slot, head, column]; only where whole tokens lie together."""
+        return self.cache.flatten(2, 3)
+
+    @cached_property
     def slots(self) -> list[Tensor]:
         """Of each layer, keys and values by slot: [2, slots, head, column]."""
         return [part.flatten(1, 2) for part in self.cache]
@@ -107,6 +112,8 @@ class Paged:
 
     def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
         """The same for q, k and v side by side; [T, H * C]."""
+        if self.alone is not None and not rule.softcap:
+            return self.alone.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
         self.pool.slots[rule.layer].index_copy_(1, self._slots_T, kv_2TKC)
         keys, values = self.pool.layers[rule.layer]
@@ -125,6 +132,22 @@ class Paged:
             k_NKC, v_NKC = (gather(cache, one.pages_P)[: one.length] for cache in (keys, values))
             out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule)
         return out_THC
+
+    @cached_property
+    def alone(self) -> "Alone | None":
+        """The only sequence with its only token, if its pages lie one behind the other."""
+        if len(self.slots_T) != 1:
+            return None
+        (length,), (slot,), size = (
+            self.lengths_B.tolist(),
+            self.slots_T.tolist(),
+            self.pool.page_size,
+        )
+        first, *rest = self.tables_BP[0, : -(-length // size)].tolist() or [NULL_PAGE]
+        in_a_row = rest == list(range(first + 1, first + 1 + len(rest)))
+        if slot < 0 or not length or not in_a_row:
+            return None
+        return Alone.of(self.pool, slot, first * size, length)
 
     @cached_property
     def _slots_T(self) -> Tensor:
@@ -153,6 +176,38 @@ class Paged:
         return Singles(
             self.pool, tokens_B, self.lengths_B[single], tables_BP[single, :pages]
         ), several
+
+
+class Alone(NamedTuple):
+    """One sequence with one token, in pages one behind the other: its keys and values are views of the pool."""
+
+    shape: tuple[int, int, int]  # of a token's key and value
+    new: tuple[Tensor, ...]  # of each layer, where this token's go
+    keys: tuple[Tensor, ...]  # [1, K, N, C]
+    values: tuple[Tensor, ...]
+    length: int
+
+    @staticmethod
+    def of(pool: PagePool, slot: int, start: int, length: int) -> "Alone":
+        """All layers' views at once, for the price of a few."""
+        cache = pool.by_slot
+        kept = cache.narrow(2, start, length).transpose(2, 3)
+        keys, values = kept[:, 0:1].unbind(), kept[:, 1:2].unbind()
+        shape = (2, cache.shape[3], cache.shape[4])
+        return Alone(
+            shape, tuple(cache.select(2, slot).unbind()), tuple(keys), tuple(values), length
+        )
+
+    def joined(self, qkv_1EC: Tensor, heads: int, rule: Rule) -> Tensor:
+        _, kv_heads, size = self.shape
+        self.new[rule.layer].copy_(qkv_1EC[0, heads:].view(self.shape))
+        k_1KNC, v_1KNC = self.keys[rule.layer], self.values[rule.layer]
+        if 0 < rule.window < self.length:
+            k_1KNC, v_1KNC = (kept[:, :, -rule.window :] for kept in (k_1KNC, v_1KNC))
+        # The heads of a group see the same keys: they are queries of one head, and no key is copied.
+        q_1KGC = qkv_1EC[:, :heads].view(1, kv_heads, -1, size)
+        out_1KGC = F.scaled_dot_product_attention(q_1KGC, k_1KNC, v_1KNC, scale=rule.scale)
+        return out_1KGC.reshape(1, heads * size)
 
 
 class Several(NamedTuple):

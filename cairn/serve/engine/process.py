@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class WorkerGroup:
         self._context = zmq.Context()
         self._commands = self._bind(zmq.PUSH, "commands")
         self._reports = self._bind(zmq.PULL, "reports")
+        self._timeout_s: float | None = None  # of the reports, as it was last set
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(config.tensor_parallel_size):
@@ -71,16 +72,23 @@ class WorkerGroup:
     def send(self, *commands: Command) -> None:
         self._commands.send(encode(commands))
 
-    def receive(self, timeout_s: float) -> Iterator[Report]:
-        """What the workers have said; waits for the first."""
-        if not self._reports.poll(int(timeout_s * 1000)):
-            return
-        with suppress(zmq.Again):
-            while True:
-                report = decode_report(self._reports.recv(zmq.NOBLOCK))
-                if isinstance(report, Failure) and self.failure is None:
-                    self.failure = report
-                yield report
+    def receive(self, timeout_s: float) -> Report | None:
+        """The next that the workers say; None: nothing came in so long."""
+        if timeout_s != self._timeout_s:  # it seldom is, and to set it is a call
+            self._timeout_s = timeout_s
+            self._reports.setsockopt(zmq.RCVTIMEO, int(timeout_s * 1000))
+        try:
+            report = decode_report(self._reports.recv())
+        except zmq.Again:
+            return None
+        if isinstance(report, Failure) and self.failure is None:
+            self.failure = report
+        return report
+
+    def receive_all(self, timeout_s: float = 0.0) -> Iterator[Report]:
+        """Until nothing comes in so long."""
+        while (report := self.receive(timeout_s)) is not None:
+            yield report
 
     def fallen(self) -> list[tuple[int, int]]:
         """Rank and exit status of those that have ended."""
@@ -155,12 +163,12 @@ def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="cairn-engine-", dir=where))
 
 
-def spawn_worker(boot: Boot) -> "subprocess.Popen[bytes]":
-    """A fresh interpreter that runs `worker`."""
+def spawn_worker(boot: Boot, command: Sequence[str] = COMMAND) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter that runs `worker`, or what else reads its `Boot` as that does."""
     root = str(Path(cairn.__file__).parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=2, env=environment)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, env=environment)
     encoded = encode(boot)
     if process.stdin is not None:
         with suppress(BrokenPipeError):  # it has ended already: `fallen` will say so

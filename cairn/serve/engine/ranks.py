@@ -1,4 +1,4 @@
-"""One rank's place among those that share a model: the three verbs of `Shards` over torch.distributed.
+"""One rank's place among those that share a model: the verbs of `Shards` over torch.distributed.
 
     gloo on CPUs, NCCL on GPUs; ranks of one host meet in a file of the engine's private folder
 
@@ -40,6 +40,9 @@ class Ranks:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x)
         return torch.cat(parts, dim=-1)
+
+    def whole(self, weight: Tensor) -> Tensor:
+        return weight
 
     def smallest(self, number: int) -> int:
         """Of all ranks' numbers."""

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from cairn.kernels.logprobs import LogProbs
 from cairn.kernels.step_inputs import Inputs, keep_tokens
-from cairn.models.lean import Lean
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
+from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampler import Sampler, special
 from cairn.serve.engine.scheduler import Chunk, Step
@@ -68,7 +68,7 @@ class Runner:
         dtype: torch.dtype | None = None,
         lean: bool = False,
     ) -> None:
-        """`lean`: on a CPU, through fewer operations; see `models.lean`."""
+        """`lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`."""
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
         spec, shards = model.spec, model.build.shards.size
@@ -77,7 +77,7 @@ class Runner:
         )
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, spec.vocab, self.device)
-        self.lean = Lean(model) if lean else None
+        self.lean = serving_form(model, self.pool) if lean else None
 
     @torch.inference_mode()
     def launch(self, step: Step) -> "Flight":

@@ -69,7 +69,9 @@ def start_with(
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
-    runner = _runner(runnable, limits, config)
+    on_gpu = model.embedding.weight.is_cuda
+    arranged = [] if on_gpu else _arrange_weights(runnable, config, sole)
+    runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
     blocks = TimedBlocks(
         limits.pages, limits.page_size, prefix_caching=config.enable_prefix_caching
     )
@@ -80,9 +82,7 @@ def start_with(
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
     ]
-    on_gpu = model.embedding.weight.is_cuda
-    if not on_gpu:
-        notes += _arrange_weights(runnable, config, sole)
+    notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
     return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
 

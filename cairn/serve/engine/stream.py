@@ -1,17 +1,15 @@
 """The answer of an engine in another process as it arrives: filled by the client's thread, read by one reader.
 
-    thread that reads the sockets --put, end--> Stream --Delta--> a thread (`for`) or a coroutine (`async for`)
-                                                       --call---> whoever listens, in the thread that reads the sockets
+    thread that reads the sockets --put, end, fail--> Stream --Delta--> a thread (`for`) or a coroutine (`async for`)
 
 What has come since the last look is one Delta, so that a slow reader gets more at once instead of falling behind. A
-coroutine is woken together with the others of its event loop: one call for a step, not one for each request. Knows
-nothing about processes.
+coroutine is woken together with the others of its event loop: one call for a step, not one for each request. Whoever
+wants the tokens where they arrive is a `Receiver` of another kind (`receivers`). Knows nothing about processes.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -35,12 +33,8 @@ class Delta(msgspec.Struct, frozen=True):
 class Stream:
     """The answer to one request. Read it from one thread or one coroutine; leave its `with` early to abort it."""
 
-    def __init__(
-        self, id: int, abort: Callable[[int], None], listener: "Listener | None" = None
-    ) -> None:
-        """`listener` is called when something has come, and returns at once; it may call `take`."""
+    def __init__(self, id: int, abort: Callable[[int], None]) -> None:
         self.id = id
-        self.listener = listener
         self.ended: Ended | None = None
         self._abort = abort
         self._lock = threading.Lock()
@@ -76,11 +70,6 @@ class Stream:
                     raise StopAsyncIteration
                 future = self._future = loop.create_future()
             await future
-
-    def take(self) -> Delta | None:
-        """What there is, without waiting; None: nothing. Raises the failure when that is what there is."""
-        with self._lock:
-            return self._take()
 
     def abort(self) -> None:
         """End it; the stream then ends with the reason "abort", unless it has ended already."""
@@ -120,51 +109,29 @@ class Stream:
             raise self._failed
         return None
 
-    def put(self, token: int, scored: Scored | None, prompt: list[Scored] | None) -> None:
+    # -- for the client ----------------------------------------------------------------------------
+
+    def begin(self, begun: Begun | None, prompt: list[Scored] | None, pooled: bytes | None) -> None:
+        with self._lock:
+            self._begun, self._prompt, self._pooled = begun, prompt, pooled
+
+    def put(self, token: int, scored: Scored | None, ended: Ended | None) -> None:
         with self._lock:
             self._tokens.append(token)
             if scored is not None:
                 self._logprobs.append(scored)
-            if prompt is not None:
-                self._prompt = prompt
+            self.ended = ended
 
-    def pool(self, vector: bytes) -> None:
+    def end(self, ended: Ended) -> None:
         with self._lock:
-            self._pooled = vector
+            self.ended = ended
 
-    def begin(self, begun: Begun) -> None:
+    def fail(self, problem: CairnError) -> None:
         with self._lock:
-            self._begun = begun
+            self._failed = problem
 
-    def end(self, ended: Ended | None, failed: CairnError | None = None) -> None:
-        with self._lock:
-            self.ended, self._failed = ended, failed
-
-    def waiter(self) -> "asyncio.Future[None] | None":
-        """Wake a thread; a coroutine is woken by whoever asked, together with others."""
+    def wake(self) -> "asyncio.Future[None] | None":
         with self._lock:
             future, self._future = self._future, None
             self._event.set()
         return future
-
-
-Listener = Callable[[Stream], None]
-
-
-def wake(streams: list[Stream]) -> None:
-    """Readers that wait; those of one event loop with a single call, which is what costs."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for stream in streams:
-        if stream.listener is not None:
-            stream.listener(stream)
-        elif (future := stream.waiter()) is not None:
-            by_loop.setdefault(future.get_loop(), []).append(future)
-    for loop, futures in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_resolve, futures)
-
-
-def _resolve(futures: "list[asyncio.Future[None]]") -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)

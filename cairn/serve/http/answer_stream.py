@@ -1,4 +1,4 @@
-"""The answers of an exchange as a stream of events: the loop that chat and completions share.
+"""The answers of an exchange as a stream of events: the loop that all endpoints share.
 
     exchange.next -> bytes -> send, which waits for a slow client
     exchange.pour -> bytes -> straight to the socket, for as long as the client keeps up
@@ -7,34 +7,49 @@ The first way is right everywhere; the second one costs a fraction of it, and is
 the events of an endpoint look like is the endpoint's business.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.call import Call
+from cairn.serve.http.exchange import Exchange
 from cairn.serve.http.refusal import Refusal
-from cairn.serve.http.service import Call, Exchange
 from cairn.serve.http.sse import EventStream
 
-Write = Callable[[CompletionOutput], bytes]  # a delta as events; empty: there is nothing to see yet
+
+class Writer(Protocol):
+    """The events of one stream, as bytes."""
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        """Empty: there is nothing to see yet."""
+        ...
+
+    def last(self) -> bytes:
+        """When all answers have ended."""
+        ...
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """Instead of the rest."""
+        ...
 
 
-async def stream_answers(
-    call: Call, exchange: Exchange, write: Write, last: Callable[[], Sequence[object]]
-) -> None:
-    """Until all answers have ended, and then what `last` says. A refusal before the first event is raised."""
-    events = EventStream(call.send, call.headers)
+async def stream_answers(call: Call, exchange: Exchange, writer: Writer) -> None:
+    """Until all answers have ended. A refusal before the first event is raised."""
+    events, write = EventStream(call.send, call.headers), writer.write
 
     def push(deltas: Sequence[CompletionOutput]) -> bool:
-        return events.write_now(b"".join(map(write, deltas)))
+        body = write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))
+        return events.write_now(body)
 
     try:
         while not exchange.finished:
             body = b"".join(map(write, await exchange.next()))
             if body:
-                await events.write_bytes(body)
+                await events.write(body)
             if events.direct:
                 await exchange.pour(push)
-        await events.write(*last(), last=True)
+        await events.write(writer.last(), last=True)
     except Refusal as refusal:
         if not events.begun:
             raise
-        await events.write(refusal.body(), last=True)
+        await events.write(writer.refused(refusal), last=True)

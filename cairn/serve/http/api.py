@@ -26,6 +26,7 @@ from cairn import __version__
 from cairn.core.errors import CairnError
 from cairn.core.metrics import CONTENT_TYPE
 from cairn.serve.http.body import Gone, read_bytes
+from cairn.serve.http.call import Call
 from cairn.serve.http.chat import chat_completions
 from cairn.serve.http.completions import completions
 from cairn.serve.http.embeddings import EmbeddingRequest, embeddings
@@ -49,7 +50,7 @@ from cairn.serve.http.protocol_requests import ChatRequest, CompletionRequest, T
 from cairn.serve.http.protocol_responses import ResponsesRequest
 from cairn.serve.http.refusal import JSON, Refusal, refusal_of
 from cairn.serve.http.responses import responses
-from cairn.serve.http.service import Call, Service
+from cairn.serve.http.service import Service
 from cairn.serve.http.tokens import detokenize, tokenize
 
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]

@@ -1,11 +1,12 @@
 """The engine as the server sees it: requests in, news out, signs of life; in a thread or in processes of its own.
 
-    Backend.jobs(...)  ->  submit  ->  on_news, in the engine's thread   |   stats, dead: for health and metrics
+    Backend.jobs(...) -> submit -> on_news, in the engine's or the loop's thread  |  stats, dead: for health and metrics
 
 A thread costs nothing to reach and suits a CPU, where torch leaves the interpreter alone for most of a step. For GPUs
 the engine gets processes of its own, so that sockets and text never make the device wait.
 """
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -38,6 +39,10 @@ GPU_STEP_TOKENS = 4096
 class AnyEngine(Protocol):
     """What a thread and processes have in common."""
 
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Bring news in this loop's thread; before the first request. False: they come from another one."""
+        ...
+
     def submit(self, jobs: Sequence[Job]) -> None: ...
 
     def abort(self, ids: Sequence[RequestId]) -> None: ...
@@ -64,6 +69,9 @@ class AnyEngine(Protocol):
 
 
 class ThreadedEngine(EngineThread):
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return False  # its own thread makes the texts, while the device computes
+
     def stats(self) -> Stats:
         return stats_of(self.engine)
 

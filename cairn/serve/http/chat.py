@@ -17,8 +17,10 @@ from cairn.serve.engine_thread import Job
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.answer_stream import stream_answers
 from cairn.serve.http.body import decode
+from cairn.serve.http.call import Call
 from cairn.serve.http.completions import reason_of
 from cairn.serve.http.conversation import read_conversation
+from cairn.serve.http.exchange import Exchange
 from cairn.serve.http.logprobs import chat_logprobs
 from cairn.serve.http.protocol_answers import (
     CachedTokens,
@@ -34,8 +36,8 @@ from cairn.serve.http.protocol_requests import ChatRequest
 from cairn.serve.http.protocol_sampling import sampling_of
 from cairn.serve.http.reader import joined, keeps_marks, make_readers
 from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Call, Exchange, Service
-from cairn.serve.http.sse import HOLE, Template, event_bytes
+from cairn.serve.http.service import Service
+from cairn.serve.http.sse import HOLE, Template, event_bytes, last_events
 from cairn.serve.http.structure import Offer, Thinking, grammar_of, offer_of, thinking_of
 from cairn.serve.prompts import Prompt
 
@@ -52,8 +54,7 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
     exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            writer = ChunkWriter(work, exchange)
-            await stream_answers(call, exchange, writer.write, writer.last)
+            await stream_answers(call, exchange, ChunkWriter(work, exchange))
             return None
         while not exchange.finished:
             await exchange.next()
@@ -192,6 +193,11 @@ class ChunkWriter:
         usage = work.usage(self.exchange) if running else self._usage
         return [work.chunk([choice], usage) for choice in choices]
 
-    def last(self) -> list[ChatChunk]:
+    def last(self) -> bytes:
         work = self.work
-        return [work.chunk([], work.usage(self.exchange))] if work.asked.wants_usage else []
+        if not work.asked.wants_usage:
+            return last_events()
+        return last_events(work.chunk([], work.usage(self.exchange)))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return last_events(refusal.body())

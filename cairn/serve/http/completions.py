@@ -15,6 +15,8 @@ from cairn.serve.engine_thread import Job
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.answer_stream import stream_answers
 from cairn.serve.http.body import decode
+from cairn.serve.http.call import Call
+from cairn.serve.http.exchange import Exchange
 from cairn.serve.http.logprobs import completion_logprobs
 from cairn.serve.http.prompt_inputs import read_inputs
 from cairn.serve.http.protocol_answers import (
@@ -28,8 +30,8 @@ from cairn.serve.http.protocol_answers import (
 from cairn.serve.http.protocol_requests import CompletionRequest
 from cairn.serve.http.protocol_sampling import sampling_of
 from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Call, Exchange, Service
-from cairn.serve.http.sse import HOLE, Template, event_bytes
+from cairn.serve.http.service import Service
+from cairn.serve.http.sse import HOLE, Template, event_bytes, last_events
 from cairn.serve.http.structure import grammar_of
 from cairn.serve.prompts import Prompt
 
@@ -47,8 +49,7 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            writer = ChunkWriter(work, exchange)
-            await stream_answers(call, exchange, writer.write, writer.last)
+            await stream_answers(call, exchange, ChunkWriter(work, exchange))
             return None
         while not exchange.finished:
             await exchange.next()
@@ -119,21 +120,24 @@ class Work:
             done = job.answer.result()
             offset = len(self.prompt_text(done.index)) if self.asked.echo else 0
             logprobs = self.logprobs(done, offset)
-            choices.append(self.choice(done, "" if self.silent else done.text, logprobs))
+            choices.append(
+                self.choice(done, "" if self.silent else done.text, logprobs, whole=True)
+            )
             if self.asked.echo:
                 self.echo(choices[-1], exchange)
         return self.document(choices, self.usage(exchange))
 
     def piece(self, delta: CompletionOutput, exchange: Exchange) -> CompletionChoice | None:
         """A choice of a stream; None while there is only half of a character, or of a stop string."""
-        index, echo = delta.index, False
-        if index not in self._offsets:
-            echo = bool(self.asked.echo)
+        index = delta.index
+        first = index not in self._offsets
+        echo = first and bool(self.asked.echo)
+        if first:
             self._offsets[index] = len(self.prompt_text(index)) if echo else 0
         logprobs = self.logprobs(delta, self._offsets[index])
         if logprobs is not None:
             self._offsets[index] += sum(map(len, logprobs.tokens))
-        choice = self.choice(delta, "" if self.silent else delta.text, logprobs)
+        choice = self.choice(delta, "" if self.silent else delta.text, logprobs, whole=first)
         if echo:
             self.echo(choice, exchange)
         # A model without a tokenizer never has a text: its tokens are seen by their events alone.
@@ -142,15 +146,22 @@ class Work:
         return choice if seen or delta.finished else None
 
     def choice(
-        self, output: CompletionOutput, text: str, logprobs: CompletionLogprobs | None
+        self,
+        output: CompletionOutput,
+        text: str,
+        logprobs: CompletionLogprobs | None,
+        *,
+        whole: bool,
     ) -> CompletionChoice:
+        """`whole`: with what is said once, which in a stream is its first piece."""
         made = CompletionChoice(
             index=output.index, text=text, logprobs=logprobs, finish_reason=reason_of(output),
             stop_reason=output.stop_reason,
         )  # fmt: skip
         if self.asked.return_token_ids:
             made.token_ids = [] if self.silent else output.token_ids
-            made.prompt_token_ids = self.prompts[output.index // self.n].token_ids
+            if whole:
+                made.prompt_token_ids = self.prompts[output.index // self.n].token_ids
         return made
 
     def logprobs(self, output: CompletionOutput, offset: int) -> CompletionLogprobs | None:
@@ -232,6 +243,11 @@ class ChunkWriter:
         usage = work.usage(self.exchange) if running else self._usage
         return [work.document([choice], usage)]
 
-    def last(self) -> list[Completion]:
+    def last(self) -> bytes:
         work = self.work
-        return [work.document([], work.usage(self.exchange))] if work.asked.wants_usage else []
+        if not work.asked.wants_usage:
+            return last_events()
+        return last_events(work.document([], work.usage(self.exchange)))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return last_events(refusal.body())

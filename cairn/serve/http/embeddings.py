@@ -17,10 +17,12 @@ import numpy as np
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import Job
 from cairn.serve.http.body import decode
+from cairn.serve.http.call import Call
+from cairn.serve.http.exchange import Exchange
 from cairn.serve.http.prompt_inputs import read_inputs
 from cairn.serve.http.protocol_sampling import AtLeastOne, Priority
 from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Call, Exchange, Service
+from cairn.serve.http.service import Service
 
 MOST_INPUTS = 2048  # OpenAI's limit
 

@@ -1,4 +1,4 @@
-r"""From the engine's thread to the event loop: what is new of the answers to one request, for one reader.
+r"""From the engine to the event loop: what is new of the answers to one request, for one reader.
 
     engine's thread --on_news--> which answers have news --bell--> await next() --> deltas
                                                               \--> pour(push): push(deltas), with no task in between
@@ -49,10 +49,13 @@ class Bell:
 
 
 class Following:
-    """The answers to one request. `on_news` belongs to the engine's thread, everything else to the event loop's."""
+    """The answers to one request. `on_news` may be called in another thread, everything else in the event loop's."""
 
-    def __init__(self, bell: Bell) -> None:
-        self._bell = bell
+    __slots__ = ("_bell", "_fresh", "_pouring", "_problem", "_reader", "_rung", "here")
+
+    def __init__(self, bell: Bell, here: bool = False) -> None:
+        """`here`: news come in the event loop's own thread; a single answer needs no bell then."""
+        self._bell, self.here = bell, here
         self._fresh: dict[Job, None] = {}  # have news; a change is one operation
         self._rung = False
         self._reader: asyncio.Future[None] | None = None
@@ -61,7 +64,9 @@ class Following:
 
     def on_news(self, job: Job) -> None:
         self._fresh[job] = None
-        if not self._rung:
+        if self.here:
+            self.wake()
+        elif not self._rung:
             self._rung = True
             self._bell.ring(self.wake)
 
@@ -105,9 +110,9 @@ class Following:
         self._rung = False
         fresh, deltas = self._fresh, []
         while fresh:
-            job = fresh.popitem()[0]
-            if job.answer.has_news:  # else they were taken with those before
-                deltas.append(job.answer.take())
+            answer = fresh.popitem()[0].answer
+            if answer.has_news:  # else they were taken with those before
+                deltas.append(answer.take())
         return deltas
 
     def fail(self, problem: BaseException) -> None:

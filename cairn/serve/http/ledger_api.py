@@ -16,13 +16,14 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from cairn.serve.http.call import Call
 from cairn.serve.http.ledger import Entry
 from cairn.serve.http.ledger_book import REMEMBERED, Order
 from cairn.serve.http.ledger_engine import model_card
 from cairn.serve.http.ledger_trace import trace_of
 from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Call, Service
-from cairn.serve.http.sse import EventStream
+from cairn.serve.http.service import Service
+from cairn.serve.http.sse import EventStream, event_bytes
 from cairn.serve.http.views import RequestList
 
 EVENT_S = 0.5
@@ -44,10 +45,10 @@ async def engine_events(service: Service, call: Call, body: bytes) -> None:
     try:
         while not gone.done() and not service.admission.draining:
             await _look_at_machine(service)
-            await events.write(service.look.view())
+            await events.write(event_bytes(service.look.view()))
             await asyncio.wait([gone], timeout=EVENT_S)
         if not gone.done():
-            await events.write_bytes(b"", True)
+            await events.write(b"", True)
     finally:
         gone.cancel()
         with suppress(asyncio.CancelledError):

@@ -11,8 +11,11 @@ from typing import Any
 import msgspec
 
 from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.answer_stream import stream_answers
 from cairn.serve.http.body import decode
+from cairn.serve.http.call import Call
 from cairn.serve.http.conversation import read_conversation
+from cairn.serve.http.exchange import Exchange
 from cairn.serve.http.messages_input import as_chat, guide_of
 from cairn.serve.http.protocol_messages import (
     AnthropicError,
@@ -28,8 +31,8 @@ from cairn.serve.http.protocol_messages import (
     ToolUseBlock,
 )
 from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Call, Exchange, Service
-from cairn.serve.http.sse import EventStream
+from cairn.serve.http.service import Service
+from cairn.serve.http.sse import HOLE, Template, event_bytes
 from cairn.serve.http.structure import offer_of
 from cairn.serve.http.turn import Block, Blocks, Change, prepare
 
@@ -72,7 +75,7 @@ async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
     exchange = service.exchange(call, turn.jobs, stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            await _stream(message, turn.blocks, exchange, call)
+            await stream_answers(call, exchange, EventWriter(message, turn.blocks, exchange))
             return None
         while not exchange.finished:
             await exchange.next()
@@ -122,46 +125,53 @@ def _usage(message: AnthropicMessage, exchange: Exchange) -> MessageUsage:
 # -- a stream -------------------------------------------------------------------------------------
 
 
-async def _stream(
-    message: AnthropicMessage, blocks: Blocks, exchange: Exchange, call: Call
-) -> None:
-    events = EventStream(call.send, call.headers)
+class EventWriter:
+    """A message as the events of a stream. Most are nothing but more text, which takes a template."""
 
-    async def write(name: str, **fields: object) -> None:
-        await events.write_named(name, {"type": name, **fields})
+    def __init__(self, message: AnthropicMessage, blocks: Blocks, exchange: Exchange) -> None:
+        self._message, self._blocks, self._exchange = message, blocks, exchange
+        self._begun = False
+        self._more: dict[int, Template] = {}  # by block
+        self._end: tuple[StopReason, str | None] = "end_turn", None
 
-    try:
-        last, begun = None, False
-        while last is None:
-            for delta in await exchange.next():
-                if not begun:
-                    begun = True
-                    await write("message_start", message=message)
-                for change in blocks.push(delta):
-                    name, fields = _event(change)
-                    await write(name, index=change.block.index, **fields)
-                last = delta if delta.finished else None
-        reason, sequence = _ended(blocks, last)
+    def write(self, delta: CompletionOutput) -> bytes:
+        body = b"" if self._begun else _event("message_start", message=self._message)
+        self._begun = True
+        body += b"".join(map(self._change, self._blocks.push(delta)))
+        if delta.finished:
+            self._end = _ended(self._blocks, delta)
+        return body
+
+    def last(self) -> bytes:
+        reason, sequence = self._end
         ended = {"stop_reason": reason, "stop_sequence": sequence}
-        await write("message_delta", delta=ended, usage=_usage(message, exchange))
-        await write("message_stop")
-    except Refusal as refusal:
-        if not events.begun:
-            raise
-        await events.write_named("error", _error(refusal))
-    await events.write_bytes(b"", True)
+        usage = _usage(self._message, self._exchange)
+        return _event("message_delta", delta=ended, usage=usage) + _event("message_stop")
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return event_bytes(_error(refusal), "error")
+
+    def _change(self, change: Change) -> bytes:
+        block = change.block
+        match change.what:
+            case "begin":
+                empty = _whole(Block(index=0, kind=block.kind, id=block.id, name=block.name))
+                if isinstance(empty, ToolUseBlock):
+                    empty.input = {}
+                return _event("content_block_start", index=block.index, content_block=empty)
+            case "more":
+                if block.index not in self._more:
+                    self._more[block.index] = _template(block)
+                return self._more[block.index].fill(change.text)
+            case _:
+                return _event("content_block_stop", index=block.index)
 
 
-def _event(change: Change) -> tuple[str, dict[str, object]]:
-    match change.what:
-        case "begin":
-            block = change.block
-            empty = _whole(Block(index=0, kind=block.kind, id=block.id, name=block.name))
-            if isinstance(empty, ToolUseBlock):
-                empty.input = {}
-            return "content_block_start", {"content_block": empty}
-        case "more":
-            kind, name = DELTAS[change.block.kind]
-            return "content_block_delta", {"delta": {"type": kind, name: change.text}}
-        case _:
-            return "content_block_stop", {}
+def _event(name: str, **fields: object) -> bytes:
+    return event_bytes({"type": name, **fields}, name)
+
+
+def _template(block: Block) -> Template:
+    kind, field = DELTAS[block.kind]
+    name, delta = "content_block_delta", {"type": kind, field: HOLE}
+    return Template({"type": name, "index": block.index, "delta": delta}, name)

@@ -11,7 +11,10 @@ import itertools
 import time
 
 from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.answer_stream import stream_answers
 from cairn.serve.http.body import decode
+from cairn.serve.http.call import Call
+from cairn.serve.http.exchange import Exchange
 from cairn.serve.http.protocol_answers import CachedTokens
 from cairn.serve.http.protocol_responses import (
     FunctionCallItem,
@@ -27,8 +30,8 @@ from cairn.serve.http.protocol_responses import (
 )
 from cairn.serve.http.refusal import JSON, Refusal
 from cairn.serve.http.responses_input import as_chat, guide_of
-from cairn.serve.http.service import Call, Exchange, Service
-from cairn.serve.http.sse import EventStream
+from cairn.serve.http.service import Service
+from cairn.serve.http.sse import event_bytes
 from cairn.serve.http.turn import Block, Blocks, Change, Turn, prepare
 
 
@@ -41,7 +44,7 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     exchange = service.exchange(call, turn.jobs, stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            await Writer(made, turn.blocks, exchange, call).write_all()
+            await stream_answers(call, exchange, EventWriter(made, turn.blocks, exchange))
             return None
         while not exchange.finished:
             await exchange.next()
@@ -99,54 +102,49 @@ def _complete(
     )  # fmt: skip
 
 
-class Writer:
-    """One response as a stream of events."""
+class EventWriter:
+    """A response as the events of a stream."""
 
-    def __init__(self, made: ModelResponse, blocks: Blocks, exchange: Exchange, call: Call) -> None:
+    def __init__(self, made: ModelResponse, blocks: Blocks, exchange: Exchange) -> None:
         self._made, self._blocks, self._exchange = made, blocks, exchange
-        self._events, self._numbers = EventStream(call.send, call.headers), itertools.count()
+        self._numbers = itertools.count()
+        self._begun = False
+        self._ended: CompletionOutput | None = None
 
-    async def write_all(self) -> None:
-        try:
-            await self._write_answer()
-        except Refusal as refusal:
-            if not self._events.begun:
-                raise
-            error = refusal.body().error
-            fields = {"code": error.code, "message": error.message, "param": error.param}
-            number = next(self._numbers)
-            await self._events.write_named(
-                "error", {"type": "error", "sequence_number": number, **fields}
-            )
-        await self._events.write_bytes(b"", True)
+    def write(self, delta: CompletionOutput) -> bytes:
+        body = b""
+        if not self._begun:
+            self._begun = True
+            body = self._event("created", response=self._made)
+            body += self._event("in_progress", response=self._made)
+        if delta.finished:
+            self._ended = delta
+        return body + b"".join(self._change(change) for change in self._blocks.push(delta))
 
-    async def _write_answer(self) -> None:
-        made, last, begun = self._made, None, False
-        while last is None:
-            for delta in await self._exchange.next():
-                if not begun:
-                    begun = True
-                    await self._write("created", response=made)
-                    await self._write("in_progress", response=made)
-                last = delta if delta.finished else None
-                for change in self._blocks.push(delta):
-                    await self._change(change, delta)
-        _complete(made, self._blocks, last, self._exchange)
-        await self._write(
-            "incomplete" if made.status == "incomplete" else "completed", response=made
-        )
+    def last(self) -> bytes:
+        made = self._made
+        if self._ended is not None:
+            _complete(made, self._blocks, self._ended, self._exchange)
+        name = "incomplete" if made.status == "incomplete" else "completed"
+        return self._event(name, response=made)
 
-    async def _change(self, change: Change, delta: CompletionOutput) -> None:
+    def refused(self, refusal: Refusal) -> bytes:
+        error = refusal.body().error
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        number = next(self._numbers)
+        return event_bytes({"type": "error", "sequence_number": number, **fields}, "error")
+
+    def _change(self, change: Change) -> bytes:
         block = change.block
         if change.what == "begin":
-            await self._begin(self._item(block, "in_progress"), block.index)
-        elif change.what == "more":
+            return self._begin(self._item(block, "in_progress"), block.index)
+        if change.what == "more":
             item = self._item(block, "in_progress")
             name, place = _delta_of(item), self._place(item, block.index)
-            await self._write(f"{name}.delta", delta=change.text, **place)
-        else:
-            cut = delta.finished and block is self._blocks.all[-1] and delta.finish_reason != "stop"
-            await self._end(self._item(block, "incomplete" if cut else "completed"), block.index)
+            return self._event(f"{name}.delta", delta=change.text, **place)
+        ended, last = self._ended, block is self._blocks.all[-1]
+        cut = ended is not None and last and ended.finish_reason != "stop"
+        return self._end(self._item(block, "incomplete" if cut else "completed"), block.index)
 
     def _item(self, block: Block, status: Status) -> Item:
         return item_of(block, self._made.id.removeprefix("resp_"), status)
@@ -159,28 +157,29 @@ class Writer:
             place["logprobs"] = []
         return place
 
-    async def _begin(self, item: Item, index: int) -> None:
-        await self._write("output_item.added", output_index=index, item=item)
+    def _begin(self, item: Item, index: int) -> bytes:
+        body = self._event("output_item.added", output_index=index, item=item)
         if not isinstance(item, FunctionCallItem):
             part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
             place = dict(item_id=item.id, output_index=index, content_index=0)
-            await self._write("content_part.added", part=part, **place)
+            body += self._event("content_part.added", part=part, **place)
+        return body
 
-    async def _end(self, item: Item, index: int) -> None:
+    def _end(self, item: Item, index: int) -> bytes:
         name, place = _delta_of(item), self._place(item, index)
         if isinstance(item, FunctionCallItem):
-            await self._write(f"{name}.done", name=item.name, arguments=item.arguments, **place)
+            body = self._event(f"{name}.done", name=item.name, arguments=item.arguments, **place)
         else:
             [part] = item.content
-            await self._write(f"{name}.done", text=part.text, **place)
+            body = self._event(f"{name}.done", text=part.text, **place)
             place.pop("logprobs", None)
-            await self._write("content_part.done", part=part, **place)
-        await self._write("output_item.done", output_index=index, item=item)
+            body += self._event("content_part.done", part=part, **place)
+        return body + self._event("output_item.done", output_index=index, item=item)
 
-    async def _write(self, name: str, /, **fields: object) -> None:
+    def _event(self, name: str, /, **fields: object) -> bytes:
         kind = f"response.{name}"
         event = {"type": kind, "sequence_number": next(self._numbers), **fields}
-        await self._events.write_named(kind, event)
+        return event_bytes(event, kind)
 
 
 def _delta_of(item: Item) -> str:

@@ -23,16 +23,25 @@ HOLE = "\0text\0"  # stands for the text in the event that a template is made of
 _encode = msgspec.json.Encoder().encode
 
 
-def event_bytes(event: object) -> bytes:
-    return b"data: %b\n\n" % _encode(event)
+def event_bytes(event: object, name: str | None = None) -> bytes:
+    """`name`: for protocols whose events have one."""
+    data = b"data: %b\n\n" % _encode(event)
+    return data if name is None else b"event: %b\n%b" % (name.encode(), data)
+
+
+def last_events(*events: object) -> bytes:
+    """These, and the mark that nothing follows."""
+    return b"".join(map(event_bytes, events)) + DONE
 
 
 class Template:
     """Events that differ in one text only, such as the chunks of an answer: encoded once, and filled for each."""
 
-    def __init__(self, event: object) -> None:
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, event: object, name: str | None = None) -> None:
         """`event` has `HOLE` where the text goes."""
-        self._before, _, self._after = event_bytes(event).rpartition(_encode(HOLE))
+        self._before, _, self._after = event_bytes(event, name).rpartition(_encode(HOLE))
 
     def fill(self, text: str) -> bytes:
         return self._before + _encode(text) + self._after
@@ -49,6 +58,8 @@ def _uvicorn_behind(send: Send) -> RequestResponseCycle | None:
 
 
 class EventStream:
+    __slots__ = ("_cycle", "_headers", "_send", "begun")
+
     def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._send, self._headers = send, headers
         self._cycle = _uvicorn_behind(send)
@@ -60,7 +71,7 @@ class EventStream:
         return self._cycle is not None and self.begun and self._cycle.chunked_encoding is True
 
     def write_now(self, body: bytes) -> bool:
-        """As `write_bytes`, but at once. False: the client is behind or has left; use that one next."""
+        """As `write`, but at once. False: the client is behind or has left; use that one next."""
         cycle = self._cycle
         if cycle is None or cycle.disconnected:
             return False
@@ -68,17 +79,8 @@ class EventStream:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return not cycle.flow.write_paused
 
-    async def write(self, *events: object, last: bool = False) -> None:
-        """These events now, in one write; the headers before the first ones."""
-        body = b"".join(map(event_bytes, events))
-        await self.write_bytes(body + DONE if last else body, last)
-
-    async def write_named(self, name: str, event: object) -> None:
-        """An event with a name, for protocols that have them."""
-        await self.write_bytes(b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(event)), False)
-
-    async def write_bytes(self, body: bytes, last: bool = False) -> None:
-        """Events that are encoded already."""
+    async def write(self, body: bytes, last: bool = False) -> None:
+        """Events that are encoded already, in one write; the headers before the first ones."""
         if not self.begun:
             self.begun = True
             headers = [*HEADERS, *self._headers]

@@ -1,11 +1,12 @@
 """POST /tokenize and /detokenize: how this model cuts a text or a conversation into tokens, and back."""
 
 from cairn.serve.http.body import decode
+from cairn.serve.http.call import Call
 from cairn.serve.http.conversation import read_conversation
 from cairn.serve.http.protocol_answers import Detokenized, Tokenized
 from cairn.serve.http.protocol_requests import DetokenizeRequest, TokenizeRequest
 from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Call, Service
+from cairn.serve.http.service import Service
 
 
 async def tokenize(service: Service, call: Call, body: bytes) -> JSON:

@@ -79,12 +79,12 @@ def test_nothing_is_left_of_them_in_the_engines_process_either(tiny_folder):
         port = int(server.url.rpartition(":")[2])
         processes = server.service.backend.engine
         asyncio.run(leaving_clients.come_and_go(port, 20, seed=1))
-        wait_until(lambda: not server.service.open and not processes.client._streams)
+        wait_until(lambda: not server.service.open and not processes.client._receivers)
         start = Start(server.service, server.server._loop)
         count = MANY if LONG else 100
         check_statuses(asyncio.run(leaving_clients.come_and_go(port, count, seed=3)))
         start.found_again()
-        wait_until(lambda: not processes._streams and not processes.client._streams)
+        wait_until(lambda: not processes._growing and not processes.client._receivers)
         wait_until(lambda: _at_rest(processes.stats()))
 
 

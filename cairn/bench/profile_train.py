@@ -1,0 +1,200 @@
+"""Where does the time of a training step go, and where the memory?
+
+    whole steps, as they train                             -> the time of a step, beside its floor
+    steps with the device idle between their parts         -> the ledger: forward, backward, norm, update
+    a few steps under torch's profiler                     -> the table of kernels (operations, on a CPU)
+    tensors by what they are for                           -> memory, measured beside predicted
+    spans of the host, kernels of the device               -> one timeline for Perfetto
+
+The floor of forward and backward is their FLOPs at the measured matmul rate; of the update, the bytes of weights,
+gradients and states at the measured copy rate. Prints nothing.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import torch
+
+from cairn.bench.limit import measure_ceiling
+from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled_calls
+from cairn.bench.train import Bench
+from cairn.core import events
+from cairn.core.trace import Summary, write_trace
+from cairn.kernels.tooling.measure import Ceiling
+from cairn.train.data.batch import Batch
+from cairn.train.flops import step_flops
+from cairn.train.loss import valid_tokens
+from cairn.train.memory import predict
+from cairn.train.step import clip_factor, train_step
+
+Ran = Callable[[str], None]
+PARTS = ("forward", "backward", "norm", "update")
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    part: str
+    median_ms: float
+    share: float  # of the sum of the parts
+    floor_ms: float
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one kind of tensor."""
+
+    what: str
+    measured: int | None  # None: this device cannot tell
+    predicted: int
+
+
+class TrainProfile(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    dtype: str
+    device: str
+    tokens: int  # of a step
+    step_ms: float  # median, nothing between the parts
+    floor_ms: float
+    parts: list[Part]
+    window: int  # steps that the kernels were counted in
+    kernels: list[KernelLine]
+    memory: list[Held]
+    trace: Summary | None = None
+
+
+def profile(
+    bench: Bench, steps: int, out: Path | None, ran: Ran = lambda what: None
+) -> TrainProfile:
+    device = torch.device(bench.device)
+    for _ in range(2):
+        train_step(bench.state, bench.batches)
+    ran("warm-up")
+    unit = "fp32" if bench.setup.dtype == "fp32" else "bf16"
+    ceiling = measure_ceiling(bench.device, unit)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with _recorded(out) as recorded:
+        whole = [
+            _seconds(device, lambda: train_step(bench.state, bench.batches)) for _ in range(steps)
+        ]
+        memory = _memory(bench)
+        ran("steps")
+        parts = [_parts(bench, device) for _ in range(steps)]
+        ran("ledger")
+        call = lambda: train_step(bench.state, bench.batches)  # noqa: E731
+        window = profiled_calls(call, device, min(steps, 3))
+        ran("kernels")
+        events.close()
+        summary = recorded(window)
+    floors = _floors(bench, ceiling, unit)
+    medians = {name: statistics.median(one[name] for one in parts) for name in PARTS}
+    total = sum(medians.values())
+    return TrainProfile(
+        model=bench.setup.model,
+        dtype=bench.setup.dtype,
+        device=ceiling.device,
+        tokens=bench.setup.seq * bench.setup.batch,
+        step_ms=1e3 * statistics.median(whole),
+        floor_ms=1e3 * sum(floors.values()),
+        parts=[
+            Part(part=n, median_ms=1e3 * s, share=s / total, floor_ms=1e3 * floors[n])
+            for n, s in medians.items()
+        ],
+        window=window.steps,
+        kernels=window.kernels,
+        memory=memory,
+        trace=summary,
+    )
+
+
+def _parts(bench: Bench, device: torch.device) -> dict[str, float]:
+    """One step taken apart, for one process; it trains as `train_step` does."""
+    state = bench.state
+    parallel, took = state.parallel, dict.fromkeys(PARTS, 0.0)
+    valid = valid_tokens([batch.targets_T for batch in bench.batches])
+    shares: list[torch.Tensor] = []
+
+    def forward(batch: Batch) -> None:
+        alone = bench.alone
+        hidden = alone.forward(batch.tokens_T, batch.positions_T, alone.attend(batch))
+        vocabulary = alone.model.head or alone.model.embedding
+        shares.append(state.loss(hidden, vocabulary, batch, state.scale.enlarge(valid)))
+
+    for batch in bench.batches:
+        took["forward"] += _seconds(device, lambda batch=batch: forward(batch))
+        took["backward"] += _seconds(device, shares.pop().backward)
+    norms: list[torch.Tensor] = []
+    took["norm"] = _seconds(device, lambda: norms.append(parallel.grad_norm()))
+    factor = state.scale.shrink(clip_factor(norms[0], state.config.optim.max_norm))
+    state.step += 1
+    took["update"] = _seconds(
+        device,
+        lambda: state.optimizer.update(parallel.gradients(), state.step, 1e-6, factor),
+    )
+    parallel.zero_grad()
+    return took
+
+
+def _seconds(device: torch.device, call: Callable[[], object]) -> float:
+    """From an idle device to an idle device."""
+    _wait(device)
+    began = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _floors(bench: Bench, ceiling: Ceiling, unit: str) -> dict[str, float]:
+    flops = step_flops(bench.state.spec, [n for batch in bench.batches for n in batch.lengths])
+    rate = ceiling.flops_per_s.get(unit, float("inf"))
+    weights = sum(p.nbytes for p in bench.state.parallel.parameters().values())
+    states = sum(t.nbytes for ts in bench.state.optimizer.tensors().values() for t in ts.values())
+    moved = {
+        "norm": weights,
+        "update": 3 * weights + 2 * states,
+    }  # gradients are as wide as weights
+    return {
+        "forward": flops / 3 / rate,
+        "backward": flops * 2 / 3 / rate,
+        **{name: size / ceiling.bytes_per_s for name, size in moved.items()},
+    }
+
+
+def _memory(bench: Bench) -> list[Held]:
+    state = bench.state
+    predicted = predict(state.spec, state.config, not bench.setup.plain)
+    roles = state.optimizer.tensors()
+    masters = sum(t.nbytes for r, ts in roles.items() if "master" in r for t in ts.values())
+    known = {
+        "weights": sum(p.nbytes for p in state.parallel.parameters().values()),
+        "states": sum(t.nbytes for ts in roles.values() for t in ts.values()) - masters,
+        "masters": masters,
+    }
+    held = [Held(what=n, measured=known.get(n), predicted=b) for n, b in predicted.table().items()]
+    peak = torch.cuda.max_memory_allocated() if bench.device != "cpu" else None
+    return [*held, Held(what="peak", measured=peak, predicted=predicted.total())]
+
+
+@contextmanager
+def _recorded(out: Path | None) -> Iterator[Callable[[Window], Summary | None]]:
+    """Spans of the host go to a file until the caller is done; then they and the kernels become one timeline."""
+    if out is None or events.listening():  # then CAIRN_EVENTS is set, and `cairn trace` draws them
+        yield lambda window: None
+        return
+    with TemporaryDirectory(prefix="cairn-profile-") as folder:
+        host, device = Path(folder) / "host.jsonl", Path(folder) / "device.jsonl"
+        events.listen(host, name="cairn profile train")
+
+        def finish(window: Window) -> Summary:
+            device_spans(host, device, [window])
+            return write_trace([host, device], out)
+
+        yield finish

@@ -1,0 +1,277 @@
+"""How many tokens per second does the trainer learn from, and what share of the machine is that?
+
+    shape -> state as `cairn train` has it -> warm-up -> rounds of steps on random tokens -> Row -> training.json
+
+A step is the whole of it: forward, backward, norm, clipping, AdamW. The batch is on the device already, as a run has it
+by prefetching. Kernels are compiled in the warm-up, which also settles the allocator; the peak of memory is that of the
+steps after it. Prints nothing.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+import msgspec
+
+from cairn.bench import record
+from cairn.bench.limit import device_name, measure_ceiling
+from cairn.bench.record import Origin, all_commands, grouped, not_again
+from cairn.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cairn.train.config import Train
+    from cairn.train.data.batch import Batch
+    from cairn.train.parallel.alone import Alone
+    from cairn.train.state import TrainState
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-row"]
+Ran = Callable[[str], None]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of benchmarks/h200/training.json. `failure` says why a row has no time."""
+
+    model: str
+    dtype: str
+    tokens_per_s: float | None = None  # of the best round
+    median_tokens_per_s: float | None = None
+    mfu: float | None = (
+        None  # true FLOPs of the model, causal attention counted once, of the vendor's peak
+    )
+    mfu_titan: float | None = None  # as torchtitan counts: attention as if unmasked, no embedding
+    of_measured: float | None = None  # true FLOPs, of the matmul rate measured here
+    peak_gib: float | None = None
+    predicted_gib: float | None = None
+    seq: int
+    batch: int
+    microbatch: int
+    states: str = "float32"
+    recompute: str = "none"
+    plain: bool = False
+    step_ms: float | None = None
+    loss: float | None = None  # of the last step: finite, or the row means nothing
+    steps: int = 0
+    failure: str | None = None
+    commit: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """benchmarks/h200/training.json."""
+
+    command: str
+    commit: str
+    date: str
+    device: str
+    versions: dict[str, str]
+    formula: str = (
+        "mfu = 3 * forward FLOPs (2 per multiply-add; output projection and causal pairs counted, lookups not) "
+        "/ seconds / vendor's dense bf16 peak; mfu_titan = (6 (N - embedding) + 12 L H C S) tokens / seconds / peak"
+    )
+    rows: list[Row]
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    dtype: Dtype = "bf16"
+    seq: int = 4096
+    batch: int = 8
+    microbatch: int | None = None  # None: the whole batch at once
+    recompute: Literal["none", "selective", "full"] = "selective"
+    states: Literal["float32", "bfloat16", "int8"] = "float32"
+    optim: Literal["adamw", "muon"] = "adamw"
+    plain: bool = False
+    device: str = "auto"
+    steps: int = 10  # of a round
+    rounds: int = 3
+    warmup: int = 5
+
+
+class Bench(NamedTuple):
+    setup: Setup
+    state: "TrainState"
+    batches: "list[Batch]"
+    device: str
+
+    @property
+    def alone(self) -> "Alone":
+        """The one process that is measured, by its own type."""
+        return cast("Alone", self.state.parallel)
+
+
+def config_of(setup: Setup) -> "Train":
+    """The recipe that is timed."""
+    from cairn.train.config import Data, Model, Optim, Precision, Train
+
+    kinds = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    beside_fp8 = "float32" if setup.device == "cpu" else "bfloat16"
+    fp8 = {"fp8": "tensor", "fp8-row": "row"}.get(setup.dtype, "none")
+    precision = msgspec.convert(
+        {
+            "kind": kinds.get(setup.dtype, beside_fp8), "fp8": fp8, "recompute": setup.recompute,
+            "masters": setup.states == "float32", "kernels": "plain" if setup.plain else "auto",
+        },
+        Precision,
+    )  # fmt: skip
+    data = Data(
+        sources=["random"], sequence=setup.seq, sequences=setup.batch,
+        microbatch=setup.microbatch or setup.batch,
+    )  # fmt: skip
+    return Train(
+        steps=1000, model=Model(preset=setup.model), data=data, device=setup.device,
+        optim=Optim(states=setup.states, kind=setup.optim), precision=precision,
+    )  # fmt: skip
+
+
+def prepare(setup: Setup) -> Bench:
+    import torch
+
+    from cairn.models.checkpoint import check_device, default_device
+    from cairn.train.data.source import microbatch
+    from cairn.train.prepare import assemble_alone, describe
+
+    config = config_of(setup)
+    name = default_device() if setup.device == "auto" else setup.device
+    check_device(name)
+    device = torch.device(name)
+    corpus, spec, start = describe(config)
+    state = assemble_alone(config, device, corpus, spec, start).state
+    size = config.data.microbatch
+    numbers = [range(first, first + size) for first in range(0, setup.batch, size)]
+    batches = [microbatch(corpus.source, part).to(device) for part in numbers]
+    return Bench(setup, state, batches, str(device))
+
+
+def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
+    """One row; what does not fit is a row with a failure, not an exception."""
+    import torch
+
+    blank = Row(
+        model=setup.model, dtype=setup.dtype, seq=setup.seq, batch=setup.batch,
+        microbatch=setup.microbatch or setup.batch, states=setup.states,
+        recompute=setup.recompute, plain=setup.plain, steps=setup.steps,
+    )  # fmt: skip
+    try:
+        bench = prepare(setup)
+        return _timed(blank, bench, ran)
+    except torch.cuda.OutOfMemoryError as error:
+        return msgspec.structs.replace(
+            blank, failure=f"out of memory: {str(error).splitlines()[0]}"
+        )
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _timed(blank: Row, bench: Bench, ran: Ran) -> Row:
+    import torch
+
+    setup, on_gpu = bench.setup, bench.device != "cpu"
+    _steps(bench, setup.warmup)
+    ran(f"{setup.model} {setup.dtype} warm-up")
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    loss = float("nan")
+    for number in range(setup.rounds):
+        gc.collect()
+        gc.disable()
+        took, loss = _steps(bench, setup.steps)
+        gc.enable()
+        seconds.append(took / setup.steps)
+        ran(f"{setup.model} {setup.dtype} {number + 1}/{setup.rounds}")
+    peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+    return _filled(blank, bench, seconds, loss, peak)
+
+
+def _steps(bench: Bench, count: int) -> tuple[float, float]:
+    """Seconds from an idle device to an idle device, and the last loss."""
+    from cairn.train.step import train_step
+
+    _wait(bench)
+    began = time.perf_counter()
+    result = None
+    for _ in range(count):
+        result = train_step(bench.state, bench.batches)
+    _wait(bench)
+    took = time.perf_counter() - began
+    return took, float("nan") if result is None else result.loss.item()
+
+
+def _wait(bench: Bench) -> None:
+    import torch
+
+    if bench.device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _filled(
+    blank: Row, bench: Bench, seconds: Sequence[float], loss: float, peak_gib: float | None
+) -> Row:
+    from cairn.train.flops import peak_flops, step_flops, titan_flops
+    from cairn.train.memory import predict
+
+    state, setup = bench.state, bench.setup
+    tokens, best = setup.seq * setup.batch, min(seconds)
+    flops = step_flops(state.spec, [n for batch in bench.batches for n in batch.lengths])
+    titan = titan_flops(state.spec, tokens, setup.seq)
+    unit = "fp32" if setup.dtype == "fp32" else "bf16"
+    peak = peak_flops(device_name(bench.device), unit)
+    measured = measure_ceiling(bench.device, unit).flops_per_s.get(unit)
+    return msgspec.structs.replace(
+        blank,
+        tokens_per_s=tokens / best,
+        median_tokens_per_s=tokens / statistics.median(seconds),
+        mfu=flops / best / peak if peak else None,
+        mfu_titan=titan / best / peak if peak else None,
+        of_measured=flops / best / measured if measured else None,
+        peak_gib=peak_gib,
+        predicted_gib=predict(state.spec, state.config, not setup.plain).total() / 2**30,
+        step_ms=1e3 * best,
+        loss=loss,
+        failure=None if loss == loss else "the loss is not finite",
+    )
+
+
+def check(setup: Setup) -> None:
+    """Refuses what cannot work before anything is allocated."""
+    if setup.microbatch is not None and setup.batch % setup.microbatch:
+        raise ConfigError(
+            f"batch {setup.batch} % microbatch {setup.microbatch} = {setup.batch % setup.microbatch}",
+            hint="the batch is a multiple of the microbatch",
+        )
+    config_of(setup)
+
+
+def report(origin: Origin, rows: Sequence[Row], old: Report | None = None) -> Report:
+    """The new rows, and of an old report those that were not measured again."""
+    kept = not_again(old.rows, rows, _key) if old else []
+    together = [*kept, *(msgspec.structs.replace(row, commit=origin.commit) for row in rows)]
+    return Report(
+        command=all_commands(old.command if old and kept else None, origin.command),
+        commit=origin.commit,
+        date=origin.date,
+        device=origin.device,
+        versions=origin.versions,
+        rows=grouped(together, lambda row: row.model),
+    )
+
+
+def read(path: Path) -> Report:
+    return record.read(path, Report, "train")
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return (
+        row.model,
+        row.dtype,
+        row.seq,
+        row.batch,
+        row.microbatch,
+        row.states,
+        row.recompute,
+        row.plain,
+    )

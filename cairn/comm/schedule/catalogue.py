@@ -1,0 +1,204 @@
+"""Every schedule by name: `make("all_reduce", "ring", ranks=8)`.
+
+    all_reduce       ring  tree  halving_doubling  bruck  pat  one_shot  two_shot  two_level  sparse  switch
+    all_gather       ring  bruck  pat  direct  two_level            (and each of them backwards is a
+    reduce_scatter   ring  bruck  pat  direct  two_level             reduce_scatter, both an all_reduce)
+    all_to_all       pairwise  bruck  two_hop
+    broadcast        chain  binomial  tree
+    reduce           chain  binomial  tree
+
+`parts` cuts every chunk further and deals the parts out to `channels`; trees, chains and the switch
+pipeline over `chunks` instead. Knows which names there are, and nothing about how they work.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from cairn.comm.schedule.aggregate import switch_all_reduce
+from cairn.comm.schedule.alltoall import pairwise_all_to_all
+from cairn.comm.schedule.bruck import bruck_all_to_all, bruck_gather
+from cairn.comm.schedule.direct import direct_gather, one_shot_all_reduce
+from cairn.comm.schedule.halving import halving_doubling
+from cairn.comm.schedule.hierarchical import two_hop_all_to_all, two_level_gather
+from cairn.comm.schedule.ops import Collective, Schedule, ScheduleError
+from cairn.comm.schedule.pat import pat_gather
+from cairn.comm.schedule.plan import Plan
+from cairn.comm.schedule.ring import chain_broadcast, ring_gather
+from cairn.comm.schedule.sparse import example_blocks, sparse_all_reduce
+from cairn.comm.schedule.tree import (
+    binomial_broadcast,
+    double_tree_all_reduce,
+    double_tree_broadcast,
+)
+from cairn.core.errors import did_you_mean
+
+
+class Shape(NamedTuple):
+    """What a schedule can be asked to be; a generator takes what concerns it."""
+
+    ranks: int
+    parts: int = 1  # of every chunk
+    channels: int = 1  # over which parts are dealt out
+    chunks: int = 4  # of a pipeline: tree, chain, switch
+    root: int = 0
+    gpus: int | None = None  # of a node; None: the largest of 1..8 that fits
+    aggregate: int | None = None  # chunks of a PAT message; None: no limit
+    pool: int = 2  # slots of the switch
+    present: np.ndarray | None = None  # blocks that are not zero; None: an example
+
+
+class Made(NamedTuple):
+    plan: Plan
+    chunks: int
+    slots: int
+    nodes: int | None = None
+    present: np.ndarray | None = None
+
+
+Generator = Callable[[Shape], Made]
+GATHERS: dict[str, Callable[[Shape], Plan]] = {
+    "ring": lambda shape: ring_gather(shape.ranks),
+    "bruck": lambda shape: bruck_gather(shape.ranks),
+    "pat": lambda shape: pat_gather(shape.ranks, shape.aggregate),
+    "direct": lambda shape: direct_gather(shape.ranks),
+    "two_level": lambda shape: two_level_gather(shape.ranks, shape.gpus),
+}
+BROADCASTS: dict[str, Callable[[Shape], tuple[Plan, int]]] = {
+    "chain": lambda s: (chain_broadcast(s.ranks, s.chunks, s.root), s.chunks),
+    "binomial": lambda s: (binomial_broadcast(s.ranks, s.root), 1),
+    "tree": lambda s: (double_tree_broadcast(s.ranks, s.chunks, s.root), s.chunks),
+}
+TWO_SHOT = "two_shot"  # what the two halves of a direct exchange are called together
+
+
+def make(collective: Collective, name: str, ranks: int, **shape: object) -> Schedule:
+    """The schedule `name` of a collective; see `Shape` for what can be asked."""
+    wanted = Shape(ranks, **shape)  # pyrefly: ignore
+    _check(wanted)
+    made = _generator(collective, name)(wanted)
+    plan = made.plan.split(wanted.parts, wanted.channels)
+    present = made.present
+    return plan.lower(
+        name, collective, chunks=made.chunks * wanted.parts, slots=made.slots * wanted.parts,
+        nodes=made.nodes, root=wanted.root,
+        present=None if present is None else np.repeat(present, wanted.parts, axis=1),
+    )  # fmt: skip
+
+
+def names() -> list[tuple[Collective, str]]:
+    """Every collective and schedule there is."""
+    return [(collective, name) for collective, table in _tables().items() for name in table]
+
+
+def _tables() -> dict[Collective, dict[str, Generator]]:
+    rows: dict[Collective, dict[str, Generator]] = {
+        "all_reduce": {
+            **{TWO_SHOT if name == "direct" else name: _both(name) for name in GATHERS},
+            "one_shot": _one_shot,
+            "tree": lambda s: Made(double_tree_all_reduce(s.ranks, s.chunks), s.chunks, s.chunks),
+            "halving_doubling": _halving,
+            "sparse": _sparse,
+            "switch": _switch,
+        },
+        "all_gather": {name: _gather(name) for name in GATHERS},
+        "reduce_scatter": {name: _scatter(name) for name in GATHERS},
+        "all_to_all": {
+            "pairwise": lambda s: _exchange(s, pairwise_all_to_all(s.ranks)),
+            "bruck": lambda s: _exchange(s, bruck_all_to_all(s.ranks)),
+            "two_hop": lambda s: _exchange(s, two_hop_all_to_all(s.ranks, s.gpus)),
+        },
+        "broadcast": {name: _spread(name) for name in BROADCASTS},
+        "reduce": {name: _collect(name) for name in BROADCASTS},
+    }
+    return rows
+
+
+def _generator(collective: Collective, name: str) -> Generator:
+    tables = _tables()
+    if collective not in tables:
+        raise ScheduleError(
+            f"unknown collective '{collective}'", hint=did_you_mean(collective, tables)
+        )
+    known = tables[collective]
+    if name not in known:
+        there = f"there are: {', '.join(known)}"
+        raise ScheduleError(
+            f"{collective} has no schedule '{name}'", hint=did_you_mean(name, known, there)
+        )
+    return known[name]
+
+
+def _check(shape: Shape) -> None:
+    for field in ("ranks", "parts", "channels", "chunks", "pool"):
+        value = getattr(shape, field)
+        if value < 1:
+            raise ScheduleError(f"{field} is {value}", hint="it must be 1 or more")
+    if not 0 <= shape.root < shape.ranks:
+        raise ScheduleError(f"rank {shape.root} of {shape.ranks} cannot be the root")
+
+
+def _gather(name: str) -> Generator:
+    return lambda shape: Made(GATHERS[name](shape), shape.ranks, shape.ranks)
+
+
+def _scatter(name: str) -> Generator:
+    return lambda shape: Made(GATHERS[name](shape).reversed(), shape.ranks, shape.ranks)
+
+
+def _both(name: str) -> Generator:
+    def made(shape: Shape) -> Made:
+        gather = GATHERS[name](shape)
+        return Made(gather.reversed().then(gather), shape.ranks, shape.ranks)
+
+    return made
+
+
+def _spread(name: str) -> Generator:
+    def made(shape: Shape) -> Made:
+        plan, chunks = BROADCASTS[name](shape)
+        return Made(plan, chunks, chunks)
+
+    return made
+
+
+def _collect(name: str) -> Generator:
+    def made(shape: Shape) -> Made:
+        plan, chunks = BROADCASTS[name](shape)
+        return Made(plan.reversed(), chunks, chunks)
+
+    return made
+
+
+def _exchange(shape: Shape, made: tuple[Plan, int]) -> Made:
+    return Made(made[0], shape.ranks, made[1])
+
+
+def _one_shot(shape: Shape) -> Made:
+    plan, slots = one_shot_all_reduce(shape.ranks)
+    return Made(plan, 1, slots)
+
+
+def _halving(shape: Shape) -> Made:
+    plan, chunks = halving_doubling(shape.ranks)
+    return Made(plan, chunks, chunks)
+
+
+def _sparse(shape: Shape) -> Made:
+    present = shape.present
+    if present is None:
+        present = example_blocks(shape.ranks, shape.ranks)
+    if present.shape[0] != shape.ranks:
+        raise ScheduleError(
+            f"the map of blocks has {present.shape[0]} rows for {shape.ranks} ranks",
+            hint="it is [ranks, blocks]",
+        )
+    blocks = present.shape[1]
+    return Made(sparse_all_reduce(present), blocks, blocks, present=present)
+
+
+def _switch(shape: Shape) -> Made:
+    plan = switch_all_reduce(shape.ranks, shape.chunks, shape.pool)
+    slots = max(shape.chunks, shape.pool)
+    return Made(plan, shape.chunks, slots, nodes=shape.ranks + 1)

@@ -1,0 +1,93 @@
+"""From one report of the engine's process to everybody whose tokens are in it.
+
+    Tokens: ids, tokens, ended --deliver--> put, wake | end, wake        the engine is gone --fail--> everybody
+
+A receiver gets its token and is woken before the next one gets its own: what belongs to one request is looked at
+once in a step. Knows neither threads nor processes.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Protocol
+
+from cairn.core.errors import CairnError
+from cairn.serve.engine.messages import Begun, Ended, Scored, Tokens
+
+
+class Receiver(Protocol):
+    """Who gets the answer to one request. Called in one thread, the client's unless it was told of another: returns
+    at once, raises nothing."""
+
+    id: int
+
+    def begin(self, begun: Begun | None, prompt: list[Scored] | None, pooled: bytes | None) -> None:
+        """What comes with the first token, just before it."""
+        ...
+
+    def put(self, token: int, scored: Scored | None, ended: Ended | None) -> None:
+        """The next token; `ended`: it is the last one."""
+        ...
+
+    def end(self, ended: Ended) -> None:
+        """No further token."""
+        ...
+
+    def fail(self, problem: CairnError) -> None:
+        """Nothing more comes, because the engine is gone."""
+        ...
+
+    def wake(self) -> "asyncio.Future[None] | None":
+        """After `put`, `end` or `fail`: tell who waits. A coroutine's future is resolved by the caller."""
+        ...
+
+
+Receivers = dict[int, Receiver]  # by the number of their request, as long as it is on its way
+
+
+def deliver(report: Tokens, receivers: Receivers) -> None:
+    """Those whose requests have ended are taken out."""
+    for id in report.begun.keys() | report.prompts.keys() | report.pooled.keys():
+        if (receiver := receivers.get(id)) is not None:
+            receiver.begin(report.begun.get(id), report.prompts.get(id), report.pooled.get(id))
+    scores, ends = report.logprobs, {ended.id: ended for ended in report.ended}
+    gone = {id: receivers.pop(id, None) for id in ends}
+    waiting: list[asyncio.Future[None]] = []
+    for id, token in zip(report.ids, report.tokens, strict=True):
+        receiver = receivers.get(id) or gone.get(id)
+        if receiver is not None:
+            receiver.put(token, scores.get(id), ends.pop(id, None))
+            if (future := receiver.wake()) is not None:
+                waiting.append(future)
+    for id, ended in ends.items():  # without a token
+        if (receiver := gone[id]) is not None:
+            receiver.end(ended)
+            if (future := receiver.wake()) is not None:
+                waiting.append(future)
+    resolve(waiting)
+
+
+def fail(receivers: Receivers, problem: CairnError) -> None:
+    """All of them, each once."""
+    waiting: list[asyncio.Future[None]] = []
+    for receiver in list(receivers.values()):
+        receiver.fail(problem)
+        if (future := receiver.wake()) is not None:
+            waiting.append(future)
+    resolve(waiting)
+
+
+def resolve(futures: "Iterable[asyncio.Future[None]]") -> None:
+    """From any thread; those of one event loop with a single call, which is what costs."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for future in futures:
+        by_loop.setdefault(future.get_loop(), []).append(future)
+    for loop, own in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(_resolve, own)
+
+
+def _resolve(futures: "list[asyncio.Future[None]]") -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

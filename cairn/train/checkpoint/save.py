@@ -1,0 +1,124 @@
+"""Writes the state of a run beside the training: a quick copy first, the disk after.
+
+    state --copy to the host--> staged --thread--> files --all ranks done--> COMPLETE --> older ones removed
+                 `-- training goes on here
+
+One save at a time: the next one waits for the one before. A save that fails (disk full) leaves nothing behind, keeps
+the older checkpoints and is told once, by `problem`; the run goes on. Knows nothing about what the state means.
+"""
+
+import errno
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from cairn.core.errors import DataError
+from cairn.core.events import span
+from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.piece import Piece
+from cairn.train.checkpoint.planner import SavePieces
+
+
+class Saver:
+    """Used by all ranks alike; rank 0 writes what is not a tensor."""
+
+    def __init__(self, root: Path, keep: int, in_background: bool) -> None:
+        self.root, self.keep, self.in_background = root, keep, in_background
+        self.thread: threading.Thread | None = None
+        self.failure: BaseException | None = None
+        # Collectives of the writing thread must not mix with those of training.
+        self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
+
+    def save(self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any]) -> None:
+        """Returns when the state is copied; `wait` when it is on disk."""
+        self.wait()
+        with span("checkpoint copy", step=step):
+            staged = {
+                name: piece._replace(tensor=_copied(piece.tensor)) for name, piece in pieces.items()
+            }
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+        text = msgspec.json.encode(about)
+        if not self.in_background:
+            self._write(step, staged, text)
+            return
+        self.thread = threading.Thread(
+            target=self._write, args=(step, staged, text), name="checkpoint"
+        )
+        self.thread.start()
+
+    def wait(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+
+    def problem(self) -> DataError | None:
+        """Why the last save failed, once."""
+        failure, self.failure = self.failure, None
+        if failure is None:
+            return None
+        full = isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else f"{type(failure).__name__}: {failure}"
+        return DataError(
+            f"a checkpoint in {self.root} was not written: {what}",
+            hint="make room" if full else "older checkpoints are still there",
+        )
+
+    def _write(self, step: int, staged: dict[str, Piece], about: bytes) -> None:
+        folder = folders.folder_of(self.root, step)
+        first = self.group is None or dist.get_rank() == 0
+        try:
+            with span("checkpoint write", step=step):
+                if first:
+                    folders.remove(folder)  # what an earlier life left unfinished
+                    folder.mkdir(parents=True)
+                    (folder / folders.ABOUT).write_bytes(about)
+                self._barrier()
+                write_pieces(folder, staged, self.group)
+                if first:
+                    folders.mark_complete(folder, step)
+                    folders.keep_newest(self.root, self.keep)
+        except BaseException as error:  # noqa: BLE001  told by `problem`, on the training thread
+            self.failure = _cause(error)
+            if first:
+                folders.remove(folder)
+
+    def _barrier(self) -> None:
+        if self.group is not None:
+            dist.barrier(self.group)
+
+
+def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -> None:
+    tensors = {name: piece.tensor for name, piece in pieces.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about its own deprecated parts
+        dcp.save(
+            tensors, storage_writer=dcp.FileSystemWriter(folder), planner=SavePieces(pieces),
+            process_group=group, no_dist=group is None,
+        )  # fmt: skip
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host, in memory of its own; pinned, so that the copy runs at the speed of the bus."""
+    if not tensor.is_cuda:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+    home = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return home.copy_(tensor.detach(), non_blocking=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What torch has wrapped: the first error of the operating system in it."""
+    failures = getattr(
+        error, "failures", None
+    )  # of a CheckpointException: rank -> (error, traceback)
+    for failure, *_ in (failures or {}).values():
+        if isinstance(failure, BaseException):
+            return _cause(failure)
+    return error

@@ -1,0 +1,225 @@
+"""Everything that decides a training run, as one value: the same class is the TOML file and the flags.
+
+    recipe (a name or a .toml) < environment < flags      ->      Train      ->      a checkpoint carries it along
+
+Unknown keys are refused, and so is a pair of values that cannot work together, before anything is loaded. No torch.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+from cairn.train.parallel.layout import Layout, Options
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model is trained, and from where."""
+
+    preset: str = "tiny-qwen3"
+    """a shape: qwen3-0.6b, llama-3.1-8b, ...; not used with a checkpoint"""
+    checkpoint: Path | None = None
+    """begin with the weights of this folder instead of random ones"""
+    layers: Count = 0
+    """another number of layers than the preset's; 0: as it says. So for the next ones"""
+    hidden: Count = 0
+    heads: Count = 0
+    kv_heads: Count = 0
+    head_dim: Count = 0
+    intermediate: Count = 0
+    vocab: Count = 0
+    """0: the preset's; with a tokenizer of the data, the tokenizer's"""
+    context: Count = 0
+
+
+class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What it learns from."""
+
+    sources: list[str] = msgspec.field(default_factory=lambda: ["stories"])
+    """token stores made by `cairn data tokenize`, or procedural: stories, arithmetic; or random, for timing"""
+    weights: list[float] = []
+    """how much of each source, in any unit; empty: alike"""
+    tokenizer: Path | None = None
+    """a folder with tokenizer.json; procedural sources make a small one of their own without it"""
+    vocab: Positive = 2048
+    """tokens of the tokenizer that a procedural source makes"""
+    sequence: Positive = 256
+    """tokens of a sample"""
+    sequences: Positive = 8
+    """samples of one step, all ranks together"""
+    microbatch: Positive = 8
+    """samples that a rank computes at once; their gradients add up to those of the step"""
+    document_mask: bool = True
+    """a token sees only its own document"""
+    too_long: Literal["refuse", "cut"] = "refuse"
+    """what becomes of a chat that is longer than a sample"""
+
+
+class Optim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How gradients change weights."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """muon: matrices inside the layers by Muon, all else by AdamW"""
+    lr: Annotated[float, msgspec.Meta(gt=0)] = 3e-4
+    """Muon's updates are scaled to the size of AdamW's, so one rate serves both"""
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    momentum: Share = 0.95
+    """of Muon"""
+    eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+    weight_decay: Amount = 0.1
+    """of matrices; norms, biases and embeddings keep their size"""
+    max_norm: Amount = 1.0
+    """gradients longer than this are shortened to it; 0: never"""
+    states: Literal["float32", "bfloat16", "int8"] = "float32"
+    """what the optimizer remembers; bfloat16 is rounded at random, int8 has a scale for each block"""
+    offload: bool = False
+    """keep states and masters in the host's memory, and update there"""
+
+
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the learning rate goes up and down."""
+
+    kind: Literal["cosine", "wsd", "linear", "inverse_sqrt", "constant"] = "cosine"
+    warmup: Count = 0
+    """steps from 0 to the full rate"""
+    final: Share = 0.1
+    """what is left of the rate at the end"""
+    decay: Share = 0.2
+    """wsd: the last part of the run, in which the rate falls"""
+
+
+class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """In which numbers."""
+
+    kind: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of weights and activations"""
+    masters: bool = True
+    """with 16 bits: a float32 copy of the weights that the optimizer updates"""
+    fp8: Literal["none", "tensor", "row"] = "none"
+    """products of the layers in 8 bits, with a scale for each tensor or each row"""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """what backward computes again instead of keeping it: outputs of norms and activations; whole layers"""
+    kernels: Literal["auto", "fused", "plain"] = "auto"
+    """fused: our kernels; plain: torch, one operation after another; auto: fused on a GPU"""
+    z_loss: Amount = 0.0
+    """weight of the penalty on the size of the logits"""
+
+
+class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happens when a loss is NaN, infinite, or far above the recent ones."""
+
+    action: Literal["skip", "rewind", "stop"] = "skip"
+    spike: Amount = 0.0
+    """a loss this many standard deviations above the recent mean is a spike; 0: only NaN and Inf"""
+    window: Positive = 50
+    """losses that make the recent mean"""
+    most: Positive = 10
+    """bad steps in a row after which the run stops, whatever the action"""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    every: Count = 100
+    """steps between two checkpoints; 0: only at the end"""
+    keep: Positive = 2
+    """how many stay on disk"""
+    in_background: bool = True
+    """go on training while the files are written"""
+    export: bool = True
+    """at the end, write the weights as Hugging Face safetensors"""
+
+
+class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    every: Positive = 10
+    """steps between two lines of the log"""
+    tensorboard: bool = False
+    wandb: bool = False
+
+
+class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Train or fine-tune a model: RECIPE is a name (tiny-cpu, qwen3-0.6b-1xh200, ...) or a TOML file.
+
+    `cairn train RECIPE --print` writes the recipe as TOML; edit it and run `cairn train my.toml`. With --out FOLDER
+    a run goes on from the newest complete checkpoint there. Short forms: --pp, --tp, --dp, --fsdp, --cp, --ep, --lr.
+    """
+
+    steps: Positive = 300
+    """updates of the weights"""
+    out: Path | None = None
+    """folder of the run: checkpoints, log, report, model; a run that is there goes on. By default a new one in runs/"""
+    seed: int = 0
+    device: str = "auto"
+    """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
+    model: Model = Model()
+    data: Data = Data()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    precision: Precision = Precision()
+    bad_step: BadStep = BadStep()
+    checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
+    parallel: Layout = Layout()
+    spread: Options = Options()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def folder(self) -> Path:
+        if self.out is None:
+            raise ConfigError("the run has no folder", hint="name one with --out")
+        return self.out
+
+    @property
+    def microbatches(self) -> int:
+        """Of one data rank in one step."""
+        return self.data.sequences // (self.parallel.data_ranks() * self.data.microbatch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.data.sequences * self.data.sequence
+
+
+def _check(config: Train) -> None:
+    data, layout = config.data, config.parallel
+    per_round = layout.data_ranks() * data.microbatch
+    if per_round < 1 or data.sequences % per_round:
+        raise ConfigError(
+            f"data.sequences {data.sequences} % (dp {layout.dp} * fsdp {layout.fsdp} * data.microbatch "
+            f"{data.microbatch}) = {data.sequences % max(per_round, 1)}",
+            hint=f"make data.sequences a multiple of {max(per_round, 1)}, or data.microbatch smaller",
+        )
+    if data.weights and len(data.weights) != len(data.sources):
+        raise ConfigError(
+            f"{len(data.weights)} data.weights for {len(data.sources)} data.sources",
+            hint="give one weight per source, or none",
+        )
+    if not data.sources:
+        raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
+    precision, optim = config.precision, config.optim
+    if precision.kind == "float16" and not precision.masters:
+        raise ConfigError(
+            "float16 weights without float32 masters lose small updates",
+            hint="set precision.masters to true, or precision.kind to bfloat16",
+        )
+    if optim.states == "bfloat16" and precision.kind == "float32":
+        raise ConfigError(
+            "optim.states bfloat16 with float32 weights saves little and rounds much",
+            hint="set precision.kind to bfloat16 and precision.masters to false",
+        )
+    if optim.states == "bfloat16" and precision.masters:
+        raise ConfigError(
+            "optim.states bfloat16 goes with weights that are rounded at random, without masters",
+            hint="set precision.masters to false",
+        )
+    if optim.states == "float32" and precision.kind == "bfloat16" and not precision.masters:
+        raise ConfigError(
+            "bfloat16 weights without masters need optim.states bfloat16 or int8, which round at random",
+            hint="set optim.states to bfloat16, or precision.masters to true",
+        )

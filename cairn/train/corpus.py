@@ -1,0 +1,57 @@
+"""From the names in a recipe to a stream of samples and the tokenizer that made them.
+
+    stories, arithmetic, chats    made up as they are needed; without a tokenizer, a small one is trained on them
+    random                        token ids without a meaning, for timing
+    a path                        a token store, which brings its tokenizer; Megatron's, llm.c's or parquet files
+
+Which tokenizer holds is decided here: the recipe's, else the first source's own, else a small one.
+"""
+
+from typing import NamedTuple
+
+from cairn.core.errors import ConfigError
+from cairn.models.tokenizer import Tokenizer
+from cairn.train.config import Data
+from cairn.train.data import procedural
+from cairn.train.data.open_source import open_blend, own_tokenizer
+from cairn.train.data.source import Source
+from cairn.train.data.tokenizer_identity import id_limit
+from cairn.train.random_tokens import RandomTokens
+
+
+class Corpus(NamedTuple):
+    source: Source
+    tokenizer: Tokenizer | None  # None: ids without a meaning
+    vocab: int  # ids are below it
+
+
+def open_corpus(data: Data, seed: int, vocab: int) -> Corpus:
+    """`vocab`: of the model, for ids without a meaning."""
+    if data.sources == ["random"]:
+        return Corpus(RandomTokens(vocab, data.sequence, seed), None, vocab)
+    if "random" in data.sources:
+        raise ConfigError("the source random does not blend with others", hint="use it alone")
+    tokenizer = choose_tokenizer(data, seed)
+    source = open_blend(
+        data.sources, data.weights, tokenizer, data.sequence, seed, boundaries=data.document_mask,
+        too_long=data.too_long,
+    )  # fmt: skip
+    return Corpus(source, tokenizer, id_limit(tokenizer))
+
+
+def choose_tokenizer(data: Data, seed: int) -> Tokenizer:
+    if data.tokenizer is not None:
+        from cairn.models.tokenizer_folder import tokenizer_from_folder
+
+        return tokenizer_from_folder(data.tokenizer)
+    for name in data.sources:
+        if (own := own_tokenizer(name)) is not None:
+            return own
+    made_up = tuple(name for name in data.sources if name in procedural.NAMES)
+    if len(made_up) < len(data.sources):
+        missing = next(name for name in data.sources if name not in procedural.NAMES)
+        raise ConfigError(
+            f"the source {missing!r} brings no tokenizer",
+            hint="name one with --data.tokenizer FOLDER; `cairn data tokenize` makes stores that have theirs",
+        )
+    return procedural.small_tokenizer(made_up, data.vocab, seed)

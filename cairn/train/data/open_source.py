@@ -1,0 +1,102 @@
+"""From a name to a stream of samples: the one place that knows every kind of source.
+
+    stories, arithmetic, chats     made up as they are needed
+    a token store of chats         whole chats, packed by best fit, the assistant's words learnt
+    any other store, Megatron,
+    llm.c                          windows over the stream of documents
+    parquet files                  tokenized as they are read
+
+Text and jsonl are not sources: `cairn data tokenize` makes a store of them first.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cairn.core.errors import ConfigError, did_you_mean
+from cairn.hw.storage import cache_folder
+from cairn.models.tokenizer import Tokenizer
+from cairn.train.data import procedural
+from cairn.train.data.blend import Blend
+from cairn.train.data.chance import mix
+from cairn.train.data.open_tokens import open_tokens
+from cairn.train.data.packed_documents import PackedDocuments
+from cairn.train.data.packing import TooLong
+from cairn.train.data.source import Source
+from cairn.train.data.store import Store
+from cairn.train.data.text_files import find_files
+from cairn.train.data.tokenizer_identity import check_same
+from cairn.train.data.windows import Windows
+
+
+def open_source(
+    name: str,
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    seed: int = 0,
+    *,
+    boundaries: bool = True,
+    too_long: TooLong = "refuse",
+    column: str = "text",
+) -> Source:
+    """One source; refuses tokens that another tokenizer made."""
+    if name in procedural.NAMES:
+        return procedural.Procedural(name, tokenizer, sequence_length, seed, boundaries)
+    path = Path(name)
+    if not path.exists() and not path.with_name(path.name + ".idx").exists():
+        hint = did_you_mean(name, procedural.NAMES, otherwise="check the path")
+        raise ConfigError(f"there is no data at {name!r}", hint=hint)
+    if _is_parquet(path):
+        from cairn.train.data.parquet_stream import ParquetStream
+
+        files = find_files([path])
+        counts = cache_folder() / "parquet" / f"{mix(*str(path.absolute()).encode()):016x}.json"
+        return ParquetStream(
+            files, tokenizer, sequence_length, seed,
+            column=column, boundaries=boundaries, counts=counts,
+        )  # fmt: skip
+    tokens = open_tokens(path)
+    made_with = tokens.header.made_with if isinstance(tokens, Store) else ""
+    check_same(tokens.tokenizer, tokenizer, str(path), made_with)
+    if tokens.has_mask:
+        pad = tokenizer.pad_id if tokenizer.pad_id is not None else (*tokenizer.eos_ids, 0)[0]
+        return PackedDocuments(tokens, sequence_length, seed, pad_id=pad, too_long=too_long)
+    return Windows(tokens, sequence_length, seed, boundaries=boundaries)
+
+
+def open_blend(
+    names: Sequence[str],
+    weights: Sequence[float],
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    seed: int = 0,
+    *,
+    boundaries: bool = True,
+    too_long: TooLong = "refuse",
+    column: str = "text",
+) -> Source:
+    """Several sources by weight, alike where no weights are given."""
+    if not names:
+        raise ConfigError("there is no data to train on", hint='name a source, such as "stories"')
+    sources = [
+        open_source(
+            name, tokenizer, sequence_length, seed,
+            boundaries=boundaries, too_long=too_long, column=column,
+        )
+        for name in names
+    ]  # fmt: skip
+    if len(sources) == 1:
+        return sources[0]
+    return Blend(sources, weights or [1.0] * len(sources))
+
+
+def own_tokenizer(name: str) -> Tokenizer | None:
+    """The tokenizer that a source brings with it; None where it has none."""
+    path = Path(name)
+    if name in procedural.NAMES or not path.is_dir():
+        return None
+    tokens = open_tokens(path)
+    return tokens.own_tokenizer() if isinstance(tokens, Store) else None
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet")))

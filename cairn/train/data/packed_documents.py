@@ -1,0 +1,78 @@
+"""Fine-tuning samples: whole documents, packed side by side by a best-fit plan, padded to full length.
+
+    sample    chat 17 .......... | chat 4 ..... | chat 230 .... | padding
+    targets   only what the store marks as to be learnt, such as the assistant's words; none for padding
+
+The plan is made once for a store and kept in it. Bins come in shuffled order.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cairn.core.errors import DataError
+from cairn.train.data.packing import Piece, TooLong, cached_plan
+from cairn.train.data.shuffle import shuffled
+from cairn.train.data.store import Store
+from cairn.train.data.tokens import Tokens
+from cairn.train.data.windows import IGNORED
+
+if TYPE_CHECKING:
+    from cairn.train.data.batch import Batch
+
+
+class PackedDocuments:
+    """A Source of packed documents."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        sequence_length: int,
+        seed: int = 0,
+        *,
+        pad_id: int = 0,
+        shuffle: bool = True,
+        too_long: TooLong = "refuse",
+    ) -> None:
+        self.tokens = tokens
+        self.sequence_length = sequence_length
+        self._seed, self._shuffle, self._pad = seed, shuffle, pad_id
+        self._too_long = too_long
+        folder = tokens.path if isinstance(tokens, Store) else None
+        self.plan = cached_plan(np.diff(tokens.offsets), sequence_length, too_long, folder)
+        if not self.plan.bins:
+            raise DataError(f"{tokens.path} has no tokens", hint="check what it was made from")
+        self.samples_per_epoch = self.plan.bins
+
+    @property
+    def fingerprint(self) -> str:
+        order = f"seed {self._seed}" if self._shuffle else "in order"
+        packed = f"{self.plan.bins} bins of {self.sequence_length}, {self._too_long}"
+        return f"{self.tokens.identity}, {packed}, {order}"
+
+    def batch(self, number: int) -> "Batch":
+        import torch
+
+        from cairn.train.data.batch import make_batch
+
+        bins = self.samples_per_epoch
+        item = shuffled(number, bins, self._seed)[1] if self._shuffle else number % bins
+        parts = [self._piece(piece) for piece in self.plan.pieces(item)]
+        lengths = [len(tokens) for tokens, _ in parts]
+        if padding := self.sequence_length - sum(lengths):
+            parts.append((np.full(padding, self._pad), np.full(padding, IGNORED)))
+            lengths.append(padding)
+        tokens_T, targets_T = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+        return make_batch(
+            torch.from_numpy(tokens_T), torch.from_numpy(targets_T), lengths, [number]
+        )
+
+    def _piece(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of a piece with what each predicts; the last token of a document predicts nothing."""
+        low, high = self.tokens.offsets[piece.document : piece.document + 2].tolist()
+        start = low + piece.start
+        with_next = self.tokens.read(start, min(start + piece.length + 1, high))
+        learn = self.tokens.mask(start, start + len(with_next))
+        targets = np.full(piece.length, IGNORED)
+        targets[: len(with_next) - 1] = np.where(learn[1:], with_next[1:], IGNORED)
+        return with_next[: piece.length], targets

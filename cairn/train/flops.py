@@ -1,0 +1,50 @@
+"""How much of the machine does training use? FLOPs of a step, and what share of the peak they are.
+
+    mfu = FLOPs of forward and backward, counted exactly, without recomputation / (seconds * peak)
+
+Exact: attention counts the pairs that the causal mask and the documents leave, the output projection counts, lookups
+and norms do not. torchtitan counts otherwise (attention as if nothing were masked, no embedding): `titan_flops` gives
+its number, so that figures can be compared.
+"""
+
+from collections.abc import Sequence
+
+from cairn.core.errors import HardwareError
+from cairn.hw import ceilings
+from cairn.hw.datasheet import CHIPS
+from cairn.hw.roofline import dtype_name
+from cairn.models.spec import ModelSpec
+
+
+def step_flops(spec: ModelSpec, lengths: Sequence[int]) -> int:
+    """Forward and backward over documents of these lengths."""
+    known: dict[int, int] = {}
+    for length in lengths:
+        if length not in known:
+            known[length] = spec.training_flops(length)
+    return sum(known[length] for length in lengths)
+
+
+def titan_flops(spec: ModelSpec, tokens: int, sequence: int) -> int:
+    """6 (N - embedding) + 12 L H C S for each token."""
+    body = spec.parameters() - spec.vocab * spec.hidden
+    attention = 12 * spec.layers * spec.heads * spec.head_dim * sequence
+    return (6 * body + attention) * tokens
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """What the vendor promises for this chip, by the name that its driver has for it; None: not known."""
+    for chip in CHIPS:
+        if device_name in chip.drivers_call_it:
+            return chip.flops_per_s.get(dtype)
+    return None
+
+
+def measured_flops(device: str, dtype: object) -> float | None:
+    """The matmul rate that `cairn calibrate` has measured on this kind of device; None without it."""
+    try:
+        known = ceilings.load()
+    except HardwareError:
+        return None
+    rate = known.matmul.get(dtype_name(dtype))
+    return rate.value if rate is not None and known.device.startswith(device) else None

@@ -1,0 +1,200 @@
+"""Several processes of one run on this machine, and what is said when one of them fails.
+
+    parent --fork--> rank 0 .. rank n-1, joined over loopback
+       `--- first failure: the others are ended, and its rank, host, traceback and last collective are told, once
+
+A rank that dies takes the others down with it, each with an error of its own about a lost connection; the one that is
+reported is the one that failed for another reason. On many machines a launcher such as torchrun starts the processes
+instead; `from_environment` is for those. Knows nothing about training.
+"""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import socket
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cairn.core.errors import CairnError
+
+GRACE_S = 2.0  # after the first failure, for others that may know more
+TIMEOUT = timedelta(minutes=10)  # of a collective: a rank that says nothing for so long hangs
+LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|timed out|Timed out|recvBytes")
+
+
+class RankFailed(CairnError):
+    """A process of the run has failed; the others were ended."""
+
+    exit_status = 1
+
+
+class Failure(NamedTuple):
+    rank: int
+    host: str
+    at: float
+    error: CairnError | None  # a mistake of the user, which keeps its own message
+    traceback: str
+    collective: str  # the one it was in, if it was
+
+
+def run_local(world: int, function: Callable[[int, int], Any], device: str = "cpu") -> Any:
+    """`function(rank, world)` in `world` processes with a process group; the result of rank 0."""
+    context = multiprocessing.get_context("fork")
+    before = signal.getsignal(signal.SIGINT)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "rendezvous"
+        pipes: list[Connection] = []
+        processes: list[Any] = []
+        for rank in range(world):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_child, args=(sender, f"file://{store}", rank, world, function, device)
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the ranks, which end in order
+        try:
+            return _collect(pipes, processes)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            for process in processes:
+                if process.is_alive():
+                    process.terminate()
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def from_environment() -> tuple[int, int] | None:
+    """Rank and world, where a launcher such as torchrun has started this process."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def join_group(rank: int, world: int, address: str, device: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(local % torch.cuda.device_count())
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        init_method=address, rank=rank, world_size=world, timeout=TIMEOUT,
+    )  # fmt: skip
+
+
+def _child(
+    sender: Connection, address: str, rank: int, world: int, function: Any, device: str
+) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    _die_with_parent()
+    try:
+        import torch
+        import torch.distributed as dist
+
+        if device == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+        join_group(rank, world, address, device)
+        result = function(rank, world)
+        dist.barrier()
+        sender.send((True, result if rank == 0 else None))
+        dist.destroy_process_group()
+    except BaseException as error:  # noqa: BLE001  the parent tells it
+        sender.send((False, _failure(rank, error)))
+        os._exit(1)
+    finally:
+        sender.close()
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed cannot end its ranks; on Linux the kernel does it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _failure(rank: int, error: BaseException) -> Failure:
+    text = traceback.format_exc()
+    known = error if isinstance(error, CairnError) else None
+    return Failure(rank, socket.gethostname(), time.time(), known, text, _collective(error))
+
+
+def _collective(error: BaseException) -> str:
+    """The function of torch.distributed that was called last, from the outside."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        if "distributed" in path and path.endswith(
+            ("distributed_c10d.py", "_functional_collectives.py")
+        ):
+            name = frame.f_code.co_name
+            if name not in ("wrapper", "func_wrapper"):
+                return name
+    return "none"
+
+
+def _collect(pipes: list[Connection], processes: list[Any]) -> Any:
+    results: dict[int, Any] = {}
+    failures: list[Failure] = []
+    deadline: float | None = None
+    while len(results) + len(failures) < len(pipes):
+        done = {f.rank for f in failures} | results.keys()
+        left = [pipe for rank, pipe in enumerate(pipes) if rank not in done]
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(left, timeout=patience)
+        if not ready:
+            break
+        for pipe in ready:
+            rank = pipes.index(pipe)  # type: ignore[arg-type]
+            fine, value = _received(rank, pipes[rank], processes[rank])
+            if fine:
+                results[rank] = value
+            else:
+                failures.append(value)
+                deadline = deadline or time.monotonic() + GRACE_S
+    if failures:
+        raise _told(failures)
+    return results[0]
+
+
+def _received(rank: int, pipe: Connection, process: Any) -> tuple[bool, Any]:
+    try:
+        return pipe.recv()
+    except (EOFError, pickle.UnpicklingError):
+        process.join(5)
+        code = process.exitcode
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+        text = f"the process ended with {how}, without a word"
+        return False, Failure(rank, socket.gethostname(), time.time(), None, text, "unknown")
+
+
+def _told(failures: list[Failure]) -> CairnError:
+    """The one that failed first for a reason of its own."""
+    own = [f for f in failures if not LOST.search(f.traceback.rpartition("\n  File ")[2])]
+    first = min(own or failures, key=lambda failure: failure.at)
+    if first.error is not None:
+        return first.error
+    others = f"; {len(failures) - 1} others followed" if len(failures) > 1 else ""
+    return RankFailed(
+        f"rank {first.rank} on {first.host} failed (last collective: {first.collective}){others}\n"
+        f"{first.traceback.rstrip()}",
+        hint="run it again with the same --out: it goes on from the newest complete checkpoint",
+    )

@@ -1,0 +1,308 @@
+"""Repeats the step until the run is done: data in, numbers out, a checkpoint now and then.
+
+    batches -> train_step -> (numbers of the step before) -> watch -> log
+                  ^                                            |
+                  `---- rewind to the last checkpoint <--------'
+
+On a GPU the numbers of a step are read while the next one runs, so the device never waits for the host. Ctrl-C and
+SIGTERM end the run after the current step, with a checkpoint. Knows neither layouts nor models: `state.parallel` does.
+"""
+
+import gc
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from cairn.core.errors import CairnError, DataError
+from cairn.core.events import instant, scalar
+from cairn.hw.roofline import dtype_name
+from cairn.train.bad_step import Verdict, write_down
+from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.load import check_model, load_pieces, read_about
+from cairn.train.checkpoint.save import Saver
+from cairn.train.config import Train
+from cairn.train.data.source import Source
+from cairn.train.feeder import Feeder
+from cairn.train.flops import measured_flops, peak_flops, step_flops
+from cairn.train.metrics_log import Record, Sink, open_sinks
+from cairn.train.state import TrainState
+from cairn.train.step import StepResult, train_step
+
+Say = Callable[[str], None]
+Told = Callable[[Record], None]
+COLLECT_EVERY = 500  # steps between two garbage collections, which otherwise come when they like
+
+
+class BadRun(CairnError):
+    """The loss went wrong too often, or once where the recipe says stop."""
+
+    exit_status = 3
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    first_loss: float | None
+    last_loss: float | None
+    stopped_early: bool
+    bad_steps: int
+    seconds: float
+
+
+class Loop:
+    """One process's part of a run. All processes of a run call the same methods in the same order."""
+
+    def __init__(
+        self, state: TrainState, source: Source, world: int = 1, rank: int = 0,
+        say: Say = print, told: Told = lambda record: None,
+    ) -> None:  # fmt: skip
+        self.state, self.source, self.world, self.rank = state, source, world, rank
+        self.say, self.told = (say, told) if rank == 0 else (_silence, _silence)
+        self.config: Train = state.config
+        self.root: Path = self.config.folder / "checkpoints"
+        saving = self.config.checkpoint
+        self.saver = Saver(self.root, saving.keep, saving.in_background)
+        parallel = state.parallel
+        self.feeder = Feeder(
+            source, self.config, parallel.data_rank, parallel.data_ranks, state.device
+        )
+        self.sinks: list[Sink] = []
+        self.waiting: deque[tuple[StepResult, list[int]]] = deque()
+        self.lag = 1 if state.device.type == "cuda" else 0
+        self.losses: list[float] = []
+        self.bad_steps = 0
+        self.read_at = time.perf_counter()
+        self.saved = -1  # the step of the last checkpoint
+        self.peak = _peak(state)
+        self.measured = measured_flops(state.device.type, state.config.precision.kind)
+        # For the one question that only the host can answer; the checkpoint's thread has its own group.
+        self.control = dist.new_group(backend="gloo") if world > 1 else None
+
+    # -- the run ------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        began = time.perf_counter()
+        self.resume()
+        state, config = self.state, self.config
+        if self.rank == 0:
+            as_dict = msgspec.to_builtins(config, enc_hook=str)
+            self.sinks = open_sinks(config.folder, config.log, state.step, as_dict)
+        if config.bad_step.action == "rewind" and self.saved < 0:
+            self.save()
+        try:
+            with _quiet_collector(), _interruptible() as interrupted:
+                self.read_at = time.perf_counter()
+                while state.step < config.steps and not self._anybody(interrupted.is_set()):
+                    self._one_step()
+                self._read(0)
+            self._finish()
+        finally:
+            self.feeder.close()
+            self.saver.wait()
+            for sink in self.sinks:
+                sink.close()
+        return Outcome(
+            step=state.step, first_loss=self.losses[0] if self.losses else None,
+            last_loss=self.losses[-1] if self.losses else None,
+            stopped_early=state.step < config.steps, bad_steps=self.bad_steps,
+            seconds=time.perf_counter() - began,
+        )  # fmt: skip
+
+    def _one_step(self) -> None:
+        state, every = self.state, self.config.checkpoint.every
+        batches = self.feeder.batches(state.samples)
+        lengths = [length for batch in batches for length in batch.lengths]
+        self.waiting.append((train_step(state, batches), lengths))
+        self._read(self.lag)
+        if state.step % COLLECT_EVERY == 0:
+            gc.collect(1)
+        if every and state.step % every == 0 and state.step < self.config.steps:
+            self._read(0)
+            if state.step % every == 0:  # not after a rewind
+                self.save()
+
+    def _anybody(self, here: bool) -> bool:
+        """Whether any process says yes: all of them end after the same step."""
+        if self.control is None:
+            return here
+        asked = torch.tensor(float(here))
+        dist.all_reduce(asked, group=self.control)
+        return bool(asked.item())
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def resume(self) -> bool:
+        """Go on from the newest complete checkpoint, if there is one."""
+        warnings: list[str] = []
+        found = folders.newest(self.root, warnings)
+        for warning in warnings:
+            self.say(f"warning: {warning}")
+        if found is None:
+            return False
+        self._load(found)
+        self.say(f"going on from {found} at step {self.state.step}")
+        return True
+
+    def save(self) -> None:
+        self.saver.wait()
+        self._tell_problem()
+        about = self.state.about(self.source.fingerprint, self.world)
+        self.saver.save(self.state.step, self.state.pieces(), about)
+        self.saved = self.state.step
+
+    def _load(self, folder: Path) -> None:
+        about = read_about(folder)
+        check_model(about, self.state.spec, folder)
+        if about.data and about.data != self.source.fingerprint:
+            self.say(
+                "warning: the data is not that of the checkpoint; the samples will not be those of one run"
+            )
+        pieces = self.state.pieces()
+        load_pieces(folder, pieces)
+        self.state.restore(about, pieces)
+        self.saved = self.state.step
+
+    def _finish(self) -> None:
+        """The last checkpoint has to be on disk, or the run has failed."""
+        if self.saved != self.state.step:
+            self.save()
+        self.saver.wait()
+        problem = self.saver.problem()
+        if problem is not None:
+            raise problem
+
+    def _tell_problem(self) -> None:
+        problem = self.saver.problem()
+        if problem is not None:
+            self.say(f"warning: {problem.message}; hint: {problem.hint}")
+
+    # -- numbers ------------------------------------------------------------------------------
+
+    def _read(self, behind: int) -> None:
+        """Look at all steps but the last `behind`."""
+        while len(self.waiting) > behind:
+            result, lengths = self.waiting.popleft()
+            loss, norm = result.loss.item(), result.norm.item()
+            # An overflow of float16 is the business of its loss scale.
+            judged = 0.0 if self.state.scale.active and math.isfinite(loss) else norm
+            verdict = self.state.watch.judge(loss, judged, result.limit)
+            self._log(result, lengths, loss, norm, verdict)
+            if verdict.action != "go on":
+                self._bad(result, loss, verdict)
+
+    def _bad(self, result: StepResult, loss: float, verdict: Verdict) -> None:
+        self.bad_steps += 1
+        instant("bad step", step=result.step, action=verdict.action, why=verdict.why)
+        name = "bad_steps.jsonl" if self.world == 1 else f"bad_steps.{self.rank}.jsonl"
+        path = self.config.folder / name
+        write_down(path, result.step, verdict, loss, result.ids)
+        what = f"step {result.step + 1}: {verdict.why} (samples in {path})"
+        if verdict.action == "stop":
+            raise BadRun(
+                what, hint="look at those samples, lower the rate, or set bad_step.action to skip"
+            )
+        self.say(f"warning: {what}; {verdict.action}")
+        if verdict.action == "rewind":
+            self._rewind()
+
+    def _rewind(self) -> None:
+        """Weights, states and step of the last checkpoint; the samples after the bad ones."""
+        self.saver.wait()
+        self.waiting.clear()
+        found = folders.newest(self.root, [])
+        if found is None:
+            raise DataError("there is no checkpoint to rewind to", hint="set checkpoint.every")
+        samples, streak = self.state.samples, self.state.watch.in_a_row
+        self._load(found)
+        self.state.samples, self.state.watch.in_a_row = samples, streak
+        self.say(f"back at step {self.state.step}, going on with the samples from {samples}")
+
+    def _log(
+        self, result: StepResult, lengths: list[int], loss: float, norm: float, verdict: Verdict
+    ) -> None:
+        now = time.perf_counter()
+        seconds, self.read_at = now - self.read_at, now
+        if math.isfinite(loss):
+            self.losses.append(loss)
+            scalar("loss", loss, step=result.step + 1)
+        done = result.step + 1
+        record = self._record(result, lengths, loss, norm, seconds, verdict)
+        self.told(record)
+        if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
+            for sink in self.sinks:
+                sink.put(record)
+
+    def _record(
+        self, result: StepResult, lengths: list[int], loss: float, norm: float, seconds: float,
+        verdict: Verdict,
+    ) -> Record:  # fmt: skip
+        state = self.state
+        flops = step_flops(state.spec, lengths) * state.parallel.data_ranks / self.world / seconds
+        on_gpu = state.device.type == "cuda"
+        return Record(
+            step=result.step + 1, loss=_finite(loss), norm=_finite(norm), lr=result.lr,
+            tokens=state.tokens - len(self.waiting) * self.config.tokens_per_step, seconds=seconds,
+            tokens_per_s=self.config.tokens_per_step / seconds,
+            mfu=flops / self.peak if self.peak else None,
+            of_measured=flops / self.measured if self.measured else None,
+            peak_gib=torch.cuda.max_memory_allocated(state.device) / 2**30 if on_gpu else None,
+            bad=verdict.why,
+        )  # fmt: skip
+
+
+def _peak(state: TrainState) -> float | None:
+    if state.device.type != "cuda":
+        return None
+    dtype = dtype_name(state.config.precision.kind)
+    return peak_flops(torch.cuda.get_device_name(state.device), dtype)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _silence(_: object) -> None:
+    pass
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Python's collector would stop the host for half a second whenever it likes."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """The first Ctrl-C or SIGTERM sets the event; the second one is an ordinary interrupt."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,89 @@
+"""Keeping experts equally busy: a router that counts, a loss that pushes, a bias that steers.
+
+    loss    coefficient * E * sum over experts of (share of choices) * (mean score)      (Switch, arXiv:2101.03961)
+            enters through its gradient alone; the loss that is reported stays the model's
+    bias    added to the scores for choosing, never for weighing; after each step every expert that had too few tokens
+            gets a little more, every one that had too many a little less                (DeepSeek, arXiv:2408.15664)
+
+Counts are those of the whole microbatch for the loss and of the whole step for the bias, whatever ranks share it, so
+neither depends on the layout.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.models.experts import Router
+from cairn.models.layers import Build
+from cairn.models.spec import Experts, ModelSpec
+from cairn.train.parallel.collectives import all_reduce, size_of
+from cairn.train.parallel.mesh import Group
+
+
+class BalancedRouter(Router):
+    """As the plain one, which it is where both `loss` and `rate` are 0."""
+
+    def __init__(
+        self,
+        build: Build,
+        spec: ModelSpec,
+        experts: Experts,
+        loss: float,
+        rate: float,
+        context: Group,
+    ) -> None:
+        """`context`: ranks that have other tokens of the same microbatch."""
+        super().__init__(build, spec, experts)
+        self.loss, self.rate, self.context = loss, rate, context
+        self.share = 1.0  # of the step that a microbatch is; whoever runs the step says so
+        # Not buffers: whoever gives the weights a place must not touch them.
+        self.bias_E, self.load_E = torch.zeros(experts.count), torch.zeros(experts.count)
+
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
+        scores_TE = F.linear(x_TD, self.shards.whole(self.weight)).float()
+        soft = self.experts.gate == "softmax"
+        scores_TE = scores_TE.softmax(dim=-1) if soft else scores_TE.sigmoid()
+        if self.bias_E.device != x_TD.device:
+            self.bias_E, self.load_E = self.bias_E.to(x_TD.device), self.load_E.to(x_TD.device)
+        chosen_TN = (scores_TE + self.bias_E).topk(self.experts.per_token, dim=-1).indices
+        counts_E = torch.bincount(chosen_TN.flatten(), minlength=self.experts.count)
+        if torch.is_grad_enabled():
+            self.load_E += counts_E
+            scores_TE = self._pushed(scores_TE, counts_E)
+        weights_TN = scores_TE.gather(1, chosen_TN)
+        if self.experts.renormalize:
+            weights_TN = weights_TN / weights_TN.sum(dim=-1, keepdim=True)
+        return (weights_TN * self.experts.scale).to(x_TD.dtype), chosen_TN
+
+    def _pushed(self, scores_TE: Tensor, counts_E: Tensor) -> Tensor:
+        if not self.loss:
+            return scores_TE
+        tokens = scores_TE.shape[0] * size_of(self.context)
+        busy_E = all_reduce(counts_E.float(), self.context) / (tokens * self.experts.per_token)
+        # Ranks of tp compute the same scores, and their gradients are summed.
+        weight = self.loss * self.experts.count * self.share / (tokens * self.shards.size)
+        return _Push.apply(scores_TE, busy_E * weight)
+
+    @torch.no_grad()
+    def steer(self, replicas: Group) -> None:
+        """After a step, with the loads of all ranks that had other tokens."""
+        load_E = all_reduce(self.load_E, replicas)
+        if self.rate:
+            self.bias_E += self.rate * torch.sign(load_E.mean() - load_E)
+        self.load_E.zero_()
+
+
+class _Push(torch.autograd.Function):
+    """Scores unchanged; in backward each gets `weight` of its expert on top: the gradient of sum(weight * score)."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_TE: Tensor, weight_E: Tensor) -> Tensor:
+        ctx.save_for_backward(weight_E)
+        return scores_TE.view_as(scores_TE)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (weight_E,) = ctx.saved_tensors
+        return gradients[0] + weight_E, None

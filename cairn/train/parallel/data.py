@@ -1,0 +1,108 @@
+"""Data parallel: every rank the whole model and other samples; gradients are summed over the ranks.
+
+Sums, not means: the loss is divided by the valid tokens of all ranks already. Buckets leave during the last backward.
+With nobody else in the group it is the plain single process. `zero` and `fsdp` offer the same (`Sync`), and differ in
+what each rank keeps.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cairn.train.parallel.buckets import BYTES, Buckets, Gradients
+from cairn.train.parallel.mesh import Group
+from cairn.train.parallel.rows import Rows
+
+
+class Sync(Protocol):
+    """How gradients of ranks that hold the same weights become one."""
+
+    copies: int  # ranks that have the same gradient afterwards
+    rows: dict[str, Rows]  # of a parameter, those that this rank updates; no entry: all
+
+    def begin(self) -> None:
+        """Before the first forward of a step: weights are up to date."""
+        ...
+
+    def before_backward(self, last: bool) -> None:
+        """`last`: no other backward of this step follows, and the gradients may leave during it."""
+        ...
+
+    def after_backward(self) -> None: ...
+
+    def finish(self) -> None:
+        """After the last backward: `gradients` are sums over all ranks."""
+        ...
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What this rank updates."""
+        ...
+
+    def gradients(self) -> dict[str, Tensor]: ...
+
+    def zero_grad(self) -> None: ...
+
+
+class Replicas:
+    """The same weights and in the end the same gradients on every rank of a group."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], group: Group, bucket_bytes: int = BYTES
+    ) -> None:
+        self.group = group
+        self.copies = 1 if group is None else dist.get_world_size(group)
+        self.rows: dict[str, Rows] = {}
+        self.held = Gradients(parameters)
+        watched = {} if group is None else self.held.parameters
+        self.buckets = Buckets(watched, self._launch, bucket_bytes)
+        self._flying: list[tuple[list[str], Tensor, Any]] = []
+
+    def begin(self) -> None:
+        pass
+
+    def before_backward(self, last: bool) -> None:
+        if last and self.group is not None:
+            self.buckets.arm()
+
+    def after_backward(self) -> None:
+        if not self._flying:  # what is on its way already is complete
+            self.held.collect()
+
+    def finish(self) -> None:
+        if self.group is None:
+            return
+        self.buckets.flush()
+        for bucket, flat, handle in self._flying:
+            handle.wait()
+            sizes = [self.held.parameters[name].numel() for name in bucket]
+            for name, part in zip(bucket, flat.split(sizes), strict=True):
+                self.held.put(name, part.view_as(self.held.parameters[name]))
+        self._flying.clear()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self.held.parameters
+
+    def gradients(self) -> dict[str, Tensor]:
+        return self.held.found()
+
+    def zero_grad(self) -> None:
+        self.held.clear()
+
+    def _launch(self, bucket: list[str]) -> None:
+        self.held.collect()
+        flat = torch.cat([gradient_or_zeros(self.held, name).flatten() for name in bucket])
+        handle = dist.all_reduce(flat, group=self.group, async_op=True)
+        self._flying.append((bucket, flat, handle))
+
+
+def gradient_or_zeros(held: Gradients, name: str) -> Tensor:
+    """A parameter that nothing depended on has no gradient here, and may have one elsewhere."""
+    gradient = held.get(name)
+    if gradient is not None:
+        return gradient
+    parameter = held.parameters[name]
+    wide = torch.float32 if parameter.dtype != torch.float64 else torch.float64
+    return torch.zeros_like(parameter, dtype=wide)

@@ -1,0 +1,109 @@
+"""FSDP: parameters, gradients and optimizer states cut by rows; a layer's weights are whole only while it computes.
+
+Torch's `fully_shard` does the work, layer by layer. Here is only what this project asks of it: sums in place of means,
+gradients that leave in the last backward alone, and local rows as plain tensors, so that optimizers and checkpoints
+need to know nothing about DTensors.
+
+    mesh   dp x shard      shard = fsdp x cp: cut over these, copied over dp (HSDP)
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.rows import Rows, rows_of
+from cairn.train.parallel.stage import Stage
+
+
+class Fsdp:
+    """The stages of this rank, cut over the ranks that read other samples."""
+
+    def __init__(
+        self,
+        stages: Iterable[Stage],
+        mesh: Mesh,
+        ignored: set[nn.Parameter],
+        reduce_dtype: torch.dtype | None = None,
+        reshard: bool = True,
+    ) -> None:
+        """`ignored`: parameters that others look after. `reshard`: free weights between forward and backward."""
+        self.stages = list(stages)
+        self.copies = mesh.size("dp")
+        full = {name: p.shape[0] for stage in self.stages for name, p in stage.named_parameters()
+                if p not in ignored}  # fmt: skip
+        for stage in self.stages:
+            _shard(stage, mesh, ignored, reduce_dtype, reshard)
+        rank = mesh.rank("fsdp") * mesh.size("cp") + mesh.rank("cp")
+        size = mesh.size("fsdp") * mesh.size("cp")
+        self.rows: dict[str, Rows] = {n: rows_of(r, rank, size) for n, r in full.items()}
+        self.local = {name: nn.Parameter(_local(p)) for name, p in self._sharded().items()
+                      if len(self.rows[name])}  # fmt: skip
+
+    def begin(self) -> None:
+        pass
+
+    def before_backward(self, last: bool) -> None:
+        for stage in self.stages:
+            self.before_backward_of(stage, last)
+
+    def before_backward_of(self, stage: nn.Module, last: bool) -> None:
+        """Where stages finish one by one, each has a last backward of its own."""
+        assert isinstance(stage, FSDPModule)
+        stage.set_is_last_backward(last)
+        stage.set_requires_gradient_sync(last)
+
+    def after_backward(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self.local
+
+    def gradients(self) -> dict[str, Tensor]:
+        found = {name: p.grad for name, p in self._sharded().items() if p.grad is not None}
+        return {name: _local(g) for name, g in found.items() if name in self.local}
+
+    def zero_grad(self) -> None:
+        for parameter in self._sharded().values():
+            parameter.grad = None
+
+    def _sharded(self) -> dict[str, nn.Parameter]:
+        return {name: p for stage in self.stages for name, p in stage.named_parameters()
+                if name in self.rows}  # fmt: skip
+
+
+def _shard(
+    stage: Stage,
+    mesh: Mesh,
+    ignored: set[nn.Parameter],
+    reduce_dtype: torch.dtype | None,
+    reshard: bool,
+) -> None:
+    whole = mesh.device_mesh
+    assert whole is not None
+    part = whole["dp", "shard"] if mesh.size("dp") > 1 else whole["shard"]
+    options: dict[str, Any] = {
+        "mesh": part,
+        "reshard_after_forward": reshard,
+        "ignored_params": ignored,
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
+    }
+    for layer in stage.layers.values():
+        fully_shard(layer, **options)
+    fully_shard(stage, **options)
+    assert isinstance(stage, FSDPModule)
+    # The loss is divided by all valid tokens already; and gloo cannot divide while it sums.
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local().detach()

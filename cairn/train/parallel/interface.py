@@ -1,0 +1,64 @@
+"""What a training step asks of a model, however many processes it is spread over.
+
+    batches -forward_backward-> gradients -grad_norm-> factor -> optimizer
+
+`Alone` is the plain form, one process. Data parallel, FSDP, tensor, pipeline and context parallel offer the same, so
+neither the step nor the loop nor a checkpoint knows a layout. Gradients are those of the global batch: the loss is
+divided by the valid tokens of all data ranks, and whoever splits the batch sums over the ranks, never averages.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor, nn
+
+from cairn.models.layers import Vocabulary
+
+if TYPE_CHECKING:
+    from cairn.train.checkpoint.piece import Piece
+    from cairn.train.data.batch import Batch
+
+
+class Loss(Protocol):
+    def __call__(
+        self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch", valid: Tensor
+    ) -> Tensor:
+        """This microbatch's share of the loss: the sum over its valid tokens / `valid`, to be walked backward.
+
+        `vocabulary`: the output projection, whole or this rank's shard of it.
+        """
+        ...
+
+
+class Parallel(Protocol):
+    data_rank: int  # which slice of a step's samples this process reads
+    data_ranks: int
+
+    def forward_backward(self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor) -> Tensor:
+        """Adds the gradients of all microbatches; this process's share of the loss. `valid`: global tokens."""
+        ...
+
+    def sum_over_data(self, value: Tensor) -> Tensor:
+        """The sum over the data ranks of a value that each has a share of."""
+        ...
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What this process updates, by path; local shards where there are shards."""
+        ...
+
+    def gradients(self) -> dict[str, Tensor]:
+        """By the same paths, once `forward_backward` has run."""
+        ...
+
+    def grad_norm(self) -> Tensor:
+        """Length of the gradients of all ranks together, each element once: float32 scalar on the device.
+
+        Nobody scales the gradients: the optimizer multiplies by the factor that the step makes of this norm.
+        """
+        ...
+
+    def zero_grad(self) -> None: ...
+
+    def named_state(self, tensors: Mapping[str, Tensor] | None = None) -> "dict[str, Piece]":
+        """Pieces of tensors that have the parameters' shapes, by global name; by default the parameters."""
+        ...

@@ -1,0 +1,214 @@
+"""How many ranks work on a model, and how they share it.
+
+    world = dp * fsdp * pp * cp * tp
+
+    dp     replicas of everything, each with other samples
+    fsdp   as dp, but parameters, gradients and optimizer states are cut over the ranks
+    pp     each rank some of the layers; microbatches flow through
+    cp     each rank some of the tokens of every sequence
+    tp     each rank some of the heads and some of the feed-forward
+    ep     each rank some of the experts: taken from the dp * fsdp ranks, so it adds none
+
+Numbers only: no torch, no process groups (see `mesh`). What cannot work is refused here, before anything starts,
+with the equation that does not hold.
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+from cairn.models.spec import ModelSpec
+from cairn.train.parallel.pipeline.schedules import schedule
+
+AXES = ("dp", "fsdp", "pp", "cp", "tp")  # ep is not among them: it reuses ranks of dp and fsdp
+Order = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
+Attention = Literal["ring", "ulysses"]
+SPLIT = ("zb-h1", "zbv", "dualpipev")  # schedules that compute weight gradients later
+IN_V = ("zbv", "dualpipev")  # each rank holds one stage of the way down and one of the way up
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many ranks each way of sharing has; 1 is off."""
+
+    dp: int = 1
+    """replicas of the whole model, each with its own samples"""
+    fsdp: int = 1
+    """ranks over which parameters and optimizer states are cut, each with its own samples"""
+    pp: int = 1
+    """pipeline stages"""
+    cp: int = 1
+    """ranks that share the tokens of a sequence"""
+    tp: int = 1
+    """ranks that share each layer"""
+    ep: int = 1
+    """ranks that share the experts; part of dp * fsdp"""
+
+    def world(self) -> int:
+        return self.dp * self.fsdp * self.pp * self.cp * self.tp
+
+    def data_ranks(self) -> int:
+        """How many parts each step's samples are cut into."""
+        return self.dp * self.fsdp
+
+    def words(self) -> str:
+        """dp 2 x tp 4; `alone` for one rank."""
+        named = [(axis, getattr(self, axis)) for axis in (*AXES, "ep")]
+        return " x ".join(f"{axis} {size}" for axis, size in named if size > 1) or "alone"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the ranks of a layout work together; none of it changes what is computed."""
+
+    order: Order = "1f1b"
+    """pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zbv or dualpipev"""
+    chunks: int = 2
+    """stages on each rank, for interleaved; zbv and dualpipev always have two, the others one"""
+    attention: Attention = "ring"
+    """how ranks of cp share attention: keys go round a ring, or ulysses exchanges tokens for heads"""
+    sequence_parallel: bool = False
+    """with tp: cut the tokens between the layers as well, which keeps fewer activations"""
+    zero: int = 0
+    """with dp: cut optimizer states over the replicas (1), and gradients too (2)"""
+    balance_loss: float = 0.0
+    """with experts: weight of the loss that keeps them equally busy; 0: none"""
+    balance_bias: float = 0.0
+    """with experts: how fast a bias steers tokens to those that had too few; 0: none"""
+    reshard: bool = True
+    """with fsdp: free a layer's weights between its forward and its backward"""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a step asks of a layout, as far as it decides whether it can work; 0: not known yet."""
+
+    tokens: int = 0  # of one microbatch
+    microbatches: int = 0  # of one data rank in one step
+    options: Options = Options()
+
+
+def stages(layout: Layout, options: Options) -> int:
+    """Into how many parts the layers are cut."""
+    return layout.pp * _chunks(options) if layout.pp > 1 else 1
+
+
+def _chunks(options: Options) -> int:
+    return 2 if options.order in IN_V else options.chunks if options.order == "interleaved" else 1
+
+
+def check(layout: Layout, world: int, spec: ModelSpec | None = None, work: Work = Work()) -> None:  # noqa: B008
+    """Raises ConfigError, with the equation and its values, if this cannot run."""
+    for axis in (*AXES, "ep"):
+        if getattr(layout, axis) < 1:
+            raise ConfigError(f"{axis} is {getattr(layout, axis)}", hint="1 switches it off")
+    _check_world(layout, world)
+    _check_expert_ranks(layout, spec)
+    if spec is not None:
+        _check_model(layout, spec, work)
+    _check_work(layout, spec, work)
+
+
+def _check_world(layout: Layout, world: int) -> None:
+    if layout.world() == world:
+        return
+    factors = " * ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
+    others = layout.world() // layout.dp
+    hint = (
+        f"use dp {world // others}, or start {layout.world()} ranks"
+        if world % others == 0
+        else f"start {layout.world()} ranks, or {others} or a multiple with another dp"
+    )
+    raise ConfigError(f"{factors} = {layout.world()} ranks, but there are {world}", hint=hint)
+
+
+def _check_expert_ranks(layout: Layout, spec: ModelSpec | None) -> None:
+    if layout.ep == 1:
+        return
+    if layout.data_ranks() % layout.ep:
+        raise ConfigError(
+            f"dp {layout.dp} * fsdp {layout.fsdp} = {layout.data_ranks()} ranks cannot be cut into "
+            f"groups of ep {layout.ep}",
+            hint=f"ep divides dp * fsdp: {_divisors(layout.data_ranks())}",
+        )
+    if spec is not None and spec.experts is None:
+        raise ConfigError(
+            f"ep {layout.ep} for a {spec.family} model without experts", hint="use ep 1"
+        )
+    if spec is not None and spec.experts is not None:
+        _divides("ep", layout.ep, spec.experts.count, "experts")
+
+
+def _check_model(layout: Layout, spec: ModelSpec, work: Work) -> None:
+    _divides("tp", layout.tp, spec.heads, "attention heads")
+    _divides("tp", layout.tp, spec.kv_heads, "key/value heads")
+    for layer in range(spec.layers):
+        experts = spec.experts_of(layer)
+        width = spec.intermediate if experts is None else experts.intermediate
+        _divides("tp", layout.tp, width, "columns of the feed-forward")
+        if experts is not None and experts.shared_intermediate:
+            _divides("tp", layout.tp, experts.shared_intermediate, "columns of the shared expert")
+    if work.options.attention == "ulysses":
+        local = spec.kv_heads // layout.tp
+        _divides(
+            "cp", layout.cp, local, f"key/value heads of a rank ({spec.kv_heads} / tp {layout.tp})"
+        )
+    if stages(layout, work.options) > spec.layers:
+        raise ConfigError(
+            f"pp {layout.pp} * {stages(layout, work.options) // layout.pp} stages per rank = "
+            f"{stages(layout, work.options)} stages for {spec.layers} layers",
+            hint=f"each stage needs at least one layer: at most {spec.layers} stages",
+        )
+
+
+def _check_work(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
+    if layout.pp > 1:
+        _check_pipeline(layout, work)
+    if work.options.sequence_parallel and layout.tp == 1:
+        raise ConfigError("sequence_parallel with tp 1", hint="it cuts tokens over the ranks of tp")
+    if work.options.zero and layout.fsdp > 1:
+        raise ConfigError(
+            f"zero {work.options.zero} with fsdp {layout.fsdp}: both cut the optimizer states",
+            hint="use fsdp 1 and more dp, or zero 0",
+        )
+    if work.options.zero not in (0, 1, 2):
+        raise ConfigError(
+            f"zero is {work.options.zero}", hint="1 or 2; for the third stage use fsdp"
+        )
+    _check_tokens(layout, spec, work)
+
+
+def _check_pipeline(layout: Layout, work: Work) -> None:
+    if work.options.order in SPLIT and layout.fsdp > 1:
+        raise ConfigError(
+            f"the schedule {work.options.order} computes weight gradients later, but fsdp {layout.fsdp} "
+            f"gathers weights only around each backward",
+            hint="use 1f1b, interleaved or gpipe with fsdp; or dp with zero 1 in its place",
+        )
+    if work.microbatches:
+        schedule(work.options.order, layout.pp, work.microbatches, _chunks(work.options))
+
+
+def _check_tokens(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
+    if not work.tokens:
+        return
+    parts = layout.cp * (2 if layout.cp > 1 and work.options.attention == "ring" else 1)
+    seq = layout.tp if work.options.sequence_parallel else 1
+    if work.tokens % (parts * seq):
+        zigzag = "2 * " if parts > layout.cp else ""
+        raise ConfigError(
+            f"{work.tokens} tokens of a microbatch % ({zigzag}cp {layout.cp} * tp {seq}) = "
+            f"{work.tokens % (parts * seq)}",
+            hint=f"make the tokens of a microbatch a multiple of {parts * seq}",
+        )
+
+
+def _divides(axis: str, size: int, total: int, what: str) -> None:
+    if total % size:
+        raise ConfigError(
+            f"{axis} {size} does not divide {total} {what}: {total} % {size} = {total % size}",
+            hint=f"use {axis} {math.gcd(total, size)}, or one of {_divisors(total)}",
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -1,0 +1,81 @@
+"""Weight gradients later: the backward of a linear map in two parts.
+
+While `deferring` is on, `F.linear` with a parameter as its weight becomes a function whose backward computes only the
+gradient of the input and leaves the rest in a list: (weight, input, gradient of the output). `settle` computes what was
+left. Gradients of norms, biases and lookups are small and come at once, in the first part.
+
+Layers need not know: they call `F.linear` as always.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Owed = list[tuple[nn.Parameter, Tensor, Tensor]]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, owed: Owed) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.owed, ctx.with_bias = weight, owed, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,), (x,) = gradients, ctx.saved_tensors
+        ctx.owed.append((ctx.weight, x, gradient))
+        bias = gradient.flatten(0, -2).sum(0) if ctx.with_bias else None
+        return gradient @ ctx.weight, None, bias, None
+
+
+class _Interception(TorchFunctionMode):
+    def __init__(self, owed: Owed) -> None:
+        super().__init__()
+        self.owed = owed
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.linear and torch.is_grad_enabled():
+            x, weight, bias = _arguments(*args, **(kwargs or {}))
+            if isinstance(weight, nn.Parameter) and weight.requires_grad and x.requires_grad:
+                return _Linear.apply(x, weight, bias, self.owed)
+        return func(*args, **(kwargs or {}))
+
+
+def _arguments(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+@contextmanager
+def deferring(owed: Owed | None) -> Iterator[None]:
+    """Linear maps computed inside leave their weight gradients in `owed`; None: nothing changes."""
+    if owed is None:
+        yield
+        return
+    with _Interception(owed):
+        yield
+
+
+def settle(owed: Owed) -> None:
+    """Computes the weight gradients that were left, and adds them where they belong."""
+    with torch.no_grad():
+        for weight, x, gradient in owed:
+            rows = gradient.flatten(0, -2)
+            if weight.grad is None:
+                weight.grad = rows.t() @ x.flatten(0, -2)
+            else:
+                weight.grad.addmm_(rows.t(), x.flatten(0, -2))
+    owed.clear()

@@ -1,0 +1,163 @@
+"""Executes one rank's part of a schedule: actions in order, messages beside them.
+
+    for op in ops:   F  -> a chunk's forward      send / receive  start, and are waited for where they are needed
+                     B  -> backward
+                     I, W -> its two parts
+
+What a chunk computes is injected (`Compute`); which order is right was decided by `schedules`. Activations have the
+same shape at every border, known from the microbatch, so nothing is negotiated. Returns what was executed, in order.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cairn.train.parallel.pipeline.actions import Action, Schedule
+from cairn.train.parallel.pipeline.deferred import Owed, settle
+from cairn.train.parallel.pipeline.transfers import Message, Op, following
+
+Key = tuple[str, int, int]  # F or I, the stage that gets it, microbatch
+
+
+class Compute(Protocol):
+    def forward(
+        self, chunk: int, microbatch: int, x_TD: Tensor | None, owed: Owed | None
+    ) -> Tensor:
+        """The chunk's output for the next stage; on the last stage the share of the loss. x None: first stage.
+
+        `owed`: where weight gradients of linear maps go, if they are to be computed later (see `deferred`).
+        """
+        ...
+
+    def blank(self, microbatch: int) -> Tensor:
+        """An uninitialised tensor of an activation's shape at a border of stages."""
+        ...
+
+    def before_backward(self, chunk: int, last: bool) -> None:
+        """Told before each backward of a chunk; `last`: no other of this step follows."""
+        ...
+
+    def after_backward(self, chunk: int) -> None:
+        """Told when a chunk's gradients have changed."""
+        ...
+
+
+class Pipeline:
+    """One rank's executor; `run` is one step's forwards and backwards."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        ops: Sequence[Op],
+        rank: int,
+        group: Any,
+        peer: Callable[[int], int],
+    ) -> None:
+        """`peer`: the world rank of another rank of this pipeline."""
+        self.schedule, self.ops, self.rank = schedule, ops, rank
+        self.group, self.peer = group, peer
+        self.last_backward = {a.chunk: a for a in schedule.ranks[rank] if a.kind in "BI"}
+
+    def run(self, compute: Compute) -> tuple[Tensor | None, list[Action]]:
+        """The sum of the losses, on the rank that has the last stage; and the actions as executed."""
+        step = _Step(self, compute)
+        executed = []
+        for op in self.ops:
+            if isinstance(op, Message):
+                step.start(op)
+            else:
+                step.do(op)
+                executed.append(op)
+        step.finish()
+        return step.loss, executed
+
+
+class _Step:
+    """What is under way during one step."""
+
+    def __init__(self, pipeline: Pipeline, compute: Compute) -> None:
+        self.pipeline, self.compute, self.schedule = pipeline, compute, pipeline.schedule
+        self.kept: dict[tuple[int, int], tuple[Tensor | None, Tensor, Owed | None]] = {}
+        self.arrived: dict[Key, Tensor] = {}  # handed over on this rank, or received
+        self.coming: dict[Key, tuple[Any, Tensor]] = {}
+        self.leaving: list[tuple[Any, Tensor]] = []  # a tensor lives until it is sent
+        self.loss: Tensor | None = None
+        self.splits = self.schedule.splits_backward()
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def start(self, message: Message) -> None:
+        key = (message.what, message.stage, message.microbatch)
+        tag = message.tag(self.schedule.microbatches)
+        peer, group = self.pipeline.peer(message.peer), self.pipeline.group
+        if message.way == "send":
+            tensor = self.arrived.pop(key).contiguous()
+            self.leaving.append((dist.isend(tensor, peer, group, tag), tensor))
+        else:
+            blank = self.compute.blank(message.microbatch)
+            self.coming[key] = (dist.irecv(blank, peer, group, tag), blank)
+
+    def take(self, what: str, stage: int, microbatch: int) -> Tensor:
+        key = (what, stage, microbatch)
+        if key in self.coming:
+            handle, tensor = self.coming.pop(key)
+            handle.wait()
+            return tensor
+        return self.arrived.pop(key)
+
+    def finish(self) -> None:
+        for handle, _ in self.leaving:
+            handle.wait()
+        if self.kept or self.coming or self.arrived:
+            raise RuntimeError(f"a step left something behind: {list(self.kept)} {list(self.coming)} "
+                               f"{list(self.arrived)}")  # fmt: skip
+
+    # -- actions ------------------------------------------------------------------------------
+
+    def do(self, action: Action) -> None:
+        if action.kind == "F":
+            self.forward(action)
+        elif action.kind == "W":
+            self.settle(action)
+        else:
+            self.backward(action)
+
+    def forward(self, action: Action) -> None:
+        stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
+        x_TD = None
+        if stage:
+            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_()
+        owed: Owed | None = [] if self.splits else None
+        y = self.compute.forward(action.chunk, action.microbatch, x_TD, owed)
+        self.kept[action.chunk, action.microbatch] = (x_TD, y, owed)
+        after = following(self.schedule, self.pipeline.rank, action)
+        if after is None:
+            share = y.detach()
+            self.loss = share.clone() if self.loss is None else self.loss + share
+        else:
+            self.arrived["F", after, action.microbatch] = y.detach()
+
+    def backward(self, action: Action) -> None:
+        stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
+        x_TD, y, owed = self.kept.pop((action.chunk, action.microbatch))
+        last_stage = stage + 1 == self.schedule.stages
+        gradient = None if last_stage else self.take("I", stage, action.microbatch)
+        last = self.pipeline.last_backward[action.chunk] == action
+        self.compute.before_backward(action.chunk, last)
+        torch.autograd.backward(y, gradient)
+        if x_TD is not None and x_TD.grad is not None:
+            self.arrived["I", stage - 1, action.microbatch] = x_TD.grad
+        if owed is not None and action.kind == "B":
+            settle(owed)
+        self.compute.after_backward(action.chunk)
+        if owed is None or action.kind == "B":
+            return
+        self.kept[action.chunk, action.microbatch] = (None, y.detach(), owed)
+
+    def settle(self, action: Action) -> None:
+        _, _, owed = self.kept.pop((action.chunk, action.microbatch))
+        settle(owed or [])
+        self.compute.after_backward(action.chunk)

@@ -1,0 +1,94 @@
+"""Who sends what to whom, and when: a schedule with its messages written in.
+
+    rank 0   F0 send F1 send ......... receive B0
+    rank 1   receive F0 receive B0 send F1 ...
+
+A message is written into both ranks' lists at the moment it would leave, in the order of the simulated time. So all
+messages have one order that both sides of each agree with, and even where a send waits for its receiver (NCCL) no two
+ranks can wait for each other. Pure: lists in, lists out; `run` executes them.
+"""
+
+from typing import Literal, NamedTuple
+
+from cairn.train.parallel.pipeline.actions import Action, Schedule
+from cairn.train.parallel.pipeline.simulate import ScheduleError, simulate
+
+
+class Message(NamedTuple):
+    """One tensor between two ranks: an activation on its way down (F) or its gradient on its way up (I)."""
+
+    way: Literal["send", "receive"]
+    what: Literal["F", "I"]
+    stage: int  # the stage that gets it
+    microbatch: int
+    peer: int  # the other rank
+
+    def tag(self, microbatches: int) -> int:
+        """The same number on both sides, and on no other message of the step."""
+        return (self.stage * microbatches + self.microbatch) * 2 + (self.what == "I")
+
+
+Op = Action | Message
+
+
+def with_messages(schedule: Schedule) -> list[list[Op]]:
+    """Each rank's actions with its sends and receives between them."""
+    timeline = simulate(schedule)
+    ops: list[list[Op]] = [[] for _ in schedule.ranks]
+    ran = [
+        (r.end, r.start, rank, r.action)
+        for rank, all_of in enumerate(timeline.ranks)
+        for r in all_of
+    ]
+    for _, _, rank, action in sorted(ran, key=lambda entry: entry[:3]):
+        ops[rank].append(action)
+        stage = following(schedule, rank, action)
+        if stage is None:
+            continue
+        peer, _ = schedule.holder(stage)
+        if peer != rank:
+            what: Literal["F", "I"] = "F" if action.kind == "F" else "I"
+            ops[rank].append(Message("send", what, stage, action.microbatch, peer))
+            ops[peer].append(Message("receive", what, stage, action.microbatch, rank))
+    return ops
+
+
+def following(schedule: Schedule, rank: int, action: Action) -> int | None:
+    """The stage that waits for the result of an action."""
+    stage = schedule.stage_of(rank, action.chunk)
+    if action.kind == "F":
+        return stage + 1 if stage + 1 < schedule.stages else None
+    if action.kind in "BI":
+        return stage - 1 if stage else None
+    return None
+
+
+def prove(ops: list[list[Op]]) -> int:
+    """Runs the lists with sends that wait for their receivers; how many messages went. Raises if ranks block."""
+    at = [0] * len(ops)
+    messages = 0
+    while True:
+        moved = False
+        for rank, todo in enumerate(ops):
+            while at[rank] < len(todo):
+                op = todo[at[rank]]
+                if isinstance(op, Message):
+                    other = ops[op.peer][at[op.peer]] if at[op.peer] < len(ops[op.peer]) else None
+                    if not (isinstance(other, Message) and _match(op, rank, other)):
+                        break
+                    at[op.peer] += 1
+                    messages += 1
+                at[rank] += 1
+                moved = True
+        if not moved:
+            break
+    stuck = [f"rank {r} at {todo[i]}" for r, (todo, i) in enumerate(zip(ops, at, strict=True))
+             if i < len(todo)]  # fmt: skip
+    if stuck:
+        raise ScheduleError(f"messages block each other: {'; '.join(stuck)}")
+    return messages
+
+
+def _match(mine: Message, rank: int, other: Message) -> bool:
+    ways = {mine.way, other.way} == {"send", "receive"}
+    return ways and other.peer == rank and mine[1:4] == other[1:4]

@@ -1,0 +1,204 @@
+"""From a recipe to everything a loop needs: device, model, data, optimizer. All that can be wrong is found here.
+
+    config -> corpus -> spec -> layout fits? -> room on the disk? -> weights -> state
+
+The order is that of cost: a typo is answered at once, and gigabytes move last.
+"""
+
+import shutil
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from cairn.core.errors import ConfigError
+from cairn.core.units import format_bytes
+from cairn.kernels.attention_problem import WIDTHS
+from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
+from cairn.models.layers import Build
+from cairn.models.presets import preset
+from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
+from cairn.models.weights import load_model, random_model
+from cairn.train.config import Model, Train
+from cairn.train.corpus import Corpus, open_corpus
+from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
+from cairn.train.loss import NextToken
+from cairn.train.optim.optimizer import make_optimizer
+from cairn.train.parallel.alone import Alone, packed
+from cairn.train.parallel.interface import Parallel
+from cairn.train.parallel.layout import Work, check
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.stage import Stage
+from cairn.train.parallel.wrap import parallelize
+from cairn.train.precision import dtype_of
+from cairn.train.products import make_products, through_products
+from cairn.train.recompute import recomputing
+from cairn.train.state import TrainState
+
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
+
+
+class Prepared(NamedTuple):
+    state: TrainState
+    corpus: Corpus
+    fused: bool
+    notes: list[str]  # automatic choices, each with its reason
+
+
+def prepare(config: Train) -> Prepared:
+    name = default_device() if config.device == "auto" else config.device
+    check_device(name)
+    device = torch.device(name)
+    corpus, spec, start = describe(config)
+    check_layout(config, spec, config.parallel.world())
+    check_room(config, spec)
+    if config.parallel.world() == 1:
+        return assemble_alone(config, device, corpus, spec, start)
+    return _prepare_spread(config, device, corpus, spec, start)
+
+
+def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
+    """The data and the shape of the model; reads headers, trains a small tokenizer, loads no weights."""
+    start = open_checkpoint(config.model.checkpoint) if config.model.checkpoint else None
+    spec = start.spec if start else shape_of(config.model)
+    corpus = open_corpus(config.data, config.seed, spec.vocab)
+    return corpus, _fitted(spec, corpus, config, start is not None), start
+
+
+def shape_of(model: Model) -> ModelSpec:
+    chosen = {name: getattr(model, name) for name in SIZES if getattr(model, name)}
+    return msgspec.structs.replace(preset(model.preset), **chosen)
+
+
+def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> ModelSpec:
+    """With the vocabulary and the end-of-text tokens of the data."""
+    if config.data.sequence > spec.context:
+        raise ConfigError(
+            f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",
+            hint=f"use data.sequence {spec.context}, or model.context {config.data.sequence}",
+        )
+    if corpus.tokenizer is None:
+        return spec
+    if given or config.model.vocab:
+        if corpus.vocab > spec.vocab:
+            raise ConfigError(
+                f"the tokenizer has ids up to {corpus.vocab - 1}, the model {spec.vocab} tokens",
+                hint="use the model's own tokenizer: --data.tokenizer FOLDER",
+            )
+        return spec
+    eos = tuple(corpus.tokenizer.eos_ids)
+    return msgspec.structs.replace(spec, vocab=corpus.vocab, eos_ids=eos, bos_id=None)
+
+
+def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
+    work = Work(
+        tokens=config.data.sequence * config.data.microbatch,
+        microbatches=config.microbatches,
+        options=config.spread,
+    )
+    check(config.parallel, world, spec, work)
+
+
+def check_room(config: Train, spec: ModelSpec) -> None:
+    """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
+    from cairn.train.memory import checkpoint_bytes
+
+    existing = config.folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config)
+    if free < needed:
+        raise ConfigError(
+            f"{format_bytes(free)} are free under {existing}, a checkpoint needs {format_bytes(needed)}",
+            hint="make room, or name another folder with --out",
+        )
+
+
+def build_model(
+    config: Train, spec: ModelSpec, device: torch.device, start: Checkpoint | None, fused: bool
+) -> Transformer:
+    build = Build(str(device), dtype_of(config.precision), fused=fused)
+    if start is None:
+        return random_model(spec, build, config.seed)
+    return load_model(spec, start.tensors, build)
+
+
+def assemble_alone(
+    config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
+) -> Prepared:
+    notes = []
+    fused, why = choose_form(config, spec, device)
+    notes.append(f"{'fused' if fused else 'plain'} form because {why}")
+    fp8 = config.precision.fp8
+    model = build_model(config, spec, device, start, fused=fused or fp8 != "none")
+    products = make_products(fp8)
+    parallel: Parallel
+    if fused:
+        form = FusedTraining(model, config.data.sequence, products, config.precision.recompute)
+        parallel = Alone(model, form, form.attend, config.precision.masters)
+    else:
+        if fp8 != "none":
+            through_products(model, products)
+        forward = recomputing(model, config.precision.recompute)
+        parallel = Alone(model, forward, packed, config.precision.masters)
+    return Prepared(_state(config, spec, parallel, device, fused), corpus, fused, notes)
+
+
+def _prepare_spread(
+    config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
+) -> Prepared:
+    """One of several processes; the process group exists."""
+    if config.precision.fp8 != "none":
+        raise ConfigError(
+            f"fp8 with the layout {config.parallel.words()} is not there yet",
+            hint="set precision.fp8 to none, or train on one GPU",
+        )
+    mesh = Mesh.join(config.parallel, str(device))
+    on_gpu = device.type == "cuda"
+    parallel = parallelize(
+        spec, mesh, config.spread, dtype=dtype_of(config.precision), seed=config.seed,
+        fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
+        attend=Varlen if on_gpu and spec.head_dim in WIDTHS else None,
+        recompute=config.precision.recompute,
+    )  # fmt: skip
+    notes = [f"layout {config.parallel.words()}, plain form"]
+    return Prepared(_state(config, spec, parallel, device, on_gpu), corpus, False, notes)
+
+
+def _state(
+    config: Train, spec: ModelSpec, parallel: Parallel, device: torch.device, fused: bool
+) -> TrainState:
+    optimizer = make_optimizer(
+        parallel.parameters(), config.optim, config.precision.masters, config.seed,
+        parallel.named_state,
+    )  # fmt: skip
+    loss = NextToken(spec, config.precision.z_loss, fused)
+    return TrainState(config, spec, parallel, optimizer, loss, device)
+
+
+def _fill(stage: Stage, spec: ModelSpec, start: Checkpoint, device: torch.device) -> None:
+    """This rank's part of a checkpoint's weights; the whole of them is only mapped, not read."""
+    whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
+    known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
+    stage.to_empty(device=device)
+    for slot in stage.slots():
+        home = stage.get_parameter(slot.parameter).data
+        home[slot.index].copy_(slot.share(known[slot.name]))
+
+
+def choose_form(config: Train, spec: ModelSpec, device: torch.device) -> tuple[bool, str]:
+    """Whether the model runs through our kernels, and why."""
+    asked = config.precision.kernels
+    against = obstacle(spec)
+    if asked == "fused" and against is not None:
+        raise ConfigError(
+            f"this {spec.family} model has no fused form: {against}",
+            hint="set precision.kernels to auto or plain",
+        )
+    if asked != "auto":
+        return asked == "fused", "precision.kernels says so"
+    if device.type != "cuda":
+        return False, f"on a {device.type} torch's own operations are faster"
+    return (False, against) if against is not None else (True, "our kernels need fewer passes")

@@ -1,0 +1,93 @@
+"""The page at the end of a run: what was trained, how the loss fell, how fast it went. Opens without a network."""
+
+from pathlib import Path
+
+from cairn.core.config import to_toml
+from cairn.core.units import format_bytes, format_count, format_duration
+from cairn.models.spec import ModelSpec
+from cairn.report import plot
+from cairn.report.page import Markup, element, facts, heading, join, page, paragraph, table
+from cairn.report.plot import Series, chart
+from cairn.train.config import Train
+from cairn.train.memory import Memory
+from cairn.train.metrics_log import Record, read_log, smoothed
+
+
+def write_report(config: Train, spec: ModelSpec, memory: Memory, notes: list[str]) -> Path:
+    records = read_log(config.folder)
+    path = config.folder / "report.html"
+    fresh = path.with_name(".report.html")
+    fresh.write_text(render(config, spec, memory, notes, records), encoding="utf-8")
+    fresh.replace(path)
+    return path
+
+
+def render(
+    config: Train, spec: ModelSpec, memory: Memory, notes: list[str], records: list[Record]
+) -> str:
+    parts = [
+        facts(_facts(config, spec, records)),
+        join(paragraph(note) for note in notes),
+        heading("Curves"),
+        element("div", join(_charts(records)), class_="plots"),
+        heading("Memory of one rank, predicted"),
+        table(["part", "bytes"], [[name, format_bytes(size)] for name, size in memory.table().items()]
+              + [["together", format_bytes(memory.total())]]),
+        *_bad_steps(records),
+        heading("The recipe"),
+        element("pre", to_toml(config)),
+    ]  # fmt: skip
+    return page(f"Training {config.folder.name}", *parts, style=plot.STYLE)
+
+
+def _facts(config: Train, spec: ModelSpec, records: list[Record]) -> dict[str, str]:
+    losses = [record.loss for record in records if record.loss is not None]
+    speeds = sorted(record.tokens_per_s for record in records)
+    found = {
+        "model": f"{spec.family}, {format_count(spec.parameters())} parameters",
+        "precision": config.precision.kind + _fp8(config),
+        "layout": config.parallel.words(),
+        "steps": f"{records[-1].step if records else 0:,} of {config.steps:,}",
+        "tokens": format_count(records[-1].tokens) if records else "0",
+        "loss": f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "none",
+        "median tokens/s": f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "none",
+    }  # fmt: skip
+    shares = sorted(record.mfu for record in records if record.mfu is not None)
+    if shares:
+        found["median MFU"] = f"{shares[len(shares) // 2]:.1%}"
+    peaks = [record.peak_gib for record in records if record.peak_gib is not None]
+    if peaks:
+        found["peak memory"] = f"{max(peaks):.1f} GiB"
+    if records:
+        typical = sorted(record.seconds for record in records)[len(records) // 2]
+        found["median step"] = format_duration(typical)
+    return found
+
+
+def _fp8(config: Train) -> str:
+    return "" if config.precision.fp8 == "none" else f", fp8 by {config.precision.fp8}"
+
+
+def _charts(records: list[Record]) -> list[Markup]:
+    def of(name: str) -> list[tuple[float, float]]:
+        values = ((record.step, getattr(record, name)) for record in records)
+        return [(step, value) for step, value in values if value is not None]
+
+    charts = [
+        chart("Loss", [Series("each step", of("loss"), "dots"), Series("mean", smoothed(records))],
+              x="step", y="nats per token"),
+        chart("Learning rate", [Series("lr", of("lr"))], x="step", y="lr"),
+        chart("Norm of the gradients", [Series("norm", of("norm"))], x="step", y="norm"),
+        chart("Speed", [Series("tokens/s", of("tokens_per_s"))], x="step", y="tokens/s"),
+    ]  # fmt: skip
+    if of("mfu"):
+        charts.append(chart("MFU", [Series("mfu", of("mfu"))], x="step", y="share of the peak"))
+    return charts
+
+
+def _bad_steps(records: list[Record]) -> list[str]:
+    bad = [record for record in records if record.bad]
+    if not bad:
+        return []
+    rows = [[str(record.step), record.bad] for record in bad]
+    return [heading("Steps that changed nothing"), table(["step", "why"], rows)]

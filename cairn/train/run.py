@@ -1,0 +1,82 @@
+"""A whole run, from a recipe to a model that can be served: what each process of it does.
+
+    prepare -> resume -> steps -> last checkpoint -> export -> report
+
+Called once in each process; only rank 0 speaks, logs, exports and writes the report.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.config import to_toml
+from cairn.models.export import TOKENIZER_FILES
+from cairn.train.checkpoint.export import export_newest
+from cairn.train.config import Train
+from cairn.train.corpus import Corpus
+from cairn.train.loop import Loop, Outcome
+from cairn.train.memory import predict
+from cairn.train.metrics_log import Record
+from cairn.train.prepare import prepare
+from cairn.train.report import write_report
+
+MODEL, TOKENIZER, RECIPE = "model", "tokenizer", "recipe.toml"
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run leaves behind."""
+
+    outcome: Outcome
+    folder: str
+    model: str | None = None  # exported, if it was
+    report: str | None = None
+
+
+def run(
+    config: Train,
+    rank: int = 0,
+    say: Callable[[str], None] = print,
+    told: Callable[[Record], None] = lambda record: None,
+) -> Finished:
+    world = config.parallel.world()
+    prepared = prepare(config)
+    folder, state = config.folder, prepared.state
+    memory = predict(state.spec, config, prepared.fused)
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECIPE).write_text(to_toml(config), encoding="utf-8")
+        keep_tokenizer(prepared.corpus, config, folder / TOKENIZER)
+        for note in prepared.notes:
+            say(note)
+    outcome = Loop(state, prepared.corpus.source, world, rank, say, told).run()
+    if rank != 0:
+        return Finished(outcome=outcome, folder=str(folder))
+    model = None
+    if config.checkpoint.export:
+        tokenizer = folder / TOKENIZER
+        export_newest(folder, folder / MODEL, tokenizer if tokenizer.exists() else None)
+        model = str(folder / MODEL)
+    report = write_report(config, state.spec, memory, prepared.notes)
+    return Finished(outcome=outcome, folder=str(folder), model=model, report=str(report))
+
+
+def keep_tokenizer(corpus: Corpus, config: Train, folder: Path) -> None:
+    """The tokenizer beside the checkpoints: without it nobody could use them."""
+    if corpus.tokenizer is None or folder.exists():
+        return
+    given = config.data.tokenizer
+    if given is not None and given.is_dir():
+        fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        for name in TOKENIZER_FILES:
+            if (given / name).is_file():
+                shutil.copyfile(given / name, fresh / name)
+        fresh.rename(folder)
+        return
+    from cairn.train.data.tokenizer_trainer import save_tokenizer
+
+    save_tokenizer(corpus.tokenizer, folder)

@@ -1,0 +1,80 @@
+"""All that changes while a model trains, in one place: what a step updates and a checkpoint keeps.
+
+    weights, optimizer states, loss scale, recent losses, random numbers     tensors, by name, as pieces
+    step, samples consumed, tokens seen                                      three integers
+
+The state of the data is the number of samples; of the schedule, the number of the step.
+"""
+
+from typing import Any
+
+import msgspec
+import torch
+
+from cairn.models.spec import ModelSpec
+from cairn.train.bad_step import Watch
+from cairn.train.checkpoint.load import About
+from cairn.train.checkpoint.piece import Piece, whole
+from cairn.train.config import Train
+from cairn.train.optim.int8_states import BLOCK
+from cairn.train.optim.optimizer import Offloaded, Optimizer
+from cairn.train.parallel.interface import Loss, Parallel
+from cairn.train.precision import LossScale
+
+
+class TrainState:
+    def __init__(
+        self,
+        config: Train,
+        spec: ModelSpec,
+        parallel: Parallel,
+        optimizer: Optimizer,
+        loss: Loss,
+        device: torch.device,
+    ) -> None:
+        self.config, self.spec, self.device = config, spec, device
+        self.parallel, self.optimizer, self.loss = parallel, optimizer, loss
+        self.scale = LossScale(config.precision.kind == "float16", device)
+        self.watch = Watch(config.bad_step)
+        self.step = 0  # updates done, skipped ones included
+        self.samples = 0  # consumed by all ranks
+        self.tokens = 0  # seen by all ranks
+
+    def pieces(self) -> dict[str, Piece]:
+        """Every tensor that has to survive, under a name that no layout changes."""
+        found = {f"model/{n}": p for n, p in self.parallel.named_state().items()}
+        for role, tensors in self.optimizer.tensors().items():
+            for name, piece in self.parallel.named_state(tensors).items():
+                is_scale = role.endswith(".scale")
+                found[f"optim/{role}/{name}"] = _of_blocks(piece) if is_scale else piece
+        found |= {f"scale/{n}": whole(t) for n, t in self.scale.tensors().items()}
+        return found | {f"random/{n}": whole(t) for n, t in _random().items()}
+
+    def about(self, data: str, world: int) -> dict[str, Any]:
+        about = About(
+            step=self.step, samples=self.samples, tokens=self.tokens, spec=self.spec, data=data,
+            watch=self.watch.state(), world=world,
+            config=msgspec.to_builtins(self.config, enc_hook=str),
+        )  # fmt: skip
+        return msgspec.to_builtins(about)
+
+    def restore(self, about: About, pieces: dict[str, Piece]) -> None:
+        """After the tensors of `pieces` have been read."""
+        self.step, self.samples, self.tokens = about.step, about.samples, about.tokens
+        if about.watch:
+            self.watch.restore(about.watch)
+        self.scale.restore({n: pieces[f"scale/{n}"].tensor for n in self.scale.tensors()})
+        torch.set_rng_state(pieces["random/cpu"].tensor)
+        if isinstance(self.optimizer, Offloaded):
+            self.optimizer.take_weights()
+
+
+def _of_blocks(piece: Piece) -> Piece:
+    """The scales of 8-bit states have a column for each block of the parameter's columns."""
+    *rows, columns = piece.shape
+    *first, column = piece.offsets
+    return piece._replace(shape=(*rows, -(-columns // BLOCK)), offsets=(*first, column // BLOCK))
+
+
+def _random() -> dict[str, torch.Tensor]:
+    return {"cpu": torch.get_rng_state()}

@@ -1,0 +1,68 @@
+"""One training step, on one screen.
+
+    batches -> count valid tokens of all ranks -> forward, backward -> norm -> veto? -> update -> schedule moves on
+
+The host waits for nothing here: loss, norm and the decision to skip stay on the device. A step that is vetoed, because
+its loss or its gradients are not finite or the loss is a spike, changes neither weights nor optimizer states.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.core.events import span
+from cairn.train.bad_step import veto
+from cairn.train.loss import valid_tokens
+from cairn.train.lr_schedule import rate
+from cairn.train.state import TrainState
+
+if TYPE_CHECKING:
+    from cairn.train.data.batch import Batch
+
+
+class StepResult(NamedTuple):
+    """Tensors are scalars on the device; read them when you have time to wait."""
+
+    step: int  # which one it was, from 0
+    loss: Tensor  # mean over the valid tokens of all ranks
+    norm: Tensor  # of the gradients, before they were clipped
+    valid: Tensor  # tokens that had a loss, all ranks
+    lr: float
+    limit: float  # a loss above this was vetoed
+    ids: list[int]  # samples that this process read
+    tokens: int  # of this process
+
+
+def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
+    config, parallel, scale = state.config, state.parallel, state.scale
+    with span("train step", step=state.step):
+        valid = parallel.sum_over_data(valid_tokens([batch.targets_T for batch in batches]))
+        valid = valid.clamp(min=1)
+        share = parallel.forward_backward(batches, state.loss, scale.enlarge(valid))
+        loss = scale.shrink(parallel.sum_over_data(share))
+
+        norm = scale.shrink(parallel.grad_norm())
+        limit = state.watch.limit()
+        factor = veto(scale.shrink(clip_factor(norm, config.optim.max_norm)), loss, limit)
+        lr = config.optim.lr * rate(config.schedule, state.step, config.steps)
+        state.optimizer.update(parallel.gradients(), state.step + 1, lr, factor)
+        scale.update(~norm.isfinite())
+        parallel.zero_grad()
+
+    result = StepResult(
+        state.step, loss, norm, valid, lr, limit,
+        [number for batch in batches for number in batch.ids],
+        sum(len(batch.tokens_T) for batch in batches),
+    )  # fmt: skip
+    state.step += 1
+    state.samples += config.data.sequences
+    state.tokens += config.tokens_per_step
+    return result
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What gradients are multiplied by to be no longer than `max_norm` (0: any length); NaN if they are not finite."""
+    shortened = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else torch.ones_like(norm)
+    return torch.where(norm.isfinite(), shortened, torch.nan)

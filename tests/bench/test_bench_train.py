@@ -1,0 +1,87 @@
+"""`cairn bench train` on a small model: rows, files, merging, failures."""
+
+import json
+
+import pytest
+
+from cairn.bench import train as bench
+from cairn.bench.train import Report, Row, Setup
+from cairn.cli.main import main
+from cairn.core.errors import ConfigError
+
+ARGS = ["bench", "train", "--model", "tiny-qwen3", "--seq", "32", "--batch", "2", "--steps", "1",
+        "--rounds", "1", "--warmup", "1", "--device", "cpu"]  # fmt: skip
+
+
+def test_rows_have_what_the_table_needs(tmp_path, capsys):
+    out = tmp_path / "training.json"
+    assert main([*ARGS, "--dtype", "fp32", "--out", str(out), "--commit", "abc"]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    again = [
+        *ARGS,
+        "--dtype",
+        "fp8",
+        "--microbatch",
+        "1",
+        "--out",
+        str(out),
+        "--commit",
+        "abc",
+        "--merge",
+    ]
+    assert main([*again, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads(out.read_text())
+    assert [row["dtype"] for row in document["rows"]] == ["fp32", "fp8"]
+    for row in document["rows"]:
+        for name in (
+            "model",
+            "dtype",
+            "tokens_per_s",
+            "mfu",
+            "peak_gib",
+            "seq",
+            "batch",
+            "of_measured",
+        ):
+            assert name in row
+        assert row["tokens_per_s"] > 0
+        assert row["failure"] is None
+    assert bench.read(out).rows[0].model == "tiny-qwen3"
+
+
+def test_measuring_again_replaces_a_row():
+    origin = bench.record.Origin(command="c", commit="x", date="d", device="v", versions={})
+    one, two = (
+        Row(model="a", dtype="bf16", seq=1, batch=1, microbatch=1, step_ms=ms) for ms in (1.0, 2.0)
+    )
+    other = Row(model="b", dtype="bf16", seq=1, batch=1, microbatch=1)
+    old = bench.report(origin, [one, other])
+    assert isinstance(old, Report)
+    new = bench.report(origin, [two], old)
+    assert [(row.model, row.step_ms) for row in new.rows] == [("b", None), ("a", 2.0)]
+
+
+def test_what_cannot_be_measured_is_refused(capsys):
+    with pytest.raises(ConfigError, match="batch 8 % microbatch 3"):
+        bench.check(Setup(model="tiny-qwen3", microbatch=3))
+    assert main([*ARGS, "--merge"]) == 2
+    assert main(["bench", "train", "--model", "qwen9"]) == 2
+    assert "qwen9" in capsys.readouterr().err
+
+
+def test_a_profile_adds_up(tmp_path, capsys):
+    out = tmp_path / "trace.json"
+    args = ["profile", "train", "--model", "tiny-qwen3", "--seq", "16", "--batch", "2", "--steps", "1",
+            "--microbatch", "1", "--recompute", "none", "--device", "cpu", "--out", str(out)]  # fmt: skip
+    assert main([*args, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [part["part"] for part in document["parts"]] == ["forward", "backward", "norm", "update"]
+    assert sum(part["share"] for part in document["parts"]) == pytest.approx(1)
+    assert sum(kernel["share"] for kernel in document["kernels"]) == pytest.approx(1)
+    held = {row["what"]: row for row in document["memory"]}
+    assert held["weights"]["measured"] == held["weights"]["predicted"]
+    names = {event.get("name") for event in json.loads(out.read_text())["traceEvents"]}
+    assert {"train step", "aten::mm"} <= names
+    assert main(args) == 0
+    assert "update" in capsys.readouterr().out

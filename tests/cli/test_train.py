@@ -1,0 +1,78 @@
+"""`cairn train` from the outside."""
+
+import json
+
+import pytest
+
+from cairn.cli.main import main
+from cairn.cli.train import curve
+from cairn.models.runnable import open_model
+
+SMALL = ["--model.layers", "1", "--model.hidden", "32", "--data.sequence", "64", "--data.sequences", "4",
+         "--data.microbatch", "4", "--data.vocab", "400"]  # fmt: skip
+
+
+def test_the_tiny_recipe_trains_and_says_how_to_serve_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "tiny-cpu", "--steps", "12", "--json", *SMALL]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["last_loss"] < document["first_loss"]
+    assert len(document["losses"]) == 12
+    assert document["serve"] == "cairn serve runs/tiny-cpu/model"
+    assert "Loss" in (tmp_path / document["report"]).read_text()
+    opened = open_model(document["model"])
+    text = opened.tokenizer.decode(opened.tokenizer.encode("Once upon a time"))
+    assert text == "Once upon a time"
+    assert opened.load("cpu").model.spec.layers == 1
+    # Once more is another run; with its folder it is the same one, which has nothing left to do.
+    again = ["train", "tiny-cpu", "--steps", "12", *SMALL]
+    assert main([*again, "--out", "runs/tiny-cpu"]) == 0
+    assert "nothing left to do" in capsys.readouterr().out
+    assert main([*again, "--out", "runs/tiny-cpu", "--export-only"]) == 0
+    assert "step-00000012" in capsys.readouterr().out
+
+
+def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "tiny-cpu", "--print", "--steps", "2", *SMALL]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "my.toml").write_text(text.replace("lr = 0.003", "lr = 0.001"))
+    assert main(["train", "my.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == "runs/my"
+    assert "lr = 0.001" in (tmp_path / "runs/my/recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["tiny-cpu", "--data.sources", "storys"], "storys"),
+        (["tiny-cpu", "--data.sources", "nowhere/x"], "nowhere/x"),
+        (["tiny-cpu", "--tp", "3"], "tp 3 does not divide"),
+        (["tiny-cpu", "--data.sequence", "9999"], "longer than the model's context"),
+        (["tiny-cpu", "--steps", "0"], "steps"),
+        (["tiny-cpu", "--device", "tpu"], "tpu"),
+        (["tiny-cpu", "--model.checkpoint", "nowhere"], "nowhere"),
+        (["tiny-cpu", "--export-only"], "--out"),
+        (["qwen3-0.6b-1xh200"], "tokens"),
+    ],
+)
+def test_bad_input_is_answered_at_once(args, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *args]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "hint:" in told
+    assert not list(tmp_path.glob("runs/*/checkpoints"))
+
+
+def test_a_plan_says_what_a_run_needs(capsys):
+    assert main(["train", "qwen3-1.7b-1xh200", "--plan"]) == 0
+    told = capsys.readouterr().out
+    assert "activations" in told
+    assert "together" in told
+
+
+def test_a_curve_goes_down_with_the_loss():
+    drawn = curve([4.0, 3.0, 2.0, 1.0])
+    assert drawn == "".join(sorted(drawn, reverse=True))
+    assert curve([float("nan")]) == ""

@@ -1,0 +1,96 @@
+"""A recorded step computes bit for bit what the lean form does, and models that decide on the way have none."""
+
+import pytest
+import tiny_checkpoints
+import torch
+
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.lean import Lean
+from cairn.models.lean import obstacle as lean_obstacle
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.cpu_weights import pack_weights
+from cairn.serve.engine.pages import Paged, PagePool
+from cairn.serve.engine.recorded import Recorded, obstacle, serving_form
+
+PAGE, PAGES = 16, 12
+IN_A_ROW, SCATTERED = [3, 4, 5], [3, 7, 5]
+LENGTHS = (1, 2, 16, 17, 40)  # of a sequence, this token included
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(family: str) -> Transformer:
+    return open_checkpoint(tiny_checkpoints.folder(family)).load("cpu", torch.float32)
+
+
+def filled(model: Transformer) -> PagePool:
+    pool = PagePool(model.spec, PAGES, PAGE, torch.float32, "cpu")
+    pool.cache.normal_(generator=torch.Generator().manual_seed(0))
+    return pool
+
+
+def token(pool: PagePool, pages: list[int], length: int) -> tuple[torch.Tensor, Paged]:
+    """The position of a sequence's last token, and its attend."""
+    place = length - 1
+    slot = pages[place // PAGE] * PAGE + place % PAGE
+    position, slots, lengths = (
+        torch.tensor([number], dtype=torch.int32) for number in (place, slot, length)
+    )
+    table = torch.tensor([pages], dtype=torch.int32)
+    return position, Paged(pool, slots, position, lengths, table, None)
+
+
+def recordable(family: str) -> Transformer:
+    model = tiny(family)
+    if why := lean_obstacle(model) or obstacle(model):
+        pytest.skip(f"a step of {family} is not recorded: {why}")
+    return model
+
+
+@pytest.mark.parametrize("family", tiny_checkpoints.FAMILY_NAMES)
+@pytest.mark.parametrize("form", ["float", "int8", "int4"])
+@torch.inference_mode()
+def test_a_replay_is_the_lean_form_bit_for_bit(family, form):
+    model = recordable(family)
+    pack_weights(model, form, 16.0)
+    lean_pool, pool = filled(model), filled(model)
+    lean, recorded = Lean(model), Recorded(Lean(model), pool)
+    for length in LENGTHS:
+        tokens = torch.tensor([length * 7 % model.spec.vocab])
+        expected = lean(tokens, *token(lean_pool, IN_A_ROW, length))
+        assert torch.equal(recorded(tokens, *token(pool, IN_A_ROW, length)), expected)
+    assert torch.equal(pool.cache[:, :, 1:], lean_pool.cache[:, :, 1:])  # page 0 is nobody's
+
+
+@torch.inference_mode()
+def test_pages_in_any_order_give_the_same():
+    """Views of pages in a row, and pages gathered from anywhere, hold the same keys."""
+    model = recordable("qwen3")
+    near, far = filled(model), filled(model)
+    far.cache[:, :, SCATTERED] = near.cache[:, :, IN_A_ROW]
+    ours, gathered = Recorded(Lean(model), near), Recorded(Lean(model), far)
+    for length in LENGTHS:
+        position, attend = token(far, SCATTERED, length)
+        assert (attend.alone is None) == (length > PAGE)  # a single page is always in a row
+        found = gathered(torch.tensor([5]), position, attend)
+        expected = ours(torch.tensor([5]), *token(near, IN_A_ROW, length))
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_models_that_decide_on_the_way_are_not_recorded():
+    seen = {}
+    for family in tiny_checkpoints.FAMILY_NAMES:
+        model = tiny(family)
+        if lean_obstacle(model) is None:
+            seen[family] = obstacle(model)
+            form = serving_form(model, filled(model))
+            assert isinstance(form, Recorded) == (seen[family] is None)
+    assert None in seen.values()
+    assert any(why and "experts" in why for why in seen.values()), seen
+    assert any(why and "window" in why for why in seen.values()), seen

@@ -1,0 +1,75 @@
+"""Which checkpoints are trusted: complete, partial, damaged, and how many are kept."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.core.errors import DataError
+from cairn.train.checkpoint import folder as folders
+
+
+def make(root, step, complete=True, content=b"weights" * 100):
+    folder = folders.folder_of(root, step)
+    folder.mkdir(parents=True)
+    (folder / "data").write_bytes(content)
+    (folder / "about.json").write_bytes(b"{}")
+    if complete:
+        folders.mark_complete(folder, step)
+    return folder
+
+
+def test_the_newest_complete_one_is_taken_and_the_rest_explained(tmp_path):
+    make(tmp_path, 10)
+    make(tmp_path, 20)
+    make(tmp_path, 30, complete=False)
+    warnings = []
+    assert folders.newest(tmp_path, warnings) == folders.folder_of(tmp_path, 20)
+    assert warnings == [
+        "passed over step-00000030: it has no COMPLETE: the run ended while it was written"
+    ]
+    assert folders.newest(tmp_path / "absent", []) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda f: (f / "data").write_bytes(b"weights" * 99), "693 bytes, 700 were written"),
+        (lambda f: (f / "data").unlink(), "data is missing"),
+        (lambda f: (f / "data").write_bytes(b"Weights" + b"weights" * 99), "damaged"),
+        (lambda f: (f / "COMPLETE").write_bytes(b"{"), "COMPLETE cannot be read"),
+    ],
+)
+def test_damage_is_found_and_named(tmp_path, damage, reason):
+    make(tmp_path, 10)
+    damage(make(tmp_path, 20))
+    warnings = []
+    assert folders.newest(tmp_path, warnings) == folders.folder_of(tmp_path, 10)
+    assert reason in warnings[0]
+    assert any(reason in line for line in folders.listed(tmp_path))
+
+
+def test_a_run_does_not_begin_anew_because_a_disk_is_bad(tmp_path):
+    folder = make(tmp_path, 10)
+    (folder / "data").write_bytes(b"")
+    with pytest.raises(DataError, match="none of the 1 checkpoints"):
+        folders.newest(tmp_path, [])
+
+
+def test_a_long_file_is_checked_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "CHUNK", 16)
+    folder = make(tmp_path, 1, content=bytes(100))
+    assert folders.complaint(folder) is None
+    (folder / "data").write_bytes(bytes(99) + b"x")
+    assert "damaged" in folders.complaint(folder)
+
+
+@given(st.sets(st.integers(1, 60), max_size=8), st.sets(st.integers(1, 60)), st.integers(1, 4))
+def test_keeping_the_newest_never_loses_a_newer_one(tmp_path_factory, steps, unfinished, count):
+    root = tmp_path_factory.mktemp("run")
+    for step in steps:
+        make(root, step, complete=step not in unfinished)
+    complete = sorted(steps - unfinished)
+    folders.keep_newest(root, count)
+    assert folders.complete_steps(root) == complete[-count:]
+    newest = max(complete, default=0)
+    assert [s for s in folders.steps(root) if s > newest] == sorted(s for s in steps if s > newest)

@@ -1,0 +1,84 @@
+"""`cairn data` as a person types it."""
+
+import json
+
+import pytest
+
+from cairn.cli.main import main
+
+
+def run(capsys, *args: str) -> tuple[int, str, str]:
+    status = main(["data", *args])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("verb") / "tok")
+    assert main(["data", "tokenizer", "stories", "chats", "--vocab", "400", "--out", folder]) == 0
+    return folder
+
+
+def test_from_made_up_text_to_a_store_and_back(tmp_path, capsys, tokenizer):
+    made, store = str(tmp_path / "made.jsonl"), str(tmp_path / "store")
+    assert run(capsys, "make", "stories", "--documents", "20", "--out", made)[0] == 0
+    status, out, _ = run(
+        capsys, "tokenize", made, "--tokenizer", tokenizer, "--out", store, "--workers", "1", "--json"
+    )  # fmt: skip
+    assert status == 0
+    assert json.loads(out)["documents"] == 20
+    status, out, _ = run(capsys, "info", store, "--verify", "--json")
+    facts = json.loads(out)
+    assert (facts["documents"], facts["dtype"], facts["verified"]) == (20, "uint16", True)
+    with open(made) as file:
+        texts = [json.loads(line)["text"] for line in file]
+    assert run(capsys, "show", store, "7")[1] == texts[7] + "<|endoftext|>\n"
+    shown = json.loads(run(capsys, "show", store, "7", "--json")[1])
+    assert shown["text"] == texts[7] + "<|endoftext|>"
+    assert "documents   20" in run(capsys, "info", store)[1]
+
+
+def test_chats_show_what_is_learnt(tmp_path, capsys, tokenizer):
+    made, store = str(tmp_path / "made.jsonl"), str(tmp_path / "store")
+    run(capsys, "make", "chats", "--documents", "5", "--out", made)
+    flags = ["--tokenizer", tokenizer, "--out", store, "--workers", "1"]
+    status, out, _ = run(capsys, "tokenize", "--chat", made, *flags)
+    assert status == 0
+    assert "learnt" in out
+    shown = json.loads(run(capsys, "show", store, "0", "--json")[1])
+    assert sum(shown["learn"]) > 0
+    assert "<|im_start|>assistant" in run(capsys, "show", store, "0")[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["tokenize", "no.txt", "--tokenizer", "T", "--out", "x"], "there is no file no.txt"),
+        (["info", "nowhere"], "there is no data at nowhere"),
+        (["tokenizer", "stories", "--vocab", "10", "--out", "x"], "vocabulary of 10 tokens"),
+        (["tokenise"], "did you mean 'tokenize'?"),
+        (["make", "poems", "--out", "x"], "poems"),
+        (["make", "stories", "--out", "no/such/folder/x"], "cannot write no/such/folder/x"),
+    ],
+)
+def test_mistakes_are_answered_with_a_way_out(tmp_path, capsys, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *args)
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert not out
+
+
+def test_bad_input_stops_before_the_store_exists(tmp_path, capsys, tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n{"text": \n')
+    store = tmp_path / "store"
+    flags = ["--tokenizer", tokenizer, "--out", str(store), "--workers", "1"]
+    status, _, err = run(capsys, "tokenize", str(tmp_path / "a.jsonl"), *flags)
+    assert status == 2
+    assert "a.jsonl line 2 is not JSON" in err
+    assert not store.exists()
+    status, _, err = run(capsys, "show", tokenizer)
+    assert status == 2
+    assert "no format that can be trained on" in err

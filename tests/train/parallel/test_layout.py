@@ -1,0 +1,113 @@
+"""What is refused before anything starts, and where each rank stands."""
+
+import msgspec
+import pytest
+from forked import run_ranks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.core.errors import ConfigError
+from cairn.models.presets import preset
+from cairn.train.parallel.layout import Layout, Options, Work, check
+from cairn.train.parallel.mesh import ORDER, Mesh, group_size, members, place, world_rank
+
+TINY = preset("tiny-qwen3")  # 4 heads, 2 key/value heads, 3 layers
+MOE = preset("tiny-moe")  # 6 experts
+sizes = st.integers(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "work", "words"),
+    [
+        (Layout(dp=2, tp=2), 8, Work(), r"dp 2 \* fsdp 1 \* pp 1 \* cp 1 \* tp 2 = 4 ranks, but there are 8"),
+        (Layout(dp=2, tp=2), 8, Work(), "use dp 4, or start 4 ranks"),
+        (Layout(dp=0), 0, Work(), "dp is 0"),
+        (Layout(tp=3), 3, Work(), "tp 3 does not divide 4 attention heads: 4 % 3 = 1"),
+        (Layout(tp=4), 4, Work(), "tp 4 does not divide 2 key/value heads: 2 % 4 = 2"),
+        (Layout(pp=4), 4, Work(), r"pp 4 \* 1 stages per rank = 4 stages for 3 layers"),
+        (Layout(pp=2), 2, Work(options=Options(order="zbv")), r"pp 2 \* 2 stages per rank = 4 stages"),
+        (Layout(ep=2, dp=2), 2, Work(), "ep 2 for a qwen3 model without experts"),
+        (Layout(ep=3, dp=2), 2, Work(), r"dp 2 \* fsdp 1 = 2 ranks cannot be cut into groups of ep 3"),
+        (Layout(cp=2), 2, Work(tokens=30), r"30 tokens of a microbatch % \(2 \* cp 2 \* tp 1\) = 2"),
+        (Layout(cp=4), 4, Work(options=Options(attention="ulysses")), "cp 4 does not divide 2 key/value"),
+        (Layout(fsdp=2), 2, Work(options=Options(zero=1)), "zero 1 with fsdp 2"),
+        (Layout(dp=2), 2, Work(options=Options(zero=3)), "zero is 3"),
+        (Layout(dp=2), 2, Work(options=Options(sequence_parallel=True)), "sequence_parallel with tp 1"),
+        (Layout(fsdp=2, pp=2), 4, Work(options=Options(order="zb-h1")), "computes weight gradients later"),
+        (Layout(pp=2), 2, Work(microbatches=3, options=Options(order="interleaved", chunks=1)),
+         "3 microbatches % 2 ranks = 1"),
+    ],
+)  # fmt: skip
+def test_refused_with_the_equation(layout, world, work, words):
+    with pytest.raises(ConfigError) as caught:
+        check(layout, world, TINY, work)
+    assert caught.match(words)
+
+
+def test_experts_have_to_divide():
+    with pytest.raises(ConfigError, match="ep 4 does not divide 6 experts"):
+        check(Layout(dp=4, ep=4), 4, MOE)
+    check(Layout(dp=4, ep=2), 4, MOE)
+
+
+def test_an_unknown_axis_is_a_typo():
+    with pytest.raises(msgspec.ValidationError, match="ddp"):
+        msgspec.convert({"ddp": 2}, Layout)
+
+
+layouts = st.builds(Layout, sizes, sizes, sizes, sizes, sizes)
+
+
+@given(layouts, st.data())
+def test_ranks_and_places_are_the_same_thing(layout, data):
+    rank = data.draw(st.integers(0, layout.world() - 1))
+    assert world_rank(layout, place(layout, rank)) == rank
+
+
+@given(layouts, st.sampled_from([*ORDER, "data", "replica"]))
+def test_groups_cut_the_world_into_equal_parts(layout, axis):
+    groups = {tuple(members(layout, axis, rank)) for rank in range(layout.world())}
+    assert sorted(r for group in groups for r in group) == list(range(layout.world()))
+    assert {len(group) for group in groups} == {group_size(layout, axis)}
+
+
+def test_expert_groups_join_ranks_with_the_same_rest():
+    layout = Layout(dp=4, cp=2, ep=2)
+    assert members(layout, "ep", 0) == [0, 2]  # neighbours in dp, the same tokens' share
+    assert members(layout, "expert_replica", 0) == [0, 1, 4, 5]
+    assert group_size(layout, "expert_replica") == 4
+
+
+def test_alone_there_is_nobody_to_talk_to():
+    mesh = Mesh.alone()
+    assert (mesh.data_rank, mesh.data_ranks, mesh.group("tp"), mesh.device_mesh) == (
+        0,
+        1,
+        None,
+        None,
+    )
+    with pytest.raises(ConfigError, match="a layout of 2 ranks"):
+        Mesh.join(Layout(tp=2))
+
+
+def where(rank, world, layout):
+    mesh = Mesh.join(layout)
+    return mesh.data_rank, [mesh.rank(axis) for axis in ORDER], mesh.peer("tp", 0)
+
+
+def test_each_rank_knows_its_place():
+    layout = Layout(dp=2, pp=2, tp=2)
+    found = run_ranks(8, where, layout)
+    assert found[5] == (0, [1, 0, 0, 0, 1], 4)  # pp 1, dp 0, tp 1
+    assert [data for data, _, _ in found] == [0, 0, 1, 1, 0, 0, 1, 1]
+
+
+def wrong_world(rank, world):
+    Mesh.join(Layout(tp=4))
+
+
+def test_a_layout_of_another_size_is_refused_on_every_rank():
+    from forked import RankFailed
+
+    with pytest.raises(RankFailed, match="= 4 ranks, but there are 2"):
+        run_ranks(2, wrong_world)

@@ -1,0 +1,112 @@
+"""Every way to spread a model over ranks, alone and combined, computes what one process computes."""
+
+import functools
+import os
+
+import pytest
+from forked import run_ranks
+from spread_training import alone, assert_same, one_rank, spec_of
+
+from cairn.train.parallel.layout import Layout, Options
+
+STEPS = int(os.environ.get("CAIRN_PARALLEL_STEPS", "3"))  # 10 for the long form
+PER_STEP = 4
+
+
+@functools.cache
+def expected(spec, per_step, tokens):
+    return alone(spec, STEPS, per_step, tokens)
+
+
+def check(spec, layout, options=Options(), per_step=PER_STEP, tokens=16, recompute="none"):  # noqa: B008
+    traces = run_ranks(
+        layout.world(), one_rank, spec, layout, options, STEPS, per_step, tokens, recompute
+    )
+    assert_same(traces, expected(spec, per_step, tokens))
+    return traces
+
+
+TIED = spec_of("tiny-qwen3", layers=4)
+UNTIED = spec_of("tiny-llama", layers=4, vocab=161)  # a vocabulary that no number of ranks divides
+LEARNED = spec_of("tiny-gpt2", layers=2)
+WINDOWS = spec_of("tiny-gemma3", attention_softcap=5.0)
+EXPERTS = spec_of("tiny-moe", layers=2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "options"),
+    [
+        pytest.param(TIED, Layout(tp=2), Options(), id="tp"),
+        pytest.param(UNTIED, Layout(tp=2), Options(sequence_parallel=True), id="tp-sp-untied"),
+        pytest.param(LEARNED, Layout(tp=2), Options(sequence_parallel=True), id="tp-sp-gpt2"),
+        pytest.param(EXPERTS, Layout(tp=2), Options(sequence_parallel=True), id="tp-sp-experts"),
+        pytest.param(TIED, Layout(dp=2), Options(), id="dp"),
+        pytest.param(UNTIED, Layout(dp=2, cp=2), Options(zero=1), id="dp-cp-zero1"),
+        pytest.param(TIED, Layout(dp=2), Options(zero=2), id="zero2"),
+        pytest.param(TIED, Layout(fsdp=2), Options(), id="fsdp"),
+        pytest.param(UNTIED, Layout(dp=2, fsdp=2), Options(reshard=False), id="hsdp"),
+        pytest.param(TIED, Layout(cp=2), Options(), id="ring"),
+        pytest.param(WINDOWS, Layout(cp=4), Options(), id="ring-windows-softcap"),
+        pytest.param(UNTIED, Layout(cp=2), Options(attention="ulysses"), id="ulysses"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), id="ep"),
+        pytest.param(EXPERTS, Layout(dp=2, fsdp=2, ep=2), Options(), id="ep-hsdp"),
+    ],
+)
+def test_without_a_pipeline(spec, layout, options):
+    several = options.zero == 2 or layout.data_ranks() == 4  # microbatches on each rank
+    check(spec, layout, options, per_step=2 * PER_STEP if several else PER_STEP)
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"])
+def test_every_schedule_in_the_order_that_was_simulated(order):
+    from cairn.train.parallel.pipeline.schedules import schedule
+
+    layout = Layout(pp=2)
+    traces = check(TIED, layout, Options(order=order))
+    plan = schedule(order, layout.pp, PER_STEP)
+    assert [tuple(trace["executed"]) for trace in traces] == list(plan.ranks)
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "options"),
+    [
+        pytest.param(UNTIED, Layout(pp=4), Options(), id="pp4"),
+        pytest.param(TIED, Layout(pp=2, tp=2), Options(sequence_parallel=True), id="pp-tp-sp"),
+        pytest.param(UNTIED, Layout(pp=2, dp=2), Options(order="zbv", zero=2), id="zbv-dp-zero"),
+        pytest.param(TIED, Layout(pp=2, fsdp=2), Options(order="interleaved"), id="pp-fsdp"),
+        pytest.param(TIED, Layout(fsdp=2, cp=2), Options(), id="fsdp-cp"),
+        pytest.param(UNTIED, Layout(fsdp=2, tp=2), Options(sequence_parallel=True), id="fsdp-tp"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2, tp=2), Options(), id="ep-tp"),
+        pytest.param(TIED, Layout(cp=2, tp=2), Options(sequence_parallel=True), id="cp-tp"),
+        pytest.param(TIED, Layout(pp=2, cp=2), Options(order="dualpipev"), id="pp-cp"),
+    ],
+)
+def test_pairs(spec, layout, options):
+    check(spec, layout, options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "options"),
+    [
+        pytest.param(TIED, Layout(dp=2, pp=2, tp=2), Options(), id="dp-pp-tp"),
+        pytest.param(
+            UNTIED, Layout(fsdp=2, pp=2, tp=2), Options(sequence_parallel=True), id="fsdp-pp-tp"
+        ),
+        pytest.param(TIED, Layout(pp=2, cp=2, tp=2), Options(order="zbv"), id="zbv-cp-tp"),
+        pytest.param(EXPERTS, Layout(dp=2, pp=2, cp=2, ep=2), Options(), id="dp-pp-cp-ep"),
+    ],
+)
+def test_three_dimensions_on_eight_ranks(spec, layout, options):
+    check(spec, layout, options)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "layout", "options"),
+    [
+        ("selective", Layout(pp=2, tp=2), Options(order="zbv")),
+        ("full", Layout(pp=2, cp=2), Options(order="zb-h1")),
+        ("full", Layout(fsdp=2), Options()),
+    ],
+)
+def test_recomputing_changes_nothing(recompute, layout, options):
+    check(TIED, layout, options, recompute=recompute)

@@ -1,0 +1,123 @@
+"""What happens when a loss goes wrong: the policy by itself, and in a run with spoilt samples."""
+
+import math
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_runs import Spoilt, loop, recipe
+
+from cairn.train.bad_step import Watch, veto
+from cairn.train.config import BadStep, Checkpoint
+from cairn.train.loop import BadRun
+from cairn.train.metrics_log import read_log
+
+VOCAB = 64
+
+
+@given(st.lists(st.one_of(st.floats(0, 5), st.just(math.nan), st.just(math.inf)), max_size=80))
+def test_only_bad_losses_are_bad(losses):
+    watch = Watch(BadStep(most=1000))
+    for loss in losses:
+        verdict = watch.judge(loss, 1.0, watch.limit())
+        assert (verdict.action == "go on") == math.isfinite(loss)
+    assert watch.in_a_row == next(
+        (i for i, loss in enumerate(reversed(losses)) if math.isfinite(loss)), len(losses)
+    )
+
+
+@given(st.lists(st.sampled_from([1.9, 1.95, 2.0, 2.05, 2.1]), min_size=10, max_size=60))
+def test_a_spike_is_far_above_the_recent_losses(losses):
+    watch = Watch(BadStep(spike=6.0))
+    for loss in losses:
+        watch.judge(loss, 1.0, math.inf)
+    assert sum(losses[-50:]) / len(losses[-50:]) < watch.limit() < 4
+    assert watch.judge(4.0, 1.0, watch.limit()).action == "skip"
+    assert 4.0 not in watch.recent
+    assert watch.judge(2.0, 1.0, watch.limit()).action == "go on"
+
+
+def test_too_many_in_a_row_stop_the_run():
+    watch = Watch(BadStep(most=3))
+    actions = [watch.judge(math.nan, 1.0, math.inf).action for _ in range(3)]
+    assert actions == ["skip", "skip", "stop"]
+
+
+def test_the_state_of_a_watch_comes_back():
+    watch, other = Watch(BadStep(spike=4.0)), Watch(BadStep(spike=4.0))
+    for loss in [2.0, 2.1, 1.9] * 6 + [math.nan]:
+        watch.judge(loss, 1.0, math.inf)
+    other.restore(watch.state())
+    assert (other.limit(), other.in_a_row) == (watch.limit(), 1)
+
+
+def test_a_veto_is_a_nan():
+    one = torch.tensor(0.5)
+    assert veto(one, torch.tensor(2.0), 3.0).item() == 0.5
+    for loss in (math.nan, math.inf, 3.5):
+        assert veto(one, torch.tensor(loss), 3.0).isnan()
+
+
+def run(tmp_path, policy, bad, steps=12, said=None):
+    config = recipe(
+        tmp_path, bad_step=policy, steps=steps, checkpoint=Checkpoint(every=3, export=False)
+    )
+    one = loop(config, Spoilt(VOCAB, 32, bad=bad), say=(said if said is not None else []).append)
+    with torch.no_grad():
+        one.state.parallel.model.embedding.weight[VOCAB - 1] = math.nan
+        # The head is tied to the embedding: the poisoned row must not reach the logits.
+        one.state.loss = _without_last_row(one.state.loss)
+    return one, one.run
+
+
+def _without_last_row(loss):
+    def shortened(hidden, vocabulary, batch, valid):
+        logits = hidden @ vocabulary.weight[: VOCAB - 1].t()
+        picked = torch.nn.functional.cross_entropy(logits, batch.targets_T, reduction="sum")
+        return picked / valid
+
+    return shortened
+
+
+def bad_lines(tmp_path):
+    return [
+        msgspec.json.decode(line)
+        for line in (tmp_path / "bad_steps.jsonl").read_bytes().splitlines()
+    ]
+
+
+def test_a_bad_step_is_skipped_and_its_samples_written_down(tmp_path):
+    _, go = run(tmp_path, BadStep(action="skip"), bad=[17])
+    outcome = go()
+    assert (outcome.step, outcome.bad_steps) == (12, 1)
+    [line] = bad_lines(tmp_path)
+    assert (line["step"], line["samples"]) == (4, [16, 17, 18, 19])
+    records = read_log(tmp_path)
+    assert [r.step for r in records if r.bad] == [5]
+    assert all(r.loss is not None for r in records if not r.bad)
+
+
+def test_a_run_rewinds_and_goes_on_behind_the_bad_samples(tmp_path):
+    said: list[str] = []
+    one, go = run(tmp_path, BadStep(action="rewind"), bad=[17], said=said)
+    outcome = go()
+    assert outcome.bad_steps == 1
+    assert outcome.step == 12
+    # Steps 0..3 and the bad one took 20 samples; 9 more steps after the rewind to step 3 took 36.
+    assert one.state.samples == 20 + 36
+    assert any("back at step 3" in text for text in said)
+
+
+def test_a_run_stops_where_it_is_told_to(tmp_path):
+    _, go = run(tmp_path, BadStep(action="stop"), bad=[9])
+    with pytest.raises(BadRun, match="step 3: the loss is nan"):
+        go()
+    assert bad_lines(tmp_path)[0]["action"] == "stop"
+
+
+def test_a_run_that_only_fails_stops(tmp_path):
+    _, go = run(tmp_path, BadStep(action="rewind", most=4), bad=range(1000))
+    with pytest.raises(BadRun, match="4 steps in a row"):
+        go()

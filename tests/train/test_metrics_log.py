@@ -1,0 +1,75 @@
+"""The log of a run and its report."""
+
+import pytest
+from tiny_runs import recipe, state_of
+
+from cairn.core.errors import ConfigError, DataError
+from cairn.train.config import Log
+from cairn.train.memory import predict
+from cairn.train.metrics_log import FILE, JsonLines, Record, open_sinks, read_log, smoothed
+from cairn.train.report import render
+
+
+def record(step, loss=2.0, **rest):
+    fields = dict(norm=1.0, lr=0.1, tokens=step * 10, seconds=0.5, tokens_per_s=20.0)
+    return Record(step=step, loss=loss, **(fields | rest))
+
+
+def test_lines_come_back_and_a_resumed_run_drops_the_lost_ones(tmp_path):
+    sink = JsonLines(tmp_path, 0)
+    for step in range(1, 8):
+        sink.put(record(step))
+    sink.close()
+    JsonLines(tmp_path, 4).close()
+    assert [r.step for r in read_log(tmp_path)] == [1, 2, 3, 4]
+    assert read_log(tmp_path / "absent") == []
+
+
+def test_a_line_cut_off_at_the_end_is_forgiven_and_one_in_the_middle_is_not(tmp_path):
+    sink = JsonLines(tmp_path, 0)
+    sink.put(record(1))
+    sink.close()
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes() + b'{"step": 2')
+    assert [r.step for r in read_log(tmp_path)] == [1]
+    path.write_bytes(b"nonsense\n" + path.read_bytes())
+    with pytest.raises(DataError, match="line 1"):
+        read_log(tmp_path)
+
+
+def test_sinks_that_are_not_installed_say_so(tmp_path, monkeypatch):
+    import sys
+
+    for name in ("wandb", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for log in (Log(wandb=True), Log(tensorboard=True)):
+        with pytest.raises(ConfigError, match="not installed"):
+            open_sinks(tmp_path, log, 0, {})
+
+
+def test_smoothing_follows_the_loss_and_leaves_out_what_is_not_finite():
+    records = [record(1, 4.0), record(2, None), record(3, 2.0)]
+    assert smoothed(records, 0.5) == [(1, 4.0), (3, 3.0)]
+
+
+def test_the_report_shows_curves_recipe_and_bad_steps(tmp_path):
+    config = recipe(tmp_path)
+    spec = state_of(config).state.spec
+    records = [
+        record(1, 4.0, mfu=0.4),
+        record(2, None, bad="the loss is <nan>"),
+        record(3, 3.0, mfu=0.5),
+    ]
+    page = render(config, spec, predict(spec, config, False), ["a note"], records)
+    for words in (
+        "Loss",
+        "Learning rate",
+        "MFU",
+        "a note",
+        "4.000 to 3.000",
+        "[optim]",
+        "&lt;nan&gt;",
+    ):
+        assert words in page
+    assert "<nan>" not in page
+    assert "nothing" not in render(config, spec, predict(spec, config, False), [], [])
