@@ -46,6 +46,10 @@ class TrainVerb(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def run(args: list[str]) -> int:
+    if args[:1] == ["schedule"]:
+        from cairn.cli.pipeline import run as draw
+
+        return draw(args[1:])
     verb = read(args)
     config = train_part(verb)
     if verb.print:
@@ -113,6 +117,8 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
     from cairn.train.run import run as run_training
 
     world = config.parallel.world()
+    # To ask for a GPU must not wake the driver: the ranks are forked from this process.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     started = from_environment()
     if config.model.checkpoint is None:
         check_layout(config, shape_of(config.model), started[1] if started else world)

@@ -3,14 +3,15 @@
     time = launch + ramp * sqrt(bytes) + min over (algorithm, protocol) of
                latency(steps, hops) + bytes / (scale * algorithm bandwidth)
 
-Latencies and bandwidth rules are those of NCCL 2.30's tuner: a base and a cost for each hop by
+Latencies and bandwidth rules are those of NCCL's tuner (2.26 to 2.30): a base and a cost for each hop by
 algorithm (ring, tree, NVLS, NVLS tree, PAT), protocol (LL, LL128, Simple) and wire (NVLink, network);
 LL spends half of the wire on flags, LL128 8 bytes of 128. What NCCL learns by searching the machine
 (channels, bandwidth of each) stands in FABRICS.
 
 Three constants calibrate it to a machine that was measured: `launch` (host and kernel start, which
 the tuner leaves out), `ramp` (pipelines that fill, in the middle sizes), `scale` (of bandwidth).
-Does not know: SHARP and other CollNet, symmetric kernels, NVLS for gather and scatter, broken links.
+Does not know: the latency of switches, SHARP and other CollNet, symmetric kernels, NVLS for gather
+and scatter, broken links.
 """
 
 import itertools
@@ -51,7 +52,8 @@ TREE_SHARE: dict[Protocol, tuple[float, ...]] = {
     "simple": (.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9),
 }  # fmt: skip
 RING_PLATEAU = 1.4  # latency of a multi-node ring with Simple once every slice is 64 B
-NETWORK_LL_GB_PER_S = (22.5, 19.0)  # two nodes, more
+NETWORK_LL_GB_PER_S = (39.0, 20.4)  # two nodes, more; hosts of AMD: 22.5, 19.0
+POST_US = (1.0, 1.0, 3.0)  # to post a message to the network, by protocol
 SCALES = np.geomspace(0.2, 2.0, 93)  # of bandwidth, tried by `calibrate`
 
 
@@ -62,7 +64,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     channel_gb_per_s: float
     ll_gb_per_s: float
     ll128_channel_gb_per_s: float
-    tree_channel_gb_per_s: float
+    tree_channel_gb_per_s: tuple[float, float, float]  # on one node, on two, on more
+    tree_ll128_channel_gb_per_s: tuple[float, float, float]
     nvls_channels: int = 0  # 0: the switch does not reduce
     nvls_channel_gb_per_s: float = 0.0
     nvls_share: float = 1.0
@@ -70,18 +73,20 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
 _HOPPER = Fabric(
     channels=12, channel_gb_per_s=30.0, ll_gb_per_s=141.0, ll128_channel_gb_per_s=36.7,
-    tree_channel_gb_per_s=38.7, nvls_channels=8, nvls_channel_gb_per_s=45.0, nvls_share=0.85,
+    tree_channel_gb_per_s=(38.7, 41.4, 36.0), tree_ll128_channel_gb_per_s=(36.7, 36.7, 29.0),
+    nvls_channels=8, nvls_channel_gb_per_s=45.0, nvls_share=0.85,
 )  # fmt: skip
 FABRICS: dict[str, Fabric] = {
     "a100": Fabric(
         channels=12, channel_gb_per_s=20.0, ll_gb_per_s=87.7, ll128_channel_gb_per_s=20.0,
-        tree_channel_gb_per_s=24.0,
+        tree_channel_gb_per_s=(24.0, 23.6, 17.8), tree_ll128_channel_gb_per_s=(20.0, 20.0, 20.0),
     ),
     "h100": _HOPPER,
     "h200": _HOPPER,
     "b200": Fabric(
         channels=12, channel_gb_per_s=60.0, ll_gb_per_s=282.0, ll128_channel_gb_per_s=40.0,
-        tree_channel_gb_per_s=70.0, nvls_channels=8, nvls_channel_gb_per_s=90.0, nvls_share=0.74,
+        tree_channel_gb_per_s=(77.4, 82.8, 72.0), tree_ll128_channel_gb_per_s=(40.0, 40.0, 40.0),
+        nvls_channels=8, nvls_channel_gb_per_s=90.0, nvls_share=0.74,
     ),
 }  # fmt: skip
 
@@ -182,7 +187,7 @@ def bandwidth(
             return min(_nvls_bus(fabric), 2 * outside) * n / steps
         case "pat" if collective in ("all_gather", "reduce_scatter") and protocol == "simple":
             alone = cluster.gpus == 1 and cluster.nodes > 1
-            return 0.75 * wire * n / steps if alone else 0.0
+            return 0.75 * wire if alone else 0.0
     return 0.0
 
 
@@ -193,13 +198,16 @@ def latency_us(
     near, far = NVLINK_HOP_US[algorithm][which], NETWORK_HOP_US[algorithm][which]
     base, nodes = BASE_US[algorithm][which], cluster.nodes
     levels = nodes.bit_length() - 1
+    if cluster.gpus == 1:
+        far = NETWORK_HOP_US["tree"][which]  # nothing else hides the network
     match algorithm:
         case "ring" if collective in ("broadcast", "reduce"):
             return base + (far if nodes > 1 else near)
         case "ring":
             steps = _ring_steps(collective, cluster.ranks)
-            outside = (2 * nodes if collective == "all_reduce" else nodes - 1) if nodes > 1 else 0
-            return base + (steps - outside) * near + outside * far
+            outside = (nodes - 1) * (2 if collective == "all_reduce" else 1)
+            inside = max(near, POST_US[which]) if nodes > 1 else near
+            return base + (steps - outside) * inside + outside * far
         case "tree":
             return base + 2 * ((cluster.gpus - 1) * near + levels * far)
         case "nvls":
@@ -288,26 +296,24 @@ def _ring_steps(collective: Collective, ranks: int) -> int:
 
 
 def _ring_bus(cluster: Cluster, wire: float, protocol: Protocol) -> float:
-    fabric, alone = cluster.fabric, cluster.gpus < 2
+    fabric = cluster.fabric
     match protocol:
         case "ll":
             return min(_ll_limit(cluster), 0.5 * wire)
         case "ll128":
-            return min(
-                (0.7 if alone else 0.92) * wire, fabric.channels * fabric.ll128_channel_gb_per_s
-            )
+            return min(0.92 * wire, fabric.channels * fabric.ll128_channel_gb_per_s)
     return wire
 
 
 def _tree_bus(cluster: Cluster, wire: float, protocol: Protocol) -> float:
-    fabric = cluster.fabric
-    bus = min(0.92 * wire, fabric.channels * fabric.tree_channel_gb_per_s)
+    fabric, scale = cluster.fabric, min(cluster.nodes, 3) - 1
+    bus = min(0.92 * wire, fabric.channels * fabric.tree_channel_gb_per_s[scale])
     match protocol:
         case "ll":
             return min(bus / 3.8, _ll_limit(cluster))
         case "ll128":
             share = 7 / 9 if cluster.nodes == 1 else 120 / 128
-            return min(bus * share, fabric.channels * fabric.ll128_channel_gb_per_s)
+            return min(bus * share, fabric.channels * fabric.tree_ll128_channel_gb_per_s[scale])
     return bus
 
 

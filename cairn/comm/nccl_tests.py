@@ -1,4 +1,4 @@
-"""What nccl-tests printed: sizes and times, from its table or its JSON.
+"""What all_reduce_perf of nccl-tests printed: sizes and times, from its table or its JSON.
 
     #       size         count      type   redop    root     time   algbw   busbw #wrong ...
          1048576        262144     float     sum      -1    45.98   22.81   39.91      0 ...
@@ -6,6 +6,7 @@
 The out-of-place time is taken, in microseconds. A file without a single row is refused.
 """
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 
 from cairn.core.errors import DataError
 
+TEST = "all_reduce_perf"
 FIELDS_BEFORE_TIME = 5  # size, count, type, redop, root
 
 
@@ -29,6 +31,7 @@ def read_sweep(path: Path) -> list[Point]:
         raise DataError(
             f"cannot read {path}: {error}", hint="give the output of nccl-tests"
         ) from None
+    _refuse_other_tests(path, text)
     points = _from_json(text) if text.lstrip().startswith("{") else _from_table(text)
     if not points:
         raise DataError(
@@ -36,6 +39,14 @@ def read_sweep(path: Path) -> list[Point]:
             hint="give what all_reduce_perf printed, or its JSON",
         )
     return sorted(points)
+
+
+def _refuse_other_tests(path: Path, text: str) -> None:
+    """A sweep of another collective would calibrate the wrong thing."""
+    _, found, rest = text.partition("Collective test concluded:")
+    test = rest.split()[0] if found and rest.split() else TEST
+    if test != TEST:
+        raise DataError(f"{path} is a sweep of {test}", hint=f"give what {TEST} printed")
 
 
 def _from_table(text: str) -> list[Point]:
@@ -48,7 +59,7 @@ def _from_table(text: str) -> list[Point]:
             time = float(words[FIELDS_BEFORE_TIME])
         except ValueError:
             continue
-        if time > 0 and int(words[0]) > 0:
+        if 0 < time < math.inf and int(words[0]) > 0:
             points.append(Point(int(words[0]), time))
     return points
 

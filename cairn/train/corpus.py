@@ -7,9 +7,10 @@
 Which tokenizer holds is decided here: the recipe's, else the first source's own, else a small one.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.config import Data
 from cairn.train.data import procedural
@@ -50,8 +51,20 @@ def choose_tokenizer(data: Data, seed: int) -> Tokenizer:
     made_up = tuple(name for name in data.sources if name in procedural.NAMES)
     if len(made_up) < len(data.sources):
         missing = next(name for name in data.sources if name not in procedural.NAMES)
+        _check_exists(missing)
         raise ConfigError(
             f"the source {missing!r} brings no tokenizer",
             hint="name one with --data.tokenizer FOLDER; `cairn data tokenize` makes stores that have theirs",
         )
     return procedural.small_tokenizer(made_up, data.vocab, seed)
+
+
+def _check_exists(name: str) -> None:
+    path = Path(name)
+    if path.exists() or path.with_name(path.name + ".idx").exists():
+        return
+    make = (
+        f"make it with `cairn data tokenize FILES --out {name}`, or name others with --data.sources"
+    )
+    hint = did_you_mean(name, (*procedural.NAMES, "random"), otherwise=make)
+    raise ConfigError(f"there is no data at {name!r}", hint=hint)

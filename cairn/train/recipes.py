@@ -24,7 +24,7 @@ def recipe(name: str) -> Train:
 def _tiny_cpu() -> Train:
     """A model that tells stories after a minute on a laptop."""
     return Train(
-        steps=300,
+        steps=160,
         model=Model(
             preset="tiny-qwen3", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
             intermediate=384, context=512,
@@ -43,7 +43,9 @@ def _one_h200(
     return Train(
         steps=20_000,
         model=Model(preset=preset),
-        data=Data(sources=["tokens"], sequence=4096, sequences=sequences, microbatch=microbatch),
+        data=Data(
+            sources=["data/tokens"], sequence=4096, sequences=sequences, microbatch=microbatch
+        ),
         optim=optim,
         schedule=Schedule(kind="wsd", warmup=500, final=0.05),
         precision=precision,
@@ -66,7 +68,7 @@ def _llama3_8b() -> Train:
     return Train(
         steps=20_000,
         model=Model(preset="llama-3.1-8b"),
-        data=Data(sources=["tokens"], sequence=8192, sequences=64, microbatch=1),
+        data=Data(sources=["data/tokens"], sequence=8192, sequences=64, microbatch=1),
         optim=Optim(lr=3e-4),
         schedule=Schedule(kind="cosine", warmup=500, final=0.1),
         precision=Precision(kind="bfloat16", recompute="selective"),

@@ -156,6 +156,15 @@ def test_sweeps_are_read_from_the_table_and_from_json(tmp_path):
     assert read_sweep(table) == read_sweep(document) == wanted
 
 
+def test_a_sweep_of_another_collective_is_refused(tmp_path):
+    path = tmp_path / "out.txt"
+    path.write_text(TABLE + "# Collective test concluded: all_reduce_perf\n")
+    assert len(read_sweep(path)) == 2
+    path.write_text(TABLE + "# Collective test concluded: all_gather_perf\n")
+    with pytest.raises(DataError, match="a sweep of all_gather_perf"):
+        read_sweep(path)
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"results": [{}]}', "# nothing but comments\n", "\xff"])
 def test_a_file_that_is_no_sweep_is_refused(tmp_path, text):
     path = tmp_path / "out"

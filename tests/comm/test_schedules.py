@@ -164,7 +164,7 @@ def expected(collective, inputs, reduction, root):
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_it_does_on_arrays_what_the_definition_says(collective, name, data):
     n = data.draw(st.integers(1, 17), label="ranks")

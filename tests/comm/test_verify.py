@@ -53,6 +53,22 @@ def test_what_is_wrong_is_named(ops, problem):
         require(broken)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"slots": 3}, "3 slots, where all_to_all needs 8"),
+        ({"chunks": 3}, "3 chunks cannot be shared evenly by 4 ranks"),
+        ({"root": 4}, "rank 4 of 4 cannot be the root"),
+        ({"nodes": 3}, "4 ranks on 3 nodes"),
+        ({"chunks": 0}, "with 0 chunks"),
+        ({"present": np.ones((2, 2), bool)}, "a map of blocks of shape"),
+    ],
+)
+def test_numbers_that_cannot_be_a_collective_are_named(change, problem):
+    broken = make("all_to_all", "pairwise", 4)._replace(**change)
+    assert problem in (verify(broken).problem or "")
+
+
 def test_two_chunks_in_the_wrong_place_are_told_apart():
     swapped = schedule_of(
         "swapped", "broadcast",

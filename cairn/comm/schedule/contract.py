@@ -24,6 +24,23 @@ class Contents(NamedTuple):
     who: np.ndarray  # [nodes, slots, words] whose contributions it has
 
 
+def shape_problem(schedule: Schedule) -> str | None:
+    """Why these numbers cannot be a collective at all; None when they can."""
+    n, chunks = schedule.ranks, schedule.chunks
+    needed = chunks * (2 if schedule.collective == "all_to_all" else 1)
+    if n < 1 or chunks < 1 or schedule.nodes < n:
+        return f"{n} ranks on {schedule.nodes} nodes with {chunks} chunks"
+    if schedule.slots < needed:
+        return f"{schedule.slots} slots, where {schedule.collective} needs {needed}"
+    if schedule.collective in ("all_gather", "reduce_scatter", "all_to_all") and chunks % n:
+        return f"{chunks} chunks cannot be shared evenly by {n} ranks"
+    if not 0 <= schedule.root < n:
+        return f"rank {schedule.root} of {n} cannot be the root"
+    if schedule.present is not None and schedule.present.shape != (n, chunks):
+        return f"a map of blocks of shape {schedule.present.shape}, not {(n, chunks)}"
+    return None
+
+
 def words(ranks: int) -> int:
     return -(-ranks // BITS)
 

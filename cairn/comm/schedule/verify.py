@@ -73,7 +73,7 @@ def verify_all(schedules: list[Schedule], capacity: int | None = None) -> list[P
     proofs: dict[int, Proof] = {}
     todo = []
     for index, schedule in enumerate(schedules):
-        problem = waits.columns_are_sound(schedule)
+        problem = contract.shape_problem(schedule) or waits.columns_are_sound(schedule)
         if problem is not None:
             proofs[index] = _proof(schedule, problem=problem)
         else:
@@ -120,7 +120,7 @@ def _proof(schedule: Schedule, **found: object) -> Proof:
     used = schedule.chunks * (2 if schedule.collective == "all_to_all" else 1)
     return Proof(
         name=schedule.name, collective=schedule.collective, ranks=schedule.ranks,
-        chunks=schedule.chunks, bound=contract.fewest_chunks(schedule) / schedule.chunks,
+        chunks=schedule.chunks, bound=contract.fewest_chunks(schedule) / max(schedule.chunks, 1),
         staging=schedule.slots - used, operations=schedule.operations,
         **found,  # pyrefly: ignore
     )  # fmt: skip

@@ -125,6 +125,7 @@ def columns_are_sound(schedule: Schedule) -> str | None:
     ops: Columns = schedule.ops
     local = (ops.kind == int(Kind.COPY)) | (ops.kind == int(Kind.REDUCE))
     checks = (
+        ("channel", ops.channel < 0),
         ("rank", (ops.rank < 0) | (ops.rank >= schedule.nodes)),
         ("slot", (ops.slot < 0) | (ops.slot >= schedule.slots)),
         ("peer", ~local & ((ops.peer < 0) | (ops.peer >= schedule.nodes) | (ops.peer == ops.rank))),

@@ -11,14 +11,16 @@ the keys and values so far.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from cairn.models.experts import ExpertLayer
+from cairn.models.layers import Columns, Rows
 from cairn.models.lean import Joined, Lean, Turn
+from cairn.models.packed_weights import Int8
 from cairn.models.transformer import Layer, Transformer
 from cairn.serve.engine.pages import NULL_PAGE, Alone, Paged, PagePool
 
@@ -34,7 +36,19 @@ def obstacle(model: Transformer) -> str | None:
         return "its attention has a window or a cap"
     if len({model.spec.rope_of(layer) for layer in range(len(layers))}) > 1:
         return "its layers rotate differently"
+    maps = [part for part in model.layers.modules() if isinstance(part, Columns | Rows)]
+    if any(isinstance(part.packed, Int8) for part in maps):
+        return "torch cannot record its 8-bit products"
+    kept = [part for part in maps if part.packed is None or isinstance(part, Rows)]
+    if any(weight.requires_grad for part in kept for weight in _used(part)):
+        return "its weights may be trained"
     return None
+
+
+def _used(part: Columns | Rows) -> Iterator[Tensor]:
+    """The parameters that it computes with."""
+    whole = part.packed is None
+    return (p for name, p in part.named_parameters() if whole or name.endswith("bias"))
 
 
 class Recorded:
@@ -69,6 +83,8 @@ class Recorded:
                         alone.keys, alone.values)  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
+            # Shapes are recorded as they are: a replayed step has one token, too.
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
             recorded: Any = torch.jit.trace(step, example, check_trace=False)
 
         def replay(*inputs: Tensor | Views) -> Tensor:

@@ -69,6 +69,8 @@ def start_with(
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
+    if sole:
+        model.requires_grad_(False)
     on_gpu = model.embedding.weight.is_cuda
     arranged = [] if on_gpu else _arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
