@@ -1,6 +1,7 @@
 """What every test shares: no network, few threads, reproducible properties."""
 
 import os
+import signal
 import sys
 import zlib
 
@@ -14,6 +15,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forking after use wo
 
 import hypothesis
 import pytest
+
+# A shell that runs the suite in the background has it ignore Ctrl-C, and so would every program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=50)
