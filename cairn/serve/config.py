@@ -25,6 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """most requests that run at once"""
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
+    step_ms: float = 0.0
+    """on a GPU, a step in which somebody decodes takes about so long: prompts wait rather than answers; 0: any time"""
     gpu_memory_utilization: float = 0.9
     """share of the GPU's memory to use; on a CPU, a tenth of that share of the machine's"""
     num_gpu_blocks_override: int | None = None
@@ -55,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                      "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
+        _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
         forms = ("auto", "float", "int8", "int4")

@@ -126,9 +126,12 @@ class CheckedScheduler:
 
     def _schedule(self) -> Step:
         before = list(self.scheduler._running)
+        decoding = any(r.total - r.computed <= 1 and r.total > r.prefill_until for r in before)
+        budget = self.limits.budget(decoding)
+        self.seen["shared budget"] += budget < self.limits.step_tokens
         step = self.scheduler.schedule()
-        self._check_budget(step)
-        self._check_order(step, before)
+        self._check_budget(step, budget)
+        self._check_order(step, before, budget)
         for request in step.failed:
             self._check_outgrown(request)
         self._note(step)
@@ -144,8 +147,8 @@ class CheckedScheduler:
         pages = [page for chunk in admitted for page in chunk.pages]
         self.seen["shared in one step"] += len(set(pages)) < len(pages)
 
-    def _check_budget(self, step: Step) -> None:
-        assert step.tokens == sum(chunk.count for chunk in step.chunks) <= self.limits.step_tokens
+    def _check_budget(self, step: Step, budget: int) -> None:
+        assert step.tokens == sum(chunk.count for chunk in step.chunks) <= budget
         assert step.sampling == [chunk.request for chunk in step.chunks if chunk.samples]
         rows = [chunk.request.row for chunk in step.chunks]
         assert len(set(rows)) == len(rows)
@@ -157,7 +160,7 @@ class CheckedScheduler:
             if self.limits.prefill_chunk:
                 assert chunk.count <= self.limits.prefill_chunk
 
-    def _check_order(self, step: Step, before: list[Request]) -> None:
+    def _check_order(self, step: Step, before: list[Request], budget: int) -> None:
         """Running first, in order; then the head of the line; nobody overtakes."""
         ran = [chunk.request for chunk in step.chunks]
         kept = [request for request in before if request in ran]
@@ -165,7 +168,7 @@ class CheckedScheduler:
         left_out = [r for r in before if r not in ran and r.state == "running" and r.total < r.end]
         for request in left_out:
             alone = len(before) == 1 and request.pending > 0
-            assert alone or step.tokens == self.limits.step_tokens
+            assert alone or step.tokens == budget
         line = list(self.scheduler._waiting)
         places = [self._place(request) for request in (*step.admitted, *line)]
         assert places == sorted(places)

@@ -23,8 +23,9 @@ def steps(draw):
     rows, page_size = draw(st.integers(1, 300)), draw(st.sampled_from([16, 64]))
     budget = draw(st.integers(rows, 9000))
     context = draw(st.integers(64, 4096))
+    shared = draw(st.sampled_from([0, budget, draw(st.integers(rows, budget))]))
     limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
-                    page_size=page_size, vocabulary=9)  # fmt: skip
+                    page_size=page_size, vocabulary=9, shared_tokens=shared)  # fmt: skip
     chunks = []
     for _ in range(draw(st.integers(1, min(rows, 12)))):
         left = budget - sum(chunk.count for chunk in chunks)
@@ -46,6 +47,8 @@ def test_a_shape_holds_its_step_and_has_room(step):
     shape = shape_of(chunks, limits)
     if shape is None:
         return
+    most = limits.shared_tokens
+    assert not 0 < most < min(exact.tokens, MOST_MIXED)  # takes longer than its launches
     layout = shape.layout
     assert sum(layout.sizes()) <= words_of(limits)
     assert all(room >= need for room, need in zip(layout, exact, strict=True))
@@ -60,8 +63,10 @@ def test_a_shape_holds_its_step_and_has_room(step):
 
 @given(st.integers(1, 2000))
 def test_sizes_rise_to_the_limit(most):
-    for sizes in (decode_sizes(most), token_sizes(most), mixed_sizes(most)):
-        assert sizes[-1] == min(most, MOST_MIXED if sizes == mixed_sizes(most) else most)
+    limits = Limits(rows=1, step_tokens=2 * most, context=64, pages=9, page_size=16, vocabulary=9,
+                    shared_tokens=most)  # fmt: skip
+    for sizes in (decode_sizes(most), token_sizes(most), mixed_sizes(limits)):
+        assert sizes[-1] == most
         assert list(sizes) == sorted(set(sizes))
 
 

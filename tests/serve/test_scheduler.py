@@ -49,6 +49,14 @@ def test_decode_is_not_held_up_by_a_long_prompt():
     assert counts(turn(scheduler)) == [1, 1, 62]
 
 
+def test_a_step_is_smaller_where_somebody_would_wait():
+    scheduler = Scheduler(limits(step_tokens=64, shared_tokens=24))
+    added(scheduler, make(1, prompt=100))
+    assert [counts(turn(scheduler)) for _ in range(3)] == [[64], [36], [1]]  # nobody waits; alone
+    added(scheduler, make(2, prompt=40))
+    assert [counts(turn(scheduler)) for _ in range(3)] == [[1, 23], [1, 17], [1, 1]]
+
+
 def test_an_unfinished_prompt_samples_nothing():
     scheduler = Scheduler(limits(step_tokens=8))
     (request,) = added(scheduler, make(1, prompt=20))

@@ -7,6 +7,7 @@ Each request gets exactly the tokens that it would have got alone, in order, and
 
 import os
 import random
+from typing import Any
 
 import pytest
 from checked_scheduler import CheckedScheduler, Question
@@ -40,8 +41,20 @@ prompts = st.builds(
     st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=4),
 )
 questions = st.tuples(prompts, parameters, st.integers(0, 1), st.sampled_from("aab"))
+
+
+def shared(step_tokens: int, rows: int, part: float) -> int:
+    """A budget where somebody decodes, between what all rows need and that of any step; or none."""
+    return rows + int(part * (step_tokens - rows)) if part >= 0 and rows <= step_tokens else 0
+
+
+def with_shared(part: float, **fields: Any) -> Limits:
+    return Limits(**fields, shared_tokens=shared(fields["step_tokens"], fields["rows"], part))
+
+
 limits_of_any_size = st.builds(
-    Limits,
+    with_shared,
+    part=st.sampled_from([-1, 0, 0.5]),
     rows=st.integers(1, 5),
     step_tokens=st.integers(1, 24),
     context=st.just(CONTEXT),
@@ -123,7 +136,8 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
     """Hundreds of requests through a cache that holds a few, some aborted, at every depth of overlap."""
     rng = random.Random(f"{seed} {depth} {prefix_caching}")
     page_size = rng.choice([1, 2, 4])
-    limits = Limits(
+    limits = with_shared(
+        part=rng.choice([-1, 0, 0.3]),
         rows=rng.randint(3, 8),
         step_tokens=rng.choice([8, 16, 64]),
         context=CONTEXT,

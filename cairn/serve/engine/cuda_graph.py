@@ -8,7 +8,8 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
 
 Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
-second time, because most never do.
+second time, because most never do. Where steps that share the device with decoding have a budget of time, what is
+larger takes longer than its launches, and no graph would make it faster.
 
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
 """
@@ -54,10 +55,10 @@ def token_sizes(step_tokens: int) -> tuple[int, ...]:
 
 
 @functools.cache
-def mixed_sizes(step_tokens: int) -> tuple[int, ...]:
+def mixed_sizes(limits: Limits) -> tuple[int, ...]:
     """Steps of 64 up to 256, of 128 up to 2048 (rows that a tile of a product has), of 256 beyond."""
     sizes = {*range(64, 256, 64), *range(256, 2048, 128), *range(2048, MOST_MIXED + 1, 256)}
-    most = min(step_tokens, MOST_MIXED)
+    most = min(limits.budget(decoding=True), MOST_MIXED)
     return tuple(sorted({size for size in sizes if size < most} | {most}))
 
 
@@ -70,15 +71,17 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
         return Shape(Layout.decode(size)) if exact.pages <= size else None
     if exact.pages > _most_new_pages(limits):
         return None
-    sizes = mixed_sizes(limits.step_tokens)
+    sizes = mixed_sizes(limits)
     if exact.tokens <= sizes[-1]:
         return mixed_shape(sizes[bisect_left(sizes, exact.tokens)], limits)
+    if sizes[-1] == limits.shared_tokens:
+        return None
     return _large_shape(exact, all(chunk.start == 0 for chunk in chunks), limits)
 
 
 def mixed_shape(tokens: int, limits: Limits) -> Shape:
     """Any chunks of so many tokens: room for all rows, and for one more that has the padding."""
-    longest = 1 << (limits.step_tokens - 1).bit_length()
+    longest = 1 << (mixed_sizes(limits)[-1] - 1).bit_length()
     rows, pages = limits.rows, _most_new_pages(limits)
     return Shape(Layout(rows + 1, tokens, pages, rows, max(2, longest)))
 
@@ -119,7 +122,7 @@ class Graphs:
         if shape is None:
             return None
         if shape not in self._captured:
-            if shape.layout.tokens > MOST_MIXED and shape not in self._seen:
+            if shape.layout.tokens > mixed_sizes(self.limits)[-1] and shape not in self._seen:
                 self._seen.add(shape)
                 return None
             self.capture(shape)
@@ -137,7 +140,7 @@ class Graphs:
     def capture_common(self) -> None:
         """Every decode and mixed shape, the largest first: the others then fit into its memory."""
         limits = self.limits
-        mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits.step_tokens)]
+        mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits)]
         decode = [Shape(Layout.decode(size)) for size in decode_sizes(limits.rows)]
         for shape in (*reversed(mixed), *reversed(decode)):
             if shape not in self._captured:

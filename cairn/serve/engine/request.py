@@ -38,16 +38,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vocabulary: int
     policy: Policy = "fcfs"
     prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
+    shared_tokens: int = 0  # most tokens of a step in which somebody decodes; 0: as in any other
 
     def __post_init__(self) -> None:
         for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
             _at_least(name, getattr(self, name), 1)
         _at_least("pages", self.pages, 2)  # page 0 is never given out
         _at_least("prefill_chunk", self.prefill_chunk, 0)
+        _at_least("shared_tokens", self.shared_tokens, 0)
+        if self.shared_tokens and not self.rows <= self.shared_tokens <= self.step_tokens:
+            raise RequestError(
+                f"shared_tokens is {self.shared_tokens}",
+                hint=f"all {self.rows} rows decode in a step of at most {self.step_tokens} tokens",
+            )
         if self.vocabulary > LARGEST_VOCABULARY:
             raise RequestError(f"vocabulary is {self.vocabulary}", hint="a token id has 31 bits")
         if self.policy not in ("fcfs", "shortest"):
             raise RequestError(f"policy is {self.policy!r}", hint="it has to be fcfs or shortest")
+
+    def budget(self, decoding: bool) -> int:
+        """Most tokens of the next step."""
+        return self.shared_tokens or self.step_tokens if decoding else self.step_tokens
 
     @property
     def capacity(self) -> int:

@@ -6,9 +6,10 @@ tensor-parallel group call it in lock step: the same calls give the same decisio
     add --> waiting --admit--> running --update--> finished
                ^----preempt-------'
 
-One budget of tokens per step. Running requests come first, oldest of the most urgent first, decode and prefill alike;
-what is left admits waiting ones. Pages for a whole prompt are taken at admission, so that only decoding can run out of
-them: then the last of the running gives its pages back and is computed again later.
+One budget of tokens per step, a smaller one where somebody decodes and would wait for the prompts of others. Running
+requests come first, oldest of the most urgent first, decode and prefill alike; what is left admits waiting ones. Pages
+for a whole prompt are taken at admission, so that only decoding can run out of them: then the last of the running
+gives its pages back and is computed again later.
 
 `schedule` may be called again before `update` has brought the tokens of the step before. Positions then advance on
 trust, and the token that the host does not know yet is taken on the device from the row's last sample. A request that
@@ -136,17 +137,18 @@ class Scheduler:
         """Decide the next step. One without chunks: nothing can run before a step in flight is updated."""
         step = Step(self._steps)
         self._steps += 1
-        budget = self._continue_running(step)
+        decoding = any(r.computed >= r.prefill_until for r in self._running)
+        most = self.limits.budget(decoding)
+        budget = self._continue_running(step, most)
         if not step.preempted:
             budget = self._admit(step, budget)
-        step.tokens = self.limits.step_tokens - budget
+        step.tokens = most - budget
         if step.chunks:
             self._in_flight.append(step)
         return step
 
-    def _continue_running(self, step: Step) -> int:
+    def _continue_running(self, step: Step, budget: int) -> int:
         """One chunk for each running request; returns what is left of the budget."""
-        budget = self.limits.step_tokens
         page_size = self.limits.page_size
         chunks, sampling = step.chunks, step.sampling
         seen = 0  # by the tokens that are decoded

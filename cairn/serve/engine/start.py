@@ -3,6 +3,7 @@
 Every automatic choice is in `Started.notes`, one line each. Nothing here is hot.
 """
 
+import time
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -36,6 +37,7 @@ from cairn.serve.engine.sizing import (
     size_pages,
     step_bytes,
 )
+from cairn.serve.engine.step_budget import shared_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
@@ -54,10 +56,17 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
             f"tensor_parallel_size is {config.tensor_parallel_size}, and this process is one of {shards.size}",
             hint="use EngineClient, which starts a process for each",
         )
+    began = time.monotonic()
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
     runnable = opened.load(device_of(shards, config.device), config.dtype, shards)
-    return start_with(opened, runnable, config, sole=True)
+    loaded = time.monotonic()
+    started = start_with(opened, runnable, config, sole=True)
+    made = time.monotonic() - loaded
+    started.notes.append(
+        f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
+    )
+    return started
 
 
 def start_with(
@@ -84,6 +93,10 @@ def start_with(
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
     ]
+    if limits.shared_tokens:
+        notes.append(
+            f"at most {limits.shared_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
+        )
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
     return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
@@ -105,9 +118,10 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
         step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
         sizes = size_pages(spec, memory, fraction, page_size, of_page, step, rows, context)
     policy = cast(Literal["fcfs", "shortest"], config.scheduling_policy)
+    shared = shared_tokens(spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens)
     limits = Limits(
-        rows=rows, step_tokens=step_tokens, context=context, pages=sizes.pages, page_size=page_size,
-        vocabulary=spec.vocab, policy=policy, prefill_chunk=config.long_prefill_token_threshold,
+        rows=rows, step_tokens=step_tokens, shared_tokens=shared, context=context, pages=sizes.pages,
+        page_size=page_size, vocabulary=spec.vocab, policy=policy, prefill_chunk=config.long_prefill_token_threshold,
     )  # fmt: skip
     return limits, sizes
 

@@ -17,6 +17,8 @@ POSITIVE = ("first_token_deadline", "request_timeout", "drain_timeout", "body_ti
 
 
 class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    step_ms: float = 25.0
+    """on a GPU, a step in which somebody decodes takes about so long: prompts wait rather than answers; 0: any time"""
     load_in_advance: bool = True
     """capture all graphs before the first request, instead of when each is first needed"""
     host: str = "127.0.0.1"

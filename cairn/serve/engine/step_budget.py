@@ -1,0 +1,55 @@
+"""How many tokens may a step have in which somebody decodes, if it is to take about so many milliseconds?
+
+    tokens = milliseconds * rate of products / FLOPs of a token, in whole tiles
+
+Whoever decodes gets a token for each step, so a step that also computes long prompts is a pause in every answer. The
+rate is the measured one of this machine, or a usual share of the vendor's; where neither is known there is no limit.
+What attention adds is left out: the step may take a little longer than asked.
+"""
+
+import torch
+
+from cairn.core.errors import HardwareError
+from cairn.hw.ceilings import load
+from cairn.hw.datasheet import find_chip
+from cairn.models.spec import ModelSpec
+
+TILE = 128  # rows that a tile of a product has
+LEAST = 256
+OF_VENDOR = 0.7  # what large products reach of the vendor's rate
+OF_LARGE = 0.88  # what products of a thousand rows reach of large ones
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def shared_tokens(
+    spec: ModelSpec, weight: torch.Tensor, ranks: int, step_ms: float, rows: int, step_tokens: int
+) -> int:
+    """For `Limits.shared_tokens`; 0: no limit."""
+    if not step_ms or not weight.is_cuda:
+        return 0
+    rate = matmul_rate(torch.cuda.get_device_name(weight.device), NAMES.get(weight.dtype, ""))
+    if rate is None:
+        return 0
+    return tokens_within(step_ms / 1e3, rate * ranks, spec, rows, step_tokens)
+
+
+def tokens_within(seconds: float, rate: float, spec: ModelSpec, rows: int, step_tokens: int) -> int:
+    """In whole tiles; enough for every row and a tile of somebody's prompt, or prompts would never come."""
+    of_token = 2 * (spec.matmul_parameters() - spec.vocab * spec.hidden)
+    fitting = int(seconds * rate * OF_LARGE / of_token) // TILE * TILE
+    least = max(LEAST, -(-rows // TILE) * TILE + TILE)
+    tokens = max(fitting, least)
+    return tokens if tokens < step_tokens else 0
+
+
+def matmul_rate(device_name: str, dtype: str) -> float | None:
+    try:
+        ceilings = load()
+    except HardwareError:
+        ceilings = None
+    if ceilings and ceilings.device_name == device_name and dtype in ceilings.matmul:
+        return ceilings.matmul[dtype].value
+    chip, _ = find_chip(device_name)
+    if chip is None or dtype not in chip.flops_per_s:
+        return None
+    return OF_VENDOR * chip.flops_per_s[dtype]
