@@ -116,7 +116,7 @@ def _prefill_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr, SCALES: tl.constexpr, LSE: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr,
-    TMA: tl.constexpr, STAGES: tl.constexpr,
+    TMA: tl.constexpr, STAGES: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = KV_HEADS * GROUP
     BLOCK_Q: tl.constexpr = ROWS // GROUP
@@ -143,8 +143,14 @@ def _prefill_kernel(
     column = tl.arange(0, WIDTH)
     query = first_query + row // GROUP
     ours = (row < BLOCK_Q * GROUP) & (query < queries)
-    seen = tl.where(ours, length - queries + query + 1, 0)  # how many keys each row sees
-    limit = tl.maximum(tl.minimum(length, length - queries + first_query + BLOCK_Q), 0)
+    sees = length - queries + first_query + 1  # keys that the first query sees
+    if ALL:
+        seen = tl.where(ours, length, 0)  # how many keys each row sees
+        limit = length
+        sees = length
+    else:
+        seen = tl.where(ours, length - queries + query + 1, 0)
+        limit = tl.maximum(tl.minimum(length, length - queries + first_query + BLOCK_Q), 0)
     heads = head * GROUP + row % GROUP
     rows = (start + query).to(tl.int64)
     q_at = q + (rows * q_token + heads * q_head)[:, None] + column[None, :]
@@ -166,7 +172,7 @@ def _prefill_kernel(
     last = tl.cdiv(limit, BLOCK)
     whole = first
     if WINDOW == 0:  # tiles that the first query sees whole, so every row does
-        whole = tl.minimum(tl.maximum(length - queries + first_query + 1, 0) // BLOCK, last)
+        whole = tl.minimum(tl.maximum(sees, 0) // BLOCK, last)
         acc, total, top = _walk(
             acc, total, top, tile_q, k, v, k_view, v_view, table, first, whole, seen, limit, strength,
             view_row, view_column, page_stride, token_stride, page_rows,
@@ -188,9 +194,14 @@ def _prefill_kernel(
         tl.store(lse + rows * HEADS + heads, level, mask=ours)
 
 
-def prefill(call: Paged, skip: int = 0) -> None:
-    """Fill the rows of every sequence that has more than `skip` queries; other rows are left alone."""
-    plan = plan_of(call)
+def prefill(
+    call: Paged, skip: int = 0, plan: Plan | None = None, *, sees_all: bool = False
+) -> None:
+    """Fill the rows of every sequence that has more than `skip` queries; other rows are left alone.
+
+    `sees_all`: the queries stand behind the keys, not among them, and each sees all of them.
+    """
+    plan = plan or plan_of(call)
     view = matrix_view(call.cache_k)
     aligned = call.cache_v.data_ptr() % 16 == 0
     tma = plan.tma and view is not None and aligned and call.page_size % plan.block == 0
@@ -205,7 +216,7 @@ def prefill(call: Paged, skip: int = 0) -> None:
     kernel[(tiles * call.kv_heads,)](
         **call.tensors(), **views, **call.numbers(), skip=skip, page_rows=view.page_rows, head_rows=view.head_rows,
         head_columns=view.head_columns, **call.constants(), ROWS=plan.rows, BLOCK=plan.block, TMA=tma,
-        STAGES=plan.stages, num_warps=plan.warps,
+        STAGES=plan.stages, ALL=sees_all, num_warps=plan.warps,
     )  # fmt: skip
 
 

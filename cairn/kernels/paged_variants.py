@@ -72,7 +72,7 @@ def prefill(name: str, plan: PrefillPlan, cache: str = "bf16", **changes: object
     types = {**TENSORS, **views, **NUMBERS, **more, "k": f"*{cache}", "v": f"*{cache}"}
     fixed = PLAIN | dict(
         ROWS=plan.rows, PAGE=256 if plan.tma else 16, BLOCK=plan.block, SCALES=int(cache == "fp8e4nv"), STARTS=True,
-        TMA=plan.tma, STAGES=plan.stages,
+        TMA=plan.tma, STAGES=plan.stages, ALL=False,
     ) | changes  # fmt: skip
     loose = {"sequences", "scale", "table_stride", *more} | (views.keys() if plan.tma else set())
     aligned = tuple(types.keys() - loose)
@@ -178,6 +178,7 @@ VARIANTS = [
         prefill(f"128 {'x'.join(map(str, plan[:4]))}{' tma' if plan.tma else ''}", plan)
         for plan in PREFILL_PLANS
     ),
+    prefill("128 behind all keys", PrefillPlan(64, 64, 4, 3), ALL=True, LSE=True),
     prefill("128 fp8", PrefillPlan(tma=False), "fp8e4nv", SCALES=2),
     prefill("64 everything", PrefillPlan(tma=False), **EVERYTHING),
     prefill("96", PrefillPlan(tma=False), C=96),

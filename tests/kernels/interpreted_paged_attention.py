@@ -7,6 +7,7 @@ import torch
 
 from cairn.kernels import paged_decode, paged_prefill
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cascade import cascade_attention, split_tables
 from cairn.kernels.paged_attention import FP8, checked, paged_attention, paged_attention_reference
 from cairn.kernels.paged_cases import Shape, random_call, run
 from cairn.kernels.paged_parts import Workspace, lasting_workspace
@@ -159,3 +160,26 @@ def test_no_rows():
     none = (call.block_tables[:0], call.lengths[:0])
     nothing = paged_attention(call.q_THC[:0], *call[1:3], *none, max_query=1, impl="triton")
     assert nothing.shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize("rest", [{}, {"heads": 6, "page": 32}, {"by_head": True}], ids=str)
+@pytest.mark.parametrize("shared", [0, 1, 3])
+def test_cascade(shared, rest):
+    """Behind pages that all share, a step reads those once, and gives the same."""
+    page = rest.get("page", 16)
+    lengths = [shared * page + own for own in (40, 1, 17, 64, 33)]
+    call = random_call(shape([1] * 5, lengths, **rest), "cpu", torch.float32)
+    call.block_tables[:, :shared] = call.block_tables[:1, :shared]
+    lengths_B = torch.cat([call.lengths, torch.zeros(1, dtype=torch.int32)])  # and one of padding
+    tables_BP = torch.cat([call.block_tables, torch.zeros_like(call.block_tables[:1])])
+    q_BHC = torch.cat([call.q_THC, torch.ones_like(call.q_THC[:1])])
+    parts = split_tables(
+        tables_BP, lengths_B, torch.tensor([shared * page], dtype=torch.int32), page
+    )
+    workspace = lasting_workspace(torch.device("cpu"))
+    out = cascade_attention(
+        q_BHC, call.cache_k, call.cache_v, parts, softcap=9.0, workspace=workspace
+    )
+    expected, _ = exact(call._replace(softcap=9.0))
+    assert relative_error(out[:5], expected) < 1e-5
+    assert out.isfinite().all()

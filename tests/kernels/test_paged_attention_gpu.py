@@ -5,6 +5,7 @@ import torch
 
 from cairn.kernels import paged_decode, paged_decode_gluon, paged_prefill
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cascade import cascade_attention, split_tables
 from cairn.kernels.dispatch import Impl, capability
 from cairn.kernels.merge_state import State, merge_state, merge_state_reference
 from cairn.kernels.paged_attention import FP8, paged_attention, paged_attention_reference
@@ -267,3 +268,24 @@ def test_a_shared_prefix_joins_with_the_rest():
     parts = [State(*paged_attention_reference(call)) for call in (first, own)]
     assert relative_error(joined, merge_state_reference(*parts)) < 1e-2
     assert own.cache_k.dtype != FP8
+
+
+@pytest.mark.parametrize(
+    "rest", [{"heads": 32}, {"heads": 16, "page": 16}, {"heads": 8, "columns": 64}], ids=str
+)
+@pytest.mark.parametrize("shared", [0, 2, 28])
+def test_cascade_reads_shared_pages_once_and_gives_the_same(shared, rest):
+    rest = {"page": 64, "by_head": True} | rest
+    page = rest["page"]
+    lengths = [shared * page + own for own in (1, 64, 65, 300, 17, 128, 999)] * 20
+    call = random_call(Shape([1] * len(lengths), lengths, **rest))
+    call.block_tables[:, :shared] = call.block_tables[:1, :shared]
+    call.lengths[3] = 0  # padding
+    shared_1 = torch.full((1,), shared * page, dtype=torch.int32, device="cuda")
+    workspace = lasting_workspace(call.q_THC.device)
+    parts = split_tables(call.block_tables, call.lengths, shared_1, page)
+    out = cascade_attention(call.q_THC, call.cache_k, call.cache_v, parts, workspace=workspace)
+    expected, _ = paged_attention_reference(call)
+    there = call.lengths > 0
+    assert relative_error(out[there], expected[there]) < 1e-2
+    assert out.isfinite().all()

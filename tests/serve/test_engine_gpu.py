@@ -95,6 +95,22 @@ def test_again_through_graphs_that_are_captured_by_now(loaded):
             agrees(engine.runner.model, request)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_prefix_that_all_share_is_read_once(loaded, eager):
+    engine = engine_of(loaded, enforce_eager=eager)
+    engine.runner.shared.worth = 1  # however little it is
+    seen = []
+    found = engine.runner.shared.tokens
+    engine.runner.shared.tokens = lambda requests: seen.append(found(requests)) or seen[-1]
+    shared = prompt_of(200, seed=5)
+    requests = submit(engine, [[*shared, *prompt_of(n, seed=n)] for n in (3, 40, 1, 90, 17)])
+    engine.run()
+    assert set(seen) == {192}  # three pages of 64, in every step of decoding
+    for request in requests:
+        agrees(engine.runner.model, request)
+    engine.scheduler.check_integrity()
+
+
 def test_seeds_and_the_special_parameters(loaded):
     """The same seed, the same tokens, in a crowd and alone, beside requests that need more than the graph samples."""
     mine = prompt_of(40, seed=9)

@@ -7,6 +7,7 @@ from tiny_engines import greedy, prompt_of, submit, tiny_engine
 from cairn.serve.engine.batch import Layout, words_of
 from cairn.serve.engine.cuda_graph import (
     MOST_MIXED,
+    cascade_sizes,
     decode_sizes,
     mixed_shape,
     mixed_sizes,
@@ -39,14 +40,19 @@ def steps(draw):
     return limits, chunks
 
 
-@given(steps())
-def test_a_shape_holds_its_step_and_has_room(step):
+def layout_decodes(layout):
+    return layout == Layout.decode(layout.sequences)
+
+
+@given(steps(), st.booleans())
+def test_a_shape_holds_its_step_and_has_room(step, shared):
     limits, chunks = step
     exact = Layout.of(chunks)
     assert sum(exact.sizes()) <= words_of(limits)
-    shape = shape_of(chunks, limits)
+    shape = shape_of(chunks, limits, shared)
     if shape is None:
         return
+    assert shape.shared == (shared and layout_decodes(shape.layout))
     most = limits.shared_tokens
     assert not 0 < most < min(exact.tokens, MOST_MIXED)  # takes longer than its launches
     layout = shape.layout
@@ -65,7 +71,12 @@ def test_a_shape_holds_its_step_and_has_room(step):
 def test_sizes_rise_to_the_limit(most):
     limits = Limits(rows=1, step_tokens=2 * most, context=64, pages=9, page_size=16, vocabulary=9,
                     shared_tokens=most)  # fmt: skip
-    for sizes in (decode_sizes(most), token_sizes(most), mixed_sizes(limits)):
+    for sizes in (
+        decode_sizes(most),
+        cascade_sizes(most),
+        token_sizes(most),
+        mixed_sizes(limits),
+    ):
         assert sizes[-1] == most
         assert list(sizes) == sorted(set(sizes))
 

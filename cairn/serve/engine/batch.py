@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
     def sizes(self) -> tuple[int, ...]:
         b = self.sequences
-        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, self.samples, self.samples)
+        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, self.samples, self.samples, 1)
 
     @staticmethod
     def of(chunks: Sequence[Chunk]) -> "Layout":
@@ -85,6 +85,7 @@ class Staged(NamedTuple):
     decided: Decided
     sample_at_S: Tensor  # which tokens of the step are followed by one that is sampled
     sample_rows_S: Tensor
+    shared_1: Tensor  # tokens that all sequences begin with, as far as somebody has counted them
 
 
 class Batch:
@@ -110,12 +111,14 @@ class Batch:
         self._device = integers(most) if pinned else None
         self._turn = 0
 
-    def stage(self, chunks: Sequence[Chunk], layout: Layout | None = None) -> Staged:
+    def stage(
+        self, chunks: Sequence[Chunk], layout: Layout | None = None, shared: int = 0
+    ) -> Staged:
         """Send what was decided; with a `layout` of more sequences, the rest is padding."""
         layout = layout or Layout.of(chunks)
         self._turn = (self._turn + 1) % TURNS
         host = self._host[self._turn]
-        used = _write(host.numpy(), chunks, layout)
+        used = _write(host.numpy(), chunks, layout, shared)
         if self._device is None:
             return self.views(layout, host)
         self._device[:used].copy_(host[:used], non_blocking=True)
@@ -130,8 +133,8 @@ class Batch:
         for size in layout.sizes():
             parts.append(words[start : start + size])
             start += size
-        *decided, sample_at, sample_rows = parts
-        return Staged(Decided(*decided), sample_at, sample_rows)
+        *decided, sample_at, sample_rows, shared = parts
+        return Staged(Decided(*decided), sample_at, sample_rows, shared)
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
@@ -145,7 +148,7 @@ class Batch:
         )  # fmt: skip
 
 
-def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout) -> int:
+def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int) -> int:
     """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
     tokens = [token for chunk in chunks for token in tokens_of(chunk)]
     padding = layout.padding(len(chunks), len(tokens))
@@ -165,6 +168,7 @@ def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout) -> int:
         tokens + [0] * (layout.tokens - len(tokens)),
         [at for at, _ in sampling],
         [row for _, row in sampling],
+        [shared],
     )
     start = 0
     for part, size in zip(parts, layout.sizes(), strict=True):

@@ -4,6 +4,7 @@ A launch from Python costs tens of microseconds, a node of a graph less than one
 there are is pure arithmetic (`shape_of`): close together, so that little is computed for padding.
 
     decode     one token for each sequence
+    cascade    the same behind pages that all sequences share; in fewer sizes, because padding costs less there
     mixed      a few thousand tokens of anybody: what a server meets all the time, so shapes differ in tokens alone
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
 
@@ -38,6 +39,13 @@ class Shape(NamedTuple):
 
     layout: Layout
     fresh: bool = False  # no sequence has computed anything before
+    shared: bool = False  # all sequences begin with the same pages
+
+
+@functools.cache
+def cascade_sizes(rows: int) -> tuple[int, ...]:
+    """16, 32, 64, then steps of 64; the last is `rows`."""
+    return tuple(sorted({size for size in (16, 32, *range(64, rows, 64)) if size < rows} | {rows}))
 
 
 @functools.cache
@@ -62,13 +70,13 @@ def mixed_sizes(limits: Limits) -> tuple[int, ...]:
     return tuple(sorted({size for size in sizes if size < most} | {most}))
 
 
-def shape_of(chunks: Sequence[Chunk], limits: Limits) -> Shape | None:
-    """The smallest shape that holds these chunks; None if they have none."""
+def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> Shape | None:
+    """The smallest shape that holds these chunks; None if they have none. `shared`: as decoding finds it."""
     exact = Layout.of(chunks)
     if exact.one_each and exact.samples == exact.sequences:
-        sizes = decode_sizes(limits.rows)
+        sizes = cascade_sizes(limits.rows) if shared else decode_sizes(limits.rows)
         size = sizes[bisect_left(sizes, exact.sequences)]
-        return Shape(Layout.decode(size)) if exact.pages <= size else None
+        return Shape(Layout.decode(size), shared=shared) if exact.pages <= size else None
     if exact.pages > _most_new_pages(limits):
         return None
     sizes = mixed_sizes(limits)
@@ -116,9 +124,9 @@ class Graphs:
         self._seen: set[Shape] = set()
         self._pool: Any = None  # torch's handle of a pool of memory
 
-    def ready(self, chunks: Sequence[Chunk]) -> Shape | None:
+    def ready(self, chunks: Sequence[Chunk], shared: bool = False) -> Shape | None:
         """The shape whose graph can run these chunks, captured by now. Call it before staging the step."""
-        shape = shape_of(chunks, self.limits)
+        shape = shape_of(chunks, self.limits, shared)
         if shape is None:
             return None
         if shape not in self._captured:
@@ -138,10 +146,11 @@ class Graphs:
         return left
 
     def capture_common(self) -> None:
-        """Every decode and mixed shape, the largest first: the others then fit into its memory."""
+        """Every shape that is not large, the largest first: the others then fit into its memory."""
         limits = self.limits
         mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits)]
         decode = [Shape(Layout.decode(size)) for size in decode_sizes(limits.rows)]
+        decode += [Shape(Layout.decode(size), shared=True) for size in cascade_sizes(limits.rows)]
         for shape in (*reversed(mixed), *reversed(decode)):
             if shape not in self._captured:
                 self.capture(shape)

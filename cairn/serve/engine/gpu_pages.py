@@ -3,7 +3,7 @@
 Everything about a step lies in tensors, so a CUDA graph replays it with other sequences. What does shape a step's
 kernels is in `Extent`: it is part of a graph's identity. `projected` is the fast way in: it takes the fused projection,
 norms and rotates q and k and writes the pages in one kernel. A step in which every sequence is new attends to the
-projection itself, without pages, which is faster.
+projection itself, without pages, which is faster. A step in which all decode behind the same pages reads those once.
 """
 
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cairn.kernels.attention import attention
 from cairn.kernels.attention_problem import WIDTHS
+from cairn.kernels.cascade import Cascade, cascade_attention
 from cairn.kernels.kv_write import rope_write
 from cairn.kernels.paged_attention import checked, paged_attention
 from cairn.kernels.paged_parts import Workspace
@@ -27,6 +28,7 @@ class Extent(NamedTuple):
     max_query: int  # no sequence has more tokens in this step
     fresh: bool = False  # no sequence has computed anything before
     invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
+    shared: bool = False  # all decode, and begin with the same pages
 
 
 class PagedOnGPU(Paged):
@@ -40,9 +42,10 @@ class PagedOnGPU(Paged):
         bounds_B1: Tensor | None,
         extent: Extent,
         workspace: Workspace,
+        cascade: Cascade | None = None,
     ) -> None:
         super().__init__(pool, slots_T, positions_T, lengths_B, tables_BP, bounds_B1)
-        self.extent, self.workspace = extent, workspace
+        self.extent, self.workspace, self.cascade = extent, workspace, cascade
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
@@ -77,6 +80,9 @@ class PagedOnGPU(Paged):
                            self.extent.max_query, rule.scale, rule.window, rule.softcap)  # fmt: skip
             prefill(call)
             return call.out_THC
+        if self.cascade is not None and not rule.window:
+            return cascade_attention(q_THC, keys, values, self.cascade, scale=rule.scale,
+                                     softcap=rule.softcap, workspace=self.workspace)  # fmt: skip
         return paged_attention(
             q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,

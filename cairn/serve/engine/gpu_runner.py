@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from cairn.core.errors import ConfigError
+from cairn.kernels.cascade import split_tables
 from cairn.kernels.paged_parts import lasting_workspace
 from cairn.models.fused import Fused, obstacle
 from cairn.models.transformer import Transformer
@@ -18,6 +19,7 @@ from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.shared_prefix import SharedPrefix
 
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
@@ -46,6 +48,8 @@ class GPURunner(Runner):
         columns = 1 << (model.spec.head_dim - 1).bit_length()
         self.workspace = lasting_workspace(self.device, rows, columns)
         self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
+        spec = model.spec
+        self.shared = SharedPrefix(limits.page_size, spec.kv_heads * spec.head_dim)
 
     def warm_up(self) -> None:
         """Capture the graphs of all common steps now, instead of when each is first needed."""
@@ -54,32 +58,46 @@ class GPURunner(Runner):
                 self.graphs.capture_common()
 
     def _run(self, step: Step) -> Forward:
-        shape = self.graphs.ready(step.chunks) if self.graphs is not None else None
+        shared = self._shared_tokens(step)
+        shape = self.graphs.ready(step.chunks, shared > 0) if self.graphs is not None else None
         if self.graphs is None or shape is None:
-            return self.forward(self.batch.stage(step.chunks), step.chunks)
-        self.batch.stage(step.chunks, shape.layout)
+            return self.forward(
+                self.batch.stage(step.chunks, shared=shared), step.chunks, shared > 0
+            )
+        self.batch.stage(step.chunks, shape.layout, shared)
         return self.graphs.replay(shape)
+
+    def _shared_tokens(self, step: Step) -> int:
+        if step.prefill or step.admitted:
+            self.shared.forget()
+            return 0
+        return 0 if self.invariant else self.shared.tokens(step.sampling)
 
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
 
     def _step(self, shape: Shape) -> Forward:
         """Whatever lies where the words of such a step lie."""
-        extent = Extent(shape.layout.max_query, shape.fresh, self.invariant)
+        extent = Extent(shape.layout.max_query, shape.fresh, self.invariant, shape.shared)
         return self._forward(self.batch.views(shape.layout), extent)
 
-    def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
+    def forward(self, staged: Staged, chunks: Sequence[Chunk], shared: bool = False) -> Forward:
         most = max(chunk.count for chunk in chunks)
         fresh = most > 1 and all(chunk.start == 0 for chunk in chunks)
-        return self._forward(staged, Extent(most, fresh, self.invariant))
+        return self._forward(staged, Extent(most, fresh, self.invariant, shared))
 
     def _forward(self, staged: Staged, extent: Extent) -> Forward:
         inputs = self.batch.make_inputs(staged)
         one_each = extent.max_query == 1 and not self.invariant
         bounds = None if one_each else staged.decided.bounds_B1
+        cascade = None
+        if extent.shared:
+            cascade = split_tables(
+                inputs.tables_BP, inputs.lengths_B, staged.shared_1, self.limits.page_size
+            )
         attend = PagedOnGPU(
             self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B, inputs.tables_BP, bounds,
-            extent, self.workspace,
+            extent, self.workspace, cascade,
         )  # fmt: skip
         model = self.fused or self.model
         return self.compute(model, model.logits, inputs, attend, staged)
