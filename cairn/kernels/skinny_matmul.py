@@ -93,6 +93,20 @@ def skinny_matmul(
     return y
 
 
+def skinny_parts(x_MK: Tensor, w_NK: Tensor, *, settled: bool = False) -> Tensor | None:
+    """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
+    x, n = as_rows("x_MK", x_MK), w_NK.shape[0]
+    m, k = x.shape
+    plan, wins = _config(m, n, k, x.dtype)
+    split = plan.parts(k)
+    cut = plan.kernel == "stream" and split > 1 and wins == "triton" and m > 0
+    if not cut or _obstacle(x, w_NK, Epilogue(), plan) is not None:
+        return None
+    parts = x.new_empty(split, m, n, dtype=torch.float32)
+    _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, _common(plan, settled))
+    return parts
+
+
 def _obstacle(x: Tensor, w: Tensor, epilogue: Epilogue, plan: Plan) -> str | None:
     """Why the kernels cannot run these, or None."""
     if x.dtype == torch.float32:
@@ -134,12 +148,16 @@ def launch(
     x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, settled: bool = False
 ) -> None:
     """Run the kernels on checked two-dimensional operands."""
-    overlap = plan.overlap and os.environ.get("TRITON_INTERPRET") != "1"
-    common = dict(OVERLAP=overlap, EARLY=settled, num_warps=plan.warps, launch_pdl=overlap)
+    common = _common(plan, settled)
     if plan.kernel == "row":
         _launch_row(x, w, y, epilogue, plan, common)
     else:
         _launch_stream(x, w, y, epilogue, plan, common)
+
+
+def _common(plan: Plan, settled: bool) -> dict[str, Any]:
+    overlap = plan.overlap and os.environ.get("TRITON_INTERPRET") != "1"
+    return dict(OVERLAP=overlap, EARLY=settled, num_warps=plan.warps, launch_pdl=overlap)
 
 
 def _launch_row(
@@ -161,19 +179,31 @@ def _launch_stream(
     split = plan.parts(k)
     apart = split > 1 or (swiglu and n % 16 != 0)  # else the kernel does all of it
     parts = x.new_empty(split, m, n, dtype=torch.float32) if apart else None
-    stride_r = 0 if residual is None else residual.stride(0)
-    KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split,)](
-        _describe(x, [row_block(m), plan.block_k]),
-        _describe_pairs(w, plan.block_k) if swiglu and not apart else _describe(w, [PIECE, plan.block_k]),
-        *(bias, residual, y, parts, stride_r, y.stride(0), m, n, k),
-        PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, SWIGLU=swiglu and not apart, **common,
-    )  # fmt: skip
+    _launch_tiles(x, w, y, parts, epilogue, plan, common)
     if apart:
+        stride_r = 0 if residual is None else residual.stride(0)
         KERNELS["join"][triton.cdiv(y.shape[1], JOINED), m](
             *(parts, bias, residual, y, stride_r, y.stride(0), m, y.shape[1]),
             PARTS=split, SWIGLU=swiglu, BLOCK=JOINED, OVERLAP=common["OVERLAP"], num_warps=2,
             launch_pdl=common["OVERLAP"],
         )  # fmt: skip
+
+
+def _launch_tiles(
+    x: Tensor, w: Tensor, y: Tensor, parts: Tensor | None, epilogue: Epilogue, plan: Plan, common: dict[str, Any]
+) -> None:  # fmt: skip
+    """Into y, with all that follows; or the sums alone into `parts`, and y is not touched."""
+    (m, k), n = x.shape, w.shape[0]
+    residual = epilogue.residual_MN
+    swiglu = epilogue.activation is not None and parts is None
+    stride_r = 0 if residual is None else residual.stride(0)
+    split = plan.parts(k)
+    KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split,)](
+        _describe(x, [row_block(m), plan.block_k]),
+        _describe_pairs(w, plan.block_k) if swiglu else _describe(w, [PIECE, plan.block_k]),
+        *(epilogue.bias_N, residual, y, parts, stride_r, y.stride(0), m, n, k),
+        PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, SWIGLU=swiglu, **common,
+    )  # fmt: skip
 
 
 def _describe(rows: Tensor, block: list[int]) -> TensorDescriptor:

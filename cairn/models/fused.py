@@ -19,10 +19,11 @@ from torch import Tensor
 
 from cairn.kernels.activation import gated_activation
 from cairn.kernels.epilogue import Epilogue
+from cairn.kernels.join_norm import Parts, join_add_rmsnorm
 from cairn.kernels.matmul import SMALL, launch, matmul
 from cairn.kernels.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.kernels.rope import Heads, rope_table
-from cairn.kernels.skinny_matmul import skinny_matmul
+from cairn.kernels.skinny_matmul import skinny_matmul, skinny_parts
 from cairn.kernels.skinny_plans import pays
 from cairn.models.attend import Attend, Rule
 from cairn.models.experts import ExpertLayer
@@ -78,13 +79,15 @@ class Fused:
         y_TD = self._norm(x_TD, self.layers[0].attention_norm)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            y_TD = self._attention(i, layer.attention, y_TD, cast(Projected, attend))
-            y_TD = self._after(y_TD, layer.attention_post_norm)
-            y_TD, x_TD = self._add_norm(y_TD, x_TD, layer.feed_forward_norm)
-            y_TD = self._feed_forward(layer.feed_forward, y_TD)
-            y_TD = self._after(y_TD, layer.feed_forward_post_norm)
+            apart = layer.attention_post_norm is None
+            out_TD = self._attention(i, layer.attention, y_TD, cast(Projected, attend), apart)
+            out_TD = self._after(out_TD, layer.attention_post_norm)
+            y_TD, x_TD = self._add_norm(out_TD, x_TD, layer.feed_forward_norm)
+            apart = layer.feed_forward_post_norm is None
+            out_TD = self._feed_forward(layer.feed_forward, y_TD, apart)
+            out_TD = self._after(out_TD, layer.feed_forward_post_norm)
             after = self.model.norm if i == last else self.layers[i + 1].attention_norm
-            y_TD, x_TD = self._add_norm(y_TD, x_TD, after)
+            y_TD, x_TD = self._add_norm(out_TD, x_TD, after)
         return y_TD
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
@@ -103,14 +106,19 @@ class Fused:
         return Heads(self.spec.heads // share, self.spec.kv_heads // share, *weights,
                      self.spec.norm_eps, self.spec.norm_plus_one)  # fmt: skip
 
-    def _attention(self, i: int, part: Attention, y_TD: Tensor, attend: Projected) -> Tensor:
+    def _attention(
+        self, i: int, part: Attention, y_TD: Tensor, attend: Projected, apart: bool
+    ) -> Tensor | Parts:
+        """`apart`: what follows can join the parts of a product, too."""
         qkv_TE = self._joined(part.qkv, y_TD)
         out_THC = attend.projected(
             qkv_TE, self.heads[i], self.tables[self.spec.rope_of(i)], part.rule
         )
-        return self._rows(part.out, out_THC.flatten(-2))
+        return self._rows(part.out, out_THC.flatten(-2), apart)
 
-    def _feed_forward(self, part: FeedForward | ExpertLayer, y_TD: Tensor) -> Tensor:
+    def _feed_forward(
+        self, part: FeedForward | ExpertLayer, y_TD: Tensor, apart: bool
+    ) -> Tensor | Parts:
         if isinstance(part, ExpertLayer):
             return part(y_TD)
         inner = sum(part.inner.rows.values())
@@ -121,15 +129,20 @@ class Fused:
         else:
             inner_TF = self._joined(part.inner, y_TD)
             inner_TF = _activated(inner_TF, self.spec.activation, self.spec.gated)
-        return self._rows(part.down, inner_TF)
+        return self._rows(part.down, inner_TF, apart)
 
     def _joined(self, part: Columns, y_TD: Tensor, activation: str | None = None) -> Tensor:
         if part.fused is None:
             raise TypeError("the fused form wants joined projections; see `obstacle`")
         return self._linear(y_TD, part.fused.weight, part.fused.bias, activation)
 
-    def _rows(self, part: Rows, x_TF: Tensor) -> Tensor:
+    def _rows(self, part: Rows, x_TF: Tensor, apart: bool) -> Tensor | Parts:
         if part.shards.size == 1:
+            few = pays(len(x_TF), *part.weight.shape) and not self.invariant
+            if apart and few and part.bias is None:
+                sums_SMD = skinny_parts(x_TF, part.weight.data, settled=True)
+                if sums_SMD is not None:
+                    return Parts(sums_SMD)
             return self._linear(x_TF, part.weight, part.bias)
         y_TD = part.shards.reduce(self._linear(x_TF, part.weight, None))
         return y_TD if part.bias is None else y_TD + part.bias
@@ -151,11 +164,15 @@ class Fused:
     def _norm(self, x_TD: Tensor, norm: Norm) -> Tensor:
         return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one)
 
-    def _after(self, y_TD: Tensor, norm: Norm | None) -> Tensor:
-        return y_TD if norm is None else self._norm(y_TD, norm)
+    def _after(self, y_TD: Tensor | Parts, norm: Norm | None) -> Tensor | Parts:
+        return y_TD if norm is None else self._norm(cast(Tensor, y_TD), norm)
 
-    def _add_norm(self, y_TD: Tensor, x_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    def _add_norm(self, y_TD: Tensor | Parts, x_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         """The norm of the sum, and the sum, each where its operand was."""
+        if isinstance(y_TD, Parts):
+            return join_add_rmsnorm(
+                y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, residual_out=x_TD
+            )
         return add_rmsnorm(
             y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, out=y_TD, residual_out=x_TD
         )  # fmt: skip

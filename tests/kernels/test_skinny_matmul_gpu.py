@@ -5,7 +5,9 @@ import torch
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.epilogue import Epilogue, matmul_reference
-from cairn.kernels.skinny_matmul import _key, skinny_matmul
+from cairn.kernels.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_reference
+from cairn.kernels.rmsnorm import add_rmsnorm
+from cairn.kernels.skinny_matmul import _key, skinny_matmul, skinny_parts
 from cairn.kernels.skinny_plans import candidates, default_plan, stream_plan
 from cairn.kernels.tuned import trying
 
@@ -105,3 +107,30 @@ def test_a_chain_in_a_graph(m):
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("m", [8, 48, 64, 128])
+@pytest.mark.parametrize("k", [2048, 3072])
+def test_parts_that_are_joined_with_the_norm(m, k):
+    """Bit by bit what the product, the addition and the norm give one after the other."""
+    x, w = operands(m, 1024, k)
+    residual, weight = (
+        torch.randn(m, 1024, device="cuda").to(BF16),
+        torch.randn(1024, device="cuda").to(BF16),
+    )
+    sums = skinny_parts(x, w, settled=True)
+    assert sums is not None
+    assert len(sums) > 1
+    y, total = join_add_rmsnorm(Parts(sums), residual, weight)
+    apart, added = add_rmsnorm(skinny_matmul(x, w, impl="triton"), residual, weight)
+    assert torch.equal(total, added)
+    assert relative_error(y, apart) < 2e-3  # squares are added up in another order
+    exact, _ = join_add_rmsnorm_reference(
+        Parts(truth(x, w)[None]), residual.double(), weight.double(), 1e-6
+    )
+    assert relative_error(y, exact) < 1e-2
+
+
+def test_what_is_not_cut_has_no_parts():
+    assert skinny_parts(*operands(64, 24576, 4096)) is None
+    assert skinny_parts(*operands(1, 1024, 2048)) is None
