@@ -14,15 +14,15 @@ import tyro
 from cairn.cli.main import EXIT_INTERRUPTED
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.models.hub import AUTO, BETTER, TINY, default_model
 
 if TYPE_CHECKING:
     from cairn.cli.chat_loop import Chat
     from cairn.cli.chat_state import Sampling
     from cairn.cli.chat_talker import Talker
 
-DEFAULT_MODEL = "smollm2-135m-instruct"  # comes as a package, and runs on any CPU
 KEYS = ("CAIRN_API_KEY", "OPENAI_API_KEY")
-# How a model that runs here is sampled unless told otherwise; the small one needs a steadier hand, as its card says.
+# How a model that runs here is sampled unless told otherwise; the small ones need a steadier hand, as their cards say.
 CALM = {"temperature": 0.6, "top_p": 0.95}
 CALMER = {"temperature": 0.2, "top_p": 0.9}
 LOCAL_ONLY = ("device", "dtype", "max_model_len")
@@ -31,9 +31,10 @@ LOCAL_ONLY = ("device", "dtype", "max_model_len")
 class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Talk to a model in the terminal. /help lists what can be done there.
 
-    MODEL is a folder, a .gguf file, owner/name on the hub or the name of a packaged model (smollm2-135m-instruct, the
-    default); it runs in this process. With --url it is the name of a model of that server, by default its first. The
-    key of a server is read from CAIRN_API_KEY, else from OPENAI_API_KEY. When stdin is no terminal, it is one question.
+    MODEL is a folder, a .gguf file, owner/name on the hub or the name of a packaged model; it runs in this process.
+    Without it, smollm2-135m-instruct where its package is installed, else cairn-tiny, which comes with Cairn. With
+    --url it is the name of a model of that server, by default its first. The key of a server is read from
+    CAIRN_API_KEY, else from OPENAI_API_KEY. When stdin is no terminal, it is one question.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = None
@@ -74,8 +75,12 @@ def run(args: list[str]) -> int:
     from cairn.cli.chat_state import Conversation, readable
     from cairn.cli.chat_terminal import Terminal
 
-    sampling = _sampling(options)
     _check(options)
+    if options.url is None and options.model in (None, AUTO):
+        default = default_model()
+        options = msgspec.structs.replace(options, model=default.name)
+        print(default.why, file=sys.stderr)
+    sampling = _sampling(options)
     question = _question(options)
     talker = _talker(options)
     try:
@@ -105,7 +110,7 @@ def _sampling(options: ChatOptions) -> "Sampling":
 
     given = {name: getattr(options, name) for name in KNOBS if hasattr(options, name)}
     if options.url is None:  # a server has its own defaults
-        defaults = CALMER if options.model in (None, DEFAULT_MODEL) else CALM
+        defaults = CALMER if options.model in (TINY, BETTER) else CALM
         given |= {name: value for name, value in defaults.items() if given[name] is None}
     return Sampling(**given)
 
@@ -150,7 +155,7 @@ def _talker(options: ChatOptions) -> "Talker":
     from cairn.cli.chat_local import LocalTalker
 
     return LocalTalker(
-        options.model or DEFAULT_MODEL,
+        TINY if options.model is None else options.model,
         device=options.device,
         dtype=options.dtype,
         max_model_len=options.max_model_len,

@@ -15,6 +15,7 @@ from cairn.core.config import load
 from cairn.core.errors import ConfigError, HardwareError, RequestError, UsageError
 from cairn.core.events import span
 from cairn.core.units import format_bytes, format_duration, format_rate
+from cairn.models.hub import AUTO, default_model
 
 if TYPE_CHECKING:
     from cairn.models.generate import Generation
@@ -26,10 +27,11 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Complete a prompt with a model.
 
     MODEL is a folder in Hugging Face's format, a .gguf file, owner/name on the hub, the name of a packaged model
-    (smollm2-135m-instruct), or random:SHAPE for a shape such as qwen3-0.6b with random weights.
+    (smollm2-135m-instruct, cairn-tiny), or random:SHAPE for a shape such as qwen3-0.6b with random weights. Without it,
+    smollm2-135m-instruct is used where its package is installed, else cairn-tiny, which comes with Cairn.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
     """a path or a name, see above"""
     prompt: str | None = None
     """the text to continue; - reads it from stdin"""
@@ -87,6 +89,10 @@ class Result(msgspec.Struct, frozen=True):
 def run(args: list[str]) -> int:
     options = load(Generate, args=args, env_prefix="CAIRN_GENERATE_", file_field="config").value
     _check(options)
+    if options.model == AUTO:
+        default = default_model()
+        options = msgspec.structs.replace(options, model=default.name)
+        print(default.why, file=sys.stderr)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.models.generate import Generation, Sampling, budget
     from cairn.models.runnable import open_model

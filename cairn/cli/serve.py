@@ -9,26 +9,27 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import tyro
 
 from cairn.core.config import load
 from cairn.core.units import format_duration
+from cairn.models.hub import AUTO, default_model
 from cairn.serve.http.settings import ServerConfig
 
 if TYPE_CHECKING:
     from cairn.serve.http.backend import Backend
-
-DEFAULT_MODEL = "smollm2-135m-instruct"  # comes as a package, and runs on any CPU
 
 
 class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Serve a model over HTTP: chat, completions, tokens, health and metrics, as OpenAI's clients expect.
 
     MODEL is a folder in Hugging Face's format, a .gguf file, owner/name on the hub, the name of a packaged model
-    (smollm2-135m-instruct, the default), or random:SHAPE for a shape such as qwen3-0.6b with random weights.
+    (smollm2-135m-instruct, cairn-tiny), or random:SHAPE for a shape such as qwen3-0.6b with random weights. Without it,
+    smollm2-135m-instruct is served where its package is installed, else cairn-tiny, which comes with Cairn.
     """
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = DEFAULT_MODEL
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
     """a path or a name, see above"""
     config: Path | None = None
     """a TOML file with any of these settings"""
@@ -36,6 +37,10 @@ class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def run(args: list[str]) -> int:
     options = load(Serve, args=args, env_prefix="CAIRN_SERVE_", file_field="config").value
+    if options.model == AUTO:
+        default = default_model()
+        options = msgspec.structs.replace(options, model=default.name)
+        print(default.why, file=sys.stderr, flush=True)
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s"
     )

