@@ -2,8 +2,8 @@
 
     results = run_ranks(2, train_step, model_spec)
 
-Each rank has its own process, one thread and a gloo group over loopback. An exception on any rank reaches the
-test with the rank's own traceback, once; the other ranks are killed. Nothing outlives the call.
+Each rank has its own process, one thread and a group over loopback: gloo, or the one that `backend` names. An exception
+on any rank reaches the test with the rank's own traceback, once; the other ranks are killed. Nothing outlives the call.
 """
 
 import io
@@ -27,7 +27,11 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(
-    world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60,
+    backend: str = "gloo",
 ) -> list[Any]:
     """`function(rank, world, *args)` on every rank; the results in order of rank."""
     if torch.get_num_threads() != 1:
@@ -41,7 +45,9 @@ def run_ranks(
         for rank in range(world):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank, args=(sender, rendezvous, rank, world, function, args), daemon=True
+                target=_rank,
+                args=(sender, rendezvous, rank, world, backend, function, args),
+                daemon=True,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork with threads
@@ -62,13 +68,14 @@ def _rank(
     rendezvous: Path,
     rank: int,
     world: int,
+    backend: str,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         dist.init_process_group(
-            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world
+            backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world
         )
         result = function(rank, world, *args)
         dist.barrier()  # nobody leaves while others still talk to it

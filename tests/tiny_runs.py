@@ -38,7 +38,8 @@ def steps(prepared, count, source=None):
     for _ in range(count):
         numbers = range(state.samples, state.samples + state.config.data.sequences)
         parts = [numbers[i : i + size] for i in range(0, len(numbers), size)]
-        results.append(train_step(state, [microbatch(source, part) for part in parts]))
+        batches = [microbatch(source, part).to(state.device) for part in parts]
+        results.append(train_step(state, batches))
     return results
 
 

@@ -52,6 +52,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     recompute: str = "none"
     plain: bool = False
     step_ms: float | None = None
+    host_ms: float | None = (
+        None  # of a step: until all of it is launched; less than step_ms, or the device waits
+    )
     loss: float | None = None  # of the last step: finite, or the row means nothing
     steps: int = 0
     failure: str | None = None
@@ -79,7 +82,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     seq: int = 4096
     batch: int = 8
     microbatch: int | None = None  # None: the whole batch at once
-    recompute: Literal["none", "selective", "full"] = "selective"
+    recompute: Literal["auto", "none", "norms", "selective", "full"] = "auto"
+    memory_gib: float = 0.0  # what auto may use; 0: nine tenths of the device
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     optim: Literal["adamw", "muon"] = "adamw"
     plain: bool = False
@@ -111,7 +115,8 @@ def config_of(setup: Setup) -> "Train":
     precision = msgspec.convert(
         {
             "kind": kinds.get(setup.dtype, beside_fp8), "fp8": fp8, "recompute": setup.recompute,
-            "masters": setup.states == "float32", "kernels": "plain" if setup.plain else "auto",
+            "memory_gib": setup.memory_gib, "masters": setup.states == "float32",
+            "kernels": "plain" if setup.plain else "auto",
         },
         Precision,
     )  # fmt: skip
@@ -174,21 +179,23 @@ def _timed(blank: Row, bench: Bench, ran: Ran) -> Row:
     ran(f"{setup.model} {setup.dtype} warm-up")
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
+    seconds, launched = [], []
     loss = float("nan")
     for number in range(setup.rounds):
         gc.collect()
         gc.disable()
-        took, loss = _steps(bench, setup.steps)
+        took, host, loss = _steps(bench, setup.steps)
         gc.enable()
         seconds.append(took / setup.steps)
+        launched.append(host / setup.steps)
         ran(f"{setup.model} {setup.dtype} {number + 1}/{setup.rounds}")
     peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
-    return _filled(blank, bench, seconds, loss, peak)
+    blank = msgspec.structs.replace(blank, host_ms=1e3 * min(launched), peak_gib=peak, loss=loss)
+    return _filled(blank, bench, seconds)
 
 
-def _steps(bench: Bench, count: int) -> tuple[float, float]:
-    """Seconds from an idle device to an idle device, and the last loss."""
+def _steps(bench: Bench, count: int) -> tuple[float, float, float]:
+    """Seconds from an idle device to an idle device, until all was launched, and the last loss."""
     from cairn.train.step import train_step
 
     _wait(bench)
@@ -196,9 +203,10 @@ def _steps(bench: Bench, count: int) -> tuple[float, float]:
     result = None
     for _ in range(count):
         result = train_step(bench.state, bench.batches)
+    host = time.perf_counter() - began
     _wait(bench)
     took = time.perf_counter() - began
-    return took, float("nan") if result is None else result.loss.item()
+    return took, host, float("nan") if result is None else result.loss.item()
 
 
 def _wait(bench: Bench) -> None:
@@ -208,9 +216,7 @@ def _wait(bench: Bench) -> None:
         torch.cuda.synchronize()
 
 
-def _filled(
-    blank: Row, bench: Bench, seconds: Sequence[float], loss: float, peak_gib: float | None
-) -> Row:
+def _filled(blank: Row, bench: Bench, seconds: Sequence[float]) -> Row:
     from cairn.train.flops import peak_flops, step_flops, titan_flops
     from cairn.train.memory import predict
 
@@ -228,11 +234,10 @@ def _filled(
         mfu=flops / best / peak if peak else None,
         mfu_titan=titan / best / peak if peak else None,
         of_measured=flops / best / measured if measured else None,
-        peak_gib=peak_gib,
         predicted_gib=predict(state.spec, state.config, not setup.plain).total() / 2**30,
+        recompute=state.config.precision.recompute,
         step_ms=1e3 * best,
-        loss=loss,
-        failure=None if loss == loss else "the loss is not finite",
+        failure=None if blank.loss == blank.loss else "the loss is not finite",
     )
 
 

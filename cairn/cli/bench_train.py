@@ -33,8 +33,10 @@ class BenchTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """sequences of a step"""
     microbatch: Positive | None = None
     """sequences that are computed at once; by default all of them"""
-    recompute: Literal["none", "selective", "full"] = "selective"
-    """what backward computes again: outputs of norms and activations, or whole layers"""
+    recompute: Literal["auto", "none", "norms", "selective", "full"] = "auto"
+    """what backward computes again: outputs of norms; of activations, too; whole layers; auto: as little as fits"""
+    memory_gib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """with auto: what may be used of the device's memory; 0: nine tenths of it"""
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     """of the optimizer; float32 comes with float32 masters, the others round at random"""
     optim: Literal["adamw", "muon"] = "adamw"
@@ -99,7 +101,8 @@ def _setups(options: BenchTrain, device: str) -> "list[Setup]":
         for dtype in options.dtype or ["bf16" if on_gpu else "fp32"]:
             setup = Setup(
                 model=model, dtype=dtype, seq=options.seq, batch=options.batch,
-                microbatch=options.microbatch, recompute=options.recompute, states=options.states,
+                microbatch=options.microbatch, recompute=options.recompute,
+                memory_gib=options.memory_gib, states=options.states,
                 optim=options.optim, plain=options.plain, device=device, steps=options.steps,
                 rounds=options.rounds, warmup=options.warmup,
             )  # fmt: skip
@@ -113,12 +116,15 @@ def line(row: "Row") -> str:
     if row.failure is not None or row.tokens_per_s is None:
         return f"{head}FAILED: {row.failure}"
     parts = [f"{row.tokens_per_s:,.0f} tokens/s", f"{row.step_ms:.1f} ms a step"]
+    if row.host_ms is not None:
+        parts[-1] += f" ({row.host_ms:.1f} of the host)"
     if row.mfu is not None and row.mfu_titan is not None:
         parts.append(f"MFU {row.mfu:.1%} (as torchtitan counts: {row.mfu_titan:.1%})")
     if row.of_measured is not None:
         parts.append(f"{row.of_measured:.1%} of the measured matmul rate")
     if row.peak_gib is not None:
         parts.append(f"{row.peak_gib:.1f} GiB (predicted {row.predicted_gib:.1f})")
+    parts.append(f"recompute {row.recompute}")
     return head + ", ".join(parts)
 
 

@@ -32,7 +32,9 @@ class ProfileTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: Positive = 8
     """sequences of a step"""
     microbatch: Positive | None = None
-    recompute: Literal["none", "selective", "full"] = "selective"
+    recompute: Literal["auto", "none", "norms", "selective", "full"] = "auto"
+    memory_gib: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """with recompute auto: what may be used of the device's memory; 0: nine tenths of it"""
     states: Literal["float32", "bfloat16", "int8"] = "float32"
     plain: bool = False
     """torch's own operations in place of our kernels"""
@@ -62,8 +64,8 @@ def run(args: list[str]) -> int:
         model=options.model or ("qwen3-0.6b" if on_gpu else "tiny"),
         dtype=options.dtype or ("bf16" if on_gpu else "fp32"),
         seq=options.seq or (4096 if on_gpu else 128), batch=options.batch,
-        microbatch=options.microbatch, recompute=options.recompute, states=options.states,
-        plain=options.plain, device=device,
+        microbatch=options.microbatch, recompute=options.recompute,
+        memory_gib=options.memory_gib, states=options.states, plain=options.plain, device=device,
     )  # fmt: skip
     preset(setup.model)
     check(setup)

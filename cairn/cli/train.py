@@ -124,10 +124,16 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
         check_layout(config, shape_of(config.model), started[1] if started else world)
     say = _say(verb)
     if started is not None and world > 1:
+        if config.recovery.on and started[0] == 0:
+            say(
+                "warning: recovery.on has no effect here: whoever started the ranks looks after them"
+            )
         join_group(*started, "env://", config.device)
         with _bar(config.steps) as told:
             return run_training(config, started[0], say, told)
     say(f"folder {config.folder}; after an interruption go on with --out {config.folder}")
+    if config.recovery.on:
+        return _train_supervised(config, say)
     if world == 1:
         with _bar(config.steps) as told:
             return run_training(config, 0, say, told)
@@ -138,6 +144,20 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
 
     device = default_device() if config.device == "auto" else config.device
     return run_local(world, one_rank, device)
+
+
+def _train_supervised(config: Train, say: Callable[[str], None]) -> "Finished":
+    """The ranks under a supervisor that goes on when one of them dies (`[recovery]` of the recipe)."""
+    from cairn.models.checkpoint import default_device
+    from cairn.train.recovery.supervised import run_supervised
+    from cairn.train.run import run as run_training
+
+    def one_rank(config: Train, rank: int, make_loop: Callable[..., Any]) -> "Finished":
+        with _bar(config.steps if rank == 0 else 0) as told:
+            return run_training(config, rank, say, told, make_loop)
+
+    device = default_device() if config.device == "auto" else config.device
+    return run_supervised(config, one_rank, device, say)
 
 
 def _plan(config: Train) -> int:

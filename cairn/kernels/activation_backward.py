@@ -1,12 +1,14 @@
 """The gradients of y = act(gate) * up: d_gate = g * up * act'(gate), d_up = g * act(gate).
 
 Also where the activations themselves are, each as its value and its slope. Recomputed from gate and up, so the
-forward keeps nothing else. Gate and up are two tensors or the halves of one, and so are their gradients. Bytes
-moved: 5*T*F elements (g, gate, up in; d_gate, d_up out).
+forward keeps nothing else; on the way y itself can be written once more, for a product that kept none. Gate and up
+are two tensors or the halves of one, and so are their gradients. Bytes moved: 5*T*F elements (g, gate, up in; d_gate,
+d_up out), T*F more with y.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 import triton
@@ -82,19 +84,23 @@ def act(x, KIND: tl.constexpr):
 
 @triton.jit
 def _gated_backward_kernel(
-    grad, gate, up, d_gate, d_up, grad_stride, gate_stride, up_stride, d_gate_stride, d_up_stride,
+    grad, gate, up, d_gate, d_up, y, grad_stride, gate_stride, up_stride, d_gate_stride,
+    d_up_stride, y_stride,
     KIND: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tl.cdiv(COLUMNS, BLOCK)).to(tl.int64)
     column = tl.program_id(0) % tl.cdiv(COLUMNS, BLOCK) * BLOCK + tl.arange(0, BLOCK)
     mask = column < COLUMNS
     x = tl.load(gate + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
-    u = tl.load(up + row * up_stride + column, mask=mask, other=0.0).to(tl.float32)
+    narrow = tl.load(up + row * up_stride + column, mask=mask, other=0.0)
+    u = narrow.to(tl.float32)
     g = tl.load(grad + row * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
     value, slope = act(x, KIND)
     dg, du = (g * u * slope).to(d_gate.dtype.element_ty), (g * value).to(d_up.dtype.element_ty)
     tl.store(d_gate + row * d_gate_stride + column, dg, mask=mask)
     tl.store(d_up + row * d_up_stride + column, du, mask=mask)
+    if y is not None:  # rounded as forward rounds it
+        tl.store(y + row * y_stride + column, value.to(narrow.dtype) * narrow, mask=mask)
 
 
 def gated_activation_backward(
@@ -102,14 +108,22 @@ def gated_activation_backward(
     gate: Tensor,
     up: Tensor | None = None,
     activation: str = "silu",
+    *,
+    y: Tensor | None = None,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients like gate and like up; without `up` one tensor that holds both halves, and None."""
+    """Gradients like gate and like up; without `up` one tensor that holds both halves, and None.
+
+    `y`: like grad; where act(gate) * up is written again.
+    """
     require(activation in KINDS, "activation", " or ".join(KINDS), activation)
     gate_TF, up_TF = gated_rows(gate, up)
     columns = gate_TF.shape[1]
     check("grad", grad, dtypes=FLOATS, shape=(*gate.shape[:-1], columns), beside=gate)
     grad_TF = as_rows("grad", grad)
+    y_TF = (
+        None if y is None else as_rows("y", check("y", y, dtypes=(gate.dtype,), shape=grad.shape))
+    )
     d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     d_up = None if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
     d_gate_TF, d_up_TF = gated_rows(d_gate, d_up)
@@ -118,8 +132,12 @@ def gated_activation_backward(
         found = gated_activation_backward_reference(grad_TF, gate_TF, up_TF, activation)
         d_gate_TF.copy_(found[0])
         d_up_TF.copy_(found[1])
+        if y_TF is not None:
+            ones = torch.ones_like(grad_TF)
+            value = gated_activation_backward_reference(ones, gate_TF, up_TF, activation)[1]
+            y_TF.copy_(value.to(gate_TF.dtype) * up_TF)
     elif len(gate_TF):
-        _launch(grad_TF, gate_TF, up_TF, d_gate_TF, d_up_TF, KINDS[activation])
+        _launch((grad_TF, gate_TF, up_TF, d_gate_TF, d_up_TF, y_TF), KINDS[activation])
     return d_gate, d_up
 
 
@@ -134,14 +152,12 @@ def gated_rows(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
     return gate_TF[:, :columns], gate_TF[:, columns:]
 
 
-def _launch(
-    grad: Tensor, gate: Tensor, up: Tensor, d_gate: Tensor, d_up: Tensor, kind: int
-) -> None:
+def _launch(tensors: Sequence[Tensor | None], kind: int) -> None:
+    gate = cast(Tensor, tensors[1])
     how = tuned("activation_backward", short(gate.dtype), DEFAULT)
     rows, columns = gate.shape
     block = min(how["block"], width(columns))
-    tensors = (grad, gate, up, d_gate, d_up)
-    strides = [tensor.stride(0) for tensor in tensors]
+    strides = [0 if tensor is None else tensor.stride(0) for tensor in tensors]
     launch(
         _gated_backward_kernel, rows * blocks(columns, block), *tensors, *strides,
         KIND=kind, COLUMNS=columns, BLOCK=block, num_warps=how["warps"],
@@ -152,14 +168,15 @@ def cost(rows: int, columns: int, element_bytes: int = 2) -> Cost:
     return Cost(14 * rows * columns, 5 * rows * columns * element_bytes)
 
 
-def _variant(kind: str, block: int, warps: int) -> Variant:
-    pointers = dict.fromkeys(("grad", "gate", "up", "d_gate", "d_up"), "*bf16")
-    strides = [f"{name}_stride" for name in pointers]
+def _variant(kind: str, block: int, warps: int, again: bool = False) -> Variant:
+    names = ("grad", "gate", "up", "d_gate", "d_up", "y")
+    pointers = dict.fromkeys(names if again else names[:-1], "*bf16")
+    strides = [f"{name}_stride" for name in names]
     return Variant(
-        f"{kind} gate backward, block {block}, {warps} warps",
+        f"{kind} gate backward, block {block}, {warps} warps{', y again' * again}",
         _gated_backward_kernel,
         pointers | dict.fromkeys(strides, "i32"),
-        {"KIND": KINDS[kind], "COLUMNS": 14336, "BLOCK": block},
+        {"KIND": KINDS[kind], "COLUMNS": 14336, "BLOCK": block} | ({} if again else {"y": None}),
         {"num_warps": warps},
         [*pointers, *strides],
     )
@@ -169,6 +186,7 @@ _CANDIDATES = [{"block": b, "warps": w} for b, w in
                ((1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 4))]  # fmt: skip
 VARIANTS = [
     _variant("silu", 2048, 4),
+    _variant("silu", 2048, 4, again=True),
     _variant("gelu_tanh", 2048, 4),
     _variant("gelu", 2048, 4),
 ]

@@ -104,8 +104,8 @@ def _queries_step(
 
 
 @gluon.jit
-def _compute_queries(dq, level, delta, stride_level, shared, work, scale_log2, D: gl.constexpr, CAUSAL: gl.constexpr,
-                     ME: gl.constexpr):  # fmt: skip
+def _compute_queries(dq, level, delta, stride_level, shared, work, scale_log2, D: gl.constexpr, ROW: gl.constexpr,
+                     CAUSAL: gl.constexpr, ME: gl.constexpr):  # fmt: skip
     if ME == 0:
         q_ring, dout_ring = shared.q0, shared.dout0
     else:
@@ -169,23 +169,26 @@ def _compute_queries(dq, level, delta, stride_level, shared, work, scale_log2, D
         dout_ring.release(turn)
         free = q_ring.free.index(turn % q_ring.SIZE)
         acc = acc * (scale_log2 / LOG2_E)
-        store_rows(dq, acc.to(dtype), q, free, tile, row0, tile.head, work.HEADS, D)
+        store_rows(dq, acc.to(dtype), q, free, tile, row0, tile.head, ROW, D)
         tile = next_tile
 
 
 @gluon.jit
 def queries_kernel(q_desc, k_desc, v_desc, dout_desc, level, delta, dq, tiles, cu, sequences, tokens, stride_level,
-                   scale_log2, HEADS: gl.constexpr, GROUP: gl.constexpr, SECTION: gl.constexpr, D: gl.constexpr,
-                   BUFFERS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+                   scale_log2, HEADS: gl.constexpr, GROUP: gl.constexpr, SECTION: gl.constexpr, ROW: gl.constexpr,
+                   D: gl.constexpr, BUFFERS: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
                    REGISTERS: gl.constexpr):  # fmt: skip
-    """As many programs as there are SMs, each for many tiles of 128 queries. A block of keys is used for two steps."""
-    clear_behind(dq, gl.load(cu + sequences), tokens, HEADS, D)
+    """As many programs as there are SMs, each for many tiles of 128 queries. A block of keys is used for two steps.
+
+    A row of dq has ROW heads, of which the first HEADS are its own.
+    """
+    clear_behind(dq, gl.load(cu + sequences), tokens, ROW, D)
     work = make_work(tiles, 0, 0, HEADS, SECTION, False)
     shared = QueriesShared(
         make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1), make_ring(dout_desc, 2, 1), make_ring(dout_desc, 2, 1),
         make_ring(k_desc, BUFFERS + 1, 2), make_ring(v_desc, BUFFERS, 2))  # fmt: skip
     gl.warp_specialize([
-        (_compute_queries, (dq, level, delta, stride_level, shared, work, scale_log2, D, CAUSAL, 0)),
-        (_compute_queries, (dq, level, delta, stride_level, shared, work, scale_log2, D, CAUSAL, 1)),
+        (_compute_queries, (dq, level, delta, stride_level, shared, work, scale_log2, D, ROW, CAUSAL, 0)),
+        (_compute_queries, (dq, level, delta, stride_level, shared, work, scale_log2, D, ROW, CAUSAL, 1)),
         (_copy_for_queries, (q_desc, k_desc, v_desc, dout_desc, shared, work, GROUP, D, CAUSAL, RAGGED)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip

@@ -6,9 +6,10 @@
                                 grad_weight += logits.T @ x        cuBLAS
 
 8192 tokens over a vocabulary of 131072 would take 2 GiB of logits in bfloat16, 4 in float32, and their gradients as
-much again; a chunk takes half a GiB, whatever the number of tokens. Everything is computed in the forward pass,
-because the gradient of a sum is known there up to one factor; backward multiplies with that factor. So there is no
-per-token gradient to pass in: weights per token are an argument, and a graph can be walked backward only once.
+much again; a chunk takes 1.2 GiB at most, whatever the number of tokens (enough rows to fill the chip, and few sums of
+grad_weight). Everything is computed in the forward pass, because the gradient of a sum is known there up to one factor;
+backward multiplies with that factor, and touches nothing if it is 1. So there is no per-token gradient to pass in:
+weights per token are an argument, and a graph can be walked backward only once.
 
 Logits and their gradient are rounded to the type of x, as they would be in between separate operations; products
 are summed in float32. grad_weight is summed over the chunks in `accumulate`: the weight's type by default, float32 for
@@ -21,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels import cross_entropy as kernel
@@ -28,10 +31,11 @@ from cairn.kernels.accuracy import relative_error
 from cairn.kernels.arguments import FLOATS, INTEGERS, as_rows, check, require, short
 from cairn.kernels.cross_entropy_rule import Rule, VocabShard, check_rule, cross_entropy_reference
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.rows import blocks, launch, multiprocessors
 from cairn.kernels.tuned import Tuning, tuned
 
-VARIANTS = kernel.VARIANTS[:1]  # the only kernel of ours in it; cross_entropy has all of its forms
+LOGITS_MIB = 1200  # of a chunk: 4096 tokens of 152 thousand words
 CHUNK_ROWS = 128  # chunks are multiples of this, the height of a tile of cuBLAS
 
 
@@ -153,9 +157,45 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy: its gradients are gone after one backward()")
-        scaled = [part if part is None else part.mul_(grad) for part in ctx.gradients]
-        ctx.gradients = None
-        return (*scaled, None, None, None)
+        for part in ctx.gradients:
+            if part is not None:
+                _multiply(part, grad)
+        grads, ctx.gradients = ctx.gradients, None
+        return (*grads, None, None, None)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _multiply_kernel(values, factor, count, BLOCK: tl.constexpr):
+    """values *= factor. A factor of 1, which is what the backward() of a loss begins with, is looked at and no more."""
+    by = tl.load(factor).to(tl.float32)
+    if by != 1.0:
+        for block in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            inside = at < count
+            product = tl.load(values + at, mask=inside, other=0.0).to(tl.float32) * by
+            tl.store(values + at, product.to(values.dtype.element_ty), mask=inside)
+
+
+def _multiply(values: Tensor, factor: Tensor) -> None:
+    count = values.numel()
+    programs = min(blocks(count, _BLOCK), 8 * multiprocessors(values.device))
+    if not count:
+        return
+    launch(_multiply_kernel, programs, values, factor, count, BLOCK=_BLOCK, num_warps=4)
+
+
+_BLOCK = 2048
+VARIANTS = [
+    *kernel.VARIANTS[:1],  # cross_entropy has all of its forms
+    Variant(
+        "multiply by a number on the device",
+        _multiply_kernel,
+        {"values": "*bf16", "factor": "*fp32", "count": "i64"},
+        {"BLOCK": _BLOCK},
+        {"num_warps": 4},
+        ["values"],
+    ),
+]
 
 
 def _losses(
@@ -191,7 +231,9 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, is_first: bool) -> None:
 
 def _chunk(tokens: int, vocabulary: int, dtype: torch.dtype) -> int:
     """Equal chunks whose logits stay below a limit."""
-    mib = tuned("linear_cross_entropy", _key(vocabulary, dtype), {"logits_mib": 512})["logits_mib"]
+    mib = tuned("linear_cross_entropy", _key(vocabulary, dtype), {"logits_mib": LOGITS_MIB})[
+        "logits_mib"
+    ]
     most = int(mib * 2**20) // (vocabulary * dtype.itemsize) // CHUNK_ROWS * CHUNK_ROWS
     most = max(CHUNK_ROWS, most)
     chunks = max(1, -(-tokens // most))
@@ -268,7 +310,7 @@ def tuning() -> Iterator[Tuning]:
 
             return call
 
-        sizes = [{"logits_mib": mib} for mib in (256, 384, 512, 704)]
+        sizes = [{"logits_mib": mib} for mib in (384, 512, 704, LOGITS_MIB)]
         yield Tuning(_key(shape[2], torch.bfloat16), sizes, prepare)
 
 

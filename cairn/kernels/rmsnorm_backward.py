@@ -4,8 +4,9 @@
     dw = sum over rows of g n
 
 One pass over memory: each program keeps a float32 sum of dw over its rows and writes it once; a second, small
-kernel adds these sums up in a fixed order, so that the result is the same in every run on the same GPU. Bytes
-moved: 3*T*D elements (g, x in; dx out), T*D more with a residual's gradient.
+kernel adds these sums up in a fixed order, so that the result is the same in every run on the same GPU. On the way
+y itself can be written once more, for a product that kept none. Bytes moved: 3*T*D elements (g, x in; dx out), T*D
+more with a residual's gradient, and with y.
 """
 
 import functools
@@ -57,15 +58,15 @@ def rmsnorm_backward_reference(
 
 @triton.jit(do_not_specialize=["rows"])
 def _rmsnorm_backward_kernel(
-    grad, grad_residual, x, rstd, weight, dx, dw_parts, rows,
-    grad_stride, grad_residual_stride, x_stride, dx_stride,
+    grad, grad_residual, x, rstd, weight, dx, y, dw_parts, rows,
+    grad_stride, grad_residual_stride, x_stride, dx_stride, y_stride,
     PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < COLUMNS
-    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
-    w = w.to(tl.float32) + (1.0 if PLUS_ONE else 0.0)
+    narrow = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
+    w = narrow.to(tl.float32) + (1.0 if PLUS_ONE else 0.0)
     dw = tl.zeros([ROWS, WIDTH], tl.float32)
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
@@ -76,6 +77,9 @@ def _rmsnorm_backward_kernel(
         n = tl.load(x + at * x_stride + column, mask=mask, other=0.0).to(tl.float32) * r
         g = tl.load(grad + at * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
         dw += g * n
+        if y is not None:  # rounded as forward rounds it
+            again = n * w if PLUS_ONE else n.to(x.dtype.element_ty) * narrow
+            tl.store(y + at * y_stride + column, again.to(y.dtype.element_ty), mask=mask)
         g = g * w
         d = (g - n * (tl.sum(g * n, axis=1)[:, None] / COLUMNS)) * r
         if grad_residual is not None:
@@ -97,9 +101,13 @@ def rmsnorm_backward(
     grad_residual: Tensor | None = None,
     weight_grad: bool = True,
     out: Tensor | None = None,
+    y: Tensor | None = None,
     impl: Impl = "auto",
 ) -> Gradients:
-    """dx like x, and dw like the weight or None. `x` is what was normalised: the sum where one was added."""
+    """dx like x, and dw like the weight or None. `x` is what was normalised: the sum where one was added.
+
+    `y`: like grad; where the norm's own result is written again.
+    """
     x_TD = as_rows("x", check("x", x, dtypes=FLOATS))
     rows, columns = x_TD.shape
     grad_TD = as_rows("grad", check("grad", grad, dtypes=FLOATS, shape=x.shape, beside=x))
@@ -110,13 +118,19 @@ def rmsnorm_backward(
         check("grad_residual", grad_residual, dtypes=FLOATS, shape=x.shape, beside=x)
         extra_TD = as_rows("grad_residual", grad_residual)
     dx = output("out", out, x.shape, x.dtype, x)
+    y_TD = (
+        None if y is None else as_rows("y", check("y", y, dtypes=FLOATS, shape=x.shape, beside=x))
+    )
     offers = {"triton": needs_cuda(x) or too_wide(columns), "reference": None}
     if choose("rmsnorm_backward", impl, offers).impl == "reference":
         found = rmsnorm_backward_reference(grad_TD, x_TD, rstd, weight, plus_one, extra_TD)
+        if y_TD is not None:
+            n_TD = x_TD.float() * rstd[:, None]
+            y_TD.copy_(n_TD * (weight.float() + 1) if plus_one else n_TD.to(x.dtype) * weight)
         return dx.copy_(found[0].view(x.shape)), found[1] if weight_grad else None
     if not rows:
         return dx, torch.zeros_like(weight) if weight_grad else None
-    return dx, _launch(grad_TD, extra_TD, x_TD, rstd, weight, dx, plus_one, weight_grad)
+    return dx, _launch(grad_TD, extra_TD, x_TD, rstd, weight, dx, y_TD, plus_one, weight_grad)
 
 
 def _launch(
@@ -126,6 +140,7 @@ def _launch(
     rstd: Tensor,
     weight: Tensor,
     dx: Tensor,
+    y_TD: Tensor | None,
     plus_one: bool,
     weight_grad: bool,
 ) -> Tensor | None:
@@ -138,9 +153,9 @@ def _launch(
     dx_TD = as_rows("out", dx)
     launch(
         _rmsnorm_backward_kernel, programs,
-        grad_TD, extra_TD, x_TD, rstd, weight, dx_TD, parts, rows,
+        grad_TD, extra_TD, x_TD, rstd, weight, dx_TD, y_TD, parts, rows,
         grad_TD.stride(0), extra_TD.stride(0) if extra_TD is not None else 0,
-        x_TD.stride(0), dx_TD.stride(0),
+        x_TD.stride(0), dx_TD.stride(0), y_TD.stride(0) if y_TD is not None else 0,
         PLUS_ONE=plus_one, COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,
         STAGES=how.stages, num_warps=how.warps,
     )  # fmt: skip
@@ -152,14 +167,15 @@ def cost(rows: int, columns: int, element_bytes: int = 2, residual: bool = False
     return Cost(9 * elements, (4 if residual else 3) * elements * element_bytes + 4 * rows)
 
 
-def _variant(columns: int, how: Layout, residual: bool = False) -> Variant:
+def _variant(columns: int, how: Layout, residual: bool = False, again: bool = False) -> Variant:
     types = {"grad": "*bf16", "x": "*bf16", "rstd": "*fp32", "weight": "*bf16", "dx": "*bf16"}
-    strides = ["grad_stride", "grad_residual_stride", "x_stride", "dx_stride"]
-    extra = {"grad_residual": "*bf16"} if residual else {}
-    none = {} if residual else {"grad_residual": None}
+    strides = ["grad_stride", "grad_residual_stride", "x_stride", "dx_stride", "y_stride"]
+    there = {"grad_residual": residual, "y": again}
+    extra = {name: "*bf16" for name, is_there in there.items() if is_there}
+    none: dict[str, None] = {name: None for name, is_there in there.items() if not is_there}
     types |= extra | {"dw_parts": "*fp32", "rows": "i32"} | dict.fromkeys(strides, "i32")
     return Variant(
-        f"rmsnorm backward {columns}{' + residual' if residual else ''}, {how}",
+        f"rmsnorm backward {columns}{' + residual' * residual}{' + y' * again}, {how}",
         _rmsnorm_backward_kernel,
         types,
         {"PLUS_ONE": False, "COLUMNS": columns, "WIDTH": width(columns)}
@@ -188,6 +204,7 @@ VARIANTS = [
     _variant(2048, summing_layout(2048)),
     _variant(4096, summing_layout(4096)),
     _variant(4096, summing_layout(4096), residual=True),
+    _variant(4096, summing_layout(4096), residual=True, again=True),
     _variant(8192, summing_layout(8192), residual=True),
     SUM_PARTS,
 ]

@@ -32,7 +32,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import fp8_scaled
 from cairn.kernels.rmsnorm import rmsnorm_reference
-from cairn.kernels.rope_backward import Heads, rope_backward
+from cairn.kernels.rope_backward import Heads, heads_side_by_side, rope_backward
 from cairn.kernels.rows import blocks, launch, width
 from cairn.kernels.tuned import Tuning, tuned
 
@@ -179,13 +179,18 @@ def rope(
     table: Tensor | None,
     positions: Tensor | None = None,
     impl: Impl = "auto",
+    gradients_in_place: bool = False,
 ) -> Three:
-    """q [T, H, C] and k [T, K, C], normed and rotated; v is a view of qkv. Differentiable."""
+    """q [T, H, C] and k [T, K, C], normed and rotated; v is a view of qkv. Differentiable.
+
+    `gradients_in_place`: nobody else looks at the gradients that come back, so they may be overwritten.
+    """
     check_rope(qkv, heads, table, positions)
     chosen = choose("rope", impl, {"triton": needs_cuda(qkv), "reference": None})
     if chosen.impl == "reference":
         return rope_reference(qkv, heads, table, positions)
-    return _Rope.apply(qkv, heads.q_weight, heads.k_weight, heads, table, positions)
+    weights = (heads.q_weight, heads.k_weight)
+    return _Rope.apply(qkv, *weights, heads, table, positions, gradients_in_place)
 
 
 class _Rope(torch.autograd.Function):
@@ -198,6 +203,7 @@ class _Rope(torch.autograd.Function):
         heads: Heads,
         table: Tensor | None,
         positions: Tensor | None,
+        in_place: bool,
     ) -> Three:
         packed = qkv.unflatten(-1, (heads.q + 2 * heads.kv, -1))
         tokens, _, size = packed.shape
@@ -205,7 +211,7 @@ class _Rope(torch.autograd.Function):
         k = torch.empty(tokens, heads.kv, size, dtype=qkv.dtype, device=qkv.device)
         how = tuned("rope", key(size, qkv.dtype), DEFAULT)
         launch_rope(how, qkv, heads, table, positions, q, k, None)
-        ctx.heads = heads._replace(q_weight=None, k_weight=None)
+        ctx.heads, ctx.in_place = heads._replace(q_weight=None, k_weight=None), in_place
         ctx.save_for_backward(qkv, q_weight, k_weight, table, positions)
         return q, k, packed[:, heads.q + heads.kv :]
 
@@ -214,9 +220,11 @@ class _Rope(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
         qkv, q_weight, k_weight, table, positions = ctx.saved_tensors
         heads = ctx.heads._replace(q_weight=q_weight, k_weight=k_weight)
-        dq, dk, dv = (grad.contiguous() for grad in grad_outputs)
-        found = rope_backward(dq, dk, dv, qkv, heads, table, positions, impl="triton")
-        return *found, None, None, None
+        dq, dk, dv = (heads_side_by_side(grad) for grad in grad_outputs)
+        found = rope_backward(
+            dq, dk, dv, qkv, heads, table, positions, impl="triton", in_place=ctx.in_place
+        )
+        return *found, None, None, None, None
 
 
 def check_rope(qkv: Tensor, heads: Heads, table: Tensor | None, positions: Tensor | None) -> int:

@@ -4,6 +4,9 @@ Turning back is turning by the negative angle; then follows what rmsnorm_backwar
 One launch: a share of the programs takes the heads of q, one those of k and one those of v (which are copied). Each
 program sums up its weight gradient and writes it once; the sums are added in a fixed order. Bytes moved: gradients
 of all heads in and out, and with norms q and k once more.
+
+Attention leaves dq, dk and dv side by side in one tensor, as the projection has them. Who may overwrite it (`in_place`)
+turns the heads of q and k where they lie, and moves nothing for those of v.
 """
 
 import functools
@@ -162,8 +165,12 @@ def rope_backward(
     table: Tensor | None,
     positions: Tensor | None = None,
     impl: Impl = "auto",
+    in_place: bool = False,
 ) -> Gradients:
-    """Gradients of qkv and of the norms' weights (None without norms)."""
+    """Gradients of qkv and of the norms' weights (None without norms).
+
+    `in_place`: dq, dk and dv are the caller's to give away; where they share a tensor, it is overwritten and returned.
+    """
     size = heads.check(qkv)
     tokens = qkv.shape[0]
     for name, grad, count in (("dq", dq, heads.q), ("dk", dk, heads.kv), ("dv", dv, heads.kv)):
@@ -173,7 +180,26 @@ def rope_backward(
     chosen = choose("rope_backward", impl, {"triton": needs_cuda(qkv), "reference": None})
     if chosen.impl == "reference":
         return rope_backward_reference((dq, dk, dv), qkv, heads, table, positions)
-    return _launch((dq, dk, dv), qkv, heads, table, positions, size)
+    joined = _joined(dq, dk, dv) if in_place else None
+    return _launch((dq, dk, dv), qkv, heads, table, positions, size, joined)
+
+
+def _joined(dq: Tensor, dk: Tensor, dv: Tensor) -> Tensor | None:
+    """All three as one tensor [T, E], if they lie side by side in its rows."""
+    tokens, (row, size, one) = len(dq), dq.stride()
+    columns = (dq.shape[1] + 2 * dk.shape[1]) * size
+    apart = [dk.data_ptr() - dq.data_ptr(), dv.data_ptr() - dk.data_ptr()]
+    wanted = [dq.shape[1] * size * dq.itemsize, dk.shape[1] * size * dq.itemsize]
+    same = all(part.stride() == dq.stride() and part.dtype == dq.dtype for part in (dk, dv))
+    if not tokens or not same or apart != wanted or row < columns:
+        return None
+    return dq.as_strided((tokens, columns), (row, one))
+
+
+def heads_side_by_side(grad_THC: Tensor) -> Tensor:
+    """As it is, if a token's heads are: the tokens may be apart, as where dk and dv share one tensor."""
+    tokens_apart = grad_THC.stride()[1:] == (grad_THC.shape[2], 1)
+    return grad_THC if tokens_apart else grad_THC.contiguous()
 
 
 def _launch(
@@ -183,12 +209,17 @@ def _launch(
     table: Tensor | None,
     positions: Tensor | None,
     size: int,
+    joined: Tensor | None = None,
 ) -> Gradients:
+    """`joined`: where the gradients lie side by side and where that of qkv shall be."""
     how = tuned("rope_backward", f"size={size},{short(qkv.dtype)}", DEFAULT)
     tokens = qkv.shape[0]
     q_programs, k_programs, v_programs = _shares(tokens, heads, how, qkv.device)
+    v_programs = 0 if joined is not None else v_programs
     programs = q_programs + k_programs + v_programs
-    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    dqkv = joined
+    if dqkv is None:
+        dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     parts = torch.empty(programs, size, dtype=torch.float32, device=qkv.device)
     launch(
         _rope_backward_kernel, programs,

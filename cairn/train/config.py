@@ -12,6 +12,7 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.train.parallel.layout import Layout, Options
+from cairn.train.recovery.settings import Recovery
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -104,8 +105,11 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """with 16 bits: a float32 copy of the weights that the optimizer updates"""
     fp8: Literal["none", "tensor", "row"] = "none"
     """products of the layers in 8 bits, with a scale for each tensor or each row"""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """what backward computes again instead of keeping it: outputs of norms and activations; whole layers"""
+    recompute: Literal["auto", "none", "norms", "selective", "full"] = "none"
+    """what backward computes again instead of keeping it: outputs of norms; of activations, too; whole layers; auto:
+    as little as fits into the memory"""
+    memory_gib: Amount = 0.0
+    """with recompute auto: what the run may take of the device's memory; 0: nine tenths of all"""
     kernels: Literal["auto", "fused", "plain"] = "auto"
     """fused: our kernels; plain: torch, one operation after another; auto: fused on a GPU"""
     z_loss: Amount = 0.0
@@ -166,6 +170,7 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     log: Log = Log()
     parallel: Layout = Layout()
     spread: Options = Options()
+    recovery: Recovery = Recovery()
 
     def __post_init__(self) -> None:
         _check(self)

@@ -5,10 +5,10 @@
 
         add + norm + q, k, v | norm heads, rotate | attend | out | add + norm + gate, up | activation + down
 
-What stands before a product is cheap to compute again and large to keep: with `selective`, the outputs of norms and
-activations are not kept but computed a second time in backward, which costs about one percent and a fifth of the
-memory. With `full` a layer keeps its input only. What the kernels cannot express is trained by the plain form;
-`obstacle` says so. The two agree up to rounding. Knows one process; wants joined projections.
+What stands before a product is cheap to compute again and large to keep: with `norms`, the outputs of norms are not
+kept but computed a second time in backward, with `selective` those of activations, too: two percent of the time and a
+fifth of the memory. With `full` a layer keeps its input only. What the kernels cannot express is trained by the plain
+form; `obstacle` says so. The two agree up to rounding. Knows one process; wants joined projections.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ from cairn.models.rope import frequencies
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
 from cairn.train.products import Products, product
-from cairn.train.recompute import Recompute
+from cairn.train.recompute_kinds import Recompute
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -67,14 +67,13 @@ class _NormProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         total, rstd, norm, weight, y, *kept = ctx.saved_tensors
         how: Normed = ctx.how
-        if y is None:
-            y = rmsnorm(total, norm, how.eps, plus_one=how.plus_one)
-        dy, dw = how.products.backward(grads[0].contiguous(), y, weight, tuple(kept))
-        del y
+        dy, of_weight = how.products.backward(grads[0].contiguous(), weight, tuple(kept))
         beside = grads[1].contiguous() if ctx.added else None
+        again = torch.empty_like(dy) if y is None else None
         dx, dn = rmsnorm_backward(
-            dy, total, rstd, norm, plus_one=how.plus_one, grad_residual=beside
+            dy, total, rstd, norm, plus_one=how.plus_one, grad_residual=beside, y=again
         )
+        dw = of_weight(y if again is None else again)
         return dx, dx if ctx.added else None, dn, dw, None
 
 
@@ -95,11 +94,10 @@ class _GatedProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         inner, weight, y, *kept = ctx.saved_tensors
-        if y is None:
-            y = gated_activation(inner, None, ctx.activation)
-        dy, dw = ctx.products.backward(grads[0].contiguous(), y, weight, tuple(kept))
-        del y
-        d_inner, _ = gated_activation_backward(dy, inner, None, ctx.activation)
+        dy, of_weight = ctx.products.backward(grads[0].contiguous(), weight, tuple(kept))
+        again = torch.empty_like(dy) if y is None else None
+        d_inner, _ = gated_activation_backward(dy, inner, None, ctx.activation, y=again)
+        dw = of_weight(y if again is None else again)
         return d_inner, dw, None, None, None
 
 
@@ -146,6 +144,8 @@ class FusedTraining:
         """`context`: positions that the rotations are tabulated for."""
         spec = model.spec
         self.model, self.spec, self.products, self.recompute = model, spec, products, recompute
+        self.keeps_norms = recompute in ("none", "full")
+        self.keeps_activations = recompute != "selective"
         device = model.embedding.weight.device
         kinds = {spec.rope_of(layer) for layer in range(spec.layers)}
         self.tables: dict[Rope, Tensor] = {}
@@ -202,7 +202,7 @@ class FusedTraining:
     ) -> tuple[Tensor, Tensor]:
         if part.fused is None:
             raise TypeError("the fused form wants joined projections")
-        how = Normed(norm.eps, norm.plus_one, self.products, self.recompute != "selective")
+        how = Normed(norm.eps, norm.plus_one, self.products, self.keeps_norms)
         weight, bias = part.fused.weight, part.fused.bias
         if y_TD is None:
             out_TE = _NormProduct.apply(x_TD, None, norm.weight, weight, how)
@@ -217,15 +217,15 @@ class FusedTraining:
         weights = (None, None) if q is None or k is None else (q.weight, k.weight)
         heads = Heads(self.spec.heads, self.spec.kv_heads, *weights,
                       self.spec.norm_eps, self.spec.norm_plus_one)  # fmt: skip
-        q_THC, k_TKC, v_TKC = rope(qkv_TE, heads, self.tables[self.spec.rope_of(i)], positions_T)
+        table = self.tables[self.spec.rope_of(i)]  # what comes out goes into attention alone
+        q_THC, k_TKC, v_TKC = rope(qkv_TE, heads, table, positions_T, gradients_in_place=True)
         out_TE = attend(q_THC, k_TKC, v_TKC, part.rule).flatten(-2)
         y_TD = product(out_TE, part.out.weight, self.products)
         return y_TD if part.out.bias is None else y_TD + part.out.bias
 
     def _down(self, part: FeedForward, inner_TF: Tensor) -> Tensor:
-        keep = self.recompute != "selective"
         y_TD = _GatedProduct.apply(
-            inner_TF, part.down.weight, self.spec.activation, self.products, keep
+            inner_TF, part.down.weight, self.spec.activation, self.products, self.keeps_activations
         )
         return y_TD if part.down.bias is None else y_TD + part.down.bias
 

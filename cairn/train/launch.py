@@ -107,7 +107,7 @@ def _child(
     sender: Connection, address: str, rank: int, world: int, function: Any, device: str
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _die_with_parent()
+    die_with_parent()
     try:
         import torch
         import torch.distributed as dist
@@ -120,19 +120,19 @@ def _child(
         sender.send((True, result if rank == 0 else None))
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the parent tells it
-        sender.send((False, _failure(rank, error)))
+        sender.send((False, failure_of(rank, error)))
         os._exit(1)
     finally:
         sender.close()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A parent that is killed cannot end its ranks; on Linux the kernel does it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _failure(rank: int, error: BaseException) -> Failure:
+def failure_of(rank: int, error: BaseException) -> Failure:
     text = traceback.format_exc()
     known = error if isinstance(error, CairnError) else None
     return Failure(rank, socket.gethostname(), time.time(), known, text, _collective(error))
@@ -171,7 +171,7 @@ def _collect(pipes: list[Connection], processes: list[Any]) -> Any:
                 failures.append(value)
                 deadline = deadline or time.monotonic() + GRACE_S
     if failures:
-        raise _told(failures)
+        raise first_told(failures)
     return results[0]
 
 
@@ -186,7 +186,7 @@ def _received(rank: int, pipe: Connection, process: Any) -> tuple[bool, Any]:
         return False, Failure(rank, socket.gethostname(), time.time(), None, text, "unknown")
 
 
-def _told(failures: list[Failure]) -> CairnError:
+def first_told(failures: list[Failure]) -> CairnError:
     """The one that failed first for a reason of its own."""
     own = [f for f in failures if not LOST.search(f.traceback.rpartition("\n  File ")[2])]
     first = min(own or failures, key=lambda failure: failure.at)

@@ -1,8 +1,14 @@
 """How much memory will a rank need, and for what? Predicted from the recipe, before anything is allocated.
 
-    weights      as they are computed with               gradients    as wide as the weights, or float32 sums
+    weights      as they are computed with               gradients    of them, as many as exist at the peak
     states       what the optimizer remembers            masters      float32 copies of 16-bit weights
-    activations  what forward keeps for backward         logits       one chunk of them, and the head's gradient
+    activations  what forward keeps for backward         transient    a chunk of logits, or gradients on their way
+
+    bytes
+      |        .--loss--.                 a step has two summits: the loss, where all activations are there and the
+      |     .-'          '-.__.--.        gradient of the head, and the end of backward, where all gradients are and
+      |__.-'                      '--     one layer's activations. The larger one counts. Near both there is a second
+                                          peak, where attention walks backward and keeps its slopes.
 
 Activations are counted tensor by tensor, as the fused form keeps them; the plain form keeps more, and its count is that
 of torch's own operations. One process: other layouts divide these numbers, and say how. Pure arithmetic; no torch.
@@ -12,23 +18,27 @@ import math
 
 import msgspec
 
+from cairn.kernels.attention_room import slopes_bytes
 from cairn.models.spec import ModelSpec
 from cairn.train.config import Optim, Precision, Train
+from cairn.train.recompute_kinds import KINDS, Recompute
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
-LOGITS = 512 << 20  # the chunk of logits that the kernel works on
+LOGITS = 1200 << 20  # the chunk of logits that the kernel works on
 WORKSPACE = 64 << 20  # of cuBLAS
+OF_DEVICE = 0.9  # what a run may plan to use: the allocator and the driver want a share
+MARGIN = 1.01  # by which a prediction has to be below a limit that a person has set
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes by part."""
+    """Bytes by part, at the peak of a step."""
 
     weights: int
     gradients: int
     states: int
     masters: int
     activations: int
-    logits: int
+    transient: int
     workspace: int
 
     def total(self) -> int:
@@ -39,33 +49,80 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predict(spec: ModelSpec, config: Train, fused: bool) -> Memory:
+    """`recompute` auto, before a device has settled it: what the recipe's own limit makes of it, or none."""
+    if config.precision.recompute == "auto":
+        config = with_recompute(config, fitting(spec, config, fused, room_of(config.precision)))
     width = WIDTHS[config.precision.kind]
     count = spec.parameters()
     tokens = config.data.sequence * config.data.microbatch
-    accumulates = config.microbatches > 1 and width < 4 and config.precision.masters
     on_device = 0 if config.optim.offload else 1
-    layers = layer_bytes(spec, config.precision, tokens, fused)
+    gradients, activations, transient = max(_summits(spec, config, tokens, fused), key=sum)
     return Memory(
         weights=count * width,
-        gradients=count * width + (4 * count if accumulates else 0),
+        gradients=gradients,
         states=on_device * state_bytes(spec, config.optim),
         masters=on_device * (4 * count if config.precision.masters and width < 4 else 0),
-        activations=layers,
-        logits=_logits_bytes(spec, width, tokens, fused),
+        activations=activations,
+        transient=transient,
         workspace=WORKSPACE,
     )
 
 
-def layer_bytes(spec: ModelSpec, precision: Precision, tokens: int, fused: bool) -> int:
-    """What all layers together keep, and what the last of them needs on top while it is walked backward."""
+def fitting(spec: ModelSpec, config: Train, fused: bool, room: float) -> Recompute:
+    """The kind of recomputation that computes least and fits into `room` bytes; the thriftiest, if none does."""
+    kinds = KINDS if fused else tuple(kind for kind in KINDS if kind != "norms")
+    for kind in kinds:
+        if predict(spec, with_recompute(config, kind), fused).total() <= room:
+            return kind
+    return kinds[-1]
+
+
+def with_recompute(config: Train, kind: Recompute) -> Train:
+    """The same recipe with this kind."""
+    precision = msgspec.structs.replace(config.precision, recompute=kind)
+    return msgspec.structs.replace(config, precision=precision)
+
+
+def room_of(precision: Precision, device_bytes: float = math.inf) -> float:
+    """Bytes that a run may plan with."""
+    limit = precision.memory_gib * 2**30 / MARGIN
+    return min(limit, OF_DEVICE * device_bytes) if limit else OF_DEVICE * device_bytes
+
+
+Summit = tuple[int, int, int]  # bytes of gradients, activations, transient
+
+
+def _summits(spec: ModelSpec, config: Train, tokens: int, fused: bool) -> list[Summit]:
+    """At the loss, and when the first layer is walked backward; and in attention, of the last layer and the first."""
+    width, count = WIDTHS[config.precision.kind], spec.parameters()
+    more = config.microbatches > 1
+    wide = more and width < 4 and config.precision.masters  # sums in float32
+    before = count * (4 if wide else width) if more else 0  # of earlier microbatches
+    fresh = count * width if wide or not more else 0
+    head = before + spec.vocab * spec.hidden * width
+    stream = tokens * spec.hidden * width
+    everything, one = layer_bytes(spec, config.precision, tokens, fused)
+    passing = _in_flight(spec, width, tokens, config.precision.recompute)
+    at_loss = max(_logits_bytes(spec, width, tokens, fused) + 3 * stream, passing)
+    found = [(head, everything, at_loss), (before + fresh, one, passing)]
+    if fused:
+        gone = _kept_behind_attention(spec, width, tokens, config.precision.recompute)
+        turning = _in_attention(spec, config, width, tokens)
+        found += [(head, everything - gone, turning), (before + fresh, one - gone, turning)]
+    return found
+
+
+def layer_bytes(spec: ModelSpec, precision: Precision, tokens: int, fused: bool) -> tuple[int, int]:
+    """What all layers together keep, and what there is of one while it is walked backward."""
     width = WIDTHS[precision.kind]
     stream = tokens * spec.hidden * width
-    one = _kept(spec, width, tokens, precision.recompute if fused else "none")
+    one = _kept(spec, width, tokens, precision.recompute)
     if not fused:
         one = _kept_by_plain(spec, width, tokens)
     if precision.recompute == "full":
-        return spec.layers * 2 * stream + one + _in_flight(spec, width, tokens)
-    return spec.layers * one + 2 * stream + _in_flight(spec, width, tokens)
+        inputs = (2 if fused else 1) * stream
+        return spec.layers * inputs + one, one + inputs
+    return spec.layers * one, one
 
 
 def _kept(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:
@@ -78,8 +135,10 @@ def _kept(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:
     columns += queries  # the result of attention
     columns += spec.hidden  # the sum before the feed-forward
     columns += inner  # gate and up
+    if recompute in ("none", "full"):
+        columns += 2 * spec.hidden  # outputs of both norms
     if recompute != "selective":
-        columns += 2 * spec.hidden + _inner(spec)  # outputs of both norms and of the activation
+        columns += _inner(spec)  # of the activation
     statistics = 4 * (2 + spec.heads)  # float32: two norms, the log-sum-exp of each head
     return tokens * (columns * width + statistics)
 
@@ -94,10 +153,28 @@ def _kept_by_plain(spec: ModelSpec, width: int, tokens: int) -> int:
     return tokens * (2 * norm + heads + turned + columns * width + 4 * spec.heads)
 
 
-def _in_flight(spec: ModelSpec, width: int, tokens: int) -> int:
+def _in_flight(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:
     """Gradients of the widest product and of the residual stream, which exist while a layer is walked backward."""
     inner = (2 if spec.gated else 1) * _inner(spec)
-    return tokens * (inner + _inner(spec) + 2 * spec.hidden) * width
+    again = _inner(spec) if recompute == "selective" else 0  # what the activation gives once more
+    return tokens * (inner + _inner(spec) + again + 2 * spec.hidden) * width
+
+
+def _kept_behind_attention(spec: ModelSpec, width: int, tokens: int, recompute: str) -> int:
+    """The part of `_kept` that is gone when a layer's attention is walked backward."""
+    columns = spec.hidden + (2 if spec.gated else 1) * _inner(spec)
+    columns += spec.hidden if recompute in ("none", "full") else 0
+    columns += _inner(spec) if recompute != "selective" else 0
+    return tokens * (columns * width + 4)
+
+
+def _in_attention(spec: ModelSpec, config: Train, width: int, tokens: int) -> int:
+    """Gradients of its result, of the joined projection and of the residual stream; slopes, where heads are wide."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    slopes = 0
+    if width == 2 and spec.head_dim == 128 and spec.heads > spec.kv_heads:
+        slopes = slopes_bytes(tokens, config.data.sequence, spec.heads)
+    return tokens * (2 * queries + 2 * keys + spec.hidden) * width + slopes
 
 
 def _inner(spec: ModelSpec) -> int:
@@ -108,8 +185,8 @@ def _inner(spec: ModelSpec) -> int:
 
 def _logits_bytes(spec: ModelSpec, width: int, tokens: int, fused: bool) -> int:
     if fused:
-        return min(LOGITS, tokens * spec.vocab * width) + 2 * spec.vocab * spec.hidden * width
-    return min(tokens, 4096) * spec.vocab * (width + 8) + spec.vocab * spec.hidden * width
+        return min(LOGITS, tokens * spec.vocab * width)
+    return min(tokens, 4096) * spec.vocab * (width + 8)
 
 
 def checkpoint_bytes(spec: ModelSpec, config: Train) -> int:

@@ -25,6 +25,7 @@ from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
 from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
 from cairn.train.loss import NextToken
+from cairn.train.memory import checkpoint_bytes, fitting, room_of, with_recompute
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.alone import Alone, packed
 from cairn.train.parallel.interface import Parallel
@@ -35,6 +36,7 @@ from cairn.train.parallel.wrap import parallelize
 from cairn.train.precision import dtype_of
 from cairn.train.products import make_products, through_products
 from cairn.train.recompute import recomputing
+from cairn.train.recompute_kinds import Recompute
 from cairn.train.state import TrainState
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
@@ -103,8 +105,6 @@ def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
 
 def check_room(config: Train, spec: ModelSpec) -> None:
     """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
-    from cairn.train.memory import checkpoint_bytes
-
     existing = config.folder.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -128,20 +128,21 @@ def build_model(
 def assemble_alone(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
-    notes = []
     fused, why = choose_form(config, spec, device)
-    notes.append(f"{'fused' if fused else 'plain'} form because {why}")
+    notes = [f"{'fused' if fused else 'plain'} form because {why}"]
+    config, found = settle_recompute(config, spec, device, fused)
+    notes += found
     fp8 = config.precision.fp8
     model = build_model(config, spec, device, start, fused=fused or fp8 != "none")
     products = make_products(fp8)
     parallel: Parallel
     if fused:
-        form = FusedTraining(model, config.data.sequence, products, config.precision.recompute)
+        form = FusedTraining(model, config.data.sequence, products, _kind(config))
         parallel = Alone(model, form, form.attend, config.precision.masters)
     else:
         if fp8 != "none":
             through_products(model, products)
-        forward = recomputing(model, config.precision.recompute)
+        forward = recomputing(model, _kind(config))
         parallel = Alone(model, forward, packed, config.precision.masters)
     return Prepared(_state(config, spec, parallel, device, fused), corpus, fused, notes)
 
@@ -155,15 +156,16 @@ def _prepare_spread(
             f"fp8 with the layout {config.parallel.words()} is not there yet",
             hint="set precision.fp8 to none, or train on one GPU",
         )
+    config, found = settle_recompute(config, spec, device, fused=False)
     mesh = Mesh.join(config.parallel, str(device))
     on_gpu = device.type == "cuda"
     parallel = parallelize(
         spec, mesh, config.spread, dtype=dtype_of(config.precision), seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
         attend=Varlen if on_gpu and spec.head_dim in WIDTHS else None,
-        recompute=config.precision.recompute,
+        recompute=_kind(config),
     )  # fmt: skip
-    notes = [f"layout {config.parallel.words()}, plain form"]
+    notes = [f"layout {config.parallel.words()}, plain form", *found]
     return Prepared(_state(config, spec, parallel, device, on_gpu), corpus, False, notes)
 
 
@@ -176,6 +178,31 @@ def _state(
     )  # fmt: skip
     loss = NextToken(spec, config.precision.z_loss, fused)
     return TrainState(config, spec, parallel, optimizer, loss, device)
+
+
+def settle_recompute(
+    config: Train, spec: ModelSpec, device: torch.device, fused: bool
+) -> tuple[Train, list[str]]:
+    """The recipe without `auto`, and what was chosen in its place."""
+    precision = config.precision
+    if precision.recompute != "auto":
+        return config, []
+    kind: Recompute
+    if device.type != "cuda":
+        kind, why = "none", "the host's memory is not counted"
+    elif config.parallel.world() > 1:
+        kind, why = "selective", "the layout divides what is predicted for one process"
+    else:
+        room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
+        kind, why = fitting(spec, config, fused, room), f"{format_bytes(int(room))} may be used"
+    note = f"recompute {kind} because {why}; override: --precision.recompute"
+    return with_recompute(config, kind), [note]
+
+
+def _kind(config: Train) -> Recompute:
+    kind = config.precision.recompute
+    assert kind != "auto"  # settled
+    return kind
 
 
 def _fill(stage: Stage, spec: ModelSpec, start: Checkpoint, device: torch.device) -> None:

@@ -11,6 +11,7 @@ summed dimension, so backward quantises transposed copies. Masters and states st
 multiple of 16 stay in 16 bits.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -24,15 +25,14 @@ from cairn.models.layers import Columns, Rows
 from cairn.models.transformer import Transformer
 
 Kept = tuple[Tensor, ...]  # small tensors that forward leaves for backward: scales
+OfWeight = Callable[[Tensor], Tensor]  # the gradient of the weight, from x
 
 
 class Products(Protocol):
     def forward(self, x_MK: Tensor, w_NK: Tensor) -> tuple[Tensor, Kept]: ...
 
-    def backward(
-        self, g_MN: Tensor, x_MK: Tensor, w_NK: Tensor, kept: Kept
-    ) -> tuple[Tensor, Tensor]:
-        """dx, dw."""
+    def backward(self, g_MN: Tensor, w_NK: Tensor, kept: Kept) -> tuple[Tensor, OfWeight]:
+        """dx, and how dw comes from x: which may have to be computed again, from dx or beside it."""
         ...
 
 
@@ -42,10 +42,8 @@ class Plain:
     def forward(self, x_MK: Tensor, w_NK: Tensor) -> tuple[Tensor, Kept]:
         return x_MK @ w_NK.t(), ()
 
-    def backward(
-        self, g_MN: Tensor, x_MK: Tensor, w_NK: Tensor, kept: Kept
-    ) -> tuple[Tensor, Tensor]:
-        return g_MN @ w_NK, g_MN.t() @ x_MK
+    def backward(self, g_MN: Tensor, w_NK: Tensor, kept: Kept) -> tuple[Tensor, OfWeight]:
+        return g_MN @ w_NK, lambda x_MK: g_MN.t() @ x_MK
 
 
 class Fp8ByTensor:
@@ -57,19 +55,19 @@ class Fp8ByTensor:
         x, w = quantize_tensor(x_MK.contiguous()), quantize_tensor(w_NK)
         return _product(x, w, x_MK.dtype, fast=True), (x.scale, w.scale)
 
-    def backward(
-        self, g_MN: Tensor, x_MK: Tensor, w_NK: Tensor, kept: Kept
-    ) -> tuple[Tensor, Tensor]:
+    def backward(self, g_MN: Tensor, w_NK: Tensor, kept: Kept) -> tuple[Tensor, OfWeight]:
         if not kept:
-            return PLAIN.backward(g_MN, x_MK, w_NK, kept)
+            return PLAIN.backward(g_MN, w_NK, kept)
         scale_x, scale_w = kept
         values, g_turned, scale = quantize_turned(g_MN, None, E5M2, both=True)
-        w_turned = quantize_turned(w_NK, scale_w).turned
-        x_turned = quantize_turned(x_MK.contiguous(), scale_x).turned
-        g = Quantized(cast(Tensor, values), scale)
-        dx = _product(g, Quantized(w_turned, scale_w), x_MK.dtype, fast=False)
-        g = Quantized(g_turned, scale)
-        return dx, _product(g, Quantized(x_turned, scale_x), x_MK.dtype, fast=False)
+        w = Quantized(quantize_turned(w_NK, scale_w).turned, scale_w)
+        dx = _product(Quantized(cast(Tensor, values), scale), w, g_MN.dtype, fast=False)
+
+        def of_weight(x_MK: Tensor) -> Tensor:
+            x = Quantized(quantize_turned(x_MK.contiguous(), scale_x).turned, scale_x)
+            return _product(Quantized(g_turned, scale), x, x_MK.dtype, fast=False)
+
+        return dx, of_weight
 
 
 class Fp8ByRow:
@@ -81,13 +79,11 @@ class Fp8ByRow:
         x, w = quantize(x_MK.contiguous()), quantize(w_NK)
         return _product(x, w, x_MK.dtype, fast=True), ()
 
-    def backward(
-        self, g_MN: Tensor, x_MK: Tensor, w_NK: Tensor, kept: Kept
-    ) -> tuple[Tensor, Tensor]:
-        if not _fits(x_MK, w_NK):
-            return PLAIN.backward(g_MN, x_MK, w_NK, kept)
+    def backward(self, g_MN: Tensor, w_NK: Tensor, kept: Kept) -> tuple[Tensor, OfWeight]:
+        if not _fits(g_MN, w_NK):
+            return PLAIN.backward(g_MN, w_NK, kept)
         g, w = quantize(g_MN), quantize(w_NK.t().contiguous())
-        return _product(g, w, x_MK.dtype, fast=False), g_MN.t() @ x_MK
+        return _product(g, w, g_MN.dtype, fast=False), lambda x_MK: g_MN.t() @ x_MK
 
 
 PLAIN = Plain()
@@ -127,8 +123,8 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         x, weight, *kept = ctx.saved_tensors
-        dx, dw = ctx.products.backward(grads[0].contiguous(), x, weight, tuple(kept))
-        return dx, dw, None
+        dx, of_weight = ctx.products.backward(grads[0].contiguous(), weight, tuple(kept))
+        return dx, of_weight(x), None
 
 
 def product(x_MK: Tensor, w_NK: Tensor, products: Products) -> Tensor:

@@ -4,12 +4,13 @@
     selective   products and attention keep their results; norms, activations and rotations are computed again
     full        a layer keeps its input only; all of it is computed again: a third more work, the least memory
 
-For the plain form, by torch's own checkpointing. The fused form has its own selective kind, see `fused_forward`.
+For the plain form, by torch's own checkpointing; it takes `norms` for selective. The fused form has kinds of its own,
+see `fused_forward`.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ from torch.utils.checkpoint import (
 
 from cairn.models.attend import Attend
 from cairn.models.transformer import Transformer
-
-Recompute = Literal["none", "selective", "full"]
+from cairn.train.recompute_kinds import Recompute
 
 _ATEN = torch.ops.aten
 # Costly to compute again; everything else is not.
@@ -42,7 +42,7 @@ def recomputing(model: Transformer, kind: Recompute) -> Callable[[Tensor, Tensor
     if kind == "none":
         return model
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if kind == "selective":
+    if kind != "full":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
 
     def forward(tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cairn.core.config import to_toml
+from cairn.core.job_ledger import read_ledger
 from cairn.core.units import format_bytes, format_count, format_duration
 from cairn.models.spec import ModelSpec
 from cairn.report import plot
@@ -34,6 +35,7 @@ def render(
         table(["part", "bytes"], [[name, format_bytes(size)] for name, size in memory.table().items()]
               + [["together", format_bytes(memory.total())]]),
         *_bad_steps(records),
+        *_wall_time(config),
         heading("The recipe"),
         element("pre", to_toml(config)),
     ]  # fmt: skip
@@ -91,3 +93,26 @@ def _bad_steps(records: list[Record]) -> list[str]:
         return []
     rows = [[str(record.step), record.bad] for record in bad]
     return [heading("Steps that changed nothing"), table(["step", "why"], rows)]
+
+
+def _wall_time(config: Train) -> list[str]:
+    """Of a supervised run: where the time went, and what failed."""
+    ledger = read_ledger(config.folder)
+    if ledger is None:
+        return []
+    share = {part: seconds / ledger.wall if ledger.wall else 0.0 for part, seconds in ledger.parts.items()}  # fmt: skip
+    rows = [
+        [part, format_duration(round(seconds, 2)), f"{share[part]:.1%}",
+         ", ".join(f"{cause} {spent:.1f} s" for cause, spent in ledger.by_cause.get(part, {}).items())]
+        for part, seconds in ledger.parts.items()
+    ]  # fmt: skip
+    failures = [
+        [str(i.step), i.cause, i.why, i.rung, str(i.steps_lost), f"{i.detect_s:.2f} s", f"{i.recovery_s:.2f} s"]
+        for i in ledger.incidents
+    ]  # fmt: skip
+    found: list[str] = [heading(f"Wall time, {ledger.ettr:.1%} of it productive"),
+                        table(["part", "time", "share", "causes"], rows)]  # fmt: skip
+    if failures:
+        names = ["step", "cause", "why", "answer", "steps lost", "found after", "back after"]
+        found += [heading("Failures"), table(names, failures)]
+    return found

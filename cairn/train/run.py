@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from cairn.comm.watchdog import watching
 from cairn.core.config import to_toml
 from cairn.models.export import TOKENIZER_FILES
 from cairn.train.checkpoint.export import export_newest
@@ -40,18 +41,21 @@ def run(
     rank: int = 0,
     say: Callable[[str], None] = print,
     told: Callable[[Record], None] = lambda record: None,
+    make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
+    """`make_loop`: another loop around the same steps; a supervised run has its own."""
     world = config.parallel.world()
     prepared = prepare(config)
     folder, state = config.folder, prepared.state
-    memory = predict(state.spec, config, prepared.fused)
+    memory = predict(state.spec, state.config, prepared.fused)
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECIPE).write_text(to_toml(config), encoding="utf-8")
         keep_tokenizer(prepared.corpus, config, folder / TOKENIZER)
         for note in prepared.notes:
             say(note)
-    outcome = Loop(state, prepared.corpus.source, world, rank, say, told).run()
+    with watching(rank, world, say):
+        outcome = make_loop(state, prepared.corpus.source, world, rank, say, told).run()
     if rank != 0:
         return Finished(outcome=outcome, folder=str(folder))
     model = None

@@ -309,6 +309,15 @@ class Descriptor:
         result[inside] = cells[torch.from_numpy(places[inside])].float().numpy()
         return result
 
+    def write(self, at: list[int], values: np.ndarray) -> None:
+        """A block of two dimensions, within the bounds."""
+        rows, columns = self.block_type.shape
+        assert at[0] + rows <= self.bounds[0]
+        assert at[1] + columns <= self.bounds[1]
+        whole = self.base.as_strided(self.bounds, self.strides)
+        part = whole[at[0] : at[0] + rows, at[1] : at[1] + columns]
+        part.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+
 
 COPIES: "queue.SimpleQueue[tuple]" = queue.SimpleQueue()
 
@@ -318,6 +327,22 @@ def async_copy_global_to_shared(descriptor, at, barrier, memory, pred=True):
         return
     memory.array[...] = np.nan  # until it has come
     COPIES.put((descriptor, [operator.index(i) for i in at], _barrier(barrier), memory))
+
+
+def async_copy_shared_to_global(descriptor, at, memory):
+    """Reads its buffer now and when it is waited for, and it must not have changed in between."""
+    leaving = getattr(FLIGHT, "leaving", [])
+    place = [operator.index(i) for i in at]
+    FLIGHT.leaving = [*leaving, (descriptor, place, memory, memory.array.copy())]
+
+
+def store_wait(pendings):
+    leaving = getattr(FLIGHT, "leaving", [])
+    count = len(leaving) - pendings
+    for descriptor, at, memory, early in leaving[:count]:
+        assert np.array_equal(early, memory.array), "a buffer changed while it was copied"
+        descriptor.write(at, early)
+    FLIGHT.leaving = leaving[count:] if count > 0 else leaving
 
 
 def _copy_forever():
@@ -389,9 +414,10 @@ FAILED: list[str] = []
 def warp_specialize(parts, warps, registers):
     def run(function, arguments):
         try:
-            FLIGHT.products = []
+            FLIGHT.products, FLIGHT.leaving = [], []
             function(*arguments)
             assert not FLIGHT.products, "a product is never waited for"
+            assert not FLIGHT.leaving, "a copy to memory is never waited for"
         except BaseException as problem:  # noqa: BLE001
             with CHANGED:
                 FAILED.append(f"{type(problem).__name__}: {problem}")
@@ -489,7 +515,10 @@ gluon.__dict__.update(
 hopper = types.ModuleType("triton.experimental.gluon.language.nvidia.hopper")
 hopper.__dict__.update(
     mbarrier=types.SimpleNamespace(init=init, wait=wait, expect=expect, arrive=arrive, MBarrierLayout=Layout),
-    tma=types.SimpleNamespace(async_copy_global_to_shared=async_copy_global_to_shared),
+    tma=types.SimpleNamespace(
+        async_copy_global_to_shared=async_copy_global_to_shared, store_wait=store_wait,
+        async_copy_shared_to_global=async_copy_shared_to_global,
+    ),
     fence_async_shared=lambda: None, warpgroup_mma=warpgroup_mma, warpgroup_mma_wait=warpgroup_mma_wait,
 )  # fmt: skip
 host = types.ModuleType("triton.experimental.gluon.nvidia.hopper")

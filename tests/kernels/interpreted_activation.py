@@ -94,3 +94,14 @@ def test_gradients(fused, kind, dtype):
         relative_error(torch.cat([one for one in plain if one is not None], -1), wide.grad)
         < TOLERANCE[dtype]
     )
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_backward_gives_the_same_result_again(kind, dtype):
+    x, grad = torch.randn(5, 2 * 70).to(dtype), torch.randn(5, 70).to(dtype)
+    y = torch.empty(5, 70, dtype=dtype)
+    poison(y)
+    found, _ = gated_activation_backward(grad, x, activation=kind, y=y, impl="triton")
+    assert torch.equal(y, gated_activation(x, activation=kind, impl="triton"))
+    assert torch.equal(found, gated_activation_backward(grad, x, activation=kind, impl="triton")[0])

@@ -7,10 +7,12 @@ import pytest
 import torch
 from attention_examples import Example, arguments, tensors
 
-from cairn.kernels import attention_gluon, attention_gluon_backward
+from cairn.kernels import attention_gluon, attention_gluon_backward, attention_room
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.attention import attention_reference
+from cairn.kernels.attention_gluon_keys import STEP
 from cairn.kernels.attention_problem import checked_problem
+from cairn.kernels.attention_rings import TILE
 from cairn.kernels.tuned import trying
 
 EXAMPLES = [
@@ -100,3 +102,50 @@ def test_backward(example):
         dlse, problem,
     )  # fmt: skip
     assert relative_error(grads[: len(truth)], truth) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        Example((384, 384), heads=4, kv_heads=2, width=128),
+        Example((256, 256, 256), heads=2, kv_heads=2, rules=dict(causal=False)),
+    ],
+    ids=str,
+)
+def test_backward_with_slopes_kept(example):
+    """The same gradients, and those of keys and values to the bit."""
+    q, k, v = tensors(example, torch.bfloat16, "cpu")
+    causal, length = example.rules.get("causal", True), example.lengths[0]
+    out, lse, problem = run(example, q, k, v, None, cu=None)
+    dout = torch.randn_like(q)
+    key = attention_gluon_backward.backward_key(q.shape[2], causal, length)
+
+    def gradients(slopes):
+        with trying("attention", key, dict(slopes=slopes)):
+            return attention_gluon_backward.attention_backward(
+                dout, q, k, v, None, out, lse, None, problem
+            )
+
+    kept, usual = gradients(True), gradients(False)
+    assert relative_error(kept[0], usual[0].float()) < 4e-3
+    assert torch.equal(kept[1], usual[1])
+    assert torch.equal(kept[2], usual[2])
+
+
+def test_the_room_for_slopes_is_counted_in_the_kernels_blocks():
+    assert (TILE.value, STEP.value) == (attention_room.TILE, attention_room.BLOCK)
+    assert attention_room.slopes_bytes(512, 256, 3) == 2 * 3 * (4 + 3 + 2 + 1) * 64 * 64 * 2
+    assert attention_room.slopes_bytes(512, 200, 3) == 0  # no whole tiles
+    assert attention_room.slopes_bytes(1 << 20, 1 << 20, 8) == 0  # too much
+
+
+def test_gradients_lie_side_by_side_as_the_projection_does():
+    example = Example((256, 256), heads=4, kv_heads=2, width=128)
+    q, k, v = tensors(example, torch.bfloat16, "cpu")
+    out, lse, problem = run(example, q, k, v, None, cu=None)
+    dq, dk, dv, _ = attention_gluon_backward.attention_backward(
+        torch.randn_like(q), q, k, v, None, out, lse, None, problem
+    )
+    assert dq.stride() == dk.stride() == dv.stride() == (8 * 128, 128, 1)
+    assert dk.data_ptr() - dq.data_ptr() == 4 * 128 * 2
+    assert dv.data_ptr() - dk.data_ptr() == 2 * 128 * 2

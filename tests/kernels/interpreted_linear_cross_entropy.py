@@ -8,6 +8,7 @@ import torch
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.cross_entropy_rule import Rule, VocabShard
 from cairn.kernels.linear_cross_entropy import (
+    LOGITS_MIB,
     _chunk,
     linear_cross_entropy,
     linear_cross_entropy_reference,
@@ -106,9 +107,9 @@ def test_a_single_rank_is_a_shard_of_everything():
 
 
 def test_chunks_are_even_and_small():
-    assert _chunk(8192, 131072, torch.bfloat16) == 2048
-    assert _chunk(8192, 151936, torch.bfloat16) == 1664
+    assert _chunk(8192, 131072, torch.bfloat16) == 4096
+    assert _chunk(32768, 151936, torch.bfloat16) == 4096
     assert _chunk(1, 1000, torch.float32) == 128
     for tokens in (1, 127, 5000, 100_000):
         chunk = _chunk(tokens, 151936, torch.bfloat16)
-        assert chunk * 151936 * 2 <= 512 * 2**20
+        assert chunk * 151936 * 2 <= LOGITS_MIB * 2**20

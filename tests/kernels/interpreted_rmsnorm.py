@@ -13,6 +13,7 @@ from cairn.kernels.rmsnorm import (
     rmsnorm,
     rmsnorm_fp8,
     rmsnorm_reference,
+    rmsnorm_with_rstd,
 )
 from cairn.kernels.rmsnorm_backward import rmsnorm_backward, rmsnorm_backward_reference
 from cairn.kernels.rows import key
@@ -149,3 +150,17 @@ def test_no_rows_have_no_gradient():
     rmsnorm(x, weight, impl="triton").sum().backward()
     assert weight.grad is not None
     assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_backward_gives_the_same_result_again(plus_one, dtype):
+    x, residual, grad = torch.randn(3, 7, 40).to(dtype)
+    weight = torch.randn(40).to(dtype)
+    y, total, rstd = rmsnorm_with_rstd(x, residual, weight, plus_one=plus_one, impl="triton")
+    again = torch.empty_like(y)
+    poison(again)
+    with_y = rmsnorm_backward(grad, total, rstd, weight, plus_one=plus_one, y=again, impl="triton")
+    without = rmsnorm_backward(grad, total, rstd, weight, plus_one=plus_one, impl="triton")
+    assert torch.equal(again, y)
+    assert all(torch.equal(one, other) for one, other in zip(with_y, without, strict=True))

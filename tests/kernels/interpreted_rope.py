@@ -137,6 +137,25 @@ def test_gradients(config, dtype):
         assert relative_error(found, wanted.grad) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("normed", [True, False])
+def test_gradients_in_place(normed):
+    """Where attention left them side by side, the same numbers come out, in the same memory."""
+    qkv, heads, table, positions = problem(normed=normed)
+    size = qkv.shape[1] // (heads.q + 2 * heads.kv)
+    joined = torch.randn(len(qkv), heads.q + 2 * heads.kv, size)
+    apart = joined.clone().split([heads.q, heads.kv, heads.kv], dim=1)
+    wanted = rope_backward(*apart, qkv, heads, table, positions, impl="triton")
+    parts = joined.split([heads.q, heads.kv, heads.kv], dim=1)
+    found = rope_backward(*parts, qkv, heads, table, positions, impl="triton", in_place=True)
+    assert found[0].data_ptr() == joined.data_ptr()
+    for one, other in zip(found, wanted, strict=True):
+        assert one is other is None or relative_error(one, other.double()) < 1e-6
+    lonely = [part.clone() for part in apart]
+    elsewhere = rope_backward(*lonely, qkv, heads, table, positions, impl="triton", in_place=True)
+    assert torch.equal(elsewhere[0], wanted[0])
+    assert all(torch.equal(*pair) for pair in zip(lonely, apart, strict=True))
+
+
 def test_gradient_through_v_alone():
     qkv, heads, table, positions = problem(normed=False)
     qkv.requires_grad_()

@@ -1,13 +1,21 @@
 """Training on a GPU: our kernels beside plain torch, fp8 beside bf16, a step that never waits, a run that resumes."""
 
+import functools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
 import pytest
 import torch
 from tiny_runs import losses, recipe, steps
 
 from cairn.train.config import Checkpoint, Data, Model, Optim, Precision, Schedule
+from cairn.train.data.batch import Batch, join
+from cairn.train.data.source import microbatch
 from cairn.train.loop import Loop
 from cairn.train.metrics_log import read_log
-from cairn.train.prepare import prepare
+from cairn.train.prepare import describe, prepare
 from cairn.train.step import train_step
 
 pytestmark = pytest.mark.gpu
@@ -27,21 +35,46 @@ def ready(folder, **changes):
 
 def curve(folder, precision, count, **changes):
     prepared = prepare(ready(folder, precision=precision, **changes))
-    results = steps_on_gpu(prepared, count)
-    return losses(results)
-
-
-def steps_on_gpu(prepared, count):
-    source = prepared.corpus.source
-
-    class Moved:
-        def batch(self, number):
-            return source.batch(number).to("cuda")
-
-    return steps(prepared, count, Moved())
+    return losses(steps(prepared, count))
 
 
 BF16 = Precision(kind="bfloat16", recompute="selective")
+
+
+# Many tokens a step, a low rate and a long warm-up: where a model falls quickly, a step too few in 300 is a large
+# difference of losses, and says nothing about arithmetic.
+CURVES = Data(
+    sources=["stories"], vocab=768, sequence=512, sequences=16, microbatch=16, document_mask=False
+)
+STEPS = 300
+
+
+@functools.cache
+def curves_halves() -> list:
+    """The batches of all steps, each in two."""
+    source = describe(calm(None, BF16))[0].source
+    size = CURVES.sequences // 2
+    starts = range(0, STEPS * CURVES.sequences, size)
+    return [microbatch(source, range(start, start + size)) for start in starts]
+
+
+def curves_batches(parts: int) -> Iterator[list[Batch]]:
+    halves = curves_halves()
+    for pair in zip(halves[::2], halves[1::2], strict=True):
+        yield [half.to("cuda") for half in (pair if parts == 2 else [join(pair)])]
+
+
+def calm(folder, precision, parts=1):
+    data = msgspec.structs.replace(CURVES, microbatch=CURVES.sequences // parts)
+    return ready(folder, precision=precision, data=data, steps=STEPS, optim=Optim(lr=3e-4),
+                 schedule=Schedule(kind="cosine", warmup=50))  # fmt: skip
+
+
+def smooth_curve(folder, precision, parts=1):
+    """Losses of all steps, as means of ten."""
+    state = prepare(calm(folder, precision, parts)).state
+    found = [train_step(state, batches).loss for batches in curves_batches(parts)]
+    return torch.stack(found).cpu().unfold(0, 10, 1).mean(-1)
 
 
 @pytest.mark.timeout(600)
@@ -56,13 +89,16 @@ BF16 = Precision(kind="bfloat16", recompute="selective")
     ids=["plain torch", "full recompute", "fp8 by tensor", "fp8 by row"],
 )
 def test_loss_curves_overlap_over_300_steps(tmp_path, other):
-    ours = curve(tmp_path, BF16, 300)
-    theirs = curve(tmp_path, other, 300)
-    smooth = torch.tensor([ours, theirs]).unfold(1, 10, 1).mean(-1)
-    difference = (smooth[0] - smooth[1]).abs()
-    print(f"largest difference {difference.max():.4f} at step {difference.argmax().item()}")
-    assert ours[-1] < 0.3 * ours[0]
-    assert difference.max() < 0.02
+    """Within 0.02; or within what comes of adding up the same numbers in another order, if that is more."""
+    ours = smooth_curve(tmp_path, BF16)
+    noise = (ours - smooth_curve(tmp_path, BF16, parts=2)).abs().max().item()
+    difference = (ours - smooth_curve(tmp_path, other)).abs()
+    most, step = difference.max().item(), difference.argmax().item()
+    print(
+        f"loss {ours[0]:.2f} -> {ours[-1]:.2f}, other order {noise:.4f}, largest difference {most:.4f} at {step}"
+    )
+    assert ours[-1] < 0.6 * ours[0]
+    assert most < max(0.02, 2 * noise)
 
 
 @pytest.mark.parametrize("states", ["bfloat16", "int8"])
@@ -78,18 +114,27 @@ def test_muon_learns(tmp_path):
     assert found[-1] < 0.6 * found[0]
 
 
+@contextmanager
+def refusing_to_wait():
+    """Whatever makes the host wait for the device is an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it exists
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_step_never_waits_for_the_device(tmp_path):
     prepared = prepare(ready(tmp_path, precision=BF16))
     batch = [prepared.corpus.source.batch(0).to("cuda")]
     for _ in range(3):
         train_step(prepared.state, batch)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         for _ in range(3):
             result = train_step(prepared.state, batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert result.loss.isfinite().item()
 
 

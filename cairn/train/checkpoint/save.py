@@ -33,6 +33,7 @@ class Saver:
         self.root, self.keep, self.in_background = root, keep, in_background
         self.thread: threading.Thread | None = None
         self.failure: BaseException | None = None
+        self.staging: dict[str, torch.Tensor] = {}  # kept: memory that is known costs a fraction
         # Collectives of the writing thread must not mix with those of training.
         self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
 
@@ -41,7 +42,8 @@ class Saver:
         self.wait()
         with span("checkpoint copy", step=step):
             staged = {
-                name: piece._replace(tensor=_copied(piece.tensor)) for name, piece in pieces.items()
+                name: piece._replace(tensor=self._copied(name, piece.tensor))
+                for name, piece in pieces.items()
             }
             if torch.cuda.is_available() and torch.cuda.is_initialized():
                 torch.cuda.synchronize()
@@ -90,6 +92,13 @@ class Saver:
             if first:
                 folders.remove(folder)
 
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Into memory of an earlier save: the one before has been written, so it is free again."""
+        home = self.staging.get(name)
+        if home is None or home.shape != tensor.shape or home.dtype != tensor.dtype:
+            home = self.staging[name] = _like(tensor)
+        return home.copy_(tensor.detach(), non_blocking=True)
+
     def _barrier(self) -> None:
         if self.group is not None:
             dist.barrier(self.group)
@@ -105,12 +114,9 @@ def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -
         )  # fmt: skip
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """On the host, in memory of its own; pinned, so that the copy runs at the speed of the bus."""
-    if not tensor.is_cuda:
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
-    home = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return home.copy_(tensor.detach(), non_blocking=True)
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host; pinned where a GPU copies into it, so that it runs at the speed of the bus."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 def _cause(error: BaseException) -> BaseException:

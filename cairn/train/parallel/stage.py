@@ -25,7 +25,8 @@ from cairn.models.spec import Experts, ModelSpec, Rope
 from cairn.models.transformer import Layer, Positions
 from cairn.train.parallel.pipeline.deferred import Owed, deferring
 from cairn.train.parallel.tensor import GatherRows, SequenceShards, VocabularyShards
-from cairn.train.recompute import KEPT, Recompute
+from cairn.train.recompute import KEPT
+from cairn.train.recompute_kinds import Recompute
 
 Head = Callable[
     [Tensor, Vocabulary], Tensor
@@ -160,7 +161,7 @@ def _forgetting(kind: Recompute, owed: Owed | None) -> dict[str, Any]:
     def contexts() -> tuple[Context, Context]:
         first: Context = nullcontext()
         second: Context = nullcontext()
-        if kind == "selective":
+        if kind != "full":
             first, second = create_selective_checkpoint_contexts(list(KEPT))
         return first, _both(second, deferring(owed))
 

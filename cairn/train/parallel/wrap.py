@@ -44,7 +44,7 @@ from cairn.train.parallel.rows import pieces_of_rows
 from cairn.train.parallel.stage import ExpertMaker, Stage, share_of
 from cairn.train.parallel.tensor import SequenceShards, TensorShards
 from cairn.train.parallel.zero import Zero
-from cairn.train.recompute import Recompute
+from cairn.train.recompute_kinds import Recompute
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch

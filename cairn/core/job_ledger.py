@@ -1,0 +1,331 @@
+"""Where the wall time of a job went: every second is one of six, and the six add up to the whole.
+
+    wall = productive + lost + checkpoint + detect + restart + queue          ETTR = productive / wall
+
+    queue        submitted, not started            detect       something has failed and nobody knows yet
+    restart      processes start, state is read    lost         steps that had to be done again
+    checkpoint   training waited for a copy        productive   steps that stayed
+
+`account` is a pure function of what happened and when: the live view, the report, /metrics and the tests read it alike.
+The supervisor of a run appends what happens to RUN/recovery/events.jsonl and writes the sums to
+RUN/recovery/ledger.json (a `Ledger`, whole or not at all), twice a second: `cairn jobs why` reads it with `read_ledger`
+and prints `Ledger.line()`. No clock in here.
+"""
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cairn.core.errors import DataError
+from cairn.core.metrics import Counter, Gauge, Metric, Metrics
+
+FOLDER, FILE, EVENTS, STATUS, METRICS = (
+    "recovery", "ledger.json", "events.jsonl", "status.json", "metrics.prom",
+)  # fmt: skip
+Part = Literal["productive", "lost", "checkpoint", "detect", "restart", "queue"]
+PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", kw_only=True):
+    at: float  # seconds on one clock, the same for all events of a job
+
+
+class Submitted(Event, frozen=True):
+    """The job exists; it may have to wait."""
+
+
+class Started(Event, frozen=True):
+    """Processes are started, from `step`."""
+
+    step: int
+
+
+class Trained(Event, frozen=True):
+    """All ranks have their state; the first step begins."""
+
+
+class Stepped(Event, frozen=True):
+    """The step that ended now; `blocked`: seconds since the step before that training waited for checkpoints."""
+
+    step: int
+    blocked: float = 0.0
+
+
+class Failed(Event, frozen=True):
+    """Found out now; `since`: the last moment in which all was well."""
+
+    since: float
+    cause: str
+    rank: int | None = None
+    node: int | None = None
+    why: str = ""
+    rung: str = ""  # what was done about it
+
+
+class Paused(Event, frozen=True):
+    """Stopped on purpose, to go on elsewhere; nothing is lost."""
+
+    cause: str
+
+
+class Noticed(Event, frozen=True):
+    """Something to know that stops nobody: a rank that is far slower than the others."""
+
+    what: str
+    rank: int
+
+
+class Ended(Event, frozen=True):
+    """The job is over."""
+
+    finished: bool = True
+
+
+AnyEvent = Submitted | Started | Trained | Stepped | Failed | Paused | Noticed | Ended
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One failure, and what it cost."""
+
+    cause: str
+    why: str
+    rung: str
+    rank: int | None
+    node: int | None
+    step: int  # the last one that had been done
+    back_to: int  # the one from which the run went on
+    detect_s: float
+    recovery_s: float  # from the finding to the next step's beginning
+
+    @property
+    def steps_lost(self) -> int:
+        return self.step - self.back_to
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums so far. `by_cause`: part -> cause -> seconds, of the parts that have a cause."""
+
+    wall: float
+    parts: dict[str, float]
+    by_cause: dict[str, dict[str, float]]
+    incidents: list[Incident]
+    steps: int
+    state: str  # queued, restarting, training, ended, failed
+    ettr: float
+
+    def line(self) -> str:
+        """For a person, in one line."""
+        spent = ", ".join(
+            f"{part} {self.parts[part]:.1f} s" for part in PARTS[1:] if self.parts[part] >= 0.05
+        )
+        last = self.incidents[-1] if self.incidents else None
+        after = (
+            f"; last failure: {last.cause} ({last.why}), answered by {last.rung}" if last else ""
+        )
+        share = f"{self.ettr:.0%} of {self.wall:.1f} s productive"
+        return f"{self.state} at step {self.steps}: {share}; {spent or 'nothing lost'}{after}"
+
+
+class Book:
+    """The walk over the events: each interval between two of them goes to one part, or is split."""
+
+    def __init__(self) -> None:
+        self.parts = dict.fromkeys(PARTS, 0.0)
+        self.by_cause: dict[str, dict[str, float]] = {}
+        self.doubtful: list[
+            tuple[int, float]
+        ] = []  # (step, seconds) that a failure could still cost
+        self.open = 0.0  # of the step that has not ended
+        self.cause = "start"
+        self.incidents: list[Incident] = []
+        self.failed: Failed | None = None
+        self.step = self.reached = 0
+        self.state = "queued"
+        self.now: float | None = None
+
+    def ledger(self, now: float | None = None) -> Ledger:
+        """The sums so far; `now`: until when what happens at the moment has lasted. Changes nothing."""
+        sums = copy.copy(self)
+        sums.parts = dict(self.parts)
+        sums.by_cause = {part: dict(causes) for part, causes in self.by_cause.items()}
+        if now is not None:
+            sums.close(now)
+        wall = sum(sums.parts.values())
+        pending = [] if self.failed is None else [sums._incident(self.failed, sums.now)]
+        return Ledger(
+            wall=wall, parts={**sums.parts}, by_cause=sums.by_cause,
+            incidents=[*self.incidents, *pending], steps=sums.step, state=sums.state,
+            ettr=sums.parts["productive"] / wall if wall > 0 else 0.0,
+        )  # fmt: skip
+
+    def safe(self, step: int) -> None:
+        """No failure will cost the steps up to this one any more."""
+        self.doubtful = [(done, seconds) for done, seconds in self.doubtful if done > step]
+
+    def add(self, part: Part, seconds: float, cause: str = "") -> None:
+        self.parts[part] += seconds
+        if cause:
+            causes = self.by_cause.setdefault(part, {})
+            causes[cause] = causes.get(cause, 0.0) + seconds
+
+    def pass_time(self, at: float) -> float:
+        """Seconds since the last event; time does not run backwards."""
+        seconds = 0.0 if self.now is None else max(0.0, at - self.now)
+        self.now = at if self.now is None else max(self.now, at)
+        return seconds
+
+    def take(self, event: AnyEvent) -> None:
+        match event:
+            case Submitted():
+                self.add("queue", self.pass_time(event.at), "queue")
+            case Started():
+                self._idle(event.at)
+                self._back_to(event.step)
+                self.state = "restarting"
+            case Trained():
+                self._trained(event)
+            case Stepped():
+                self._stepped(event)
+            case Failed():
+                self._failed(event)
+            case Paused():
+                self._running(event.at, 0.0)
+                self.cause, self.state = event.cause, "restarting"
+            case Ended():
+                self.close(event.at)
+                self.state = "ended" if event.finished else "failed"
+
+    def _idle(self, at: float) -> None:
+        seconds = self.pass_time(at)
+        if self.state == "queued":
+            self.add("queue", seconds, "queue")
+        elif self.state == "training":
+            self.open += seconds
+        else:
+            self.add("restart", seconds, self.cause)
+
+    def _trained(self, event: Trained) -> None:
+        self._idle(event.at)
+        self.state = "training"
+        if self.failed is not None:
+            self.incidents.append(self._incident(self.failed, event.at))
+            self.failed = None
+
+    def _incident(self, failed: Failed, until: float | None) -> Incident:
+        return Incident(
+            cause=failed.cause, why=failed.why, rung=failed.rung, rank=failed.rank,
+            node=failed.node, step=self.reached, back_to=self.step,
+            detect_s=max(0.0, failed.at - failed.since),
+            recovery_s=max(0.0, (until or failed.at) - failed.at),
+        )  # fmt: skip
+
+    def _running(self, at: float, blocked: float) -> float:
+        """Time of the open step; the part that waited for checkpoints is taken out. What is left of it."""
+        spent = self.open + self.pass_time(at)
+        self.open = 0.0
+        waited = min(blocked, spent)
+        self.add("checkpoint", waited)
+        self.add("productive", spent - waited)
+        return spent - waited
+
+    def _stepped(self, event: Stepped) -> None:
+        worked = self._running(event.at, event.blocked)
+        self.step = event.step
+        self.doubtful.append((event.step, worked))
+
+    def _failed(self, event: Failed) -> None:
+        since = min(event.at, max(event.since, self.now if self.now is not None else event.since))
+        if self.state == "training":
+            self.open += self.pass_time(since)
+            self.add("lost", self.open, event.cause)  # the step that never ended
+            self.open = 0.0
+        else:
+            self._idle(since)
+        self.add("detect", self.pass_time(event.at), event.cause)
+        self.failed = event
+        self.reached = self.step
+        self.cause, self.state = event.cause, "restarting"
+
+    def _back_to(self, step: int) -> None:
+        """The steps after `step` have to be done again: their time was lost."""
+        again = sum(seconds for done, seconds in self.doubtful if done > step)
+        if again:
+            self.add("productive", -again)
+            self.add("lost", again, self.cause)
+        self.doubtful = []
+        self.step = step
+
+    def close(self, at: float) -> None:
+        if self.state == "training":
+            self._running(at, 0.0)
+        elif self.state not in ("ended", "failed"):
+            self._idle(at)
+
+
+def account(events: Iterable[AnyEvent], now: float | None = None) -> Ledger:
+    """The ledger after these events; `now`: the time that the last of them has lasted so far."""
+    book = Book()
+    for event in events:
+        book.take(event)
+    return book.ledger(now)
+
+
+# -- files and metrics ------------------------------------------------------------------------------
+
+CATALOGUE_JOB: tuple[Metric, ...] = (
+    Counter(
+        name="cairn_job_time_seconds_total",
+        help="Wall time of the job by where it went: productive, lost, checkpoint, detect, restart, queue.",
+        unit="seconds",
+        labels=("part", "cause"),
+    ),
+    Counter(
+        name="cairn_job_incidents_total", help="Failures that were answered.", unit="incidents",
+        labels=("cause", "rung"),
+    ),
+    Gauge(name="cairn_job_ettr_ratio", help="Productive time over wall time.", unit="ratio", across="min"),
+    Gauge(name="cairn_job_steps", help="Updates done that stayed.", unit="steps", across="max"),
+)  # fmt: skip
+
+
+def metrics_text(ledger: Ledger) -> str:
+    """The ledger as Prometheus reads it."""
+    metrics = Metrics(CATALOGUE_JOB)
+    for part, seconds in ledger.parts.items():
+        causes = ledger.by_cause.get(part, {})
+        for cause, share in causes.items():
+            metrics.add("cairn_job_time_seconds_total", max(0.0, share), part=part, cause=cause)
+        rest = seconds - sum(causes.values())
+        if rest > 1e-9 or not causes:
+            metrics.add("cairn_job_time_seconds_total", max(0.0, rest), part=part, cause="none")
+    for incident in ledger.incidents:
+        metrics.add("cairn_job_incidents_total", 1, cause=incident.cause, rung=incident.rung or "none")  # fmt: skip
+    metrics.set("cairn_job_ettr_ratio", ledger.ettr)
+    metrics.set("cairn_job_steps", ledger.steps)
+    return metrics.render()
+
+
+def write_ledger(run: Path, ledger: Ledger) -> None:
+    """Whole or not at all: a reader never sees half of it."""
+    folder = run / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {FILE: msgspec.json.encode(ledger), METRICS: metrics_text(ledger).encode()}
+    for name, text in texts.items():
+        fresh = folder / f".{name}"
+        fresh.write_bytes(text)
+        fresh.replace(folder / name)
+
+
+def read_ledger(run: Path) -> Ledger | None:
+    """Of a run's folder; None if nobody has kept one."""
+    path = run / FOLDER / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Ledger)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        hint = "remove it; the run writes a new one"
+        raise DataError(f"{path} is damaged: {error}", hint=hint) from None

@@ -1,0 +1,184 @@
+"""A rank's side of checkpoints in memory: its state is copied to its node's agent, who sends it on.
+
+    state --copy--> this node's memory ....agent....> another node's memory          the step waits for the copy only
+
+Of each rank two copies are kept. The older one is overwritten only when the newer one is safe on two nodes for every
+rank, so there is always a step that all ranks can go back to.
+"""
+
+import mmap
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cairn.core.events import span
+from cairn.train.checkpoint.peer_agent import mark
+from cairn.train.checkpoint.peer_pack import (
+    Entry,
+    Table,
+    entries_of,
+    room_for,
+    tensor_at,
+    write_table,
+)
+from cairn.train.checkpoint.peer_wire import (
+    Done,
+    Reserve,
+    Room,
+    Written,
+    ask,
+    receive,
+    send,
+)
+from cairn.train.checkpoint.piece import Piece
+from cairn.train.recovery.board import Board
+
+Inspect = Callable[[Mapping[str, Piece]], None]
+PATIENCE_S = 10.0  # for the copy before to become safe; then this one is left out, and counted
+ANSWER_S = 30.0
+
+
+class Home:
+    """Memory of this rank's two copies, shared with the agent."""
+
+    def __init__(self, size: int, descriptor: int) -> None:
+        self.size = size
+        self.memory = mmap.mmap(descriptor, 2 * size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        os.close(descriptor)
+        self.tensors: list[dict[str, Tensor]] = [{}, {}]
+
+    def slot(self, number: int) -> memoryview:
+        return memoryview(self.memory)[number * self.size : (number + 1) * self.size]
+
+    def step(self, number: int) -> int:
+        return int.from_bytes(self.slot(number)[:8], "little", signed=True)
+
+
+class PeerMemory:
+    def __init__(
+        self, board: Board, rank: int, world: int, agent: str, generation: int,
+        patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
+        """`agent`: the Unix socket of this node's agent."""
+        self.patience_s = patience_s
+        self.board, self.rank, self.world = board, rank, world
+        self.agent, self.generation = agent, generation
+        self.link: socket.socket | None = None
+        self.home: Home | None = None
+        self.entries: list[Entry] = []
+        self.data = 0
+
+    # -- into memory ------------------------------------------------------------------------------
+
+    def save(
+        self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any],
+        inspect: Inspect = lambda pieces: None,
+    ) -> bool:  # fmt: skip
+        """Whether a copy was made; False when the one before is not safe yet, or the agent is not there.
+
+        `inspect` sees what was copied before it counts, or the state itself where nothing was; it refuses by raising.
+        """
+        with span("memory checkpoint", step=step):
+            written = self._written(step, pieces, about, inspect)
+            if written is None:
+                return self._left_out()
+            if self._tell(written):
+                return True
+            self.close()  # the agent died: once more, to its successor
+            again = self._written(step, pieces, about, lambda pieces: None)
+            return (again is not None and self._tell(again)) or self._left_out()
+
+    def _written(
+        self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any], inspect: Inspect
+    ) -> Written | None:
+        """The copy lies in the memory that the agent sees; None: there was no place for it."""
+        home = self._home(pieces, about)
+        slot = None if home is None else self._free(home)
+        if home is None or slot is None:
+            inspect(pieces)
+            return None
+        used = self._copy(home, slot, pieces, about)
+        homes = home.tensors[slot]
+        inspect({name: piece._replace(tensor=homes[name]) for name, piece in pieces.items()})
+        mark(home.memory, slot, home.size, step)
+        return Written(self.generation, self.rank, step, slot, used)
+
+    def wait_until_safe(self, step: int, patience_s: float = ANSWER_S) -> bool:
+        """Whether every rank's copy of `step` is on two nodes."""
+        deadline = time.monotonic() + patience_s
+        while self.board.committed(self.world) < step:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def _copy(
+        self, home: Home, slot: int, pieces: Mapping[str, Piece], about: Mapping[str, Any]
+    ) -> int:
+        mark(home.memory, slot, home.size, -1)
+        write_table(home.slot(slot), Table(self.entries, dict(about), self.data))
+        homes = home.tensors[slot]
+        if not homes:
+            memory = home.slot(slot)
+            homes.update({e.name: tensor_at(memory, e, self.data) for e in self.entries})
+        for name, piece in pieces.items():
+            homes[name].copy_(piece.tensor.detach(), non_blocking=True)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        last = self.entries[-1]
+        return self.data + last.at + last.size()
+
+    def _free(self, home: Home) -> int | None:
+        """The older copy's place, once the newer one is safe."""
+        slot = 0 if home.step(0) <= home.step(1) else 1
+        newer = home.step(1 - slot)
+        return slot if newer < 0 or self.wait_until_safe(newer, self.patience_s) else None
+
+    def _tell(self, written: Written) -> bool:
+        try:
+            answer = ask(self._linked(), written)
+        except OSError:
+            return False
+        if not isinstance(answer, Done) or not answer.fine:
+            return False
+        self.board.set(self.rank, copied=written.step)
+        return True
+
+    def _left_out(self) -> bool:
+        self.board.ranks["skipped"][self.rank] += 1
+        return False
+
+    def _home(self, pieces: Mapping[str, Piece], about: Mapping[str, Any]) -> Home | None:
+        if self.home is None:
+            self.entries = entries_of(pieces)
+            self.data, size = room_for(self.entries, about)
+            try:
+                link = self._linked()
+                send(link, Reserve(self.generation, self.rank, size))
+                room, descriptor = receive(link)
+            except OSError:
+                self.close()
+                return None
+            if not isinstance(room, Room) or descriptor is None:
+                return None
+            self.home = Home(room.size, descriptor)
+        return self.home
+
+    def _linked(self) -> socket.socket:
+        if self.link is None:
+            link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            link.settimeout(ANSWER_S)
+            link.connect(self.agent)
+            self.link = link
+        return self.link
+
+    def close(self) -> None:
+        """Lets go of the agent; the next copy looks for it again."""
+        if self.link is not None:
+            self.link.close()
+        self.link = self.home = None

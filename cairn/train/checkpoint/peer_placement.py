@@ -1,0 +1,89 @@
+"""Which node keeps a copy of whose state, and to which step a run can go back when some are lost.
+
+    4 nodes, 2 copies       0 <-> 1    2 <-> 3         groups: lost only if a whole group is
+    5 nodes                 0 <-> 1    2 -> 3 -> 4 -> 2  the last group takes what is left over
+
+Pure: no sockets, no clock. Groups rather than a ring because two nodes that fail together are rarely one group
+(Gemini, SOSP 2023): `survives` is that chance.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from cairn.train.checkpoint.peer_recall import Recall, Where
+from cairn.train.checkpoint.peer_wire import Held
+
+
+def node_of(rank: int, world: int, nodes: Sequence[int]) -> int:
+    """Ranks stand side by side on the nodes, as evenly as it goes."""
+    return nodes[rank * len(nodes) // world]
+
+
+def keepers(domains: Sequence[int]) -> list[int | None]:
+    """For each node, the one that keeps copies of its ranks. `domains[n]`: what node n fails together with.
+
+    A node's keeper stands in another domain wherever there is one; None only for a node on its own.
+    """
+    order = _spread(domains)
+    found: list[int | None] = [None] * len(domains)
+    for group in _groups(order):
+        for place, node in enumerate(group):
+            if len(group) > 1:
+                found[node] = group[(place + 1) % len(group)]
+    for node, keeper in enumerate(found):
+        if keeper is None or domains[keeper] == domains[node]:
+            others = [n for n in order if domains[n] != domains[node]]
+            found[node] = others[node % len(others)] if others else keeper
+    return found
+
+
+def _spread(domains: Sequence[int]) -> list[int]:
+    """Nodes so ordered that neighbours are of different domains, as far as it goes."""
+    by_domain: dict[int, list[int]] = {}
+    for node, domain in enumerate(domains):
+        by_domain.setdefault(domain, []).append(node)
+    piles = sorted(by_domain.values(), key=len, reverse=True)
+    longest = max(map(len, piles), default=0)
+    return [pile[row] for row in range(longest) for pile in piles if row < len(pile)]
+
+
+def _groups(order: Sequence[int]) -> list[Sequence[int]]:
+    """Pairs; the last three stay together when the number is odd."""
+    pairs = max(1, len(order) // 2)
+    return [order[2 * i : 2 * i + 2 if i + 1 < pairs else len(order)] for i in range(pairs)]
+
+
+def survives(nodes: int, copies: int, lost: int) -> float:
+    """The chance that `lost` nodes, any of them alike, leave a copy of everything; groups of `copies` nodes."""
+    if nodes % copies or not 0 <= lost <= nodes:
+        raise ValueError(f"{nodes} nodes in groups of {copies}, {lost} lost")
+    groups = nodes // copies
+    ways = sum(
+        (-1) ** j * math.comb(groups, j) * math.comb(nodes - j * copies, lost - j * copies)
+        for j in range(min(groups, lost // copies) + 1)
+    )
+    return ways / math.comb(nodes, lost)
+
+
+def recovery_point(
+    holdings: Mapping[int, Iterable[Held]], generation: int, world: int
+) -> Recall | None:
+    """The newest step of which the nodes still have every rank's copy; None: it has to be the disk."""
+    found: dict[int, dict[int, list[tuple[int, Held]]]] = {}
+    for node, copies in holdings.items():
+        for held in copies:
+            if held.generation == generation:
+                found.setdefault(held.step, {}).setdefault(held.rank, []).append((node, held))
+    whole = [step for step, ranks in found.items() if set(range(world)) <= ranks.keys()]
+    if not whole:
+        return None
+    step = max(whole)
+    copies = tuple(
+        Where(
+            rank,
+            tuple(node for node, _ in found[step][rank]),
+            max(held.check for _, held in found[step][rank]),
+        )
+        for rank in range(world)
+    )
+    return Recall(step, generation, copies)

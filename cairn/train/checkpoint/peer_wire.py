@@ -1,0 +1,170 @@
+"""What ranks and node agents say to each other about copies in memory, and how it travels.
+
+    [4 bytes: length][JSON of one message][the bytes it announces, if any]
+
+Over a Unix socket on the same node, where a piece of memory can be handed over as it is (a file descriptor); over TCP
+between nodes, where its bytes are sent. Knows neither training nor what the bytes mean.
+"""
+
+import array
+import socket
+from typing import Any
+
+import msgspec
+
+LENGTH = 4
+LARGEST = 64 << 20  # of a message without its bytes
+Buffer = bytes | bytearray | memoryview
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Reserve(Message, frozen=True):
+    """Room for two copies of one rank's state; answered by Room and a descriptor."""
+
+    generation: int
+    rank: int
+    size: int  # of one copy
+
+
+class Room(Message, frozen=True):
+    size: int  # of one copy; two lie side by side
+    steps: tuple[int, int]  # what lies there already; -1: nothing
+
+
+class Written(Message, frozen=True):
+    """A copy is complete; the agent sends it on to the other node."""
+
+    generation: int
+    rank: int
+    step: int
+    slot: int
+    used: int
+
+
+class Put(Message, frozen=True):
+    """From agent to agent: `used` bytes follow."""
+
+    generation: int
+    rank: int
+    step: int
+    used: int
+    check: int  # sum of its 64-bit words
+
+
+class Done(Message, frozen=True):
+    fine: bool = True
+    why: str = ""
+
+
+class Ask(Message, frozen=True):
+    """Which copies are there?"""
+
+
+class Held(msgspec.Struct, frozen=True):
+    generation: int
+    rank: int
+    step: int
+    used: int
+    check: int
+
+
+class Holdings(Message, frozen=True):
+    copies: list[Held]
+
+
+class Open(Message, frozen=True):
+    """On the same node: the memory of a rank's copies, as Room and a descriptor."""
+
+    generation: int
+    rank: int
+    step: int
+
+
+class Fetch(Message, frozen=True):
+    """From anywhere: `length` bytes of a copy follow the answer."""
+
+    generation: int
+    rank: int
+    step: int
+    offset: int
+    length: int
+
+
+class Forget(Message, frozen=True):
+    """Copies that cannot be gone on from: of generations before this one, and of its steps after `after`."""
+
+    generation: int
+    after: int
+
+
+AnyMessage = Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Forget
+_decode = msgspec.json.Decoder(AnyMessage).decode
+
+
+class Gone(ConnectionError):
+    """The other end has closed, or sent what is no message."""
+
+
+def send(
+    to: socket.socket, message: Message, payload: Buffer | None = None, handed: int | None = None
+) -> None:
+    """`handed`: a descriptor for the other process, over a Unix socket."""
+    text = msgspec.json.encode(message)
+    head = len(text).to_bytes(LENGTH, "big") + text
+    if handed is None:
+        to.sendall(head)
+    else:
+        sent = socket.send_fds(to, [head], [handed])
+        to.sendall(head[sent:])
+    if payload is not None:
+        to.sendall(payload)
+
+
+def receive(of: socket.socket) -> tuple[AnyMessage, int | None]:
+    """A message, and the descriptor that came with it."""
+    head, handed = _first(of)
+    size = int.from_bytes(head, "big")
+    if not 0 < size <= LARGEST:
+        raise Gone(f"a message of {size} bytes")
+    text = bytearray(size)
+    receive_into(of, text)
+    try:
+        return _decode(text), handed
+    except msgspec.DecodeError as error:
+        raise Gone(f"not a message: {error}") from None
+
+
+def receive_into(of: socket.socket, room: Buffer) -> None:
+    view: Any = memoryview(room).cast("B")
+    got = 0
+    while got < len(view):
+        count = of.recv_into(view[got:], 0, socket.MSG_WAITALL)
+        if count == 0:
+            raise Gone(f"closed after {got:,} of {len(view):,} bytes")
+        got += count
+
+
+def ask(of: socket.socket, message: Message, payload: Buffer | None = None) -> AnyMessage:
+    send(of, message, payload)
+    return receive(of)[0]
+
+
+def _first(of: socket.socket) -> tuple[bytes, int | None]:
+    """The length, byte by byte if it must be, and a descriptor that travels with its first byte."""
+    if of.family != socket.AF_UNIX:
+        head = bytearray(LENGTH)
+        receive_into(of, head)
+        return bytes(head), None
+    data, ancillary, *_ = of.recvmsg(LENGTH, socket.CMSG_LEN(array.array("i").itemsize))
+    handed = None
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            handed = array.array("i", content[: array.array("i").itemsize])[0]
+    if not data:
+        raise Gone("closed")
+    rest = bytearray(LENGTH - len(data))
+    receive_into(of, rest)
+    return data + bytes(rest), handed

@@ -1,0 +1,14 @@
+"""How much is computed again in backward, by name; from the fastest to the thriftiest. Imports nothing.
+
+    none        nothing
+    norms       outputs of norms                          the cheapest bytes: one pass over the stream each
+    selective   outputs of norms and of activations       (and rotations, in the plain form)
+    full        the whole layer: it keeps its input only
+
+`auto` in a recipe is the first of these that fits into the memory: see `memory.fitting`.
+"""
+
+from typing import Literal, get_args
+
+Recompute = Literal["none", "norms", "selective", "full"]
+KINDS: tuple[Recompute, ...] = get_args(Recompute)

@@ -1,0 +1,118 @@
+"""What every process of a supervised run can see at a glance: one page of shared memory.
+
+    rank 0   pid  epoch  phase  beat  step  collectives  busy  copied  replicated  blocked | when each step ended
+    rank 1   ...
+    node 0   agent's pid, when it began
+
+Each rank writes its own line and nobody else's; the supervisor reads all of them, ten times a second, without asking
+anybody. The memory has no name: it is inherited by fork and goes with the last process. Knows no policy.
+"""
+
+import mmap
+import time
+from typing import Any
+
+import numpy as np
+
+STARTING, RESTORING, TRAINING, DONE, PAUSED = range(1, 6)
+PHASES = {0: "not started", STARTING: "starting", RESTORING: "restoring", TRAINING: "training",
+          DONE: "done", PAUSED: "paused"}  # fmt: skip
+GO_ON, PAUSE, STOP = 0, 1, 2
+RING = 4096  # steps whose end is remembered
+
+RANK = np.dtype(
+    [
+        ("pid", "i8"),
+        ("epoch", "i8"),
+        ("phase", "i8"),
+        ("beat_ns", "i8"),  # last sign of life; CLOCK_MONOTONIC is the same in every process
+        ("step", "i8"),  # updates done
+        ("collectives", "i8"),  # begun, in all groups
+        (
+            "busy_ns",
+            "i8",
+        ),  # of the last step: computing, until its gradients had to wait for others
+        ("trained_ns", "i8"),  # when this life began to train
+        ("resumed", "i8"),  # the step from which it really went on
+        ("copied", "i8"),  # step of the newest copy in this node's memory
+        ("replicated", "i8"),  # step of the newest copy in another node's memory
+        ("skipped", "i8"),  # copies left out because the one before was not safe yet
+        ("blocked_ns", "i8"),  # in this life, spent waiting for checkpoints
+        ("saved", "i8"),  # checkpoints on disk, in all lives
+        ("saving_ns", "i8"),  # that training waited for them
+        ("restore_ns", "i8"),  # how long this life took to read its state
+        ("address", "i8"),  # of a large tensor of the state, for fault injection
+        ("bytes", "i8"),
+        ("ended_ns", "i8", (RING,)),  # when step n ended, at n % RING
+    ]
+)
+NODE = np.dtype(
+    [
+        ("pid", "i8"),
+        ("began_ns", "i8"),
+        ("replicated_bytes", "i8"),
+        ("alone", "i8"),  # copies that no other node took
+    ]
+)
+HEAD = np.dtype([("order", "i8"), ("supervisor", "i8"), ("epoch", "i8")])
+
+
+class Board:
+    """Made before the first fork."""
+
+    def __init__(self, ranks: int, nodes: int) -> None:
+        sizes = (HEAD.itemsize, ranks * RANK.itemsize, nodes * NODE.itemsize)
+        self.memory = mmap.mmap(-1, sum(sizes))
+        whole: Any = memoryview(self.memory)
+        self.head: Any = np.frombuffer(whole, HEAD, 1, 0)
+        self.ranks: Any = np.frombuffer(whole, RANK, ranks, sizes[0])
+        self.nodes: Any = np.frombuffer(whole, NODE, nodes, sizes[0] + sizes[1])
+
+    # -- the supervisor ---------------------------------------------------------------------------
+
+    def order(self, what: int) -> None:
+        self.head["order"][0] = what
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Forgets the ranks of the life before; what lies in memory is not forgotten."""
+        self.head["epoch"][0] = epoch
+        if not self.stopping():
+            self.order(GO_ON)
+        for name in RANK.names or ():
+            if name not in ("copied", "replicated", "saved", "saving_ns"):
+                self.ranks[name] = 0
+
+    def committed(self, world: int) -> int:
+        """The newest step that two nodes hold of every rank."""
+        return int(self.ranks["replicated"][:world].min())
+
+    def ends(self, rank: int, after: int) -> list[tuple[int, int]]:
+        """(step, when it ended) of the steps after `after`, as far as they are remembered."""
+        line = self.ranks[rank]
+        done = int(line["step"])
+        first = max(after + 1, done - RING + 1)
+        return [(step, int(line["ended_ns"][step % RING])) for step in range(first, done + 1)]
+
+    # -- a rank -----------------------------------------------------------------------------------
+
+    def set(self, rank: int, **values: int) -> None:
+        for name, value in values.items():
+            self.ranks[name][rank] = value
+
+    def beat(self, rank: int, collectives: int) -> None:
+        line = self.ranks
+        line["collectives"][rank] = collectives
+        line["beat_ns"][rank] = time.monotonic_ns()
+
+    def step_done(self, rank: int, step: int, busy_ns: int) -> None:
+        now = time.monotonic_ns()
+        self.ranks["busy_ns"][rank] = busy_ns
+        self.ranks["ended_ns"][rank, step % RING] = now
+        self.ranks["step"][rank] = step
+        self.ranks["beat_ns"][rank] = now
+
+    def paused(self) -> bool:
+        return int(self.head["order"][0]) == PAUSE
+
+    def stopping(self) -> bool:
+        return int(self.head["order"][0]) == STOP

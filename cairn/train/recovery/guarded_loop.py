@@ -1,0 +1,264 @@
+"""The training loop of a rank that is watched: the same steps, with a sign of life and a copy in memory now and then.
+
+    step -> replicas agree? -> copy into memory -> (disk) -> step ...
+      `--- board: step, when it ended, how long this rank computed
+
+Adds nothing to what is computed. What is done when something fails is decided elsewhere (`supervisor`).
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from cairn.core.errors import CairnError, DataError
+from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.load import About, check_model
+from cairn.train.checkpoint.peer_memory import PeerMemory
+from cairn.train.checkpoint.peer_recall import Reach, Recall, recall_pieces
+from cairn.train.checkpoint.piece import Piece
+from cairn.train.loop import Loop
+from cairn.train.recovery.board import DONE, PAUSED, RESTORING, TRAINING, Board
+from cairn.train.recovery.checksum import Mark, complaint, mark_of
+from cairn.train.recovery.far_copies import FarCopies
+
+
+class Paused(CairnError):
+    """Asked to stop after a copy in memory: the run goes on in another layout."""
+
+
+class RecallFailed(CairnError):
+    """The state could not be read from memory, though it should be there."""
+
+
+class Post(msgspec.Struct, frozen=True):
+    """What a rank is told when it starts."""
+
+    rank: int
+    world: int
+    reach: Reach
+    generation: int
+    recall: Recall | None  # None: from disk, or from nothing
+
+
+class GuardedLoop(Loop):
+    def __init__(self, *args: Any, board: Board, post: Post, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.board, self.post = board, post
+        self.settings = self.config.recovery
+        self.peers = PeerMemory(board, post.rank, post.world, post.reach.path, post.generation)
+        self.busy = BusyTime(self.state.parallel)
+        store = self.settings.object_store
+        self.far = (
+            FarCopies(store, self.settings.object_every, self.root, self.say)
+            if store and self.rank == 0
+            else None
+        )
+        # After a failure some copies lie on one node only: the first step of the new life is copied at once.
+        self.agents = self._agents() if post.recall is None else ()
+        self.copy_soon = self.pausing = False
+        self._tell_address()
+
+    # -- the hooks of the loop ----------------------------------------------------------------------
+
+    def resume(self) -> bool:
+        self.board.set(self.rank, phase=RESTORING)
+        began = time.monotonic_ns()
+        try:
+            return self._recall() or self._from_disk()
+        finally:
+            now = time.monotonic_ns()
+            self.board.set(self.rank, step=self.state.step, restore_ns=now - began)
+            self.board.set(self.rank, resumed=self.state.step)
+            self.board.set(self.rank, phase=TRAINING, trained_ns=now)
+
+    def _from_disk(self) -> bool:
+        if self.far is not None:
+            self.far.fetch_if_empty()
+        if self.control is not None:
+            everybody: Any = self.control
+            dist.barrier(everybody)  # all see what rank 0 has fetched
+        return super().resume()
+
+    def _recall(self) -> bool:
+        recall = self.post.recall
+        if recall is None:
+            return False
+        pieces = self.state.pieces()
+        try:
+            words = recall_pieces(recall, self.post.reach, self.rank, pieces)
+        except (DataError, OSError) as error:
+            raise RecallFailed(f"step {recall.step} in memory: {error}") from error
+        about = msgspec.convert(words, About)
+        check_model(about, self.state.spec, self.root)
+        self.state.restore(about, pieces)
+        on_disk = folders.complete_steps(self.root)
+        self.saved = on_disk[-1] if on_disk else -1
+        self.say(f"going on from memory at step {self.state.step}")
+        return True
+
+    def _one_step(self) -> None:
+        self.busy.begin()
+        super()._one_step()
+        step, settings = self.state.step, self.settings
+        self.board.step_done(self.rank, step, self.busy.nanoseconds())
+        if self.far is not None:
+            self.far.look()
+        if (self.copy_soon or step % settings.memory_every == 0) and step < self.config.steps:
+            self._copy()
+        elif settings.checksum_every and step % settings.checksum_every == 0:
+            self._compare(self.state.pieces())
+
+    def save(self) -> None:
+        began = time.monotonic_ns()
+        if self.state.step:
+            self._compare(self.state.pieces())  # what is wrong must not get to the disk
+        super().save()
+        waited = time.monotonic_ns() - began
+        self.board.ranks["blocked_ns"][self.rank] += waited
+        self.board.ranks["saving_ns"][self.rank] += waited
+        self.board.ranks["saved"][self.rank] += 1
+
+    def _anybody(self, here: bool) -> bool:
+        """All stop after the same step; and all make a copy after the same step, where an agent is a new one."""
+        pause = self.board.paused()
+        stop = here or pause or self.board.stopping()
+        asked = torch.tensor([float(stop), float(pause), float(self.agents != self._agents())])
+        if self.control is not None:
+            dist.all_reduce(asked, group=self.control)
+        stop, self.pausing, self.copy_soon = (bool(answer) for answer in asked.tolist())
+        return stop
+
+    def _finish(self) -> None:
+        if self.pausing and self.state.step < self.config.steps:
+            self._copy()
+            if super()._anybody(not self.peers.wait_until_safe(self.state.step)):
+                super()._finish()  # then the disk has to carry it
+            self.board.set(self.rank, phase=PAUSED)
+            raise Paused(f"paused after step {self.state.step}")
+        super()._finish()
+        if self.far is not None:
+            self.far.wait()
+            self.far.look()
+            self.far.wait()
+        self.board.set(self.rank, phase=DONE)
+
+    # -- what is added ------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        began = time.monotonic_ns()
+        self.agents = self._agents()
+        self._read(0)  # the recent losses are part of the state
+        about = self.state.about(self.source.fingerprint, self.world)
+        pieces, inspect = self.state.pieces(), self._compare
+        if (
+            self.state.device.type == "cuda"
+        ):  # the device reads its memory faster than the host the copy
+            self._compare(pieces)
+            inspect = _silent
+        self.peers.save(self.state.step, pieces, about, inspect)
+        self.board.ranks["blocked_ns"][self.rank] += time.monotonic_ns() - began
+
+    def _compare(self, pieces: Mapping[str, Piece]) -> None:
+        """All ranks call this after the same steps; one that holds other numbers than its replicas ends the epoch."""
+        if self.world == 1:
+            return
+        mine = mark_of(pieces)
+        gathered = torch.empty(self.world, 2, dtype=torch.int64)
+        parts = list(gathered.unbind(0))
+        dist.all_gather(parts, torch.tensor(mine, dtype=torch.int64), group=self.control)
+        marks = [Mark(*part.tolist()) for part in parts]
+        wrong = complaint(marks, self.state.step)
+        if wrong is not None:
+            raise wrong
+
+    def _agents(self) -> tuple[int, ...]:
+        """When each agent began: one that is new has lost what the one before it held."""
+        return tuple(map(int, self.board.nodes["began_ns"]))
+
+    def _tell_address(self) -> None:
+        """Where the largest tensor lies: a fault injector flips a bit there."""
+        pieces = [
+            piece.tensor for name, piece in self.state.pieces().items() if name.startswith("model/")
+        ]
+        largest = max(pieces, key=lambda tensor: tensor.numel())
+        size = largest.untyped_storage().nbytes()
+        self.board.set(self.rank, address=largest.untyped_storage().data_ptr(), bytes=size)
+
+
+def _silent(pieces: Mapping[str, Piece]) -> None:
+    pass
+
+
+class BusyTime:
+    """How long this rank computes before it has to wait for others: it tells a slow rank from those who wait for it.
+
+    From the end of a step's first collective, where all are together, to the moment in which the first gradients are
+    waited for: forward and backward, without any waiting where ranks are replicas of each other.
+    """
+
+    def __init__(self, parallel: Any) -> None:
+        self.began = self.waited = 0
+        parallel.sum_over_data = self._together(parallel.sum_over_data)
+        for sync in getattr(parallel, "syncs", ()):
+            sync.finish = self._noting(sync.finish)
+
+    def begin(self) -> None:
+        self.began = self.waited = 0
+
+    def nanoseconds(self) -> int:
+        return max(0, self.waited - self.began) if self.began and self.waited else 0
+
+    def _together(self, summed: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def noted(value: Tensor) -> Tensor:
+            total = summed(value)
+            self.began = self.began or time.monotonic_ns()
+            return total
+
+        return noted
+
+    def _noting(self, finish: Callable[[], None]) -> Callable[[], None]:
+        def noted() -> None:
+            self.waited = self.waited or time.monotonic_ns()
+            finish()
+
+        return noted
+
+
+class Heart:
+    """Signs of life from a thread of its own, with how many collectives this rank has begun."""
+
+    def __init__(self, board: Board, rank: int, every_s: float) -> None:
+        self.board, self.rank, self.every_s = board, rank, every_s
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join(5)
+
+    def _beat(self) -> None:
+        while not self.stopped.is_set():
+            self.board.beat(self.rank, collectives_begun())
+            self.stopped.wait(self.every_s)
+
+
+def collectives_begun() -> int:
+    """By this process, in all its groups; 0 where torch does not tell."""
+    total = 0
+    with contextlib.suppress(RuntimeError, AttributeError):
+        groups: Any = list(distributed_c10d._world.pg_map)
+        for group in groups:
+            with contextlib.suppress(RuntimeError):
+                total += group._get_sequence_number_for_group()
+    return total

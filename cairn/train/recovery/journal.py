@@ -1,0 +1,115 @@
+"""What a supervised run writes down while it lives, under RUN/recovery/; others read it.
+
+    ledger.json    where the wall time went (`core/job_ledger.Ledger`); `cairn jobs why` and the report read it
+    metrics.prom   the same as Prometheus text
+    events.jsonl   what happened and when, for a supervisor that takes over
+    status.json    who runs where, at which step: process ids, nodes, phases; fault injection reads it
+
+Each file is replaced whole. Knows files and the ledger, no processes.
+"""
+
+import time
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.job_ledger import (
+    EVENTS,
+    FOLDER,
+    STATUS,
+    AnyEvent,
+    Book,
+    Ledger,
+    Stepped,
+    write_ledger,
+)
+from cairn.train.parallel.layout import Layout
+
+EVERY_S = 0.5  # between two writings of the ledger
+
+
+class RankStatus(msgspec.Struct, frozen=True):
+    rank: int
+    pid: int
+    node: int
+    phase: str
+    step: int
+    address: int = 0  # of a large tensor of its state
+    bytes: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs where. Also all that a new supervisor has to know about the lives before."""
+
+    epoch: int
+    generation: int
+    worlds: dict[int, int]  # generation -> ranks
+    layout: Layout
+    nodes: list[int]
+    strikes: dict[int, int]
+    failures: int
+    cordoned: dict[int, str]  # node -> why
+    life: str  # one start of the command
+    root: int  # process ids
+    supervisor: int
+    agents: dict[int, int]
+    ranks: list[RankStatus]
+    committed: int  # the newest step that memory holds of everybody
+    slow: list[int] = []
+    trusted: bool = True  # whether memory may be gone on from
+
+
+class Journal:
+    def __init__(self, run: Path, go_on: bool = False) -> None:
+        """`go_on`: after a supervisor of the same run; otherwise what an earlier run wrote is begun anew."""
+        self.run, self.folder = run, run / FOLDER
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.book = Book()
+        self.written = 0.0
+        self.step_told = 0.0
+        for event in self._known() if go_on else ():
+            self.book.take(event)
+        self.events = (self.folder / EVENTS).open("ab" if go_on else "wb", buffering=0)
+
+    def note(self, event: AnyEvent) -> None:
+        """Counts it; and writes it down, steps only now and then."""
+        self.book.take(event)
+        if isinstance(event, Stepped):
+            if event.at - self.step_told < EVERY_S:
+                return
+            self.step_told = event.at
+        self.events.write(msgspec.json.encode(event) + b"\n")
+
+    def ledger(self) -> Ledger:
+        return self.book.ledger(time.monotonic())
+
+    def write(self, status: Status, force: bool = False) -> None:
+        fresh = self.folder / f".{STATUS}"
+        fresh.write_bytes(msgspec.json.encode(status))
+        fresh.replace(self.folder / STATUS)
+        now = time.monotonic()
+        if force or now - self.written > EVERY_S:
+            self.written = now
+            write_ledger(self.run, self.ledger())
+
+    def close(self) -> None:
+        write_ledger(self.run, self.book.ledger())
+        self.events.close()
+
+    def _known(self) -> list[AnyEvent]:
+        path = self.folder / EVENTS
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        events: list[AnyEvent] = []
+        for line in lines:
+            try:
+                events.append(msgspec.json.decode(line, type=AnyEvent))
+            except msgspec.DecodeError:
+                break  # cut off by the end of its writer
+        return events
+
+
+def read_status(run: Path) -> Status | None:
+    try:
+        return msgspec.json.decode((run / FOLDER / STATUS).read_bytes(), type=Status)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None

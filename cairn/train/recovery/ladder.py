@@ -1,0 +1,136 @@
+"""What to do about a failure: the cheapest rung that can work, and the next one if it did not.
+
+    redo       all processes start again where they were; nobody is to blame
+    heal       a lost process starts again in its place, its state from a neighbour's memory
+    spare      a node is gone: another one that waits takes its place
+    shrink     no spare: fewer replicas, the same batch
+    template   fewer replicas do not fit: another grid of pipelines for the ranks that are left
+    requeue    too few are left here: back to the scheduler, without the bad node
+    stop       it would only fail again: a mistake in the program, or too many failures
+
+A pure function of the incident and of what is left; nothing is started here.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from cairn.core.exit_cause import Cause
+from cairn.train.parallel.layout import Layout
+from cairn.train.recovery.settings import Recovery
+from cairn.train.recovery.templates import Fits, best_for, shrunk
+
+Rung = Literal["redo", "heal", "spare", "shrink", "template", "requeue", "stop"]
+RUNGS: tuple[Rung, ...] = Rung.__args__  # type: ignore[attr-defined]
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    cause: Cause
+    why: str = ""
+    rank: int | None = None  # to blame, where that is known
+    node: int | None = None
+    node_lost: bool = False
+    same_step: int = 0  # how often in a row it failed at this very step, with this cause
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """What can still be used."""
+
+    layout: Layout  # that the job was asked to run in
+    nodes: tuple[int, ...]  # that are in use now
+    spares: tuple[int, ...]
+    ranks_per_node: int
+    strikes: dict[int, int]  # node -> failures laid to it, this one included
+    failures: int  # so far, this one included
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    rung: Rung
+    why: str
+    layout: Layout | None = None  # None: as before
+    nodes: tuple[int, ...] = ()
+    cordon: tuple[int, ...] = ()  # nodes that are not used again until they were looked at
+
+
+def respond(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Response:
+    reason = hopeless(incident, left, settings)
+    if reason is not None:
+        return Response(rung="stop", why=reason)
+    bad = condemned(incident, left, settings)
+    if bad is None:
+        return _in_place(incident, left)
+    return _without(bad, incident, left, fits)
+
+
+def hopeless(incident: Incident, left: Left, settings: Recovery) -> str | None:
+    """Why no rung can help; None: one may."""
+    if incident.cause == "user":
+        return f"a mistake in the program would only fail again: {incident.why}"
+    if incident.cause in ("oom", "unknown") and incident.same_step >= 2:
+        return f"the third time at the same step: {incident.why}"
+    if left.failures > settings.restarts:
+        return f"{left.failures} failures, {settings.restarts} are allowed (recovery.restarts)"
+    return None
+
+
+def condemned(incident: Incident, left: Left, settings: Recovery) -> int | None:
+    """The node that is not used again, if the fault is its own."""
+    if incident.node is None:
+        return None
+    if incident.node_lost:
+        return incident.node
+    blamed = incident.cause in ("hardware", "hang", "network", "corruption", "killed", "unknown")
+    if blamed and left.strikes.get(incident.node, 0) >= settings.same_place:
+        return incident.node
+    return incident.node if incident.cause == "hardware" else None
+
+
+def _in_place(incident: Incident, left: Left) -> Response:
+    """Nobody's node is bad: the same places."""
+    if incident.cause in ("network", "corruption") or incident.rank is None:
+        return Response(rung="redo", why="nothing is lost but the last steps", nodes=left.nodes)
+    return Response(
+        rung="heal", nodes=left.nodes,
+        why=f"rank {incident.rank} starts again, with the state that memory holds of it",
+    )  # fmt: skip
+
+
+def _without(bad: int, incident: Incident, left: Left, fits: Fits) -> Response:
+    cordon = () if incident.cause == "preemption" else (bad,)
+    if left.spares:
+        nodes = tuple(left.spares[0] if node == bad else node for node in left.nodes)
+        return Response(
+            rung="spare", why=f"node {left.spares[0]} takes the place of node {bad}", nodes=nodes,
+            cordon=cordon,
+        )  # fmt: skip
+    nodes = tuple(node for node in left.nodes if node != bad)
+    ranks = len(nodes) * left.ranks_per_node
+    smaller = shrunk(left.layout, ranks, fits)
+    best = best_for(left.layout, ranks, fits) if ranks else None
+    if smaller is not None and best is not None and smaller.world() >= best.world():
+        return _resized("shrink", smaller, nodes, cordon, bad)
+    if best is not None:
+        return _resized("template", best, nodes, cordon, bad)
+    if smaller is not None:
+        return _resized("shrink", smaller, nodes, cordon, bad)
+    return Response(
+        rung="requeue", why=f"{ranks} ranks are left without node {bad}, and no layout fits them",
+        cordon=cordon,
+    )  # fmt: skip
+
+
+def _resized(
+    rung: Rung, layout: Layout, nodes: tuple[int, ...], cordon: tuple[int, ...], bad: int
+) -> Response:
+    why = f"{layout.words()} without node {bad}"
+    return Response(rung=rung, why=why, layout=layout, nodes=nodes, cordon=cordon)
+
+
+def grown(left: Left, back: tuple[int, ...], fits: Fits) -> Response | None:
+    """More nodes than before: the largest layout they carry; None if that would change nothing."""
+    nodes = (*left.nodes, *back)
+    best = best_for(left.layout, len(nodes) * left.ranks_per_node, fits)
+    if best is None or not back:
+        return None
+    return Response(rung="spare", why=f"node {', '.join(map(str, back))} is back: {best.words()}",
+                    layout=best, nodes=nodes)  # fmt: skip

@@ -1,0 +1,263 @@
+"""Copies in memory: real agents, real sockets; any layout reads what any other has written."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.core.errors import DataError
+from cairn.train.checkpoint.peer_agent import Agent, Doors, word_sum
+from cairn.train.checkpoint.peer_memory import PeerMemory
+from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
+from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
+from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
+from cairn.train.checkpoint.piece import Piece, whole
+from cairn.train.recovery.board import Board
+
+
+class Nodes:
+    """Agents in processes of their own."""
+
+    def __init__(self, folder, count, world):
+        self.board = Board(world, count)
+        self.doors = [Doors.open(str(folder / f"n{node}")) for node in range(count)]
+        self.keepers = keepers(list(range(count)))
+        self.ports = tuple(door.port for door in self.doors)
+        self.processes = [None] * count
+        self.peers = []
+        for node in range(count):
+            self.start(node)
+
+    def start(self, node):
+        keeper = self.keepers[node]
+        port = None if keeper is None else self.ports[keeper]
+        agent = Agent(node, self.doors[node], port, self.board)
+        process = multiprocessing.get_context("fork").Process(target=agent.run, daemon=True)
+        process.start()
+        self.processes[node] = process
+
+    def kill(self, node):
+        self.processes[node].kill()
+        self.processes[node].join()
+
+    def peer(self, rank, world, generation=1):
+        self.peers.append(
+            PeerMemory(self.board, rank, world, self.doors[rank].path, generation, patience_s=0.3)
+        )
+        return self.peers[-1]
+
+    def reach(self, node):
+        return Reach(node, self.doors[node].path, self.ports)
+
+    def holdings(self):
+        return {node: ask_holdings(port) for node, port in enumerate(self.ports)}
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    made = []
+
+    def make(count, world):
+        made.append(Nodes(tmp_path, count, world))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for peer in one.peers:
+            peer.close()
+        for node in range(len(one.processes)):
+            one.kill(node)
+        for doors in one.doors:
+            doors.close()
+
+
+def state(rank, step):
+    """Pieces of one of two ranks that share a matrix by columns; and a vector that both hold."""
+    matrix = torch.arange(24.0).view(4, 6) * step
+    own = matrix[:, 3 * rank : 3 * rank + 3].clone()
+    return {
+        "model/w": Piece(own, (4, 6), (0, 3 * rank)),
+        "model/b": whole(torch.full((5,), float(step))),
+        "optim/n": whole(torch.tensor([step, rank])),
+    }
+
+
+def test_a_copy_survives_the_loss_of_its_node(nodes):
+    net = nodes(2, 2)
+    peers = [net.peer(r, 2) for r in range(2)]
+    for step in (5, 10, 15):
+        for rank, peer in enumerate(peers):
+            assert peer.save(step, state(rank, step), {"step": step})
+        assert peers[0].wait_until_safe(step)
+    assert recovery_point(net.holdings(), 1, 2).step == 15
+    net.kill(1)
+    net.start(1)  # empty, at the same address
+    point = recovery_point(net.holdings(), 1, 2)
+    assert (point.step, [copy.nodes for copy in point.copies]) == (15, [(0,), (0,)])
+    for rank in range(2):  # one maps its own node's memory, the other fetches over TCP
+        room = {
+            name: p._replace(tensor=torch.zeros_like(p.tensor))
+            for name, p in state(rank, 15).items()
+        }
+        assert recall_pieces(point, net.reach(rank), rank, room) == {"step": 15}
+        assert all(torch.equal(room[n].tensor, p.tensor) for n, p in state(rank, 15).items())
+    whole_matrix = {"model/w": whole(torch.zeros(4, 6))}  # another layout: one rank holds all
+    recall_pieces(point, net.reach(1), 0, whole_matrix)
+    assert torch.equal(whole_matrix["model/w"].tensor, torch.arange(24.0).view(4, 6) * 15)
+
+
+def test_the_last_step_that_all_have_is_never_overwritten(nodes):
+    net = nodes(2, 2)
+    peers = [net.peer(r, 2) for r in range(2)]
+    for rank, peer in enumerate(peers):
+        peer.save(5, state(rank, 5), {})
+    assert peers[0].wait_until_safe(5)
+    for step in (10, 15, 20):  # rank 1 does not follow: it is dying
+        peers[0].save(step, state(0, step), {})
+    assert recovery_point(net.holdings(), 1, 2).step == 5
+    assert int(net.board.ranks["skipped"][0]) == 2
+    for port in net.ports:
+        forget(port, 1, 5)
+    assert {held.step for copies in net.holdings().values() for held in copies} == {5}
+
+
+def test_a_rank_killed_while_it_copies_leaves_the_copy_before(nodes):
+    net = nodes(2, 1)
+
+    def half_a_copy():
+        peer = net.peer(0, 1)
+        peer.save(5, state(0, 5), {})
+        peer.wait_until_safe(5)
+
+        def killed(pieces):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        peer.save(10, state(0, 10), {}, inspect=killed)
+
+    process = multiprocessing.get_context("fork").Process(target=half_a_copy)
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert recovery_point(net.holdings(), 1, 1).step == 5
+
+
+def test_an_agent_that_dies_is_found_again_and_a_damaged_copy_is_refused(nodes):
+    net = nodes(2, 1)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    net.kill(0)
+    net.start(0)  # an empty one, at the same address
+    assert peer.save(10, state(0, 10), {})
+    assert peer.wait_until_safe(10)
+    assert peer.save(15, state(0, 15), {})
+    assert peer.wait_until_safe(15)
+    point = recovery_point(net.holdings(), 1, 1)
+    assert point.step == 15
+    slot = 0 if peer.home.step(0) == 15 else 1
+    peer.home.tensors[slot]["model/w"].view(-1).view(torch.int32)[0] ^= 1
+    with pytest.raises(DataError, match="its checksum differs"):
+        recall_pieces(point, net.reach(0), 0, state(0, 0))
+
+
+def test_copies_have_no_name_that_could_be_left_behind(nodes):
+    net = nodes(1, 1)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert "memfd:cairn-copies (deleted)" in Path("/proc/self/maps").read_text()
+
+
+@st.composite
+def cuts(draw):
+    """A matrix cut into a grid by one layout and into another grid by the next."""
+    shape = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+
+    def grid():
+        edges = [
+            sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape
+        ]
+        return [
+            ((a, b), (c - a, d - b))
+            for a, c in zip(edges[0], edges[0][1:], strict=False)
+            for b, d in zip(edges[1], edges[1][1:], strict=False)
+        ]
+
+    return shape, grid(), grid()
+
+
+@given(cuts())
+def test_any_cut_is_read_from_any_other(cut):
+    shape, written, wanted = cut
+    matrix = torch.arange(float(shape[0] * shape[1])).view(shape)
+
+    class Part:
+        def __init__(self, at, size):
+            self.part = matrix[at[0] : at[0] + size[0], at[1] : at[1] + size[1]]
+            self.table = Table(entries_of({"w": Piece(self.part, shape, at)}), {}, 0)
+
+        def read(self, entry):
+            return self.part
+
+        def read_into(self, entry, room):
+            room.copy_(self.part)
+
+        def check(self):
+            pass
+
+    for at, size in wanted:
+        room = torch.full(size, -1.0)
+        fill({"w": Piece(room, shape, at)}, [Part(*one) for one in written])
+        assert torch.equal(room, matrix[at[0] : at[0] + size[0], at[1] : at[1] + size[1]])
+    if len(written) > 1:
+        with pytest.raises(DataError, match="lack"):
+            fill({"w": whole(torch.empty(shape))}, [Part(*one) for one in written[1:]])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_copies_go_to_another_failure_domain(domains):
+    found = keepers(domains)
+    for node, keeper in enumerate(found):
+        if len(set(domains)) > 1:
+            assert keeper is not None
+            assert domains[keeper] != domains[node]
+        elif len(domains) > 1:
+            assert keeper is not None
+            assert keeper != node
+        else:
+            assert keeper is None
+
+
+def test_the_chance_to_survive_is_that_of_counting():
+    """Every set of lost nodes, counted; and the figures of the paper."""
+    from itertools import combinations
+
+    for nodes, copies in ((6, 2), (8, 2), (9, 3)):
+        for lost in range(nodes + 1):
+            sets = list(combinations(range(nodes), lost))
+            groups = [set(range(g, g + copies)) for g in range(0, nodes, copies)]
+            fine = sum(not any(group <= set(one) for group in groups) for one in sets)
+            assert survives(nodes, copies, lost) == pytest.approx(fine / len(sets))
+    assert survives(16, 2, 2) == pytest.approx(0.933, abs=5e-4)
+    assert survives(16, 2, 3) == pytest.approx(0.800, abs=5e-4)
+
+
+def test_ranks_fill_the_nodes_evenly():
+    assert [node_of(rank, 4, (0, 2)) for rank in range(4)] == [0, 0, 2, 2]
+
+
+@given(st.binary(min_size=1, max_size=100), st.data())
+def test_one_flipped_bit_always_shows(content, data):
+    damaged = bytearray(content)
+    damaged[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert word_sum(memoryview(content)) != word_sum(memoryview(bytes(damaged)))
+
+
+def test_the_sum_is_of_64_bit_words():
+    words = np.array([2**63, 2**63, 5], np.uint64)
+    assert word_sum(memoryview(words.tobytes())) == 5

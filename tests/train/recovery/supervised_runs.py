@@ -1,0 +1,101 @@
+"""Supervised runs for tests: four small ranks on two nodes, and faults at exact steps."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+from tiny_runs import TINY, recipe
+
+from cairn.train.config import Checkpoint, Data, Schedule
+from cairn.train.launch import run_local
+from cairn.train.metrics_log import read_log
+from cairn.train.parallel.layout import Layout
+from cairn.train.recovery.journal import read_status
+from cairn.train.recovery.settings import Recovery
+from cairn.train.recovery.supervised import run_supervised
+from cairn.train.run import run
+
+DATA = Data(sources=["random"], sequence=16, sequences=4, microbatch=1)
+MODEL = msgspec.structs.replace(TINY, kv_heads=2)
+
+
+def config(folder, steps=24, layout=Layout(dp=4), model=MODEL, every=0, **recovery):  # noqa: B008
+    settings = dict(on=True, memory_every=5, checksum_every=5, same_place=1000, silent_s=2.0)
+    return recipe(
+        folder, steps=steps, parallel=layout, data=DATA, schedule=Schedule(kind="constant"),
+        model=model, checkpoint=Checkpoint(every=every, export=False),
+        recovery=Recovery(**(settings | recovery)),
+    )  # fmt: skip
+
+
+def unbroken(wanted):
+    """The same layout without a supervisor."""
+    run_local(
+        wanted.parallel.world(), lambda rank, world: run(wanted, rank, say=lambda t: None).outcome
+    )
+
+
+def supervised(wanted, fault=lambda loop: None, say=lambda text: None):
+    """`fault(loop)` runs in every rank after every step, copies included."""
+
+    def train(config, rank, make_loop):
+        def make(*args, **named):
+            loop = make_loop(*args, **named)
+            step = loop._one_step
+
+            def stepped():
+                step()
+                fault(loop)
+
+            loop._one_step = stepped
+            return loop
+
+        return run(config, rank, lambda text: None, make_loop=make)
+
+    return run_supervised(wanted, train, say=say)
+
+
+def once(folder: Path, name: str) -> bool:
+    """True for the first caller only, over all lives of a run."""
+    try:
+        os.close(os.open(folder / f".once-{name}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def kill_node(folder: Path, node: int) -> None:
+    """Its agent and its ranks, as when the power goes."""
+    status = read_status(folder)
+    assert status is not None
+    mine = os.getpid()
+    pids = [status.agents[node], *(r.pid for r in status.ranks if r.node == node)]
+    for pid in sorted(pids, key=lambda pid: pid == mine):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(60)
+
+
+def flip_bit(loop) -> None:
+    """In one weight of this rank: the numbers stay finite, the replicas differ."""
+    weight = next(iter(loop.state.parallel.parameters().values()))
+    weight.detach().view(-1).view(torch.int32)[3] ^= 1 << 19
+
+
+def logged(folder):
+    return [(record.step, record.loss, record.norm, record.lr) for record in read_log(folder)]
+
+
+def left_behind(folder: Path) -> list[int]:
+    """Processes of a run that still live."""
+    status = read_status(folder)
+    assert status is not None
+    pids = [status.supervisor, *status.agents.values(), *(rank.pid for rank in status.ranks)]
+    return [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]

@@ -1,0 +1,267 @@
+"""Real processes are killed, stopped and corrupted; the run goes on, and its losses are those of an unbroken one."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+import urllib.error
+import urllib.request
+
+import msgspec
+import pytest
+from supervised_runs import (
+    MODEL,
+    config,
+    die,
+    flip_bit,
+    kill_node,
+    left_behind,
+    logged,
+    once,
+    supervised,
+    unbroken,
+)
+
+from cairn.core.errors import ConfigError
+from cairn.core.job_ledger import METRICS, read_ledger
+from cairn.train.launch import RankFailed
+from cairn.train.parallel.layout import Layout
+from cairn.train.recovery.journal import read_status
+from cairn.train.recovery.supervised import serve_metrics
+
+KILLS = int(os.environ.get("CAIRN_TEST_KILLS", "5"))  # 50 in the nightly form
+
+
+@pytest.mark.timeout(120 + 20 * KILLS)
+def test_any_process_may_be_killed_and_the_losses_are_the_unbroken_ones(tmp_path):
+    """Ranks, agents, the supervisor: drawn by chance, one after another in one run; equal to the bit."""
+    steps = 6 * KILLS
+    unbroken(config(tmp_path / "a", steps=steps))
+    folder = tmp_path / "b"
+    chance = random.Random(8)
+    victims = [*range(4), *range(4), "agent 0", "agent 1", "supervisor"]
+    plan = {6 * n + chance.randint(1, 3): chance.choice(victims) for n in range(KILLS)}
+
+    def fault(loop):
+        whom = plan.get(loop.state.step)
+        if whom is None or loop.rank != (whom if isinstance(whom, int) else 0):
+            return
+        if not once(folder, str(loop.state.step)):
+            return
+        if isinstance(whom, int):
+            die()
+        status = read_status(folder)
+        if whom == "supervisor":
+            os.kill(status.supervisor, signal.SIGKILL)
+            time.sleep(60)  # the kernel ends this rank with it
+        os.kill(status.agents[int(whom[-1])], signal.SIGKILL)
+
+    finished = supervised(config(folder, steps=steps, restarts=2 * KILLS), fault)
+    assert finished.outcome.step == steps
+    assert logged(folder) == logged(tmp_path / "a")
+    ledger = read_ledger(folder)
+    noticed = [step for step, whom in plan.items() if not str(whom).startswith("agent")]
+    assert [incident.step for incident in ledger.incidents] == noticed
+    assert all(0 <= incident.steps_lost <= 5 for incident in ledger.incidents)
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall)
+    assert (ledger.state, ledger.steps) == ("ended", steps)
+    assert left_behind(folder) == []
+
+
+def test_a_stopped_rank_a_stopped_agent_and_a_flipped_bit_are_found(tmp_path):
+    unbroken(config(tmp_path / "a", steps=17))
+    folder = tmp_path / "b"
+
+    def fault(loop):
+        step, rank = loop.state.step, loop.rank
+        if (step, rank) == (2, 1) and once(folder, "bit"):
+            flip_bit(loop)
+        if (step, rank) == (7, 3) and once(folder, "stop"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if (step, rank) == (11, 0) and once(folder, "agent"):
+            os.kill(read_status(folder).agents[1], signal.SIGSTOP)
+
+    supervised(config(folder, steps=17), fault)
+    assert logged(folder) == logged(tmp_path / "a")
+    bit, hang = read_ledger(folder).incidents
+    assert (bit.cause, bit.rank, bit.step, bit.back_to) == ("corruption", 1, 5, 0)
+    assert (hang.cause, hang.rank, hang.step, hang.back_to) == ("hang", 3, 7, 5)
+    text = (folder / "recovery" / METRICS).read_text()
+    assert 'cairn_job_incidents_total{cause="hang",rung="heal"} 1' in text
+    assert "Wall time" in (folder / "report.html").read_text()
+    assert left_behind(folder) == []
+
+
+def test_every_sample_once_through_kill_shrink_and_grow(tmp_path):
+    unbroken(config(tmp_path / "a"))
+    folder = tmp_path / "b"
+    folder.mkdir()
+
+    def fault(loop):
+        """Writes down which samples this rank has read in which step of which life."""
+        ids = list(loop.feeder._make(loop.state.samples - 4)[0].ids)
+        ids += [i for batch in loop.feeder._make(loop.state.samples - 4)[1:] for i in batch.ids]
+        epoch = int(loop.board.head["epoch"][0])
+        line = json.dumps([epoch, loop.state.step, ids])
+        with (folder / f"seen-{epoch}-{loop.rank}.jsonl").open("a") as file:
+            file.write(line + "\n")
+        if loop.state.step == 6 and loop.rank == 1 and once(folder, "kill"):
+            die()
+        if loop.state.step == 12 and loop.rank == 0 and once(folder, "node"):
+            kill_node(folder, 1)
+        if loop.world == 2:
+            time.sleep(0.25)  # until the node is back
+
+    said = []
+    supervised(config(folder, rejoin_s=0.5), fault, lambda text: said.append(text))
+    ledger = read_ledger(folder)
+    assert [incident.rung for incident in ledger.incidents] == ["heal", "shrink"]
+    assert "grow" in ledger.by_cause["restart"]
+
+    lives = {}
+    for path in folder.glob("seen-*.jsonl"):
+        for line in path.read_text().splitlines():
+            epoch, step, ids = json.loads(line)
+            lives.setdefault(step, {}).setdefault(epoch, []).extend(ids)
+    ranks = {len(list(folder.glob(f"seen-{epoch}-*"))) for epoch in range(1, 5)}
+    assert ranks == {4, 2}
+    stayed = [sorted(by_epoch[max(by_epoch)]) for _, by_epoch in sorted(lives.items())]
+    assert stayed == [list(range(4 * step, 4 * step + 4)) for step in range(24)]
+    ours, theirs = logged(folder), logged(tmp_path / "a")
+    assert [row[0] for row in ours] == list(range(1, 25))
+    assert [row[1] for row in ours] == pytest.approx([row[1] for row in theirs], abs=5e-3)
+    assert left_behind(folder) == []
+
+
+def test_a_pipeline_is_rebuilt_for_the_ranks_that_are_left(tmp_path):
+    model = msgspec.structs.replace(MODEL, layers=4)
+    wanted = config(tmp_path / "a", steps=12, layout=Layout(pp=4), model=model)
+    unbroken(wanted)
+    folder = tmp_path / "b"
+
+    def fault(loop):
+        if loop.state.step == 7 and loop.rank == 0 and once(folder, "node"):
+            kill_node(folder, 0)
+
+    supervised(config(folder, steps=12, layout=Layout(pp=4), model=model), fault)
+    (incident,) = read_ledger(folder).incidents
+    assert (incident.rung, incident.back_to) == ("template", 5)
+    assert read_status(folder).layout == Layout(pp=2)
+    ours, theirs = ([row[1] for row in logged(f)] for f in (folder, tmp_path / "a"))
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(tmp_path):
+    unbroken(config(tmp_path / "a", steps=12, layout=Layout(dp=2)))
+    folder = tmp_path / "b"
+
+    def fault(loop):
+        if loop.state.step == 8 and loop.rank == 0 and once(folder, "node"):
+            kill_node(folder, 1)
+
+    supervised(config(folder, steps=12, layout=Layout(dp=2), spare_nodes=1), fault)
+    (incident,) = read_ledger(folder).incidents
+    assert (incident.rung, incident.node, incident.back_to) == ("spare", 1, 5)
+    assert read_status(folder).nodes == [0, 2]
+    assert logged(folder) == logged(tmp_path / "a")
+
+
+def test_both_copies_lost_and_the_disk_carries_on(tmp_path):
+    """Both agents and a rank at once: nothing is left in memory."""
+    unbroken(config(tmp_path / "a", steps=12, layout=Layout(dp=2), every=4))
+    folder = tmp_path / "b"
+
+    def fault(loop):
+        if loop.state.step == 7 and loop.rank == 0 and once(folder, "all"):
+            loop.saver.wait()
+            for pid in read_status(folder).agents.values():
+                os.kill(pid, signal.SIGKILL)
+            die()
+
+    supervised(config(folder, steps=12, layout=Layout(dp=2), every=4, rejoin_s=1000), fault)
+    (incident,) = read_ledger(folder).incidents
+    assert incident.back_to == 4
+    assert [row[0] for row in logged(folder)] == list(range(1, 13))
+    assert left_behind(folder) == []
+
+
+def test_a_mistake_of_the_program_is_told_and_not_tried_again(tmp_path):
+    def fault(loop):
+        if loop.state.step == 3 and loop.rank == 1:
+            raise ZeroDivisionError("the program's own")
+
+    with pytest.raises(RankFailed, match="the program's own"):
+        supervised(config(tmp_path, layout=Layout(dp=2)), fault)
+    ledger = read_ledger(tmp_path)
+    assert (ledger.state, ledger.incidents[0].rung) == ("failed", "stop")
+    assert left_behind(tmp_path) == []
+
+
+def test_disk_object_store_and_the_end_on_request(tmp_path):
+    """Stopped by SIGTERM with a checkpoint; the disk is lost; the same command goes on from the far copy."""
+    folder, far = tmp_path / "run", f"file://{tmp_path}/far"
+
+    def wanted(steps):
+        settings = dict(every=3, object_store=far, interval=True)
+        return config(folder, steps=steps, layout=Layout(dp=2), **settings)
+
+    def fault(loop):
+        if (loop.state.step, loop.rank) == (4, 1) and once(folder, "kill"):
+            loop.saver.wait()
+            die()
+        if loop.state.step == 7 and loop.rank == 0:
+            os.kill(read_status(folder).root, signal.SIGTERM)
+            time.sleep(0.5)
+
+    said = []
+    stopped = supervised(wanted(100), fault, said.append).outcome
+    assert stopped.stopped_early
+    assert 7 <= stopped.step < 100
+    (ended,) = [read_ledger(folder).incidents[0].cause]
+    assert ended == "killed"
+    shutil.rmtree(folder / "checkpoints")
+    finished = supervised(wanted(stopped.step + 2)).outcome
+    assert finished.step == stopped.step + 2
+    assert [row[0] for row in logged(folder)] == list(range(1, finished.step + 1))
+    assert read_ledger(folder).incidents == []  # a ledger is of one start of the command
+
+
+def test_a_rank_that_computes_slowly_is_named_and_not_those_who_wait_for_it(tmp_path):
+    def slow(loop):
+        if loop.state.step == 1 and loop.rank == 1:
+            loss = loop.state.loss
+
+            def late(*args):
+                time.sleep(0.4)
+                return loss(*args)
+
+            loop.state.loss = late
+
+    supervised(config(tmp_path, steps=7, layout=Layout(dp=2)), slow)
+    assert read_status(tmp_path).slow == [1]
+    assert '"what":"straggler","rank":1' in (tmp_path / "recovery" / "events.jsonl").read_text()
+    assert read_ledger(tmp_path).incidents == []
+
+
+def test_the_ledger_is_served_as_metrics(tmp_path):
+    path = tmp_path / METRICS
+    server = serve_metrics(path, 0)
+    address = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{address}/metrics")
+        path.write_text("cairn_job_ettr_ratio 0.5\n")
+        with urllib.request.urlopen(f"{address}/metrics") as answer:
+            assert answer.read() == b"cairn_job_ettr_ratio 0.5\n"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_more_nodes_than_ranks_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"recovery.nodes 3 for 2 ranks"):
+        supervised(config(tmp_path, layout=Layout(dp=2), nodes=3))
+    with pytest.raises(ConfigError, match="4 ranks do not divide"):
+        supervised(config(tmp_path, nodes=3))
