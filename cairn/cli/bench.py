@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli import bench_serve, bench_train, throughput
+from cairn.cli import bench_comm, bench_serve, bench_train, throughput
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -108,6 +108,9 @@ SUBVERBS = {
     ),
     "train": Subverb(
         bench_train.run, "whole training steps: tokens per second, MFU and memory on one device"
+    ),
+    "comm": Subverb(
+        bench_comm.run, "KV and weight transfer between processes: GB/s by transport, beside memcpy"
     ),
     "kernels": Subverb(
         run_kernels, "every kernel on every shape, beside cuBLAS, cuDNN and torch.compile"

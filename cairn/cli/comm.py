@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import tyro
 
+from cairn.cli.comm_bench import run_bench
+from cairn.cli.comm_doctor import run_doctor
+from cairn.cli.comm_simulate import run_simulate
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from cairn.comm.schedule.ops import Collective
     from cairn.comm.schedule.verify import Proof
 
-ABOUT = "Collectives: prove a schedule, and write down what NCCL should choose."
+ABOUT = "Collectives: prove a schedule, measure it, simulate it, and find out why it is slow."
 PROVED = "2..64,128,257"  # what --all proves unless told otherwise
 MOST_RANKS = 512  # n^2 operations of n bits: beyond that a proof needs gigabytes
 SIDE_BY_SIDE = 64  # ranks up to which schedules are proved in one pass
@@ -277,5 +280,8 @@ def _print_json(document: object) -> None:
 
 SUBVERBS: dict[str, Subverb] = {
     "verify": Subverb(run_verify, "prove schedules for every number of ranks"),
+    "bench": Subverb(run_bench, "time a collective over several backends, as nccl-tests does"),
     "tune": Subverb(run_tune, "a configuration for NCCL's tuner plugin, predicted or calibrated"),
+    "doctor": Subverb(run_doctor, "why it is slow or hangs: dumps, logs, sweeps, or a probe"),
+    "simulate": Subverb(run_simulate, "a collective on a cluster of up to a hundred thousand GPUs"),
 }

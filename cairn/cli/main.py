@@ -36,6 +36,9 @@ VERBS = {
     "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
     "data": Verb("cairn.cli.data", "text and chats to token stores; train a tokenizer"),
     "train": Verb("cairn.cli.train", "train or fine-tune a model, from a recipe"),
+    "launch": Verb("cairn.cli.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
+    "jobs": Verb("cairn.cli.jobs", "the jobs launched from here: list, logs, stop, why"),
+    "chaos": Verb("cairn.cli.chaos", "break a training run on purpose; what was lost?"),
     "bench": Verb(
         "cairn.cli.bench", "measure serving and kernels against the ceilings of this machine"
     ),
@@ -43,6 +46,8 @@ VERBS = {
         "cairn.cli.profile", "where the time of a step goes, and how far that is from its floor"
     ),
     "comm": Verb("cairn.cli.comm", "prove collective schedules; what NCCL should choose"),
+    "plan": Verb("cairn.cli.plan", "does it fit, how fast, which layout, at what cost"),
+    "simulate": Verb("cairn.cli.simulate", "a cluster under a policy; the failures of 100k GPUs"),
     "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),

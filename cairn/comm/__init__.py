@@ -1,4 +1,5 @@
 """How ranks exchange bytes: schedules that are proved, what they cost, and what NCCL would do.
 
-The pure parts (`schedule`, `cost`, `nccl_model`, `nccl_tuner`, `published`) never reach torch.
+The pure parts (`schedule`, `cost`, `nccl_model`, `nccl_tuner`, `published`, `simulate`, and the readers and rules of
+`doctor`) never reach torch.
 """

@@ -1,4 +1,4 @@
-"""What others measured: public nccl-tests sweeps that the cost model is held against.
+"""What others measured: public nccl-tests sweeps and DeepEP's tables, which the models are held against.
 
 Times in microseconds by message size; where the source prints bus bandwidth it is turned into time
 with the definition of nccl-tests, busbw = bytes / time * 2(n-1)/n. Knows no model.
@@ -69,3 +69,48 @@ ALL_REDUCE: tuple[Sweep, ...] = (
         [7108.4, 9805.7, 14980, 24782, 45004, 84625],
     )),
 )  # fmt: skip
+
+
+class Switch(NamedTuple):
+    """Where a sweep changes its algorithm: the source names it, or its curve has a kink there."""
+
+    sweep: str
+    bytes: int  # the first size with the later one
+    before: str  # how the names of algorithm and protocol begin
+    after: str
+    how: str
+
+
+NAMED = "named by the source"
+SWITCHES: tuple[Switch, ...] = (
+    Switch("8 x H200", 2 * MIB, "ring/ll", "nvls", NAMED),
+    Switch("8 x A100", 2 * MIB, "ring/ll", "ring/ll128", "1, 2 and 4 MiB take the same time"),
+    Switch("8 x A100", 16 * MIB, "ring/ll128", "ring/simple", "bandwidth falls from 8 to 16 MiB"),
+    Switch("8 x B200", 4 * MIB, "ring/ll", "nvls", "bandwidth hardly grows from 2 to 4 MiB"),
+)
+
+
+class ExpertFigure(NamedTuple):
+    """DeepEP: GB/s of the normal kernels, or microseconds of those for low latency."""
+
+    kernel: str  # normal, low latency
+    way: str  # dispatch, combine
+    ranks: int
+    value: float
+
+
+DEEPEP_SOURCE = "DeepEP V1 documentation, H800 and ConnectX-7"
+DEEPEP_NORMAL_TOKENS, DEEPEP_TOKENS = 4096, 128
+DEEPEP_HIDDEN, DEEPEP_EXPERTS, DEEPEP_NODES_OF_A_TOKEN = 7168, 8, 4
+
+
+def _experts(kernel: str, way: str, ranks: list[int], values: list[float]) -> list[ExpertFigure]:
+    return [ExpertFigure(kernel, way, n, value) for n, value in zip(ranks, values, strict=True)]
+
+
+DEEPEP: tuple[ExpertFigure, ...] = (
+    *_experts("normal", "dispatch", [8, 16, 32, 64], [153, 43, 58, 51]),
+    *_experts("normal", "combine", [8, 16, 32, 64], [158, 43, 57, 50]),
+    *_experts("low latency", "dispatch", [8, 16, 32, 64, 128, 256], [77, 118, 155, 173, 192, 194]),
+    *_experts("low latency", "combine", [8, 16, 32, 64, 128, 256], [114, 195, 273, 314, 369, 360]),
+)

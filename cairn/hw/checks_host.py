@@ -7,6 +7,7 @@ large one would like.
 from cairn.core.units import format_bytes
 from cairn.hw.evidence import Evidence, Place
 from cairn.hw.findings import Finding, fail, ok, warn
+from cairn.hw.transfer_path import transfer_paths
 
 GIBI = 1 << 30
 ENOUGH_MEMORY = 8 * GIBI
@@ -87,6 +88,13 @@ def check_locked_memory(evidence: Evidence) -> Finding | None:
             "ulimit -l unlimited, or start the container with --ulimit memlock=-1",
         )
     return ok(f"{format_bytes(limit)}; only InfiniBand needs more, and there is none")
+
+
+def check_transfer(evidence: Evidence) -> Finding:
+    """Which way KV pages and weights take between processes and between machines."""
+    paths = transfer_paths(evidence.machine, evidence.nixl, evidence.peer_memory)
+    why = f"between machines {paths.between} ({paths.why}); on this one {paths.within}"
+    return ok(why) if paths.better is None else warn(why, paths.better)
 
 
 def check_hub_cache(evidence: Evidence) -> Finding | None:

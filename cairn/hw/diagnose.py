@@ -1,7 +1,7 @@
 """Is this machine fit to run, and what should change?
 
 Runs every check of the table over the evidence and keeps what they say. The checks are small
-functions over data, in the three files beside this one; all the reading and trying is in
+functions over data, in the four files beside this one; all the reading and trying is in
 `evidence`.
 
     evidence.collect() ──> Evidence ──diagnose──> [Verdict] ──overall──> ok | warn | fail
@@ -9,7 +9,7 @@ functions over data, in the three files beside this one; all the reading and try
 
 from collections.abc import Mapping
 
-from cairn.hw import checks_gpu, checks_host, checks_software
+from cairn.hw import checks_container, checks_gpu, checks_host, checks_software
 from cairn.hw.evidence import Evidence
 from cairn.hw.findings import Check, Finding, Status, Verdict, fail
 
@@ -26,12 +26,14 @@ CHECKS: dict[str, Check] = {
     "gpu memory": checks_gpu.check_gpu_memory,
     "p2p": checks_gpu.check_p2p,
     "counters": checks_gpu.check_counters,
+    "container": checks_container.check_container,
     "cpu": checks_host.check_cpu,
     "numa": checks_host.check_numa,
     "memory": checks_host.check_memory,
     "shm": checks_host.check_shm,
     "open files": checks_host.check_open_files,
     "locked memory": checks_host.check_locked_memory,
+    "transfer": checks_host.check_transfer,
     "model cache": checks_host.check_hub_cache,
     "cairn cache": checks_host.check_cairn_cache,
     "calibration": checks_software.check_calibration,

@@ -18,8 +18,11 @@ from cairn.hw import ceilings
 from cairn.hw.machine import Filesystem, Machine
 from cairn.hw.probe import probe
 from cairn.hw.storage import cache_folder, hub_folder, nearest_existing, read_filesystem
+from cairn.hw.versions import package_version
 
 OPTIONAL_PACKAGES = {"gguf": "gguf", "huggingface_hub": "huggingface_hub", "jinja2": "jinja2"}
+NIXL_PACKAGES = ("nixl-cu13", "nixl-cu12")
+PEER_MEMORY = Path("/sys/module/nvidia_peermem")
 PRODUCT_SIZE = 64
 
 
@@ -50,6 +53,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     hub_cache: Place | None = None
     calibration: Calibration | None = None
     missing_packages: list[str] = []
+    nixl: str | None = None  # its version, where it is installed
+    peer_memory: bool = False  # network ports may reach GPU memory
 
 
 def collect(environment: Mapping[str, str] | None = None) -> Evidence:
@@ -74,6 +79,8 @@ def collect(environment: Mapping[str, str] | None = None) -> Evidence:
             for package, module in OPTIONAL_PACKAGES.items()
             if importlib.util.find_spec(module) is None
         ],
+        nixl=next(filter(None, map(package_version, NIXL_PACKAGES)), None),
+        peer_memory=PEER_MEMORY.exists(),
     )
 
 

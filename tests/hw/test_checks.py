@@ -107,6 +107,7 @@ ILLNESSES = [
     ("gpu memory", "warn", "not visible", with_gpu(memory_used_bytes=60 * GIBI)),
     ("p2p", "warn", "0-1", healthy(gpus=2, pairs_without_p2p=[(0, 1), (1, 0)])),
     ("counters", "warn", "only root", with_limits(profiling_admin_only=True)),
+    ("container", "warn", "gVisor", with_machine(container="docker", kernel="4.4.0")),
     ("cpu", "warn", "64 threads are visible, the container grants 2.5", with_cpu(quota=2.5)),
     (
         "numa",
@@ -124,6 +125,12 @@ ILLNESSES = [
         "warn",
         "8 MiB",
         with_limits(with_machine(fabrics=FABRIC), locked_memory_bytes=8 << 20),
+    ),
+    (
+        "transfer",
+        "warn",
+        "mlx5_0 could do RDMA, but NIXL is not installed",
+        with_machine(fabrics=[FabricPort(device="mlx5_0", port=1, active=True)]),
     ),
     ("model cache", "warn", "5 GiB free", healthy(hub_cache=place(5 * GIBI))),
     ("model cache", "warn", "cannot be written", healthy(hub_cache=place(writable=False))),

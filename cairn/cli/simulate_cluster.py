@@ -1,0 +1,253 @@
+"""`cairn simulate cluster`: replay a trace of jobs through scheduling policies. Prints; the simulator decides."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cairn.cli.progress import progress
+from cairn.core.config import load
+from cairn.core.errors import DataError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from cairn.cluster.simulate.jobs import Cluster
+    from cairn.cluster.simulate.packing import Packed
+    from cairn.cluster.simulate.replay import History
+    from cairn.cluster.simulate.summary import Summary
+    from cairn.cluster.simulate.traces import Trace
+
+SHIFTS = "fifo,sjf,easy"
+
+
+class SimulateCluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Replay a trace through policies and compare waits, use of GPUs, fairness and losses.
+
+    Policies: fifo, sjf, easy, fair, drf, priority, topology, fgd, elastic, deadline. With --node-list the trace is
+    Alibaba's openb, pods are packed until the cluster is full, and the policies are random, dotprod, clustering,
+    packing, bestfit and fgd.
+    """
+
+    trace: Path | None = None
+    """a CSV file: submit,duration,gpus[,user,...], philly_sia.csv, or the pods of openb"""
+    synthetic: int | None = None
+    """make this many jobs up instead"""
+    policy: str = SHIFTS
+    """names with commas, or all"""
+    nodes: int | None = None
+    """of the cluster; by default as many as keep it 90% busy"""
+    gpus: int = 8
+    """of each node"""
+    rack: int = 16
+    """nodes that share a switch"""
+    overestimate: float = 1.0
+    """limits over durations, where the trace has none"""
+    half_life: float = 168.0
+    """hours after which past use counts half (fair)"""
+    checkpoint: float = 30.0
+    """minutes; a preempted job goes on from there"""
+    spread_slowdown: float = 0.0
+    """how much longer a gang takes over more racks than it needs, such as 0.1"""
+    why: int | None = None
+    """a job (line of the trace, from 0): say why it waited, moment by moment"""
+    node_list: Path | None = None
+    """the nodes of the openb trace: how full do its GPUs get?"""
+    seeds: int = 3
+    """orders of arrival to average over, with --node-list"""
+    seed: int = 0
+    """of --synthetic"""
+    html: Path | None = None
+    """write one self-contained page to this file"""
+    json: bool = False
+    """print one JSON document"""
+
+
+def run(args: list[str]) -> int:
+    options = load(SimulateCluster, args=args, env_prefix="CAIRN_SIMULATE_CLUSTER_").value
+    _check(options)
+    return _pack(options) if options.node_list is not None else _replay(options)
+
+
+def _check(options: SimulateCluster) -> None:
+    if (options.trace is None) == (options.synthetic is None):
+        raise UsageError(
+            "`cairn simulate cluster` takes --trace FILE or --synthetic N", hint="one of the two"
+        )
+    if options.synthetic is not None and not 1 <= options.synthetic <= 1_000_000:
+        raise UsageError(f"--synthetic is {options.synthetic}", hint="1 to 1,000,000 jobs")
+    for name in ("nodes", "gpus", "rack", "seeds"):
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= 1_000_000:
+            raise UsageError(f"--{name} is {value}", hint="a number from 1 on")
+    for name in ("overestimate", "half_life"):
+        if not 0 < getattr(options, name) < float("inf"):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="above 0"
+            )
+    if options.overestimate < 1:
+        raise UsageError(
+            f"--overestimate is {options.overestimate}", hint="below 1 every job is ended early"
+        )
+    for name in ("checkpoint", "spread_slowdown"):
+        if not 0 <= getattr(options, name) < float("inf"):
+            raise UsageError(
+                f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="0 or more"
+            )
+
+
+def _chosen(text: str, known: list[str]) -> list[str]:
+    if text == "all":
+        return known
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"no policy '{name}'",
+                hint=did_you_mean(name, known, f"there are: {', '.join(known)}"),
+            )
+    if not names:
+        raise UsageError("--policy is empty", hint=f"there are: {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def _replay(options: SimulateCluster) -> int:
+    from cairn.cluster.simulate import page
+    from cairn.cluster.simulate.policies import POLICIES
+    from cairn.cluster.simulate.replay import HOUR, Settings, replay
+    from cairn.cluster.simulate.summary import summarise
+
+    names = _chosen(options.policy, list(POLICIES))
+    trace, cluster, notes = _prepare(options)
+    settings = Settings(
+        half_life=options.half_life * HOUR, checkpoint=options.checkpoint * 60,
+        spread_slowdown=options.spread_slowdown,
+    )  # fmt: skip
+    histories: list[History] = []
+    summaries: list[Summary] = []
+    with progress(len(names) * (1 + len(trace.jobs) // 1000), "simulating") as advance:
+        for name in names:
+            began = time.process_time()
+            history = replay(
+                cluster, trace.jobs, POLICIES[name], settings, watch=options.why,
+                progress=lambda done, name=name: advance(f"{name}: {done:,} jobs"),
+            )  # fmt: skip
+            histories.append(history)
+            summaries.append(summarise(history, time.process_time() - began))
+    if options.html is not None:
+        title = f"{trace.name} on {cluster.total:,} GPUs"
+        options.html.write_text(
+            page.compare_page(title, notes, histories, summaries), encoding="utf-8"
+        )
+        print(f"wrote {options.html}", file=sys.stderr)
+    if options.json:
+        reasons = {history.policy: history.reasons for history in histories if history.reasons}
+        _print_json(
+            {
+                "trace": trace.name,
+                "cluster": cluster,
+                "notes": notes,
+                "policies": summaries,
+                "why": reasons,
+            }
+        )
+        return 0
+    _print(trace, cluster, notes, histories, summaries)
+    return 0
+
+
+def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":
+    from cairn.cluster.simulate.jobs import Cluster
+    from cairn.cluster.simulate.traces import made_to_measure, read_trace, synthetic
+
+    if options.trace is not None:
+        trace = read_trace(options.trace, options.overestimate)
+    else:
+        trace = synthetic(options.synthetic or 1, options.seed)
+    if options.why is not None and all(job.id != options.why for job in trace.jobs):
+        raise UsageError(
+            f"no job {options.why} in the trace",
+            hint=f"there are {len(trace.jobs):,}, counted from 0",
+        )
+    if options.nodes is not None:
+        return trace, Cluster(nodes=options.nodes, gpus=options.gpus, rack=options.rack), []
+    cluster, why = made_to_measure(trace.jobs, options.gpus, options.rack)
+    return trace, cluster, [why]
+
+
+def _print(
+    trace: "Trace",
+    cluster: "Cluster",
+    notes: list[str],
+    histories: "list[History]",
+    summaries: "list[Summary]",
+) -> None:
+    from cairn.cli.columns import lines
+    from cairn.cluster.simulate.page import HEADINGS, cells
+    from cairn.core.units import format_duration
+
+    print(f"{trace.name}: {len(trace.jobs):,} jobs on {cluster.words()}")
+    for note in notes:
+        print(note)
+    print("\n" + "\n".join(lines(HEADINGS, [cells(summary) for summary in summaries])) + "\n")
+    for history in histories:
+        for at, why in history.reasons[:20]:
+            print(f"{history.policy} after {format_duration(at)}: {why}")
+        if len(history.reasons) > 20:
+            print(f"{history.policy}: and {len(history.reasons) - 20} more; --json has all of them")
+    print(
+        "simulated in "
+        + ", ".join(f"{summary.policy} {summary.seconds:.1f} s" for summary in summaries)
+    )
+
+
+def _pack(options: SimulateCluster) -> int:
+    from cairn.cluster.simulate import page
+    from cairn.cluster.simulate.openb import read_nodes, read_pods
+    from cairn.cluster.simulate.packing import POLICIES, pack
+
+    if options.trace is None or options.node_list is None:
+        raise UsageError("--node-list goes with --trace", hint="give the list of pods as --trace")
+    chosen = "all" if options.policy == SHIFTS else options.policy
+    names = _chosen(chosen, list(POLICIES))
+    pods, nodes = read_pods(options.trace), read_nodes(options.node_list)
+    if not pods.demand().sum():
+        raise DataError(f"{options.trace} asks for no GPUs", hint="is it the list of pods?")
+    runs: list[Packed] = []
+    with progress(len(names) * options.seeds, "packing") as advance:
+        for name in names:
+            for seed in range(options.seeds):
+                runs.append(pack(pods, nodes, name, seed))
+                advance(f"{name}, order {seed}")
+    note = (
+        f"{len(pods):,} pods and copies of them on {len(nodes):,} nodes with {nodes.gpus.sum():,} GPUs, "
+        f"{options.seeds} random orders; published: Weng and others, ATC 2023"
+    )
+    if options.html is not None:
+        options.html.write_text(
+            page.packing_page("How full do shared GPUs get?", [note], runs), encoding="utf-8"
+        )
+        print(f"wrote {options.html}", file=sys.stderr)
+    if options.json:
+        rows = {name: [run for run in runs if run.policy == name] for name in names}
+        _print_json({"note": note, "policies": [_document(name, rows[name]) for name in names]})
+        return 0
+    print(note)
+    for name in names:
+        print(f"{name:<12}" + "".join(f"{cell:>12}" for cell in page.packing_cells(name, runs)))
+    return 0
+
+
+def _document(name: str, runs: "list[Packed]") -> dict[str, object]:
+    from cairn.cluster.simulate.packing import PUBLISHED
+
+    mean = 100 * sum(run.allocated for run in runs) / len(runs)
+    return {
+        "policy": name, "allocated_percent": round(mean, 3), "published_percent": PUBLISHED[name],
+        "difference": round(mean - PUBLISHED[name], 3), "by_seed": [round(100 * run.allocated, 3) for run in runs],
+        "turned_away": [run.turned_away for run in runs],
+    }  # fmt: skip
+
+
+def _print_json(document: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(document)).decode())

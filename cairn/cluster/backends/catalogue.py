@@ -1,0 +1,47 @@
+"""Which engines there are, by name. Imports an engine only when it is asked for."""
+
+from cairn.cluster.backends.interface import Backend
+from cairn.cluster.records import Record
+from cairn.cluster.seats import Seats
+from cairn.core.errors import UsageError, did_you_mean
+
+ENGINES = ("local", "ray", "slurm", "kubernetes")
+
+
+def backend(name: str, target: str = "", address: str = "") -> Backend:
+    match name:
+        case "local":
+            from cairn.cluster.backends.local import Local
+
+            return Local()
+        case "ray":
+            from cairn.cluster.backends.ray import Ray
+
+            return Ray(address)
+        case "slurm":
+            from cairn.cluster.backends.slurm import Slurm
+
+            return Slurm()
+        case "kubernetes":
+            from cairn.cluster.backends.kubernetes import Kubernetes
+
+            return Kubernetes(target or "jobset", address)
+    raise UsageError(
+        f"no engine '{name}'",
+        hint=did_you_mean(name, ENGINES, otherwise=f"there are: {', '.join(ENGINES)}"),
+    )
+
+
+def backend_of(record: Record) -> Backend:
+    return backend(record.engine, record.target, record.address)
+
+
+def seats_of(record: Record) -> Seats:
+    """For the supervisor: where the nodes of a job come from."""
+    if record.engine == "ray":
+        from cairn.cluster.backends.ray_seats import RaySeats
+
+        return RaySeats(record.address)
+    from cairn.cluster.backends.local import LocalSeats
+
+    return LocalSeats()

@@ -1,0 +1,125 @@
+"""A node of a job as a pod: resources, environment, topology, and no more rights than it needs. Pure.
+
+Knows neither who makes the pod (`k8s_train`, `k8s_serve`) nor whether there is a cluster.
+"""
+
+import math
+from typing import Any
+
+from cairn.cluster.elastic import agent_env
+from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.spec import Job
+from cairn.core.units import parse_duration
+
+Object = dict[str, Any]
+
+# Which label of a node says where it is, as Kueue's documentation has them.
+TOPOLOGY_KEYS = {
+    "block": "cloud.provider.com/topology-block",
+    "rack": "cloud.provider.com/topology-rack",
+    "host": "kubernetes.io/hostname",
+}
+CHECKPOINTS = "/checkpoints"
+CLAIM = "cairn-checkpoints"  # the volume claim that keeps them
+USER = 10001  # of the image
+
+
+def labels(job: Job, role: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "cairn",
+            "cairn/job": job.name, "cairn/role": role}  # fmt: skip
+
+
+def resources(group: Group) -> Object:
+    """CPUs and memory are asked for; memory and GPUs are limits, too: neither can be shared."""
+    asked = {
+        "cpu": f"{math.ceil(group.cpus * 1000)}m",
+        "memory": f"{math.ceil(group.memory / (1 << 20))}Mi",
+    }
+    limits = {"memory": asked["memory"]}
+    if group.gpus:
+        name = f"nvidia.com/mig-{group.mig}" if group.mig else "nvidia.com/gpu"
+        limits[name] = str(group.gpus)
+        asked[name] = str(group.gpus)
+    return {"requests": asked, "limits": limits}
+
+
+def environment(job: Job, group: Group) -> list[Object]:
+    env = agent_env(job, group, folder=CHECKPOINTS, loopback=False)
+    named: list[Object] = [{"name": name, "value": value} for name, value in sorted(env.items())]
+    own = {"fieldRef": {"fieldPath": "metadata.name"}}
+    return [*named, {"name": "CAIRN_NODE", "valueFrom": own}]
+
+
+def keeps_files(job: Job, group: Group) -> bool:
+    """Whether there is something to keep: then all its pods see one volume, each job a folder of its own."""
+    filled = any("{folder}" in word for word in (*group.argv, *group.env.values()))
+    return job.checkpoint.folder is not None or filled
+
+
+def mounts(job: Job, group: Group) -> list[Object]:
+    shared = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if keeps_files(job, group):
+        folder = job.checkpoint.folder or CHECKPOINTS
+        shared.append({"name": "checkpoints", "mountPath": folder, "subPath": job.name})
+    return shared
+
+
+def container(job: Job, group: Group, command: list[str], env: list[Object]) -> Object:
+    return {
+        "name": group.role,
+        "image": group.image,
+        "command": command,
+        "env": env,
+        "resources": resources(group),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": mounts(job, group),
+    }
+
+
+def pod(
+    plan: Plan, group: Group, made: Object, annotations: dict[str, str] | None = None
+) -> Object:
+    """A pod template; `made` is its container."""
+    job = plan.job
+    volumes: list[Object] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if keeps_files(job, group):
+        volumes.append(
+            {"name": "checkpoints", "persistentVolumeClaim": {"claimName": CLAIM}}
+        )  # fmt: skip
+    spec: Object = {
+        "restartPolicy": "Always" if job.kind == "serve" else "Never",
+        "terminationGracePeriodSeconds": math.ceil(parse_duration(job.restart.grace)) + 20,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER,
+                            "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [made],
+        "volumes": volumes,
+    }  # fmt: skip
+    if group.gpus:
+        spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    metadata: Object = {"labels": labels(job, group.role)}
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, "spec": spec}
+
+
+def affinity(job: Job) -> Object | None:
+    """Nearness for a scheduler that knows nothing better: pods of a job attract each other."""
+    near = {"labelSelector": {"matchLabels": {"cairn/job": job.name}}}
+    if job.topology.required:
+        term = {**near, "topologyKey": TOPOLOGY_KEYS[job.topology.required]}
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    if job.topology.preferred:
+        term = {**near, "topologyKey": TOPOLOGY_KEYS[job.topology.preferred]}
+        weighted = [{"weight": 100, "podAffinityTerm": term}]
+        return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
+    return None
+
+
+def disruption_budget(job: Job, name: str, role: str | None, **allowed: int) -> Object:
+    selector = {"cairn/job": job.name} | ({"cairn/role": role} if role else {})
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "labels": {"cairn/job": job.name}},
+        "spec": {**allowed, "selector": {"matchLabels": selector}},
+    }

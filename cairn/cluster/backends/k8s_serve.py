@@ -1,0 +1,160 @@
+"""A server as objects of Kubernetes: copies behind one address, more of them when requests wait. Pure.
+
+    one node each      Deployment            \\
+    several nodes      LeaderWorkerSet        >  Service, PodDisruptionBudget, HPA or KEDA ScaledObject
+
+What is scaled on is what the server counts itself (`cairn metrics list`); for the HorizontalPodAutoscaler Prometheus's
+adapter has to offer it, KEDA asks Prometheus itself.
+"""
+
+from cairn.cluster.backends.k8s_pod import (
+    TOPOLOGY_KEYS,
+    Object,
+    container,
+    disruption_budget,
+    environment,
+    labels,
+    pod,
+)
+from cairn.cluster.resolve import Group, Plan
+
+PROMETHEUS = "http://prometheus.monitoring.svc:9090"
+LOADING_S = 1800  # a large model may take that long before it answers
+SLOW_DOWN_S = 300  # copies are taken away only after so long a calm
+
+
+def serving_objects(plan: Plan) -> list[Object]:
+    job = plan.job
+    group = plan.groups[0]
+    target = _leader_worker_set(plan, group) if group.most > 1 else _deployment(plan, group)
+    objects = [target, _service(plan, group)]
+    if job.scale.most > 1:
+        objects.append(disruption_budget(job, job.name, group.role, maxUnavailable=1))
+    if job.scale.most > job.scale.least:
+        kind = {"apiVersion": target["apiVersion"], "kind": target["kind"], "name": job.name}
+        objects.append(_keda(plan, kind) if job.scale.actuator == "keda" else _hpa(plan, kind))
+    return objects
+
+
+def _server(plan: Plan, group: Group) -> Object:
+    """The pod that answers: probes ask /health, which is tied to the engine's steps."""
+    job = plan.job
+    made = container(job, group, group.argv, environment(job, group))
+    health = {"httpGet": {"path": "/health", "port": "http"}}
+    made |= {
+        "ports": [{"name": "http", "containerPort": job.port}],
+        "startupProbe": {**health, "periodSeconds": 5, "failureThreshold": LOADING_S // 5},
+        "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 2},
+        "livenessProbe": {
+            **health,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+    }
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(job.port),
+               "prometheus.io/path": "/metrics"}  # fmt: skip
+    template = pod(plan, group, made, scraped)
+    template["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": TOPOLOGY_KEYS["host"],
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"cairn/job": job.name}},
+        }
+    ]
+    if job.priority:
+        template["spec"]["priorityClassName"] = job.priority
+    return template
+
+
+def _deployment(plan: Plan, group: Group) -> Object:
+    job = plan.job
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": job.name, "labels": labels(job, group.role)},
+        "spec": {
+            "replicas": job.scale.least,
+            "selector": {"matchLabels": {"cairn/job": job.name, "cairn/role": group.role}},
+            "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": _server(plan, group),
+        },
+    }
+
+
+def _leader_worker_set(plan: Plan, group: Group) -> Object:
+    """One copy is several pods that start and die together; the leader answers."""
+    job = plan.job
+    leader = _server(plan, group)
+    worker = pod(plan, group, container(job, group, group.argv, environment(job, group)))
+    leader["metadata"]["labels"]["cairn/role"] = "leader"
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": job.name, "labels": labels(job, group.role)},
+        "spec": {
+            "replicas": job.scale.least,
+            "leaderWorkerTemplate": {
+                "size": group.most,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": leader,
+                "workerTemplate": worker,
+            },
+        },
+    }
+
+
+def _service(plan: Plan, group: Group) -> Object:
+    job = plan.job
+    role = "leader" if group.most > 1 else group.role
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name, "labels": labels(job, group.role)},
+        "spec": {
+            "selector": {"cairn/job": job.name, "cairn/role": role},
+            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+        },
+    }
+
+
+def _hpa(plan: Plan, target: Object) -> Object:
+    job = plan.job
+    metric = {"metric": {"name": job.scale.metric},
+              "target": {"type": "AverageValue", "averageValue": f"{job.scale.target:g}"}}  # fmt: skip
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": job.name, "labels": {"cairn/job": job.name}},
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": job.scale.least,
+            "maxReplicas": job.scale.most,
+            "metrics": [{"type": "Pods", "pods": metric}],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": SLOW_DOWN_S}},
+        },
+    }
+
+
+def _keda(plan: Plan, target: Object) -> Object:
+    job = plan.job
+    query = f'sum({job.scale.metric}{{pod=~"{job.name}-.*"}})'
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": job.name, "labels": {"cairn/job": job.name}},
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicaCount": job.scale.least,
+            "maxReplicaCount": job.scale.most,
+            "cooldownPeriod": SLOW_DOWN_S,
+            "triggers": [
+                {
+                    "type": "prometheus",
+                    "metadata": {"serverAddress": PROMETHEUS, "query": query,
+                                 "threshold": f"{job.scale.target:g}"},
+                }
+            ],
+        },
+    }  # fmt: skip

@@ -1,0 +1,241 @@
+"""A training job as objects of Kubernetes, in three forms. Pure.
+
+    jobset    JobSet, admitted as a whole by Kueue where the job names a queue     (the default)
+    volcano   Volcano Job: gang by minAvailable, nearness by network topology
+    rayjob    RayJob of KubeRay: a Ray cluster for this one job, on which `cairn launch --on ray` runs it
+
+Every pod of an elastic role runs one agent; they meet at the first pod, by its name in DNS.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from cairn.cluster.backends.k8s_pod import (
+    CHECKPOINTS,
+    TOPOLOGY_KEYS,
+    Object,
+    affinity,
+    container,
+    disruption_budget,
+    environment,
+    keeps_files,
+    labels,
+    mounts,
+    pod,
+)
+from cairn.cluster.elastic import Rendezvous, agent_argv, rank_argv
+from cairn.cluster.job_file import job_json
+from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.spec import Job, Topology
+
+PORT = 29400
+MISTAKE = 2  # the exit status with which `cairn` refuses what it was asked: no restart helps
+RAY_VERSION = "2.60.0"
+JOB_FILE = "/etc/cairn/job.json"
+TIERS = {"host": 1, "rack": 1, "block": 2}  # of Volcano's HyperNodes, from the leaf up
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+
+
+def jobset_objects(plan: Plan) -> list[Object]:
+    job = plan.job
+    meta: Object = {"name": job.name, "labels": labels(job, "all")}
+    if job.queue:
+        meta["labels"]["kueue.x-k8s.io/queue-name"] = job.queue
+        if job.priority:
+            meta["labels"]["kueue.x-k8s.io/priority-class"] = job.priority
+    restarts = 0 if job.restart.policy == "fail" else job.restart.max
+    spec: Object = {
+        "suspend": job.queue is not None,  # until Kueue admits all of it
+        "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All"},
+        "failurePolicy": {
+            "maxRestarts": restarts,
+            "restartStrategy": "BlockingRecreate",  # old pods have gone before new ones meet
+            "rules": [{"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+        },
+        "replicatedJobs": [_replicated(plan, group) for group in plan.groups],
+        "ttlSecondsAfterFinished": 86400,
+    }  # fmt: skip
+    return [
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": meta,
+            "spec": spec,
+        },
+        disruption_budget(job, job.name, None, maxUnavailable=0),
+    ]
+
+
+def _replicated(plan: Plan, group: Group) -> Object:
+    job = plan.job
+    attempt: Object = {
+        "name": "CAIRN_ATTEMPT",
+        "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ATTEMPT}']"}},
+    }
+    endpoint = f"{job.name}-{group.role}-0-0.{job.name}:{PORT}"
+    made = container(
+        job, group, _command(job, group, endpoint), [*environment(job, group), attempt]
+    )
+    template = pod(plan, group, made, _nearness(job) if job.queue else None)
+    near = affinity(job)
+    if not job.queue:
+        template["spec"] |= {"affinity": near} if near else {}
+        template["spec"] |= {"priorityClassName": job.priority} if job.priority else {}
+    in_place = job.restart.policy in ("in_place", "shrink")
+    return {
+        "name": group.role,
+        "replicas": 1,
+        "template": {
+            "spec": {
+                "parallelism": group.most,
+                "completions": group.most,
+                "completionMode": "Indexed",
+                "backoffLimit": job.restart.max if in_place else 0,
+                "activeDeadlineSeconds": math.ceil(job.seconds),
+                "podFailurePolicy": {"rules": _pod_failures(group)},
+                "template": template,
+            }
+        },
+    }
+
+
+def _pod_failures(group: Group) -> list[Object]:
+    mistake = {"containerName": group.role, "operator": "In", "values": [MISTAKE]}
+    taken = [{"type": "DisruptionTarget", "status": "True"}]
+    return [
+        {"action": "FailJob", "onExitCodes": mistake},
+        {
+            "action": "Ignore",
+            "onPodConditions": taken,
+        },  # a node that is drained is nobody's failure
+    ]
+
+
+def _nearness(job: Job) -> dict[str, str] | None:
+    """For Kueue's topology-aware scheduling."""
+    if job.topology.required:
+        return {"kueue.x-k8s.io/podset-required-topology": TOPOLOGY_KEYS[job.topology.required]}
+    if job.topology.preferred:
+        return {"kueue.x-k8s.io/podset-preferred-topology": TOPOLOGY_KEYS[job.topology.preferred]}
+    return None
+
+
+def _command(job: Job, group: Group, endpoint: str) -> list[str]:
+    if not group.elastic:
+        return rank_argv(group.argv, "python")
+    rendezvous = Rendezvous(endpoint=endpoint, run=f"{job.name}-{group.role}", hosted="")
+    return agent_argv(job, group, rendezvous, None, "python")
+
+
+def volcano_objects(plan: Plan) -> list[Object]:
+    job = plan.job
+    action = {
+        "in_place": "RestartPod",
+        "shrink": "RestartPod",
+        "requeue": "RestartJob",
+        "fail": "AbortJob",
+    }
+    spec: Object = {
+        "schedulerName": "volcano",
+        "minAvailable": sum(group.least for group in plan.groups) if job.gang else 1,
+        "maxRetry": max(1, job.restart.max),
+        "plugins": {"svc": [], "env": []},
+        "policies": [
+            {"exitCode": MISTAKE, "action": "AbortJob"},
+            {"event": "PodEvicted", "action": "RestartJob"},
+            {"event": "PodFailed", "action": action[job.restart.policy]},
+            {"event": "TaskCompleted", "action": "CompleteJob"},
+        ],
+        "tasks": [_task(plan, group) for group in plan.groups],
+        "ttlSecondsAfterFinished": 86400,
+    }  # fmt: skip
+    if job.queue:
+        spec["queue"] = job.queue
+    if job.priority:
+        spec["priorityClassName"] = job.priority
+    level = job.topology.required or job.topology.preferred
+    if level:
+        mode = "hard" if job.topology.required else "soft"
+        spec["networkTopology"] = {"mode": mode, "highestTierAllowed": TIERS[level]}
+    made = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job",
+            "metadata": {"name": job.name, "labels": labels(job, "all")}, "spec": spec}  # fmt: skip
+    return [made, disruption_budget(job, job.name, None, maxUnavailable=0)]
+
+
+def _task(plan: Plan, group: Group) -> Object:
+    job = plan.job
+    endpoint = f"{job.name}-{group.role}-0.{job.name}:{PORT}"
+    made = container(job, group, _command(job, group, endpoint), environment(job, group))
+    template = pod(plan, group, made)
+    template["spec"]["activeDeadlineSeconds"] = math.ceil(job.seconds)
+    least = group.least if job.gang else 1
+    return {"name": group.role, "replicas": group.most, "minAvailable": least, "template": template}
+
+
+def rayjob_objects(plan: Plan) -> list[Object]:
+    """The job file as a ConfigMap; a Ray cluster of its size; `cairn launch` as what is run on it."""
+    job = plan.job
+    # On that cluster the job is alone: what decides between jobs has been decided when it exists.
+    inner = msgspec.structs.replace(job, queue=None, priority=None, image=None, topology=Topology())
+    if any(keeps_files(job, group) for group in plan.groups):
+        kept = msgspec.structs.replace(job.checkpoint, folder=job.checkpoint.folder or CHECKPOINTS)
+        inner = msgspec.structs.replace(inner, checkpoint=kept)
+    config = {"apiVersion": "v1", "kind": "ConfigMap",
+              "metadata": {"name": f"{job.name}-job", "labels": labels(job, "all")},
+              "data": {"job.json": job_json(inner)}}  # fmt: skip
+    meta: Object = {"name": job.name, "labels": labels(job, "all")}
+    if job.queue:
+        meta["labels"]["kueue.x-k8s.io/queue-name"] = job.queue
+    restarts = job.restart.max if job.restart.policy == "requeue" else 0
+    spec: Object = {
+        "entrypoint": f"cairn launch {JOB_FILE} --on ray --address auto",
+        "submissionMode": "K8sJobMode",
+        "suspend": job.queue is not None,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": 3600,
+        "activeDeadlineSeconds": math.ceil(job.seconds)
+        + 600,  # and a while to bring the cluster up
+        "backoffLimit": restarts,
+        "rayClusterSpec": {
+            "rayVersion": RAY_VERSION,
+            "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _ray_head(plan)},
+            "workerGroupSpecs": [_ray_workers(plan, group) for group in plan.groups],
+        },
+    }
+    return [config, {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}]
+
+
+def _ray_head(plan: Plan) -> Object:
+    group = plan.groups[0]
+    env = [{"name": "CAIRN_JOBS", "value": "/tmp/cairn-jobs"}]
+    head: Object = {
+        "name": "ray-head", "image": group.image, "env": env,
+        "ports": [{"containerPort": 6379, "name": "gcs"}, {"containerPort": 8265, "name": "dashboard"}],
+        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
+        "volumeMounts": [{"name": "job", "mountPath": "/etc/cairn"}, *mounts(plan.job, group)],
+    }  # fmt: skip
+    template = _with_job(plan, pod(plan, group, head))
+    template["metadata"]["labels"]["cairn/role"] = "ray-head"
+    return template
+
+
+def _ray_workers(plan: Plan, group: Group) -> Object:
+    made: dict[str, Any] = container(plan.job, group, [], environment(plan.job, group))
+    del made["command"]  # KubeRay writes it
+    return {
+        "groupName": group.role,
+        "replicas": group.most,
+        "minReplicas": group.least,
+        "maxReplicas": group.most,
+        "rayStartParams": {},
+        "template": pod(plan, group, made),
+    }
+
+
+def _with_job(plan: Plan, template: Object) -> Object:
+    volume = {"name": "job", "configMap": {"name": f"{plan.job.name}-job"}}
+    template["spec"]["volumes"].append(volume)
+    return template

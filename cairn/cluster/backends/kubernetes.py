@@ -1,0 +1,207 @@
+"""Kubernetes as an engine: renders the objects, and hands them to kubectl.
+
+    Plan -objects-> YAML -kubectl create-> the cluster's own queue and controllers -kubectl get-> one line
+
+What a job becomes is decided by the target: jobset (with Kueue, the default), volcano, rayjob; a server is a Deployment
+or a LeaderWorkerSet. Restarts, quotas and placement are theirs, never done here again.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from cairn.cluster import records
+from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
+from cairn.cluster.backends.k8s_pod import TOPOLOGY_KEYS, Object
+from cairn.cluster.backends.k8s_serve import serving_objects
+from cairn.cluster.backends.k8s_status import status_of
+from cairn.cluster.backends.k8s_train import jobset_objects, rayjob_objects, volcano_objects
+from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.rank_failure import first_of, found_in, told
+from cairn.cluster.records import Record, Status
+from cairn.cluster.resolve import CannotRun, Plan
+
+TARGETS = {"jobset": jobset_objects, "volcano": volcano_objects, "rayjob": rayjob_objects}
+QUEUES = {"jobset": "localqueues.kueue.x-k8s.io", "rayjob": "localqueues.kueue.x-k8s.io",
+          "volcano": "queues.scheduling.volcano.sh"}  # fmt: skip
+PATIENCE = "--request-timeout=20s"
+SUFFIXES = {
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "m": 1e-3,
+}
+
+
+class Kubernetes:
+    """`--on kubernetes`; `context` is kubectl's."""
+
+    name = "kubernetes"
+
+    def __init__(self, target: str = "jobset", context: str = "") -> None:
+        self.target, self.context = target, context
+
+    def look(self) -> Cluster:
+        if shutil.which("kubectl") is None:
+            raise EngineMissing(
+                "kubectl is not installed here",
+                hint="install it, or look at the objects with --dry-run",
+            )
+        nodes = [node_of(item) for item in self._get("nodes")]
+        queues = self._get(QUEUES[self.target], missing=[])
+        names = [queue["metadata"]["name"] for queue in queues]
+        return Cluster(engine=self.name, nodes=nodes, queues=names, needs_image=True)
+
+    def unseen(self) -> Cluster:
+        return Cluster(engine=self.name, queues=[], needs_image=True, checked=False)
+
+    def render(self, plan: Plan) -> str:
+        return to_yaml(objects(plan, self.target))
+
+    def submit(self, plan: Plan, record: Record) -> Record:
+        made = objects(plan, self.target)
+        (record.folder / "objects.yaml").write_text(to_yaml(made))
+        record = msgspec.structs.replace(record, id=_id(made))
+        records.save(record)
+        done = self._kubectl("create", "--filename=-", given=to_yaml(made))
+        if done.returncode != 0:
+            if "AlreadyExists" not in done.stderr:  # what was there before is not ours to take away
+                self._kubectl("delete", "--ignore-not-found", "--filename=-", given=to_yaml(made))
+            raise SubmitFailed(
+                f"Kubernetes refused the job: {done.stderr.strip().splitlines()[-1]}",
+                hint=f"the objects are in {record.folder / 'objects.yaml'}",
+            )
+        return record
+
+    def status(self, record: Record) -> Status:
+        found = self._get(record.id, missing=[])
+        if not found:
+            last = records.read_status(record)
+            return last if last.state in records.ENDED else Status(
+                state="lost", reason=f"{record.id} is not in the cluster any more"
+            )  # fmt: skip
+        pods = self._get("pods", f"--selector=cairn/job={record.name}")
+        workloads = (
+            self._get("workloads.kueue.x-k8s.io", missing=[]) if self.target != "volcano" else []
+        )
+        own = [w for w in workloads if _owned(w, record.name)]
+        status = status_of(found[0], pods, own)
+        if status.state == "failed":
+            failure = first_of(found_in(self.lines(record, follow=False)))
+            status = msgspec.structs.replace(status, failure=told(failure) if failure else "")
+        return status
+
+    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+        words = [
+            "logs",
+            f"--selector=cairn/job={record.name}",
+            "--tail=-1",
+            "--max-log-requests=64",
+        ]
+        process = subprocess.Popen(
+            self._words(*words, *(["--follow"] if follow else [])), stdout=subprocess.PIPE, text=True,
+            stderr=subprocess.DEVNULL, errors="replace",
+        )  # fmt: skip
+        assert process.stdout is not None
+        with process:
+            yield from (line.rstrip("\n") for line in process.stdout)
+
+    def stop(self, record: Record) -> None:
+        path = record.folder / "objects.yaml"
+        done = self._kubectl("delete", "--ignore-not-found", "--wait", f"--filename={path}")
+        if done.returncode != 0:
+            raise EngineUnreachable(f"kubectl could not delete {record.id}: {done.stderr.strip()}")
+        records.write_status(record, Status(state="stopped", reason="stopped by `cairn jobs stop`"))
+
+    def _get(self, *words: str, missing: list[Object] | None = None) -> list[Object]:
+        done = self._kubectl("get", *words, "--output=json", PATIENCE)
+        if done.returncode == 0:
+            found: dict[str, Any] = json.loads(done.stdout)
+            return found["items"] if found.get("kind") == "List" else [found]
+        gone = any(word in done.stderr for word in ("NotFound", "doesn't have a resource type"))
+        if missing is not None and gone:
+            return missing
+        said = done.stderr.strip().splitlines()
+        raise EngineUnreachable(
+            f"kubectl gets no answer: {said[-1] if said else done.returncode}",
+            hint="`kubectl config get-contexts` has the clusters; --address CONTEXT chooses one",
+        )
+
+    def _kubectl(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._words(*words), input=given, capture_output=True, text=True, check=False
+        )
+
+    def _words(self, *words: str) -> list[str]:
+        return ["kubectl", *([f"--context={self.context}"] if self.context else []), *words]
+
+
+def objects(plan: Plan, target: str) -> list[Object]:
+    """What would be created, in this order. Pure."""
+    if plan.job.kind == "serve":
+        if len(plan.groups) > 1:
+            raise CannotRun(
+                f"server '{plan.job.name}' has {len(plan.groups)} roles; on kubernetes it has one",
+                hint="launch each role as a job of its own",
+            )
+        return serving_objects(plan)
+    return TARGETS[target](plan)
+
+
+def to_yaml(made: list[Object]) -> str:
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        """Without anchors: nobody reads `&id001`."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    dumped = (yaml.dump(each, Dumper=Plain, sort_keys=False, width=120) for each in made)
+    return "---\n".join(dumped)
+
+
+def node_of(item: Object) -> Node:
+    """What a node can hold, out of `kubectl get nodes`."""
+    has = item["status"].get("allocatable", {})
+    marks = item["metadata"].get("labels", {})
+    slices = {name.removeprefix("nvidia.com/mig-"): int(count) for name, count in has.items()
+              if name.startswith("nvidia.com/mig-")}  # fmt: skip
+    return Node(
+        name=item["metadata"]["name"], cpus=quantity(has.get("cpu", "0")), mig=slices,
+        memory=int(quantity(has.get("memory", "0"))), gpus=int(has.get("nvidia.com/gpu", 0)),
+        domains={level: marks[key] for level, key in TOPOLOGY_KEYS.items() if key in marks},
+    )  # fmt: skip
+
+
+def quantity(text: str) -> float:
+    """Kubernetes's numbers: 500m, 16Gi, 8."""
+    for suffix, factor in SUFFIXES.items():
+        if text.endswith(suffix):
+            return float(text.removesuffix(suffix)) * factor
+    return float(text)
+
+
+def _id(made: list[Object]) -> str:
+    """`jobset.jobset.x-k8s.io/train-tiny`: what kubectl takes for the object that is the job."""
+    main = next(each for each in made if each["kind"] != "ConfigMap")
+    group, _, version = main["apiVersion"].rpartition("/")
+    kind = main["kind"].lower()
+    return (
+        f"{kind}.{version}.{group}/{main['metadata']['name']}"
+        if group
+        else f"{kind}/{main['metadata']['name']}"
+    )
+
+
+def _owned(workload: Object, name: str) -> bool:
+    owners = workload.get("metadata", {}).get("ownerReferences", [])
+    return any(owner.get("name") == name for owner in owners)

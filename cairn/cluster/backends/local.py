@@ -1,0 +1,157 @@
+"""This machine as an engine: every node of a job is an agent process here, with a share of the CPUs and GPUs.
+
+    node worker-0 = agent + its ranks        kill the agent, and the node has gone with all its ranks
+
+A fake node is real where it matters: its processes die together, and the others find out over sockets.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from cairn.cluster import records, supervisor_process
+from cairn.cluster.elastic import Rendezvous, agent_argv, inherited, rank_argv
+from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.rank import die_with_parent
+from cairn.cluster.records import Record, Status
+from cairn.cluster.resolve import Plan
+from cairn.cluster.seats import Handle, Seat
+
+LOOPBACK = "127.0.0.1"
+
+
+class ProcessNode:
+    """A node that is a process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def end(self, kill: bool = False) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+
+
+class LocalSeats:
+    """Nodes out of this machine; there is nothing to wait for and nothing to give back."""
+
+    address = LOOPBACK
+    loopback = True
+
+    def __init__(self) -> None:
+        self.gpus: dict[int, list[int]] = {}
+
+    def reserve(self, plan: Plan) -> str | None:
+        taken = index = 0
+        for group in plan.groups:
+            for _ in range(group.most):
+                self.gpus[index] = list(range(taken, taken + group.gpus))
+                taken, index = taken + group.gpus, index + 1
+        return None
+
+    def start(self, seat: Seat, argv: list[str], env: dict[str, str], log: Path) -> Handle:
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus.get(seat.index, [])))}
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
+                env=inherited({**visible, **env}), preexec_fn=die_with_parent,
+            )  # fmt: skip
+        return ProcessNode(process)
+
+    def release(self) -> None:
+        return
+
+
+class Local:
+    """`--on local`"""
+
+    name = "local"
+
+    def look(self) -> Cluster:
+        machine = Node(
+            name=socket.gethostname(), gpus=_gpus(), cpus=float(len(os.sched_getaffinity(0))),
+            memory=psutil.virtual_memory().total,
+        )  # fmt: skip
+        return Cluster(engine=self.name, nodes=[machine], shares_nodes=True)
+
+    def unseen(self) -> Cluster:
+        return self.look()
+
+    def render(self, plan: Plan) -> str:
+        return render(plan)
+
+    def submit(self, plan: Plan, record: Record) -> Record:
+        (record.folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+        return supervisor_process.begin(record)
+
+    def status(self, record: Record) -> Status:
+        return records.read_status(record)
+
+    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+        return tail(record, follow)
+
+    def stop(self, record: Record) -> None:
+        supervisor_process.stop(record)
+
+
+def render(plan: Plan) -> str:
+    """The command of every node, as one could type it."""
+    parts = [f"# {plan.job.name}: {plan.nodes} nodes on this machine"]
+    for group in plan.groups:
+        rendezvous = Rendezvous(endpoint=f"{LOOPBACK}:PORT", run=f"{plan.job.name}-{group.role}-0")
+        argv = (
+            agent_argv(plan.job, group, rendezvous, LOOPBACK, "python")
+            if group.elastic
+            else rank_argv(group.argv, "python")
+        )
+        nodes = f"{group.role}-0" + (f" .. {group.role}-{group.most - 1}" if group.most > 1 else "")
+        parts.append(f"# {nodes}: {group.ranks} ranks, {group.cpus:g} CPUs, {group.gpus} GPUs each")
+        parts.append(shlex.join(argv))
+    return "\n".join(parts) + "\n"
+
+
+def tail(record: Record, follow: bool, is_over: Callable[[], bool] | None = None) -> Iterator[str]:
+    """All log files together, as they grow; ends when the job has and everything is read."""
+    is_over = is_over or (lambda: not records.supervised(record))
+    pause = 0.1 if record.supervisor else 1.0  # an engine is not asked all the time
+    read: dict[Path, int] = {}
+    rest: dict[Path, bytes] = {}
+    while True:
+        over = not follow or is_over()
+        for path in sorted(record.logs.glob("*.log")):
+            with path.open("rb") as file:
+                file.seek(read.get(path, 0))
+                data = rest.get(path, b"") + file.read()
+                read[path] = file.tell()
+            *whole, rest[path] = data.split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+        if over:
+            yield from (line.decode(errors="replace") for line in rest.values() if line)
+            return
+        time.sleep(pause)
+
+
+def _gpus() -> int:
+    """Asked of NVML, else of nvidia-smi: neither wakes CUDA in this process."""
+    from cairn.hw.nvidia_smi import SmiMissing, gpus_from_smi
+    from cairn.hw.nvml import NvmlMissing, gpus_from_nvml, open_nvml
+
+    try:
+        with open_nvml() as nvml:
+            return len(gpus_from_nvml(nvml))
+    except NvmlMissing:
+        try:
+            return len(gpus_from_smi())
+        except SmiMissing:
+            return 0

@@ -1,0 +1,247 @@
+"""Slurm as an engine: submits the script, and says in plain words what Slurm says in its own.
+
+    sbatch -> squeue -> logs in a folder that all nodes see -> scancel
+
+Needs Slurm's commands on this machine and a home that the nodes see, as Slurm's own users do. Accounting (sacct) is not
+needed: how a job ended is written by its script.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from cairn.cluster import records
+from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
+from cairn.cluster.backends.local import tail
+from cairn.cluster.backends.slurm_script import script
+from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.rank_failure import failures_in, first_of, told
+from cairn.cluster.records import ENDED, Record, State, Status
+from cairn.cluster.resolve import Plan
+from cairn.core.errors import CairnError
+
+COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
+PATIENCE_S = 60.0
+
+STATES: dict[str, State] = {
+    "PENDING": "queued", "CONFIGURING": "starting", "RUNNING": "running", "COMPLETING": "running",
+    "SUSPENDED": "queued", "REQUEUED": "restarting", "REQUEUE_HOLD": "queued",
+    "COMPLETED": "done", "CANCELLED": "stopped", "PREEMPTED": "restarting",
+    "FAILED": "failed", "TIMEOUT": "failed", "NODE_FAIL": "failed", "OUT_OF_MEMORY": "failed",
+    "DEADLINE": "failed", "BOOT_FAIL": "failed",
+}  # fmt: skip
+
+REASONS = {
+    "Resources": "waits for nodes that are free at once",
+    "Priority": "waits behind jobs of a higher priority",
+    "Dependency": "waits for jobs that have to be done before",
+    "DependencyNeverSatisfied": "will never start: a job it waits for has failed",
+    "BeginTime": "was put back into the queue; Slurm lets it wait before it starts again",
+    "QOSMaxJobsPerUserLimit": "waits: the QOS allows no more of this user's jobs",
+    "PartitionNodeLimit": "asks for more nodes than the partition allows",
+    "PartitionTimeLimit": "asks for more time than the partition allows",
+    "PartitionDown": "waits: the partition is down",
+    "ReqNodeNotAvail": "waits for nodes that are down or reserved",
+    "NodeDown": "waits for nodes that are down",
+    "JobHeldUser": "is held by its user: scontrol release",
+    "JobHeldAdmin": "is held by an administrator",
+    "Nodes_required_for_job_are_DOWN": "waits for nodes that are down",
+    "None": "waits for the scheduler's next round",
+    "TimeLimit": "reached its time limit",
+    "DeadLine": "could not be finished by its deadline",
+}
+
+
+class Slurm:
+    """`--on slurm`"""
+
+    name = "slurm"
+
+    def look(self) -> Cluster:
+        _check_installed()
+        text = _asked(["sinfo", "--noheader", "--Node", "--format=%N|%c|%m|%G|%R|%T"])
+        racks = racks_of(_asked(["scontrol", "show", "topology"], default=""))
+        return cluster_of(text, racks)
+
+    def unseen(self) -> Cluster:
+        return Cluster(engine=self.name, queues=[], checked=False)
+
+    def render(self, plan: Plan) -> str:
+        return script(plan, "LOGS", [f"JOB_{name}" for name in plan.job.after])
+
+    def submit(self, plan: Plan, record: Record) -> Record:
+        path = record.folder / "job.sh"
+        dependencies = [records.find(name).id for name in plan.job.after]
+        containers = _has_containers()
+        if not containers and any(group.image for group in plan.groups):
+            print("note: this Slurm has no pyxis, so the image is not used", file=sys.stderr)
+        python = "python" if containers and plan.groups[0].image else sys.executable
+        path.write_text(script(plan, str(record.logs), dependencies, python, containers))
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(path)], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise SubmitFailed(
+                f"Slurm refused the job: {done.stderr.strip().removeprefix('sbatch: error: ')}",
+                hint=f"the script is {path}; `sinfo` says what there is",
+            )
+        record = msgspec.structs.replace(record, id=done.stdout.strip().split(";")[0])
+        records.save(record)
+        return record
+
+    def status(self, record: Record) -> Status:
+        _check_installed()
+        said = _asked(
+            ["squeue", "--noheader", "--states=all", f"--jobs={record.id}", "--format=%T|%r|%D"],
+            default="",
+        )
+        status = status_of(said) or _remembered(record)
+        restarts = int(_field(record.id, "Restarts") or 0) if said else 0
+        if restarts and status.state == "queued" and status.reason == REASONS["None"]:
+            status = msgspec.structs.replace(status, reason=REASONS["BeginTime"])
+        failure = first_of(failures_in(record.logs)) if status.state == "failed" else None
+        told_last = told(failure) if failure is not None else ""
+        return msgspec.structs.replace(status, restarts=restarts, failure=told_last)
+
+    def lines(self, record: Record, follow: bool) -> Iterator[str]:
+        return tail(record, follow, lambda: self.status(record).state in ENDED)
+
+    def stop(self, record: Record) -> None:
+        _asked(["scancel", record.id])
+        ends = time.monotonic() + PATIENCE_S
+        while self.status(record).state not in ENDED:
+            if time.monotonic() > ends:
+                raise CairnError(
+                    f"Slurm has not ended job {record.id} within {PATIENCE_S:.0f} s",
+                    hint=f"scontrol show job {record.id}",
+                )
+            time.sleep(0.2)
+
+
+def status_of(said: str) -> Status | None:
+    """What squeue says of a job (of an array: of its tasks) as one status; None when it knows nothing of it."""
+    rows = [line.split("|") for line in said.splitlines() if line.count("|") == 2]
+    if not rows:
+        return None
+    order: list[State] = [
+        "running",
+        "restarting",
+        "starting",
+        "queued",
+        "failed",
+        "stopped",
+        "done",
+    ]
+    found = [(STATES.get(state, "queued"), state, reason, nodes) for state, reason, nodes in rows]
+    state, word, reason, nodes = min(found, key=lambda row: order.index(row[0]))
+    count = int(nodes) if state == "running" and nodes.isdigit() else 0
+    return Status(state=state, reason=_words(state, word, reason, count), nodes=count)
+
+
+def _words(state: State, word: str, reason: str, nodes: int) -> str:
+    plain = REASONS.get(reason.split(",")[0].strip("()"))
+    if state == "running":
+        return f"{nodes} nodes"
+    if state == "queued":
+        return plain or f"waits: {reason}"
+    if word == "NODE_FAIL":
+        return "a node failed"
+    if word in ("TIMEOUT", "DEADLINE"):
+        return REASONS["TimeLimit" if word == "TIMEOUT" else "DeadLine"]
+    if state == "failed":
+        said = "" if reason in ("None", "NonZeroExitCode") else f" ({reason})"
+        return f"Slurm says {word.lower()}{said}"
+    return "finished" if state == "done" else word.lower()
+
+
+def cluster_of(text: str, racks: dict[str, str]) -> Cluster:
+    nodes: dict[str, Node] = {}
+    queues: set[str] = set()
+    for line in text.splitlines():
+        name, cpus, mebibytes, gres, partition, _ = line.split("|")
+        queues.add(partition)
+        gpus, mig = gpus_of(gres)
+        nodes[name] = Node(
+            name=name, cpus=float(cpus), memory=int(mebibytes) << 20, gpus=gpus, mig=mig,
+            domains={"rack": racks[name]} if name in racks else {},
+        )  # fmt: skip
+    return Cluster(engine="slurm", nodes=list(nodes.values()), queues=sorted(queues))
+
+
+def gpus_of(gres: str) -> tuple[int, dict[str, int]]:
+    """(8, {}) of gpu:8 or gpu:h200:8(S:0-1); (0, {"1g.10gb": 7}) of gpu:1g.10gb:7."""
+    whole, slices = 0, {}
+    for kind, count in re.findall(r"gpu(?::([\w.+-]*[A-Za-z][\w.+-]*))?:(\d+)", gres):
+        if re.fullmatch(r"\dg\.\d+gb(\.me)?", kind):
+            slices[kind] = slices.get(kind, 0) + int(count)
+        else:
+            whole += int(count)
+    return whole, slices
+
+
+def racks_of(text: str) -> dict[str, str]:
+    """Node -> leaf switch, out of `scontrol show topology`."""
+    racks: dict[str, str] = {}
+    for switch, level, nodes in re.findall(r"SwitchName=(\S+) Level=(\d+).*?Nodes=(\S+)", text):
+        if level == "0":
+            names = _asked(["scontrol", "show", "hostnames", nodes], default="").split()
+            racks |= dict.fromkeys(names, switch)
+    return racks
+
+
+def _remembered(record: Record) -> Status:
+    """After Slurm has forgotten the job: what its script wrote last."""
+    ended = [path.read_text().strip() for path in record.logs.glob("exit-status-*")]
+    if not ended:
+        return Status(
+            state="lost", reason=f"Slurm has forgotten job {record.id}, and it left no word"
+        )
+    bad = [status for status in ended if status != "0"]
+    if not bad:
+        return Status(state="done", reason="finished")
+    return Status(state="failed", reason=f"ended with exit status {bad[0]}")
+
+
+def _field(job: str, name: str) -> str | None:
+    found = re.search(rf"\b{name}=(\S+)", _asked(["scontrol", "show", "job", job], default=""))
+    return found[1] if found else None
+
+
+def _has_containers() -> bool:
+    """Whether srun takes --container-image, which NVIDIA's pyxis adds."""
+    return "--container-image" in _asked(["srun", "--help"], default="")
+
+
+def _check_installed() -> None:
+    missing = [command for command in COMMANDS if shutil.which(command) is None]
+    if missing:
+        raise EngineMissing(
+            f"Slurm is not installed here: no {missing[0]}",
+            hint="launch from a login node, or look at the script with --dry-run",
+        )
+
+
+def _asked(command: list[str], default: str | None = None) -> str:
+    """What the command says; a controller that does not answer is EngineUnreachable."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineUnreachable(
+            f"`{command[0]}` got no answer within {PATIENCE_S:.0f} s", hint="is slurmctld running?"
+        ) from None
+    said = done.stderr.strip()
+    if done.returncode == 0:
+        return done.stdout
+    if default is not None and not re.search("Unable to contact|Connection refused", said):
+        return default
+    raise EngineUnreachable(
+        f"`{command[0]}` failed: {said.splitlines()[-1] if said else done.returncode}",
+        hint="is slurmctld running, and is SLURM_CONF the right one? `scontrol ping` says",
+    )

@@ -1,0 +1,153 @@
+"""A plan as a batch script for Slurm: one allocation is the gang, one agent on each node of it. Pure text.
+
+    #SBATCH ...                  what is asked for; a job of several roles is a heterogeneous job
+    srun agent                   on every node, meeting at the first one
+
+A node that fails takes the allocation with it, and Slurm puts the job back into its queue; what it runs then
+has a store and a name of its own. Where the script is submitted, and what becomes of it, is for `slurm`.
+"""
+
+import datetime
+import math
+import shlex
+
+import msgspec
+
+from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
+from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.spec import Job
+
+PORTS = (20000, 20000)  # the first, and how many: a job takes the one that its number says
+WAIT_FOR_SWITCH = "10:00"  # how long a preferred nearness is waited for
+_SHELL = ("$CAIRN_HEAD:$CAIRN_PORT", "$CAIRN_IS_HOST", "$SLURM_JOB_ID", "$CAIRN_ATTEMPT")
+
+
+def script(
+    plan: Plan, logs: str, dependencies: list[str], python: str = "python", containers: bool = True
+) -> str:
+    """`logs` is a folder that all nodes see; dependencies are Slurm's numbers of jobs; containers need pyxis."""
+    job = plan.job
+    head = ["#!/bin/bash", *_directives(job, logs, dependencies)]
+    for number, group in enumerate(plan.groups):
+        head += ["#SBATCH hetjob"] if number else []
+        head += _resources(job, group)
+    body = [_BEFORE.format(first=PORTS[0], ports=PORTS[1])]
+    many = len(plan.groups) > 1
+    for number, group in enumerate(plan.groups):
+        group = group if containers else msgspec.structs.replace(group, image=None)
+        body.append(_srun(job, group, logs, python, number if many else None))
+    body.append(_AFTER.format(logs=shlex.quote(logs), requeue=_requeue(job)))
+    return "\n".join(head) + "\n\n" + "\n".join(body)
+
+
+_BEFORE = """\
+# The first node of the allocation is where the agents meet; its address, because names need not resolve.
+first=$(scontrol show hostnames "${{SLURM_JOB_NODELIST_HET_GROUP_0:-$SLURM_JOB_NODELIST}}" | head -n 1)
+export CAIRN_HEAD=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export CAIRN_PORT=$(({first} + SLURM_JOB_ID % {ports}))
+export CAIRN_ATTEMPT=${{SLURM_RESTART_COUNT:-0}}
+export CAIRN_ARRAY_INDEX=${{SLURM_ARRAY_TASK_ID:-0}}
+"""
+
+_AFTER = """\
+status=0
+for each in $(jobs -p); do wait "$each" || status=$?; done
+{requeue}echo "$status" > {logs}/exit-status-"$SLURM_JOB_ID"
+exit "$status"
+"""
+
+_REQUEUE = """\
+if [ "$status" != 0 ] && [ "$CAIRN_ATTEMPT" -lt {most} ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit "$status"
+fi
+"""
+
+
+def _requeue(job: Job) -> str:
+    return _REQUEUE.format(most=job.restart.max) if job.restart.policy == "requeue" else ""
+
+
+def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
+    asked = [
+        f"--job-name={job.name}",
+        f"--time={slurm_time(job.seconds)}",
+        "--requeue" if job.restart.policy != "fail" else "--no-requeue",
+        "--open-mode=append",
+        f"--output={logs}/batch.log",
+    ]
+    if job.queue:
+        asked.append(f"--partition={job.queue}")
+    if job.priority:
+        asked.append(f"--qos={job.priority}")
+    if job.deadline is not None:
+        utc = job.deadline.astimezone(datetime.UTC)
+        asked.append(f"--deadline=uts{round(utc.timestamp())}")
+    if dependencies:
+        asked.append(f"--dependency=afterok:{':'.join(dependencies)}")
+    if job.array.count > 1:
+        once = f"%{job.array.parallel}" if job.array.parallel else ""
+        asked.append(f"--array=0-{job.array.count - 1}{once}")
+    if job.topology.required in ("rack", "block"):
+        asked.append("--switches=1")
+    elif job.topology.preferred in ("rack", "block"):
+        asked.append(f"--switches=1@{WAIT_FOR_SWITCH}")
+    if job.restart.policy == "shrink":
+        asked.append("--no-kill")
+    return [f"#SBATCH {word}" for word in asked]
+
+
+def _resources(job: Job, group: Group) -> list[str]:
+    nodes = str(group.most) if group.least == group.most else f"{group.least}-{group.most}"
+    asked = [
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={math.ceil(group.cpus)}",
+        f"--mem={math.ceil(group.memory / (1 << 20))}M",
+    ]
+    if group.gpus:
+        kind = f"gpu:{group.mig}" if group.mig else "gpu"
+        asked.append(f"--gres={kind}:{group.gpus}")
+    return [f"#SBATCH {word}" for word in asked]
+
+
+def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> str:
+    """One agent on each node of the group, in the background: several groups run at once."""
+    env = agent_env(job, group, folder=f"{logs}/../checkpoints", loopback=False)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    if job.array.count > 1:  # each index keeps its own
+        lines.append("export CAIRN_JOB_CHECKPOINTS=$CAIRN_JOB_CHECKPOINTS/$CAIRN_ARRAY_INDEX")
+    lines.append(f"export CAIRN_NODE={group.role}-$SLURM_NODEID")
+    lines.append("export CAIRN_IS_HOST=$([ $SLURM_NODEID = 0 ] && echo 1 || echo 0)")
+    lines.append("exec " + " ".join(_word(word) for word in _argv(job, group, python)))
+    inner = "\n".join(lines)
+    options = [
+        f"--het-group={het}" if het is not None else "",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=0" if job.restart.policy == "shrink" else "--kill-on-bad-exit=1",
+        "--open-mode=append",
+        f"--output={shlex.quote(logs)}/{group.role}-%n.log",
+        f"--container-image={shlex.quote(group.image)}" if group.image else "",
+    ]
+    return f"srun {' '.join(filter(None, options))} bash -c {shlex.quote(inner)} &\n"
+
+
+def _argv(job: Job, group: Group, python: str) -> list[str]:
+    if not group.elastic:
+        return rank_argv(group.argv, python)
+    rendezvous = Rendezvous(
+        endpoint="$CAIRN_HEAD:$CAIRN_PORT", run=f"{group.role}-$SLURM_JOB_ID-$CAIRN_ATTEMPT",
+        hosted="$CAIRN_IS_HOST",
+    )  # fmt: skip
+    return agent_argv(job, group, rendezvous, None, python)
+
+
+def _word(word: str) -> str:
+    """Quoted, unless it is one of ours that the shell has to fill in."""
+    return f'"{word}"' if any(name in word for name in _SHELL) else shlex.quote(word)
+
+
+def slurm_time(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}-{hour:02d}:{minute:02d}:{second:02d}"

@@ -1,0 +1,319 @@
+"""Runs a job, breaks it by a plan, and says what that has cost.
+
+    unbroken run --losses-----------------------------.
+    the same job, with faults --losses, ledger--> Report: found after? recovered after? steps lost? same losses?
+
+The job is a command line, started like any other; it writes RUN/recovery/ while it lives (`core/job_ledger`), and that
+is all that is looked at. Knows nothing of how training recovers.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from cairn.cluster.chaos_faults import NotPermitted, Seen, inject, look
+from cairn.cluster.chaos_network import Network
+from cairn.cluster.chaos_plan import QUIET, Due, Plan, schedule, victim
+from cairn.core.errors import CairnError, DataError
+from cairn.core.job_ledger import (
+    EVENTS,
+    FOLDER,
+    AnyEvent,
+    Failed,
+    Ledger,
+    Noticed,
+    Trained,
+    read_ledger,
+)
+
+POLL_S = 0.02
+NEAR = 0.02  # nats: what another order of the same sums may make of a loss
+NOTICE_S = 60.0  # within which a fault that must be noticed is
+
+
+class Happened(msgspec.Struct, kw_only=True):
+    """One fault, and what became of it; seconds are from the fault itself."""
+
+    kind: str
+    target: str
+    step: int
+    what: str = ""
+    skipped: str = ""  # why it could not be done here
+    at: float = 0.0
+    found_s: float | None = None
+    recovered_s: float | None = None
+    found_step: int | None = None
+    steps_lost: int | None = None
+    cause: str = ""
+    rung: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    plan: str
+    fine: bool
+    complaints: list[str]
+    faults: list[Happened]
+    steps: int
+    steps_lost: int
+    same_losses: bool | None  # None: not compared
+    worst_difference: float | None
+    ledger: Ledger | None
+    orphans: list[int]
+    exit_status: int
+    seconds: float
+    unbroken_seconds: float | None
+    folder: str
+
+
+Say = Callable[[str], None]
+
+
+class Job(Protocol):
+    """A running job; a subprocess is one."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Plan, Path, dict[str, str]], Job]
+
+
+def run_chaos(plan: Plan, folder: Path, say: Say = print, start: Start | None = None) -> Report:
+    """`start`: how the job is started, with its folder and more environment; by default as a process."""
+    start = start or start_process
+    folder.mkdir(parents=True, exist_ok=True)
+    if any((folder / name).exists() for name in ("broken", "unbroken")):
+        raise DataError(f"{folder} holds an earlier run", hint="name another folder with --out")
+    unbroken = None
+    if plan.compare:
+        say("the job without faults, to compare with")
+        began = time.monotonic()
+        status = _wait(start(plan, folder / "unbroken", {}), plan.timeout_s)
+        if status:
+            raise CairnError(
+                f"the job fails without any fault: exit status {status}",
+                hint=f"see {folder / 'unbroken.txt'}",
+            )
+        unbroken = time.monotonic() - began
+    return _broken(plan, folder, unbroken, say, start)
+
+
+def _broken(plan: Plan, folder: Path, unbroken: float | None, say: Say, start: Start) -> Report:
+    run = folder / "broken"
+    wants_network = any(fault.kind == "partition" for fault in plan.faults)
+    began = time.monotonic()
+    with Network(wants_network) as network:
+        process = start(plan, run, network.environment())
+        chaos = _Chaos(plan, run, process, network, say)
+        try:
+            chaos.break_things()
+            status = _wait(process, max(1.0, plan.timeout_s - (time.monotonic() - began)))
+        finally:
+            _end(process)
+    seconds = time.monotonic() - began
+    orphans = _orphans(chaos.pids)
+    ledger = read_ledger(run)
+    chaos.match(_events(run))
+    same, worst = _compare(folder) if plan.compare else (None, None)
+    report = Report(
+        plan=plan.name, fine=True, complaints=[], faults=chaos.happened,
+        steps=ledger.steps if ledger else 0,
+        steps_lost=sum(one.steps_lost or 0 for one in chaos.happened), same_losses=same,
+        worst_difference=worst, ledger=ledger, orphans=orphans, exit_status=status,
+        seconds=seconds, unbroken_seconds=unbroken, folder=str(folder),
+    )  # fmt: skip
+    complaints = complaints_of(report, plan)
+    return msgspec.structs.replace(report, complaints=complaints, fine=not complaints)
+
+
+class _Chaos:
+    """Waits for each fault's step, breaks, and waits until the run is back."""
+
+    def __init__(self, plan: Plan, run: Path, process: Job, network: Network, say: Say) -> None:
+        self.plan, self.run, self.process, self.network, self.say = plan, run, process, network, say
+        self.chance = random.Random(plan.seed + 1)
+        self.happened: list[Happened] = []
+        self.pids: set[int] = {process.pid}
+        self.deadline = time.monotonic() + plan.timeout_s
+
+    def break_things(self) -> None:
+        for due in schedule(self.plan):
+            seen = self._until(lambda seen, step=due.step: seen.training() and seen.step >= step)
+            if seen is None:
+                missing = Happened(kind=due.fault.kind, target=due.fault.target, step=due.step)
+                missing.skipped = "the job was over before this step"
+                self.happened.append(missing)
+                continue
+            self._break(due, seen)
+
+    def _break(self, due: Due, seen: Seen) -> None:
+        fault = due.fault
+        target = victim(fault.target, self.chance, len(seen.ranks), len(seen.agents))
+        one = Happened(kind=fault.kind, target=" ".join(map(str, target)), step=seen.step)
+        before = seen.epoch
+        one.at = time.monotonic()
+        try:
+            cut = self.network.inject(fault, target)
+            one.what = cut or inject(fault, target, seen, self.run, self.chance)
+        except NotPermitted as error:
+            one.skipped = error.message
+        self.happened.append(one)
+        self.say(f"step {seen.step}: {fault.kind} {one.target}: {one.skipped or one.what}")
+        if one.skipped or fault.kind in QUIET or target[0] == "agent":
+            time.sleep(0.2)  # let it be seen
+            return
+        limit = time.monotonic() + NOTICE_S
+        self._until(
+            lambda seen: (seen.epoch > before and seen.training()) or time.monotonic() > limit
+        )
+
+    def _until(self, ready: Callable[[Seen], bool]) -> Seen | None:
+        """None when the job is over first."""
+        while self.process.poll() is None and time.monotonic() < self.deadline:
+            seen = look(self.run)
+            if seen is not None:
+                self.pids.update(seen.pids())
+                if ready(seen):
+                    return seen
+            time.sleep(POLL_S)
+        return None
+
+    def match(self, events: list[AnyEvent]) -> None:
+        """Which finding belongs to which fault: the first one after it."""
+        found = [(n, event) for n, event in enumerate(events) if isinstance(event, Failed)]
+        ledger = read_ledger(self.run)
+        incidents = list(ledger.incidents) if ledger else []
+        for one in self.happened:
+            if one.kind == "slow":
+                self._notice(one, events)
+            if one.skipped or one.target.startswith("agent") or one.kind in QUIET:
+                continue
+            for place, (number, event) in enumerate(found):
+                if event.at >= one.at:
+                    self._describe(one, event, events[number:], incidents[place])
+                    found, incidents = found[place + 1 :], incidents[place + 1 :]
+                    break
+
+    def _notice(self, one: Happened, events: list[AnyEvent]) -> None:
+        told = (event for event in events if isinstance(event, Noticed) and event.at >= one.at)
+        first = next((event for event in told if one.target == f"rank {event.rank}"), None)
+        if first is not None:
+            one.found_s, one.cause = first.at - one.at, first.what
+
+    def _describe(self, one: Happened, event: Failed, later: list[AnyEvent], incident: Any) -> None:
+        one.found_s = event.at - one.at
+        one.cause, one.rung = event.cause, event.rung
+        one.found_step, one.steps_lost = incident.step, incident.steps_lost
+        again = next((other for other in later if isinstance(other, Trained)), None)
+        if again is not None:
+            one.recovered_s = again.at - one.at
+
+
+def complaints_of(report: Report, plan: Plan) -> list[str]:
+    """Every promise that was not kept."""
+    found = []
+    if report.exit_status:
+        found.append(f"the job ended with status {report.exit_status}")
+    if report.orphans:
+        found.append(f"processes are left: {report.orphans}")
+    off = report.worst_difference
+    if report.same_losses is False and (plan.exact or off is None or off > NEAR):
+        found.append(f"the losses differ by up to {off}")
+    for one in report.faults:
+        name = f"{one.kind} {one.target} at step {one.step}"
+        silent = one.kind in QUIET or one.target.startswith("agent")
+        if one.skipped:
+            continue
+        if one.found_s is None and not silent:
+            found.append(f"{name} was never found")
+        for value, most, what in (
+            (one.steps_lost, plan.most_steps_lost, "steps lost"),
+            (one.found_s, plan.most_detect_s, "seconds until found"),
+            (one.recovered_s, plan.most_recovery_s, "seconds until recovered"),
+        ):
+            if value is not None and most is not None and value > most:
+                found.append(f"{name}: {value:.3g} {what}, {most:.3g} are promised")
+    return found
+
+
+# -- the job as a process -------------------------------------------------------------------------------
+
+
+def start_process(plan: Plan, run: Path, extra: dict[str, str]) -> subprocess.Popen[bytes]:
+    """What it prints goes to a file beside its folder."""
+    words = [sys.executable, "-m", "cairn"] if plan.argv[0] == "cairn" else [plan.argv[0]]
+    argv = [*words, *plan.argv[1:], "--out", str(run)]
+    with run.with_suffix(".txt").open("wb") as out:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            start_new_session=True, env=os.environ | extra,
+        )  # fmt: skip
+
+
+def _wait(process: Job, seconds: float) -> int:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return 124
+
+
+def _end(process: Job) -> None:
+    if process.poll() is None:
+        process.kill()  # the kernel ends what it has started
+        process.wait(60)
+
+
+def _orphans(pids: set[int], patience_s: float = 5.0) -> list[int]:
+    deadline = time.monotonic() + patience_s
+    while True:
+        left = sorted(pid for pid in pids if pid > 0 and _lives(pid))
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# -- what it left behind --------------------------------------------------------------------------------
+
+
+def _events(run: Path) -> list[AnyEvent]:
+    path = run / FOLDER / EVENTS
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=AnyEvent) for line in lines]
+
+
+def _losses(run: Path) -> dict[int, tuple[float | None, float | None]]:
+    path = run / "log.jsonl"
+    rows = (
+        [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+        if path.exists()
+        else []
+    )
+    return {row["step"]: (row["loss"], row["norm"]) for row in rows}
+
+
+def _compare(folder: Path) -> tuple[bool, float | None]:
+    """Whether every logged step has the same loss and the same norm; and the largest difference of a loss."""
+    one, other = _losses(folder / "unbroken"), _losses(folder / "broken")
+    both = [(one[step][0], other[step][0]) for step in one.keys() & other.keys()]
+    worst = max((abs(a - b) for a, b in both if a is not None and b is not None), default=None)
+    return one == other, worst

@@ -1,0 +1,44 @@
+"""Where a job's time went, for people: read from the folder of the run, while it runs or after.
+
+    RUN/recovery/ledger.json  --read_ledger-->  one line for `cairn jobs why`, a table, Prometheus text
+
+Whoever keeps the ledger (the supervisor of a training run) writes that file; see `core/job_ledger` for what each part
+means. A job without one has nothing to tell, and that is said.
+"""
+
+from pathlib import Path
+
+from cairn.core.job_ledger import PARTS, Ledger, metrics_text, read_ledger
+
+MEANING = {
+    "productive": "steps that stayed",
+    "lost": "steps that had to be done again",
+    "checkpoint": "training waited for a copy",
+    "detect": "something had failed and nobody knew yet",
+    "restart": "processes started, state was read",
+    "queue": "waiting for a place",
+}
+
+
+def why(run: Path) -> str | None:
+    """In one line: the state, the share of productive time, and the last failure; None without a ledger."""
+    ledger = read_ledger(run)
+    return None if ledger is None else ledger.line()
+
+
+def rows(ledger: Ledger) -> list[list[str]]:
+    """Part, seconds, share, causes: a table for a page or a terminal."""
+    found = []
+    for part in PARTS:
+        causes = ledger.by_cause.get(part, {})
+        named = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in causes.items())
+        seconds = ledger.parts[part]
+        share = seconds / ledger.wall if ledger.wall else 0.0
+        found.append([part, f"{seconds:.2f} s", f"{share:.1%}", named or MEANING[part]])
+    return found
+
+
+def scrape(run: Path) -> str | None:
+    """As /metrics shows it."""
+    ledger = read_ledger(run)
+    return None if ledger is None else metrics_text(ledger)

@@ -1,0 +1,139 @@
+"""Is this node fit for work? Measured before a job starts on it, after a failure, and before it is used again.
+
+    measure() -> Vitals --judge--> complaints, each with the number and its limit --> Cordons (core/cordon)
+
+`judge` is pure. A GPU's own errors come from NVML where there is one; without it only the host is looked at. A node
+that fails a check is named with the reason, so that the next job does not find out again.
+"""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from cairn.core.cordon import Cordons
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node must have at least; the fields say of what."""
+
+    free_memory: float = 0.02  # share
+    free_disk_bytes: int = 1 << 30
+    free_shared_bytes: int = 64 << 20
+    load_per_core: float = 16.0
+    write_s: float = 5.0  # for a small file with fsync
+    gpus: int = 0
+    ecc_errors: int = 0  # uncorrected, since the driver started
+    gpu_celsius: int = 92
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    index: int
+    ecc_uncorrected: int = 0
+    celsius: int = 0
+    retired_pages: int = 0
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    free_memory: float
+    free_disk_bytes: int
+    free_shared_bytes: int
+    load_per_core: float
+    write_s: float | None  # None: it could not be written at all
+    gpus: list[Gpu] = []
+
+
+def judge(vitals: Vitals, limits: Limits = Limits()) -> list[str]:  # noqa: B008
+    """Everything that is wrong; an empty list: fit."""
+    v, found = vitals, []
+    if v.write_s is None:
+        found.append("the disk cannot be written")
+    elif v.write_s > limits.write_s:
+        found.append(f"a small file takes {v.write_s:.1f} s to write, at most {limits.write_s} s")
+    for name, value, least, unit in (
+        ("memory", v.free_memory, limits.free_memory, "of all"),
+        ("disk", v.free_disk_bytes, limits.free_disk_bytes, "bytes"),
+        ("shared memory", v.free_shared_bytes, limits.free_shared_bytes, "bytes"),
+    ):
+        if value < least:
+            found.append(f"{name}: {value:,.3g} {unit} free, at least {least:,.3g}")
+    if v.load_per_core > limits.load_per_core:
+        found.append(f"load {v.load_per_core:.1f} per core, at most {limits.load_per_core}")
+    if len(v.gpus) < limits.gpus:
+        found.append(f"{len(v.gpus)} GPUs answer, {limits.gpus} should")
+    return found + [word for gpu in v.gpus for word in _of_gpu(gpu, limits)]
+
+
+def _of_gpu(gpu: Gpu, limits: Limits) -> list[str]:
+    found = []
+    if gpu.ecc_uncorrected > limits.ecc_errors:
+        found.append(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected memory errors")
+    if gpu.celsius > limits.gpu_celsius:
+        found.append(f"GPU {gpu.index}: {gpu.celsius} degrees, at most {limits.gpu_celsius}")
+    return found
+
+
+def examine(cordons: Cordons, vitals: Vitals, now: float, limits: Limits = Limits()) -> Cordons:  # noqa: B008
+    """The list with this node on it if it is unfit."""
+    complaints = judge(vitals, limits)
+    return cordons.cordon(vitals.node, now, "; ".join(complaints)) if complaints else cordons
+
+
+def measure(node: str, folder: Path) -> Vitals:
+    """This machine; `folder`: where its jobs write."""
+    shared = Path("/dev/shm")
+    cores = os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    return Vitals(
+        node=node, free_memory=memory.available / memory.total,
+        free_disk_bytes=shutil.disk_usage(folder).free if folder.exists() else 0,
+        free_shared_bytes=shutil.disk_usage(shared).free if shared.exists() else 0,
+        load_per_core=os.getloadavg()[0] / cores, write_s=_write_time(folder), gpus=_gpus(),
+    )  # fmt: skip
+
+
+def _write_time(folder: Path) -> float | None:
+    path = folder / f".health-{os.getpid()}"
+    began = time.perf_counter()
+    try:
+        with path.open("wb") as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+        return time.perf_counter() - began
+    except OSError:
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _gpus() -> list[Gpu]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001  no driver, no library: there is no GPU to ask
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        found.append(Gpu(index, _ecc(pynvml, handle), _celsius(pynvml, handle)))
+    return found
+
+
+def _ecc(nvml: object, handle: object) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0))  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  a GPU without ECC
+        return 0
+
+
+def _celsius(nvml: object, handle: object) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetTemperature(handle, 0))  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  a sensor that does not answer
+        return 0

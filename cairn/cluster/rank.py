@@ -1,0 +1,142 @@
+"""One rank: fills in its place, starts the program, passes its lines on, and tells how it ended. Run by an agent.
+
+    python -m cairn.cluster.rank -- cairn train tiny-cpu --dp {world}
+    r0| step 1 ...                                    lines of the program, with the rank that wrote them
+    ::cairn-rank-failed:: {...}                       one line, if it failed
+
+Dies with its agent, and the program dies with it, whatever the signal: a node that is killed leaves nothing behind.
+Knows nothing about what the program does.
+"""
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from cairn.cluster.rank_failure import RankFailure, collective_of, last_words, mark, shortened
+
+_OWN_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before every line of a traceback
+KEPT = 400  # lines of the program, for the traceback
+LINE = 3500  # bytes: longer lines of several ranks would be torn in the log they share
+
+
+def main(argv: list[str]) -> int:
+    command = argv[1:] if argv[:1] == ["--"] else argv
+    die_with_parent()
+    values = place(os.environ)
+    program = [filled(word, values) for word in command]
+    if program[0] == "cairn":
+        program = [sys.executable, "-m", "cairn", *program[1:]]
+    return run(program, values)
+
+
+def place(env: Mapping[str, str]) -> dict[str, str]:
+    """What stands for {world} and the others: torch elastic's variables, or those of a rank alone."""
+    return {
+        "world": env.get("WORLD_SIZE", "1"),
+        "rank": env.get("RANK", "0"),
+        "node": env.get("CAIRN_NODE", env.get("GROUP_RANK", "0")),
+        "nodes": env.get("GROUP_WORLD_SIZE", "1"),
+        "attempt": str(attempt(env)),
+        "job": env.get("CAIRN_JOB", "job"),
+        "folder": env.get("CAIRN_JOB_CHECKPOINTS", ""),
+    }
+
+
+def attempt(env: Mapping[str, str]) -> int:
+    """How often it was started before: by the supervisor, and by the agent within that."""
+    outer, inner = env.get("CAIRN_ATTEMPT", "0"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return 1000 * int(outer) + int(inner)
+
+
+def filled(word: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def run(program: list[str], values: Mapping[str, str]) -> int:
+    rank = int(values["rank"])
+    try:
+        child = subprocess.Popen(
+            program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent, env=_environment(values),
+        )  # fmt: skip
+    except OSError as error:
+        _write(mark(_failure(rank, values, 127, [f"cannot start {program[0]}: {error.strerror}"])))
+        return 127
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, frame: child.send_signal(got))
+    tail: collections.deque[str] = collections.deque(maxlen=KEPT)
+    assert child.stdout is not None
+    reader = threading.Thread(target=_pump, args=(child.stdout, rank, tail), daemon=True)
+    reader.start()
+    status = child.wait()
+    reader.join(5)  # a grandchild that lives on may hold the pipe
+    if status != 0:
+        _write(mark(_failure(rank, values, status, list(tail))))
+    if status < 0:  # so that the agent sees the signal, too
+        if -status in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def die_with_parent() -> None:
+    """An agent that is killed cannot end its ranks; on Linux the kernel does it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _environment(values: Mapping[str, str]) -> dict[str, str]:
+    """The job's own variables are filled in; nobody else's."""
+    named = os.environ.get("CAIRN_JOB_ENV", "").split()
+    own = {name: filled(os.environ[name], values) for name in named if name in os.environ}
+    return {**os.environ, **own, "CAIRN_JOB_ATTEMPT": values["attempt"]}
+
+
+def _pump(stream: IO[bytes], rank: int, tail: collections.deque[str]) -> None:
+    for raw in stream:
+        line = raw.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
+        line = _OWN_RANK.sub("", line)
+        tail.append(line)
+        _write(f"r{rank}| {line}")
+
+
+def _write(line: str) -> None:
+    """In one call, so that the lines of two ranks do not mix."""
+    data = line.encode()
+    data = data if len(data) <= LINE or line.startswith("::") else data[:LINE] + b" ..."
+    with contextlib.suppress(OSError):  # nobody reads any more
+        os.write(1, data + b"\n")
+
+
+def _failure(rank: int, values: Mapping[str, str], status: int, lines: list[str]) -> RankFailure:
+    words = last_words(lines)
+    failure = RankFailure(
+        rank=rank, host=socket.gethostname(), node=os.environ.get("CAIRN_NODE", ""),
+        attempt=int(values["attempt"]), at=time.time(), status=status,
+        meeting=os.environ.get("MASTER_PORT", ""),
+        collective=collective_of(words), words=shortened(words),
+    )  # fmt: skip
+    folder = os.environ.get("CAIRN_JOB_FAILURES")
+    if folder:
+        with contextlib.suppress(OSError):
+            fresh = Path(folder, f".{rank}.{os.getpid()}")
+            fresh.write_text(mark(failure) + "\n")
+            fresh.replace(Path(folder, f"{failure.attempt}-{rank}-{os.getpid()}.json"))
+    return failure
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

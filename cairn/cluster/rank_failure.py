@@ -1,0 +1,144 @@
+"""Which rank failed first, where, in which collective, and with which words. Reads text, starts nothing.
+
+A rank's wrapper writes one line about its end into the log, in a form that a program finds again on any engine:
+
+    ::cairn-rank-failed:: {"rank": 2, "host": "n7", "status": 1, "collective": "all_reduce", "words": "Traceback ..."}
+
+When one rank dies the others follow, each with a lost connection: the one that is told is the first that failed for a
+reason of its own.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.exit_cause import Evidence, Verdict, classify
+
+MARK = "::cairn-rank-failed:: "
+LOST = re.compile(
+    r"[Cc]onnection (was )?(closed|reset|refused|aborted)|Broken pipe|timed out|Timed out|recvBytes|failed to recv"
+)
+_FRAME = re.compile(r'File "([^"]*)", line \d+, in (\w+)')
+_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
+_WRAPPERS = ("wrapper", "func_wrapper", "_coalescing_manager", "wait")
+KEPT_LINES = 60
+KEPT_CHARACTERS = 2800
+ENDED_BY_US = (-15, 143)  # SIGTERM, as a process says it and as a shell does
+
+
+class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process of a job ended."""
+
+    rank: int
+    host: str
+    node: str = ""
+    attempt: int = 0
+    meeting: str = ""  # the port of the attempt's own store: the same for all who were in it
+    at: float = 0.0
+    status: int = 1  # negative: killed by that signal
+    collective: str = "none"
+    words: str = ""  # its traceback, or the last lines that it wrote
+
+    @property
+    def how(self) -> str:
+        return f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
+
+    @property
+    def is_own(self) -> bool:
+        """Not the loss of a connection to a rank that had gone before, and not our own SIGTERM."""
+        if self.status in ENDED_BY_US:
+            return False
+        return not LOST.search("\n".join(self.words.splitlines()[-4:]))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Why it ended: a program that refuses its arguments, or is not there, is a mistake of the user."""
+        refused = self.status == 2 and re.search(r"^(error|usage): ", self.words, re.MULTILINE)
+        mistake = bool(refused) or self.status in (126, 127)
+        return classify(Evidence(status=self.status, words=self.words, user_error=mistake))
+
+
+def mark(failure: RankFailure) -> str:
+    return MARK + msgspec.json.encode(failure).decode()
+
+
+def found_in(lines: Iterable[str]) -> list[RankFailure]:
+    """Every failure that a log tells of."""
+    failures = []
+    for line in lines:
+        _, marked, text = line.partition(MARK)
+        if marked:
+            try:
+                failures.append(msgspec.json.decode(text, type=RankFailure))
+            except msgspec.DecodeError:
+                continue  # cut off by the end of its process
+    return failures
+
+
+def failures_in(logs: Path) -> list[RankFailure]:
+    """Every failure that the logs of a job tell of."""
+    found: list[RankFailure] = []
+    for path in sorted(logs.glob("*.log")):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            found += found_in(lines)
+    return found
+
+
+def first_of(failures: Iterable[RankFailure]) -> RankFailure | None:
+    """The first failure of the last attempt that was nobody else's fault."""
+    every = list(failures)
+    if not every:
+        return None
+    last = max(every, key=lambda failure: failure.at).meeting
+    latest = [failure for failure in every if failure.meeting == last]
+    own = [failure for failure in latest if failure.is_own]
+    return min(own or latest, key=lambda failure: failure.at)
+
+
+def summary(failure: RankFailure) -> str:
+    """One line."""
+    where = f"{failure.host} ({failure.node})" if failure.node else failure.host
+    inside = f" in {failure.collective}" if failure.collective != "none" else ""
+    cause = failure.verdict.cause
+    return f"rank {failure.rank} on {where} ended with {failure.how}{inside} ({cause})"
+
+
+def told(failure: RankFailure, others: int = 0) -> str:
+    """What a person reads last."""
+    where = f"{failure.host} ({failure.node})" if failure.node else failure.host
+    followed = f"; {others} others followed" if others else ""
+    head = (
+        f"rank {failure.rank} on {where} failed with {failure.how} "
+        f"(last collective: {failure.collective}){followed}"
+    )
+    return f"{head}\n{failure.words.rstrip()}" if failure.words else head
+
+
+def last_words(lines: list[str]) -> str:
+    """From the last traceback on, or the last lines."""
+    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    kept = lines[starts[-1] :] if starts else lines[-10:]
+    if len(kept) > KEPT_LINES:
+        kept = [
+            *kept[:2],
+            f"  ... {len(kept) - KEPT_LINES} lines left out",
+            *kept[2 - KEPT_LINES :],
+        ]
+    return "\n".join(kept)
+
+
+def shortened(words: str) -> str:
+    """Short enough for one write into a pipe that several ranks share: its beginning and most of its end."""
+    if len(words) <= KEPT_CHARACTERS:
+        return words
+    return f"{words[:100]}\n  ...\n{words[100 - KEPT_CHARACTERS :]}"
+
+
+def collective_of(words: str) -> str:
+    """The function of torch.distributed that was called, from the outside."""
+    for path, function in _FRAME.findall(words):
+        if path.endswith(_COLLECTIVES) and function not in _WRAPPERS:
+            return function
+    return "none"

@@ -1,0 +1,188 @@
+"""Which jobs were launched from here, and what is known of each: one folder for each run.
+
+    STATE/train-tiny/3/job.toml        what was asked
+                       record.json     engine, id, who supervises it
+                       status.json     state and reason, written anew at every change
+                       logs/*.log      what its nodes wrote
+
+STATE is $CAIRN_JOBS, or cairn/jobs in the user's state folder. Knows no engine.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from cairn.cluster.job_file import job_toml, read_job
+from cairn.cluster.spec import Job
+from cairn.core.errors import CairnError, UsageError, did_you_mean
+
+State = Literal["queued", "starting", "running", "restarting", "done", "failed", "stopped", "lost"]
+ENDED: tuple[State, ...] = ("done", "failed", "stopped", "lost")
+OWNER = ".cairn-job"  # in a checkpoint folder: whose it is
+
+
+class NameTaken(CairnError):
+    """A job of that name has not ended yet."""
+
+
+class ForeignCheckpoints(CairnError):
+    """The folder holds a run that this job did not write."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job is, and why, in one line."""
+
+    state: State
+    reason: str = ""
+    nodes: int = 0  # that run now
+    restarts: int = 0
+    since: float = 0.0
+    failure: str = ""  # what the first failing rank said, with its host and collective
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What was launched, and where."""
+
+    name: str
+    number: int
+    engine: str
+    created: float
+    id: str = ""  # the engine's own name for it
+    target: str = ""  # of several forms on one engine: jobset, volcano, rayjob
+    supervisor: int = 0  # process that looks after it here; 0: the engine does
+    supervisor_since: float = 0.0  # its start, because numbers of processes come again
+    address: str = ""  # of the engine
+
+    @property
+    def folder(self) -> Path:
+        return state_folder() / self.name / str(self.number)
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def job(self) -> Job:
+        return read_job(self.folder / "job.toml")
+
+
+def state_folder() -> Path:
+    if given := os.environ.get("CAIRN_JOBS"):
+        return Path(given)
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "cairn" / "jobs"
+
+
+def create(job: Job, engine: str, target: str = "", address: str = "") -> Record:
+    """A new run; the folder is made in one step, so of two launches at once only one gets it."""
+    number = max((record.number for record in runs(job.name)), default=0) + 1
+    record = Record(
+        name=job.name, number=number, engine=engine, created=time.time(), target=target,
+        address=address,
+    )  # fmt: skip
+    try:
+        record.folder.mkdir(parents=True)
+    except FileExistsError:
+        raise NameTaken(
+            f"a job '{job.name}' is being launched at this moment", hint="give one another name"
+        ) from None
+    record.logs.mkdir()
+    (record.folder / "job.toml").write_text(job_toml(job), encoding="utf-8")
+    save(record)
+    write_status(record, Status(state="queued", reason="submitted", since=time.time()))
+    return record
+
+
+def save(record: Record) -> None:
+    _write(record.folder / "record.json", msgspec.json.encode(record))
+
+
+def write_status(record: Record, status: Status) -> None:
+    _write(record.folder / "status.json", msgspec.json.encode(status))
+
+
+def read_status(record: Record) -> Status:
+    """What the supervisor wrote last; a supervisor that has gone without a last word is `lost`."""
+    try:
+        status = msgspec.json.decode((record.folder / "status.json").read_bytes(), type=Status)
+    except (OSError, msgspec.DecodeError):
+        return Status(state="lost", reason="its record was never finished: the launch was killed")
+    if status.state in ENDED or not record.supervisor or supervised(record):
+        return status
+    return msgspec.structs.replace(
+        status, state="lost", nodes=0,
+        reason=f"its supervisor (process {record.supervisor}) was killed; its ranks ended with it",
+    )  # fmt: skip
+
+
+def supervised(record: Record) -> bool:
+    try:
+        process = psutil.Process(record.supervisor)
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return alive and abs(process.create_time() - record.supervisor_since) < 1.0
+    except psutil.Error:
+        return False
+
+
+def runs(name: str) -> list[Record]:
+    """Every run of a name, oldest first."""
+    folder = state_folder() / name
+    if not folder.is_dir():
+        return []
+    found = []
+    for path in folder.iterdir():
+        try:
+            found.append(msgspec.json.decode((path / "record.json").read_bytes(), type=Record))
+        except (OSError, msgspec.DecodeError):
+            continue  # being made, or not ours
+    return sorted(found, key=lambda record: record.number)
+
+
+def latest() -> Iterator[Record]:
+    """The newest run of every name."""
+    folder = state_folder()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if records := runs(path.name):
+            yield records[-1]
+
+
+def find(name: str) -> Record:
+    records = runs(name)
+    if not records:
+        names = [record.name for record in latest()]
+        raise UsageError(
+            f"no job '{name}'",
+            hint=did_you_mean(
+                name, names, otherwise="`cairn jobs list` has the jobs launched here"
+            ),
+        )
+    return records[-1]
+
+
+def claim_checkpoints(job: Job, adopt: bool = False) -> None:
+    """Refuses a checkpoint folder that holds another job's run; writes this job's name into its own."""
+    if job.checkpoint.folder is None or "://" in job.checkpoint.folder:
+        return
+    folder = Path(job.checkpoint.folder)
+    mark = folder / OWNER
+    owner = mark.read_text(encoding="utf-8").strip() if mark.is_file() else ""
+    foreign = owner != job.name and (bool(owner) or (folder.is_dir() and any(folder.iterdir())))
+    if foreign and not adopt:
+        whose = f"the run of job '{owner}'" if owner else "files that no job of Cairn wrote"
+        raise ForeignCheckpoints(
+            f"checkpoint.folder {folder} holds {whose}, not of '{job.name}'",
+            hint="choose another folder; or go on from what is there: cairn launch ... --adopt",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(mark, job.name.encode() + b"\n")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All or nothing: a reader never sees half of it."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(data)
+    fresh.replace(path)

@@ -1,0 +1,207 @@
+"""Whether a job can run on a cluster, and as what: refused with the reason, or planned. Pure: no clock, no I/O.
+
+    resolve(Job, Cluster) -> Plan        backend.render(Plan) -> text or objects        backend.submit
+
+Decides nothing about when: the queue of the engine does.
+"""
+
+import msgspec
+
+from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.spec import Job, Role
+from cairn.core.errors import CairnError, did_you_mean
+from cairn.core.units import format_bytes, parse_bytes
+
+
+class CannotRun(CairnError):
+    """The job could wait for ever: no state of this cluster would let it run."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A role with everything filled in."""
+
+    role: str
+    argv: list[str]
+    env: dict[str, str]
+    image: str | None
+    least: int  # nodes
+    most: int
+    ranks: int  # of each node
+    gpus: int  # of each node
+    mig: str
+    cpus: float
+    memory: int  # bytes
+    elastic: bool  # through torch elastic
+
+    @property
+    def world(self) -> int:
+        return self.most * self.ranks
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend is told."""
+
+    job: Job
+    engine: str
+    groups: list[Group]
+    notes: list[str] = []  # choices that were made, each with its reason
+
+    @property
+    def nodes(self) -> int:
+        return sum(group.most for group in self.groups)
+
+
+def resolve(job: Job, cluster: Cluster) -> Plan:
+    """The plan, or CannotRun with the numbers that do not fit."""
+    _check_queue(job, cluster)
+    _check_abilities(job, cluster)
+    notes: list[str] = []
+    groups = [_group(job, role) for role in job.roles]
+    for group in groups:
+        _check_image(group, job, cluster, notes)
+    if cluster.checked:
+        groups = _fit(job, groups, cluster, notes)
+    if job.gang and len(groups) > 1:
+        notes.append(f"one gang of {sum(group.most for group in groups)} nodes: all or none")
+    return Plan(job=job, engine=cluster.engine, groups=groups, notes=notes)
+
+
+def _group(job: Job, role: Role) -> Group:
+    return Group(
+        role=role.name, argv=role.argv, env={**job.env, **role.env}, image=role.image or job.image,
+        least=role.least, most=role.most, ranks=role.ranks_per_node, gpus=role.gpus, mig=role.mig,
+        cpus=role.cpus, memory=parse_bytes(role.memory),
+        elastic=role.start == "elastic" and job.kind == "train",
+    )  # fmt: skip
+
+
+def _check_queue(job: Job, cluster: Cluster) -> None:
+    if job.queue is None or not cluster.checked:
+        return
+    if cluster.queues is None:
+        raise CannotRun(
+            f"job '{job.name}' names the queue '{job.queue}', and {cluster.engine} has no queues",
+            hint="leave `queue` out, or launch it on slurm or kubernetes",
+        )
+    if job.queue not in cluster.queues:
+        there = f"{cluster.engine} has: {', '.join(sorted(cluster.queues)) or 'no queue at all'}"
+        raise CannotRun(
+            f"no queue '{job.queue}' on {cluster.engine}",
+            hint=did_you_mean(job.queue, cluster.queues, otherwise=there),
+        )
+
+
+def _check_abilities(job: Job, cluster: Cluster) -> None:
+    if job.array.count > 1 and cluster.engine != "slurm":
+        raise CannotRun(
+            f"job '{job.name}' is an array of {job.array.count}, and {cluster.engine} has no job arrays",
+            hint="launch it on slurm, or launch each as a job of its own",
+        )
+    if job.after and cluster.engine == "kubernetes":
+        raise CannotRun(
+            f"job '{job.name}' waits for other jobs ({', '.join(job.after)}), which kubernetes cannot do",
+            hint="launch it on slurm, ray or local, or when the others are done",
+        )
+
+
+def _check_image(group: Group, job: Job, cluster: Cluster, notes: list[str]) -> None:
+    if cluster.needs_image and group.image is None:
+        raise CannotRun(
+            f"role '{group.role}' of job '{job.name}' names no image, and {cluster.engine} runs nothing else",
+            hint='image = "cairn:cuda", built from the Dockerfile (docs/deploy.md)',
+        )
+    if group.image is not None and cluster.engine in ("local", "ray"):
+        notes.append(f"image '{group.image}' is not used: {cluster.engine} runs processes")
+
+
+def _fit(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -> list[Group]:
+    """Largest nodes first into what is there; a role with (least, most) takes what it gets."""
+    left = {node.name: node for node in _domain(job, groups, cluster)}
+    placed: dict[str, Group] = {}
+    for group in sorted(groups, key=lambda g: (-g.gpus, -g.cpus, g.role)):
+        found = _take(group, left, cluster.shares_nodes)
+        if found < group.least:
+            raise _too_large(job, group, found, cluster)
+        if found < group.most:
+            notes.append(
+                f"role '{group.role}' gets {found} of {group.most} nodes: more are not there"
+            )
+        most = found if cluster.engine in ("local", "ray") else group.most
+        placed[group.role] = msgspec.structs.replace(group, most=most)
+    return [placed[group.role] for group in groups]
+
+
+def _domain(job: Job, groups: list[Group], cluster: Cluster) -> list[Node]:
+    """All nodes, or those of the one domain that holds the most of them, where nearness is required."""
+    level = job.topology.required
+    if level is None or level == "host" or cluster.shares_nodes:
+        return cluster.nodes
+    domains: dict[str, list[Node]] = {}
+    for node in cluster.nodes:
+        if level in node.domains:
+            domains.setdefault(node.domains[level], []).append(node)
+    if not domains:
+        raise CannotRun(
+            f"job '{job.name}' requires one {level}, and no node of {cluster.engine} says where it is",
+            hint=f'label the nodes, or topology.preferred = "{level}"',
+        )
+    wanted = sum(group.least for group in groups)
+    name, largest = max(domains.items(), key=lambda item: (len(item[1]), item[0]))
+    if len(largest) < wanted:
+        raise CannotRun(
+            f"job '{job.name}' requires {wanted} nodes in one {level}; the largest, {name}, has {len(largest)}",
+            hint=f'fewer nodes, or topology.preferred = "{level}"',
+        )
+    return largest
+
+
+def _take(group: Group, left: dict[str, Node], shares: bool) -> int:
+    """How many nodes of this group fit, taking them out of what is left."""
+    found = 0
+    for name in sorted(left, key=lambda n: (left[n].gpus, left[n].cpus, n)):
+        while found < group.most and name in left and _holds(left[name], group):
+            found += 1
+            if shares:
+                left[name] = _less(left[name], group)
+            else:
+                del left[name]
+    return found
+
+
+def _holds(node: Node, group: Group) -> bool:
+    gpus = node.mig.get(group.mig, 0) if group.mig else node.gpus
+    memory = not node.memory or node.memory >= group.memory
+    return gpus >= group.gpus and node.cpus >= group.cpus and memory
+
+
+def _less(node: Node, group: Group) -> Node:
+    mig = dict(node.mig)
+    if group.mig:
+        mig[group.mig] -= group.gpus
+    return msgspec.structs.replace(
+        node, cpus=node.cpus - group.cpus, mig=mig,
+        gpus=node.gpus - (0 if group.mig else group.gpus),
+        memory=max(1, node.memory - group.memory) if node.memory else 0,
+    )  # fmt: skip
+
+
+def _too_large(job: Job, group: Group, found: int, cluster: Cluster) -> CannotRun:
+    kind = f"{group.mig} slices" if group.mig else "GPUs"
+    each = f"{group.gpus} {kind}, {group.cpus:g} CPUs and {format_bytes(group.memory)}"
+    nodes = cluster.nodes
+    if not nodes:
+        there = f"{cluster.engine} has no nodes"
+    else:
+        most = [max(node.mig.get(group.mig, 0) if group.mig else node.gpus for node in nodes),
+                max(node.cpus for node in nodes), max(node.memory for node in nodes)]  # fmt: skip
+        memory = f" and {format_bytes(most[2])}" if most[2] else ""
+        there = (
+            f"the largest of {len(nodes)} nodes has {most[0]} {kind}, {most[1]:g} CPUs{memory}"
+            if len(nodes) > 1 or not cluster.shares_nodes
+            else f"this machine has {most[0]} {kind}, {most[1]:g} CPUs{memory} for all of them"
+        )
+    return CannotRun(
+        f"job '{job.name}' needs {group.least} nodes of {each} for role '{group.role}'; "
+        f"{there}, so {found} fit",
+        hint="ask for less of what is short (a share of a CPU, such as 0.5, is allowed), or launch it elsewhere",
+    )

@@ -1,0 +1,162 @@
+"""Which job is next: the policies, each a pure function of the view.
+
+    fifo        as they came; whoever is first and does not fit holds up all others
+    sjf         the shortest limit first
+    easy        FIFO, and others may pass if they do not delay the first (backfill with one reservation)
+    fair        EASY over users: whoever used least lately is first (half-life)
+    drf         EASY over users: whoever holds the smallest dominant share now is first
+    priority    a more important job takes whole gangs from less important ones
+    topology    EASY, and gangs stay in few racks
+    fgd         EASY, and jobs go where they break up the least for those that will come
+    elastic     EASY, and elastic jobs shrink when someone waits and grow when nobody does
+    deadline    a job is admitted only if it will be done in time
+
+Order is a sort key where it never changes, and a search over users where it does. No clock and no state here.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
+
+import msgspec
+
+from cairn.cluster.simulate.deadline import decide_deadline
+from cairn.cluster.simulate.elastic import decide_elastic
+from cairn.cluster.simulate.free import Rule, tightest
+from cairn.cluster.simulate.jobs import MILLI, Action, Job, Start
+from cairn.cluster.simulate.preemption import decide_priority
+from cairn.cluster.simulate.rules import fgd_rule
+from cairn.cluster.simulate.view import View
+
+LOOK = 100  # jobs behind the first that backfill looks at, as real schedulers limit it
+
+Decide = Callable[[View], Action | None]
+Key = Callable[[Job], tuple[float, ...]]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    about: str
+    decide: Decide
+    key: Key  # the order of `view.waiting`
+    packed: bool = False
+    by_user: bool = False  # what users hold and have used decides
+    rule: Callable[[Sequence[Job], int], Rule] = lambda jobs, gpus: tightest
+
+
+def decide_in_order(view: View) -> Action | None:
+    """The first that waits, if it fits; nobody passes it."""
+    if not view.waiting:
+        return None
+    head = view.waiting[0]
+    pieces = view.fits(head)
+    return Start(head, pieces, head.gpus) if pieces is not None else None
+
+
+def decide_easy(view: View) -> Action | None:
+    """While nobody gives GPUs back, whoever did not fit still does not: then only newcomers are tried."""
+    if not view.waiting:
+        return None
+    head = view.waiting[0]
+    if view.settled and all(job is not head for job in view.fresh):
+        return start_or_backfill(view, [head, *view.fresh]) if view.fresh else None
+    return start_or_backfill(view, view.waiting)
+
+
+def start_or_backfill(view: View, ordered: Sequence[Job]) -> Action | None:
+    """The first if it fits; else the next one that ends before the first could start, or keeps off its nodes."""
+    head = ordered[0]
+    pieces = view.fits(head)
+    if pieces is not None:
+        return Start(head, pieces, head.gpus)
+    if len(ordered) == 1 or not _anything_free(view):
+        return None
+    promise = view.reservation(head)
+    return backfill(view, ordered, promise.at, promise.nodes)
+
+
+def backfill(view: View, ordered: Sequence[Job], at: float, nodes: int) -> Action | None:
+    """The first of the LOOK after the head that fits beside the promise (`nodes` from `at` on).
+
+    What is too large for the free GPUs, or for those off the promised nodes, is so for every larger job too.
+    """
+    latest, idle = at - view.now, view.free.idle
+    too_large = too_large_off = 1 + idle  # GPUs that do not fit, anywhere or off the promised nodes
+    for job in islice(ordered, 1, 1 + LOOK):
+        short, gpus = job.limit <= latest, job.gpus
+        if job.milli == MILLI and gpus >= (too_large if short else too_large_off):
+            continue
+        pieces = view.fits(job, avoid=0 if short else nodes)
+        if pieces is not None:
+            return Start(job, pieces, gpus)
+        if job.milli == MILLI and view.shares.lacks(job) is None:
+            too_large_off = min(too_large_off, gpus)
+            too_large = min(too_large, gpus) if short else too_large
+    return None
+
+
+def decide_fair(view: View) -> Action | None:
+    return _by_user(
+        view, sorted(view.users(), key=lambda user: (view.shares.usage(user, view.now), user))
+    )
+
+
+def decide_drf(view: View) -> Action | None:
+    def share(user: str) -> tuple[float, float, str]:
+        return view.shares.dominant(user), view.shares.usage(user, view.now), user
+
+    return _by_user(view, sorted(view.users(), key=share))
+
+
+def _by_user(view: View, users: Iterable[str]) -> Action | None:
+    """Each user's first job, in the order of users; then everybody's others, user by user."""
+    if not view.waiting or (view.settled and not view.fresh):
+        return None
+    queues = [view.queues[user] for user in users]
+    heads = [queue[0] for queue in queues]
+    if view.settled:  # whoever did not fit still does not; only newcomers might
+        return start_or_backfill(
+            view, [heads[0], *(job for job in view.fresh if job is not heads[0])]
+        )
+    if view.fits(heads[0]) is None and _anything_free(view):
+        heads += islice(chain.from_iterable(islice(queue, 1, 1 + LOOK) for queue in queues), LOOK)
+    return start_or_backfill(view, heads)
+
+
+def _anything_free(view: View) -> bool:
+    return view.free.idle > 0 or any(len(state) > 1 for state in view.free.groups)
+
+
+def by_arrival(job: Job) -> tuple[float, ...]:
+    return (job.submit, job.id)
+
+
+def by_limit(job: Job) -> tuple[float, ...]:
+    return (job.limit, job.submit, job.id)
+
+
+def by_priority(job: Job) -> tuple[float, ...]:
+    return (-job.priority, job.submit, job.id)
+
+
+def _policies() -> Iterable[Policy]:
+    yield Policy(name="fifo", about="as they came", decide=decide_in_order, key=by_arrival)
+    yield Policy(name="sjf", about="shortest limit first", decide=decide_in_order, key=by_limit)
+    yield Policy(name="easy", about="FIFO with backfill and one reservation",
+                 decide=decide_easy, key=by_arrival)  # fmt: skip
+    yield Policy(name="fair", about="least used lately first, with a half-life",
+                 decide=decide_fair, key=by_arrival, by_user=True)  # fmt: skip
+    yield Policy(name="drf", about="smallest dominant share first",
+                 decide=decide_drf, key=by_arrival, by_user=True)  # fmt: skip
+    yield Policy(name="priority", about="important jobs take whole gangs from others",
+                 decide=decide_priority, key=by_priority)  # fmt: skip
+    yield Policy(name="topology", about="backfill, gangs in few racks",
+                 decide=decide_easy, key=by_arrival, packed=True)  # fmt: skip
+    yield Policy(name="fgd", about="backfill, placed with the least new fragmentation",
+                 decide=decide_easy, key=by_arrival, rule=fgd_rule)  # fmt: skip
+    yield Policy(name="elastic", about="jobs shrink for those who wait, and grow back",
+                 decide=decide_elastic, key=by_arrival)  # fmt: skip
+    yield Policy(name="deadline", about="admitted only if done in time",
+                 decide=decide_deadline, key=by_arrival)  # fmt: skip
+
+
+POLICIES = {policy.name: policy for policy in _policies()}

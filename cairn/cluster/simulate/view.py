@@ -1,0 +1,65 @@
+"""What a policy is shown: the cluster, who waits and who runs, at one moment. Read, never written.
+
+A policy is a function `decide(view) -> Action | None`; the replay applies the action and asks again until there is
+nothing more to do at this time. Durations are hidden: a policy sees limits.
+"""
+
+from collections.abc import Iterable
+
+from cairn.cluster.simulate.free import Free, Rule, tightest
+from cairn.cluster.simulate.jobs import Cluster, Job, Pieces, Running
+from cairn.cluster.simulate.reservation import Reservation, reserve
+from cairn.cluster.simulate.shares import Shares
+
+
+class View:
+    """`waiting` is in the policy's own order; `ends` are (limit, id) of the running ones, soonest first."""
+
+    def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
+        self.cluster = cluster
+        self.now = 0.0
+        self.free = Free(cluster)
+        self.waiting: list[Job] = []
+        self.queues: dict[str, list[Job]] = {}  # the same, by user
+        self.running: dict[int, Running] = {}
+        self.ends: list[tuple[float, int]] = []
+        self.reserved: dict[int, float] = {}  # id of a waiting job -> when it was promised
+        self.fresh: list[Job] = []  # came since the policy last had nothing to do
+        self.settled = False  # nobody has started or ended since then
+        self.shares = Shares(cluster, half_life, track)
+        self.rule: Rule = tightest
+        self.packed = False
+        self.ended = 0  # jobs that gave GPUs back; a promise is good until the next one does
+        self._memo: tuple[int, int, Reservation] | None = None
+
+    def fits(self, job: Job, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
+        """Where the job could start now, or None; with another number of GPUs where it is elastic."""
+        wanted = job.gpus if gpus is None else gpus
+        if self.shares.lacks(job) is not None:
+            return None
+        return self.free.find(wanted, job.milli, self.rule, avoid=avoid, packed=self.packed)
+
+    def reservation(self, job: Job) -> Reservation:
+        """When a job that does not fit now will fit at the latest; remembered until a job gives GPUs back.
+
+        Whoever starts meanwhile ends before or keeps off the nodes, so what was promised stays true.
+        """
+        memo = self._memo
+        if memo is not None and memo[0] == job.id and memo[1] == self.ended:
+            return memo[2]
+        found = reserve(self.free, self.ends, self.running, job, self.now)
+        self._memo = (job.id, self.ended, found)
+        return found
+
+    def try_without(self, run: Running) -> None:
+        """As if this job were gone; `undo` puts it back, and has to."""
+        self.free.give(run.pieces)
+        self.shares.change(run.job, run.gpus, -1, self.now)
+
+    def undo(self, run: Running) -> None:
+        self.free.take(run.pieces)
+        self.shares.change(run.job, run.gpus, +1, self.now)
+
+    def users(self) -> Iterable[str]:
+        """Who has something waiting."""
+        return self.queues.keys()

@@ -1,0 +1,344 @@
+"""Looks after one job on an engine that only holds processes: starts its nodes, replaces them, ends them. A program.
+
+    python -m cairn.cluster.supervise STATE/train-tiny/3
+
+      store ----+---- agent worker-0 ---- ranks          node lost      replaced, or the others go on without it
+                +---- agent worker-1 ---- ranks          agent gives up the job has failed: the others are ended
+                                                         store lost     everybody again, with a fresh one
+
+Restarts of single ranks are torch elastic's work. When this process is killed, its nodes end with it, and what it held
+on an engine is given back. Where nodes come from is decided by `seats`; knows nothing about torch.
+"""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from cairn.cluster import records
+from cairn.cluster.elastic import (
+    Rendezvous,
+    agent_argv,
+    agent_env,
+    rank_argv,
+    store_argv,
+)
+from cairn.cluster.failure import POLICIES
+from cairn.cluster.rank import die_with_parent
+from cairn.cluster.rank_failure import RankFailure, failures_in, first_of, found_in, summary, told
+from cairn.cluster.records import Record, State, Status
+from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.seats import LOST, Place, Seat, Seats
+from cairn.core.units import parse_duration
+
+POLL_S = 0.1
+
+
+class Ended(Exception):
+    """The job is over, one way or another."""
+
+    def __init__(self, state: State, reason: str) -> None:
+        super().__init__(reason)
+        self.state: State = state
+        self.reason = reason
+
+
+class Supervisor:
+    """One job, from its reservation to its last process."""
+
+    def __init__(self, record: Record, plan: Plan, seats: Seats) -> None:
+        self.record, self.plan, self.job, self.seats = record, plan, plan.job, seats
+        self.places = [
+            Place(seat=Seat(group, 0, f"{group.role}-{i}"))
+            for group in plan.groups
+            for i in range(group.most)
+        ]
+        for number, place in enumerate(self.places):
+            place.seat = Seat(place.seat.group, number, place.seat.name)
+        self.failures = record.folder / "failures"  # where nodes that share this disk write
+        self.failures.mkdir(exist_ok=True)
+        self.looked_at: set[Path] = set()
+        self.store: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.attempt = 0
+        self.restarts = 0
+        self.stopping = False
+        self.status = Status(state="queued")
+        self.began: float | None = None  # from then on the time limit counts; waiting is free
+
+    def run(self) -> Status:
+        """Says that the job has ended only when nothing of it is left."""
+        try:
+            end = self._until_the_end()
+        finally:
+            self._end_all()
+            self.seats.release()
+        failure = self._first_failure() if end.state == "failed" else None
+        if failure is None:
+            self._say(end.state, end.reason)
+        else:
+            others = self._others(failure)
+            self._say(end.state, f"{end.reason}: {summary(failure)}", told(failure, others))
+        return self.status
+
+    def _until_the_end(self) -> Ended:
+        try:
+            self._reserve()
+            self._start_all()
+            while True:
+                self._check()
+                time.sleep(POLL_S)
+        except Ended as end:
+            return end
+
+    # -- beginning ----------------------------------------------------------------------------
+
+    def _reserve(self) -> None:
+        for name in self.job.after:
+            self._wait_for(name)
+        while (reason := self.seats.reserve(self.plan)) is not None:
+            self._say("queued", reason)
+            self._check_limits()
+            time.sleep(POLL_S)
+
+    def _wait_for(self, name: str) -> None:
+        from cairn.cluster.backends.catalogue import backend_of
+
+        earlier = records.find(name)
+        engine = backend_of(earlier)
+        while (status := engine.status(earlier)).state != "done":
+            if status.state in records.ENDED:
+                raise Ended(
+                    "failed", f"job '{name}', which has to be done before, is {status.state}"
+                )
+            self._say("queued", f"waits for job '{name}', which is {status.state}")
+            self._check_limits()
+            time.sleep(POLL_S)
+
+    def _start_all(self) -> None:
+        """A fresh store and all nodes: nothing of an earlier attempt can be met again."""
+        self._say("starting", f"{len(self.places)} nodes")
+        self.began = self.began or time.monotonic()
+        self.port = _free_port(self.seats.address)
+        if any(group.elastic and group.most > 1 for group in self.plan.groups):
+            self.store = subprocess.Popen(
+                store_argv(self.seats.address, self.port), stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
+            )  # fmt: skip
+        for place in self.places:
+            self._start(place)
+        self._say("running", self._count())
+
+    def _start(self, place: Place) -> None:
+        seat = place.seat
+        env = agent_env(
+            self.job, seat.group, folder=str(self.record.folder / "checkpoints"),
+            loopback=self.seats.loopback,
+        )  # fmt: skip
+        env |= {"CAIRN_NODE": seat.name, "CAIRN_ATTEMPT": str(self.attempt)}
+        env["CAIRN_JOB_FAILURES"] = str(self.failures)
+        log = self.record.logs / f"{seat.name}.log"
+        place.handle = self.seats.start(seat, self._argv(seat), env, log)
+        place.again_at = None
+
+    def _argv(self, seat: Seat) -> list[str]:
+        if not seat.group.elastic:
+            return rank_argv(seat.group.argv)
+        rendezvous = Rendezvous(
+            endpoint=f"{self.seats.address}:{self.port}",
+            run=f"{self.job.name}-{seat.group.role}-{self.attempt}",
+            hosted="1" if self.store is None else "0",
+        )
+        local = self.seats.address if self.seats.loopback else None
+        return agent_argv(self.job, seat.group, rendezvous, local)
+
+    # -- while it runs ------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self._check_limits()
+        if self.store is not None and self.store.poll() is not None:
+            self._all_again("the rendezvous store was lost")
+        self._hear_failures()
+        for place in self.places:
+            if place.again_at is not None and time.monotonic() >= place.again_at:
+                self._start(place)
+                self._say("running", self._count())
+            status = place.handle.poll() if place.handle is not None else None
+            if status is not None:
+                place.handle = None
+                self._ended(place, status)
+        if all(self._is_done(group) for group in self.plan.groups):
+            finished = sum(place.done for place in self.places)
+            of = "all" if finished == len(self.places) else f"{finished} of"
+            raise Ended("done", f"{of} {len(self.places)} nodes finished")
+
+    def _check_limits(self) -> None:
+        if self.stopping:
+            raise Ended("stopped", "stopped by `cairn jobs stop`")
+        if self.job.deadline is not None and time.time() >= self.job.deadline.timestamp():
+            raise Ended("failed", f"deadline {self.job.deadline.isoformat()} reached")
+        if self.job.kind == "serve" or self.began is None:
+            return  # a server is there until somebody stops it
+        if time.monotonic() - self.began >= self.job.seconds:
+            raise Ended("failed", f"time limit of {self.job.time_limit} reached")
+
+    def _hear_failures(self) -> None:
+        """A mistake of the program fails the same way again; all else torch elastic starts anew, and it is told."""
+        if self.job.restart.policy == "fail":
+            return  # then nothing is tried again anyway
+        for path in set(self.failures.glob("*.json")) - self.looked_at:
+            self.looked_at.add(path)
+            for failure in found_in([path.read_text(encoding="utf-8")]):
+                if POLICIES[failure.verdict.cause].again == "never":
+                    raise Ended("failed", "not tried again")
+                if failure.is_own:
+                    self._say(
+                        "running", f"{self._count()}; {summary(failure)}, and was started again"
+                    )
+
+    def _is_done(self, group: Group) -> bool:
+        """An agent leaves with 0 only when every rank of its round has, so one is enough for all."""
+        places = [place for place in self.places if place.seat.group is group]
+        if group.elastic:
+            return any(place.done for place in places) and all(
+                place.done or place.lost for place in places
+            )
+        return all(place.done for place in places)
+
+    def _ended(self, place: Place, status: int) -> None:
+        self._hear_failures()  # what it wrote before it left
+        if status == 0:
+            place.done = True
+        elif status < 0:
+            self._lost(place, status)
+        elif self.restarts >= self.job.restart.max or self.job.restart.policy == "fail":
+            raise Ended("failed", f"node {place.seat.name} gave up{self._after()}")
+        elif self.job.restart.policy == "requeue":
+            self._all_again(f"node {place.seat.name} gave up")
+        elif place.seat.group.elastic:  # its agent has tried as often as it may
+            raise Ended("failed", f"node {place.seat.name} gave up{self._after()}")
+        else:
+            self.restarts += 1
+            place.again_at = time.monotonic()
+            self._say("restarting", f"the program of {place.seat.name} failed, and starts again")
+
+    def _lost(self, place: Place, status: int) -> None:
+        how = "" if status == LOST else f" (signal {-status})"
+        reason = f"node {place.seat.name} was lost{how}"
+        policy, elastic = self.job.restart.policy, place.seat.group.elastic
+        if policy == "fail" or self.restarts >= self.job.restart.max:
+            raise Ended("failed", f"{reason}{self._after()}")
+        place.lost += 1
+        if not elastic or policy == "in_place":
+            self.restarts += 1
+            place.again_at = time.monotonic()
+            self._say("restarting", f"{reason}; a new one takes its place")
+        elif policy == "requeue":
+            self._all_again(reason)
+        elif self._left(place.seat.group) < place.seat.group.least:
+            raise Ended("failed", f"{reason}; fewer than {place.seat.group.least} are left")
+        else:
+            self.restarts += 1
+            if self.job.elastic.regrow:
+                delay = parse_duration(self.job.elastic.regrow_after)
+                place.again_at = time.monotonic() + delay
+            self._say("running", f"{reason}; {self._count()}")
+
+    def _all_again(self, reason: str) -> None:
+        if self.job.restart.policy == "fail" or self.restarts >= self.job.restart.max:
+            raise Ended("failed", f"{reason}{self._after()}")
+        self.restarts += 1
+        self.attempt += 1
+        self._say("restarting", f"{reason}; everything starts again")
+        self._end_all()
+        for place in self.places:
+            place.done, place.again_at, place.lost = False, None, 0
+        self._start_all()
+
+    def _left(self, group: Group) -> int:
+        return sum(p.handle is not None for p in self.places if p.seat.group is group)
+
+    def _count(self) -> str:
+        running = sum(place.handle is not None for place in self.places)
+        return f"{running} of {len(self.places)} nodes"
+
+    def _after(self) -> str:
+        return f" after {self.restarts} restarts" if self.restarts else ""
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def _end_all(self) -> None:
+        """SIGTERM, so that ranks can save; SIGKILL for those who do not hear it."""
+        grace = parse_duration(self.job.restart.grace) + 5  # the agent has a grace of its own
+        running = [place.handle for place in self.places if place.handle is not None]
+        for handle in running:
+            handle.end()
+        waits_until = time.monotonic() + grace
+        while running and time.monotonic() < waits_until:
+            running = [handle for handle in running if handle.poll() is None]
+            time.sleep(0.02)
+        for handle in running:
+            handle.end(kill=True)
+        for place in self.places:
+            place.handle = None
+        if self.store is not None:
+            self.store.kill()
+            self.store.wait()
+            if self.store.stdin is not None:
+                self.store.stdin.close()
+            self.store = None
+
+    def _first_failure(self) -> RankFailure | None:
+        return first_of(failures_in(self.record.logs))
+
+    def _others(self, first: RankFailure) -> int:
+        same = [f for f in failures_in(self.record.logs) if f.meeting == first.meeting]
+        return len({failure.rank for failure in same}) - 1
+
+    def _say(self, state: State, reason: str, failure: str = "") -> None:
+        running = sum(place.handle is not None for place in self.places)
+        fresh = Status(
+            state=state, reason=reason, nodes=running, restarts=self.restarts, since=time.time(),
+            failure=failure,
+        )  # fmt: skip
+        if (fresh.state, fresh.reason) != (self.status.state, self.status.reason):
+            self.status = fresh
+            records.write_status(self.record, fresh)
+            print(f"{time.strftime('%H:%M:%S')} {state}: {reason}", flush=True)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def main(folder: Path) -> int:
+    from cairn.cluster.backends.catalogue import seats_of
+
+    plan = msgspec.json.decode((folder / "plan.json").read_bytes(), type=Plan)
+    record = records.runs(folder.parent.name)
+    mine = next(found for found in record if found.folder.name == folder.name)
+    try:
+        supervisor = Supervisor(mine, plan, seats_of(mine))
+
+        def stopped(number: int, frame: object) -> None:
+            supervisor.stopping = True
+
+        signal.signal(signal.SIGTERM, stopped)
+        signal.signal(signal.SIGINT, stopped)
+        return 0 if supervisor.run().state == "done" else 1
+    except Exception as error:
+        records.write_status(
+            mine,
+            Status(state="failed", reason=f"the supervisor failed: {error}", since=time.time()),
+        )
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,72 @@
+"""Tensors as the collectives want them: flat, contiguous, detached, and as many as there are ranks.
+
+What does not fit is refused here, before anything is sent, so that a mistake that all ranks make alike does not cost
+them the group.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from cairn.comm.backend.errors import CommError
+from cairn.comm.backend.wire import DTYPES
+
+Tensors = list[torch.Tensor]
+
+
+def vector(operation: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory where the tensor is contiguous, a copy where it is not."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise CommError(
+            f"{operation}: a {tensor.layout} tensor on {tensor.device}",
+            hint="the cairn backend moves dense CPU tensors; for GPUs use nccl",
+        )
+    if tensor.dtype not in DTYPES:
+        raise CommError(f"{operation}: tensors of {tensor.dtype} are not moved")
+    flat = tensor.detach()
+    if not flat.is_contiguous():
+        flat = flat.contiguous()
+    return flat if flat.dim() == 1 else flat.view(-1)
+
+
+def vectors(operation: str, tensors: Sequence[torch.Tensor]) -> Tensors:
+    return [vector(operation, tensor) for tensor in tensors]
+
+
+def parts(operation: str, tensors: Sequence[torch.Tensor], world: int) -> Tensors:
+    """One for each rank."""
+    if len(tensors) != world:
+        raise CommError(f"{operation}: {len(tensors)} tensors for {world} ranks")
+    return vectors(operation, tensors)
+
+
+def shares(operation: str, whole: torch.Tensor, count: int, world: int) -> Tensors:
+    """A tensor as equal shares of `count` elements, one for each rank."""
+    flat = vector(operation, whole)
+    if flat.numel() != count * world:
+        raise CommError(
+            f"{operation}: {flat.numel()} elements for {world} ranks of {count}",
+            hint="the large tensor is the world size times the small one",
+        )
+    return list(flat.split(count)) if count else [flat] * world
+
+
+def rows(flat: torch.Tensor, tensor: torch.Tensor, sizes: Sequence[int], world: int) -> Tensors:
+    """Rows of the first dimension, evenly or as `sizes` says, one stretch for each rank."""
+    first = tensor.shape[0] if tensor.dim() else 0
+    if not sizes and first % world:
+        raise CommError(f"all_to_all: {first} rows do not divide among {world} ranks")
+    split = list(sizes) or [first // world] * world
+    if len(split) != world or sum(split) != first or min(split) < 0:
+        raise CommError(f"all_to_all: splits {split} of {first} rows for {world} ranks")
+    width = flat.numel() // first if first else 0
+    return list(flat.split([size * width for size in split]))
+
+
+def same(operation: str, place: torch.Tensor, mine: torch.Tensor, name: int) -> None:
+    """What a rank sends to itself must fit where it goes."""
+    if place.numel() != mine.numel() or place.dtype != mine.dtype:
+        raise CommError(
+            f"{operation}: rank {name} has {mine.dtype}[{mine.numel()}] for itself, "
+            f"and a place of {place.dtype}[{place.numel()}]"
+        )

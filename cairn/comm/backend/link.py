@@ -1,0 +1,125 @@
+"""A connection to one peer, as the executor sees it: streams go out, streams come in.
+
+    Outgoing --push--> | link | --pull--> Incoming        neither waits: each moves what it can
+
+A stream is one chunk of a schedule; a link cuts it into pieces as it likes. Streams of one direction
+move one after another, so the first bytes of each can carry its header and the rest need none.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from cairn.comm.backend.errors import RankMismatch
+from cairn.comm.backend.wire import (
+    CALL_BYTES,
+    Call,
+    difference,
+    length_bytes,
+    length_of,
+)
+
+Combine = Callable[[torch.Tensor, torch.Tensor], object]  # into the first, from the second
+
+
+def bytes_of(view: torch.Tensor) -> memoryview:
+    """The memory of a contiguous vector."""
+    return memoryview(view.view(torch.uint8).numpy())  # pyrefly: ignore
+
+
+class Outgoing:
+    """What is being sent: `at` elements of `view` have left."""
+
+    __slots__ = ("_memory", "at", "header", "view")
+
+    def __init__(self, view: torch.Tensor, call_header: bytes) -> None:
+        self.view = view
+        self.at = 0
+        self.header = call_header + length_bytes(view.nbytes)
+        self._memory: memoryview | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.at >= self.view.numel()
+
+    def memory(self) -> memoryview:
+        """The bytes of the view, made once."""
+        if self._memory is None:
+            self._memory = bytes_of(self.view)
+        return self._memory
+
+
+class Incoming:
+    """What is being received: copied over what is there, or combined with it."""
+
+    __slots__ = ("_memory", "at", "call", "call_header", "combine", "peer_name", "view")
+
+    def __init__(
+        self, view: torch.Tensor, call: Call, call_header: bytes, combine: Combine | None,
+        peer_name: int,
+    ) -> None:  # fmt: skip
+        self.view = view
+        self.at = 0
+        self.call = call
+        self.call_header = call_header
+        self.combine = combine
+        self.peer_name = peer_name
+        self._memory: memoryview | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.at >= self.view.numel()
+
+    def memory(self) -> memoryview:
+        """The bytes of the view, made once."""
+        if self._memory is None:
+            self._memory = bytes_of(self.view)
+        return self._memory
+
+    def check(self, header: bytes) -> None:
+        """Whether the peer means the same operation, type and length."""
+        if header[:CALL_BYTES] == self.call_header and length_of(header) == self.view.nbytes:
+            return
+        said = difference(self.call, self.view.nbytes, header)
+        raise RankMismatch(
+            f"{self.call.name}: rank {self.peer_name} {said}",
+            hint="every rank calls the same operations in the same order, with the same sizes and types",
+        )
+
+    def take(self, piece: torch.Tensor) -> None:
+        """The next elements, which may lie in memory that is about to be reused."""
+        count = piece.numel()
+        whole = count == self.view.numel()
+        into = self.view if whole else self.view[self.at : self.at + count]
+        if self.combine is None:
+            into.copy_(piece)
+        else:
+            self.combine(into, piece)
+        self.at += count
+
+
+class Link(Protocol):
+    def push(self, stream: Outgoing) -> bool:
+        """Sends what there is room for; whether anything moved."""
+        ...
+
+    def pull(self, stream: Incoming) -> bool:
+        """Takes what has come; whether anything moved."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether there is something to pull, as cheap as can be: it is asked again and again."""
+        ...
+
+    def sleep(self, seconds: float) -> bool:
+        """Until there is something to pull, and not longer than that; whether there is."""
+        ...
+
+    def sleep_for_room(self, seconds: float) -> None: ...
+
+    def lost(self) -> str | None:
+        """Why the peer will never send anything more; None while it may."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,71 @@
+"""What a process group can be told: in code, or by CAIRN_COMM_* in the environment.
+
+    dist.init_process_group("cairn", pg_options=Options(deterministic=True))
+    CAIRN_COMM_DETERMINISTIC=1 torchrun ...
+
+What one rank says about schedules must be said by all: they choose each for itself, and alike.
+"""
+
+import os
+from typing import get_type_hints
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+
+PREFIX = "CAIRN_COMM_"
+KIB = 1 << 10
+EACH_RANK = 16 << 20
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    deterministic: bool = False  # sums in the order of the ranks, whatever the size
+    schedule: str = ""  # always this one, where the collective has it
+    address: str = ""  # of this host; without it the one that reaches the store
+    port: int = 0  # to listen on; 0: any that is free
+    host: str = ""  # ranks that say the same share memory; without it the kernel is asked
+    tcp_gbit: float = 10.0  # of the network between hosts, for the choice of schedules
+    tcp_alpha_us: float = 60.0  # from posting a message to having it
+    spin_us: float = 20.0  # look this long for a message before sleeping
+    piece: int = (
+        0  # bytes of one place in shared memory; 0: 1 MiB, less where many ranks share a host
+    )
+    places: int = 8  # of each connection in shared memory
+
+
+def from_environment(environ: os._Environ[str] | dict[str, str] = os.environ) -> Options:
+    """What CAIRN_COMM_* says; an unknown name or a value of the wrong kind is refused."""
+    kinds = get_type_hints(Options)
+    values: dict[str, str] = {}
+    for name, text in environ.items():
+        field = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and field in kinds:
+            values[field] = text
+    try:
+        return checked(msgspec.convert(values, Options, strict=False))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{PREFIX}*: {error}", hint="see cairn.comm.backend.Options") from None
+
+
+def piece_bytes(options: Options, local: int) -> int:
+    """For so many ranks on a host: what each sends through takes `EACH_RANK` bytes at most."""
+    if options.piece:
+        return options.piece
+    share = EACH_RANK // (options.places * max(local - 1, 1))
+    return min(max(1 << (max(share, 1).bit_length() - 1), 64 * KIB), 1024 * KIB)
+
+
+def checked(options: Options) -> Options:
+    if options.piece < 0 or options.piece % 64 or options.places < 1:
+        raise ConfigError(
+            f"{options.places} places of {options.piece} bytes",
+            hint="one place or more, of a multiple of 64 bytes",
+        )
+    if options.tcp_gbit <= 0 or options.tcp_alpha_us < 0 or options.spin_us < 0:
+        raise ConfigError(
+            f"tcp_gbit {options.tcp_gbit}, tcp_alpha_us {options.tcp_alpha_us}, spin_us {options.spin_us}",
+            hint="rates are positive, times are not negative",
+        )
+    if not 0 <= options.port < 1 << 16:
+        raise ConfigError(f"port {options.port}", hint="0 for any, or 1 to 65535")
+    return options

@@ -1,0 +1,64 @@
+"""The reductions of torch.distributed on two tensors, and which types they are for.
+
+`combine(name, dtype)` is a function that reduces its second argument into its first. Sums of booleans
+are "or", as torch adds them; an average is a sum that `finish` divides. What cannot be computed is
+refused by name before anything is sent.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from cairn.comm.backend.errors import CommError
+from cairn.comm.backend.link import Combine
+
+NAMES = {
+    dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min", dist.ReduceOp.MAX: "max", dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor", dist.ReduceOp.BXOR: "bxor",
+}  # fmt: skip
+COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda into, other: torch.minimum(into, other, out=into),
+    "max": lambda into, other: torch.maximum(into, other, out=into),
+    "band": torch.Tensor.bitwise_and_,
+    "bor": torch.Tensor.bitwise_or_,
+    "bxor": torch.Tensor.bitwise_xor_,
+}
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+COMPLEX = (torch.complex64, torch.complex128)
+TYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "sum": (*FLOATS, *INTEGERS, torch.bool, *COMPLEX),
+    "avg": (*FLOATS, *COMPLEX),
+    "product": (*FLOATS, *INTEGERS, torch.bool, *COMPLEX),
+    "min": (*FLOATS, *INTEGERS, torch.bool),
+    "max": (*FLOATS, *INTEGERS, torch.bool),
+    "band": (*INTEGERS, torch.bool),
+    "bor": (*INTEGERS, torch.bool),
+    "bxor": (*INTEGERS, torch.bool),
+}
+
+
+def name_of(op: object) -> str:
+    """ "sum" and so on, of a ReduceOp."""
+    kind = getattr(op, "op", op)
+    if kind not in NAMES:
+        raise CommError(f"the cairn backend has no reduction {op}", hint=f"one of {list(TYPES)}")
+    return NAMES[kind]
+
+
+def combine(name: str, dtype: torch.dtype) -> Combine:
+    if dtype not in TYPES[name]:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in TYPES[name])
+        raise CommError(f"no {name} of {dtype}", hint=f"it is there for {kinds}")
+    return COMBINE[name]
+
+
+def finish(name: str, result: torch.Tensor, ranks: int) -> None:
+    """What is left to do when everything is summed."""
+    if name == "avg":
+        result.div_(ranks)

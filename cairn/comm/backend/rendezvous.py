@@ -1,0 +1,255 @@
+"""How ranks find each other: they say in the store who they are, and connect.
+
+    say: world, host, process, settings    -->    same host: one segment of shared memory
+    read what everybody said               -->    other host: two sockets, for collectives and for sends
+
+Nobody listens unless a peer is on another host. A rank that disagrees (another world size, other
+settings, a rank that is taken) and one that never comes are named, on every rank that waits.
+"""
+
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cairn.comm.backend.errors import CommError, CommTimeout, GroupStopped, RankMismatch
+from cairn.comm.backend.link import Link
+from cairn.comm.backend.options import Options, piece_bytes
+from cairn.comm.backend.segment import Segment
+from cairn.comm.backend.shared_link import Peer, SharedLink
+from cairn.comm.backend.tcp_link import TcpLink
+
+COLLECTIVE, DIRECT = 0, 1  # purposes of a connection: the group's operations, sends and receives
+PURPOSES = 2
+LOOK_S = 0.01  # between two looks into the store
+STOP = "stopped"
+MAGIC = b"cairn-comm-1"
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a rank says about itself."""
+
+    rank: int
+    world: int
+    host: str
+    pid: int
+    settings: str  # what all ranks must have alike
+
+
+class Mesh(NamedTuple):
+    """Connected: a link to every peer for each purpose, and who shares memory with this rank."""
+
+    rank: int
+    hosts: list[str]  # of every rank
+    names: list[int]  # of every rank, as the world calls it
+    links: list[dict[int, Any]]  # by purpose, by rank
+    segment: Segment | None
+    local: list[int]  # ranks of this host, in order
+    peers: dict[int, Peer]  # processes of this host
+
+
+class Room:
+    """The store, seen by one rank that is in a hurry: every wait has an end and a reason."""
+
+    def __init__(
+        self, store: Any, rank: int, world: int, names: list[int], timeout: timedelta
+    ) -> None:
+        self.store, self.rank, self.world, self.names = store, rank, world, names
+        self.deadline = time.monotonic() + timeout.total_seconds()
+        self.timeout_s = timeout.total_seconds()
+
+    def say(self, key: str, value: bytes | str) -> None:
+        self.store.set(key, value)
+
+    def hear(self, key: str, rank: int, what: str) -> bytes:
+        """What another rank says; an error that names it when it never does."""
+        pause = LOOK_S / 10
+        while not self.store.check([key]):
+            self.look_for_a_stop()
+            if time.monotonic() > self.deadline:
+                raise CommTimeout(
+                    f"it waited {self.timeout_s:g} s for rank {self.names[rank]} of {self.world} to {what}",
+                    hint="is it running, and does it have the same world size and store?",
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, LOOK_S)
+        return self.store.get(key)
+
+    def look_for_a_stop(self) -> None:
+        if self.store.check([STOP]):
+            raise GroupStopped(f"init: {self.store.get(STOP).decode()}")
+
+
+def meet(
+    store: Any, rank: int, world: int, names: list[int], timeout: timedelta, options: Options
+) -> Mesh:
+    """Blocks until all ranks are connected, or raises on every one of them."""
+    room = Room(store, rank, world, names, timeout)
+    try:
+        return _meet(room, options)
+    except GroupStopped:
+        raise
+    except (CommError, OSError) as error:
+        kind, hint = (
+            (type(error), error.hint) if isinstance(error, CommError) else (CommError, None)
+        )
+        said = error.message if isinstance(error, CommError) else str(error)
+        reason = f"rank {names[rank]} could not join: {said}"
+        room.say(STOP, reason)
+        raise kind(f"init: {reason}", hint=hint) from error
+
+
+def _meet(room: Room, options: Options) -> Mesh:
+    rank, world = room.rank, room.world
+    everybody = _introduce(room, options)
+    hosts = [hello.host for hello in everybody]
+    local = [r for r in range(world) if hosts[r] == hosts[rank]]
+    remote = [r for r in range(world) if hosts[r] != hosts[rank]]
+    segment, fd = _share(room, local, everybody, options) if len(local) > 1 else (None, None)
+    peers: dict[int, Peer] = {}
+    links: list[dict[int, Link]] = [{} for _ in range(PURPOSES)]
+    if segment is not None:
+        here = local.index(rank)
+        for there, other in enumerate(local):
+            if other == rank:
+                continue
+            peers[other] = Peer(everybody[other].pid, segment, there)
+            for purpose in range(PURPOSES):
+                out, back = segment.ring(here, there, purpose), segment.ring(there, here, purpose)
+                links[purpose][other] = SharedLink(out, back, peers[other])
+    if remote:
+        for purpose, other, connection in _connect(room, remote, options):
+            links[purpose][other] = TcpLink(connection)
+    room.say(f"ready/{rank}", b"1")
+    for other in range(world):
+        room.hear(f"ready/{other}", other, "connect to its peers")
+    if fd is not None:
+        os.close(fd)  # mapped by everybody by now; the memory goes with the last of them
+    return Mesh(rank, hosts, room.names, links, segment, local, peers)
+
+
+def _introduce(room: Room, options: Options) -> list[Hello]:
+    settings = f"deterministic={options.deterministic}, schedule={options.schedule!r}, "
+    settings += f"tcp {options.tcp_gbit:g} Gbit/s and {options.tcp_alpha_us:g} us, "
+    settings += f"{options.places} x {options.piece} B"
+    mine = Hello(room.rank, room.world, options.host or host_identity(), os.getpid(), settings)
+    if room.store.add(f"joined/{room.rank}", 1) > 1:
+        raise RankMismatch(
+            f"two processes are rank {room.names[room.rank]} of {room.world}",
+            hint="give every process a rank of its own",
+        )
+    room.say(f"hello/{room.rank}", msgspec.json.encode(mine))
+    everybody = []
+    for other in range(room.world):
+        theirs = msgspec.json.decode(room.hear(f"hello/{other}", other, "join"), type=Hello)
+        for what, there, here in (
+            ("a world of", theirs.world, mine.world), ("settings", theirs.settings, mine.settings)
+        ):  # fmt: skip
+            if there != here:
+                raise RankMismatch(
+                    f"rank {room.names[other]} has {what} {there}, rank {room.names[room.rank]} {here}",
+                    hint="start every rank with the same world size and CAIRN_COMM_* settings",
+                )
+        everybody.append(theirs)
+    return everybody
+
+
+def host_identity() -> str:
+    """Equal for processes that can share memory and see each other: one kernel, one namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
+    return "-".join([boot, *map(str, spaces)])
+
+
+def _share(
+    room: Room, local: list[int], everybody: list[Hello], options: Options
+) -> tuple[Segment, int]:
+    """The segment of this host, and its file, to be closed when all have it."""
+    leader = local[0]
+    key = f"segment/{leader}"
+    shape = (len(local), piece_bytes(options, len(local)), options.places, PURPOSES)
+    if room.rank == leader:
+        fd = Segment.make_file()
+        segment = Segment(*shape, fd)
+        segment.create()
+        room.say(key, str(fd))
+        return segment, fd
+    theirs = int(room.hear(key, leader, "share its memory"))
+    fd = Segment.open_file(everybody[leader].pid, theirs)
+    return Segment(*shape, fd), fd
+
+
+def own_address(store: Any) -> str:
+    """The address of this host from which the store is reached."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    target = getattr(store, "host", None) or os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    family = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))  # sends nothing: only asks for the route
+        return probe.getsockname()[0]
+
+
+def _listen(address: str, options: Options, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, options.port), family=family, backlog=backlog)
+    except OSError as error:
+        raise CommError(
+            f"cannot listen on {address} port {options.port}: {os.strerror(error.errno or 0)}",
+            hint="leave CAIRN_COMM_PORT unset for any free port, or set CAIRN_COMM_ADDRESS",
+        ) from None
+
+
+def _connect(
+    room: Room, remote: list[int], options: Options
+) -> list[tuple[int, int, socket.socket]]:
+    """Connects to lower ranks of other hosts, accepts from higher ones: (purpose, rank, socket)."""
+    address = options.address or own_address(room.store)
+    made = []
+    with _listen(address, options, PURPOSES * len(remote)) as server:
+        port = server.getsockname()[1]
+        room.say(f"listens/{room.rank}", f"{address} {port}")
+        for other in (r for r in remote if r < room.rank):
+            there, port = room.hear(f"listens/{other}", other, "listen").decode().split()
+            for purpose in range(PURPOSES):
+                wait = max(room.deadline - time.monotonic(), 0.1)
+                connection = socket.create_connection((there, int(port)), timeout=wait)
+                connection.sendall(MAGIC + bytes([purpose]) + room.rank.to_bytes(4, "little"))
+                made.append((purpose, other, connection))
+        expected = {(p, r) for p in range(PURPOSES) for r in remote if r > room.rank}
+        while expected:
+            purpose, other, connection = _accept(room, server, {r for _, r in expected})
+            if (purpose, other) in expected:
+                expected.discard((purpose, other))
+                made.append((purpose, other, connection))
+    return made
+
+
+def _accept(room: Room, server: socket.socket, missing: set[int]) -> tuple[int, int, socket.socket]:
+    """The next peer that comes; strangers are turned away."""
+    while True:
+        room.look_for_a_stop()
+        server.settimeout(0.2)
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            if time.monotonic() > room.deadline:
+                names = sorted(room.names[r] for r in missing)
+                raise CommTimeout(
+                    f"ranks {names} did not connect within {room.timeout_s:g} s",
+                    hint="can their hosts reach this address? see CAIRN_COMM_ADDRESS",
+                ) from None
+            continue
+        connection.settimeout(5)
+        try:
+            said = connection.recv(len(MAGIC) + 5, socket.MSG_WAITALL)
+        except OSError:
+            said = b""
+        if said.startswith(MAGIC) and len(said) == len(MAGIC) + 5:
+            return said[-5], int.from_bytes(said[-4:], "little"), connection
+        connection.close()

@@ -1,0 +1,100 @@
+"""Reads what a job itself prints when communication fails: torch's watchdog, gloo, mismatches found by torch.
+
+    [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1241, OpType=ALLREDUCE, ...)
+    Gloo connectFullMesh failed with ... remote=[127.0.0.1]:45001
+    Detected mismatch between collectives on ranks. Rank 1 is running collective: ...
+
+torch prints the victims of a hang; the culprit is the rank that is not among them, or that stopped at a smaller
+number. Where the log cannot tell, the finding says who waited, and asks for dumps.
+"""
+
+import re
+
+from cairn.comm.doctor.findings import Finding, ranked
+
+CAUGHT = re.compile(
+    r"\[Rank (\d+)\] Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)"
+)
+WORLD = re.compile(r"(?:world_size|WORLD_SIZE|nranks)[=: ]+(\d+)")
+LOOPBACK = re.compile(r"connectFullMesh failed.*?remote=\[?(127\.[\d.]+|::1)\]?")
+NO_MESH = re.compile(r"connectFullMesh failed[^\n]*")
+MISMATCH = re.compile(r"Detected mismatch between collectives on ranks\.\s*Rank (\d+)[^\n]*")
+CLOSED = re.compile(r"Connection (?:closed|reset) by peer \[([^\]]+)\][^\n]*")
+
+
+def looks_like(text: str) -> bool:
+    return any(rule.search(text) for rule in (CAUGHT, NO_MESH, MISMATCH, CLOSED))
+
+
+def examine_job_log(text: str) -> list[Finding]:
+    """The first of these that applies: what follows it is its consequence."""
+    for rule in (_interface, _mismatch, _timeout, _closed):
+        found = rule(text)
+        if found is not None:
+            return [found]
+    return []
+
+
+def _interface(text: str) -> Finding | None:
+    failed = NO_MESH.search(text)
+    if failed is None:
+        return None
+    loopback = LOOPBACK.search(text)
+    evidence = [failed[0][:200]]
+    if loopback is not None:
+        evidence.append(f"a rank was told to connect to {loopback[1]}, which is itself")
+    return Finding(
+        cause="wrong interface", where=loopback[1] if loopback else "gloo", evidence=evidence,
+        advice="gloo took an address that other hosts cannot reach: set GLOO_SOCKET_IFNAME to the "
+        "interface of the cluster network, and see that the host's name is not 127.0.1.1 in /etc/hosts",
+    )  # fmt: skip
+
+
+def _mismatch(text: str) -> Finding | None:
+    found = MISMATCH.search(text)
+    if found is None:
+        return None
+    return Finding(
+        cause="mismatch", where=f"rank {found[1]}", evidence=[found[0][:300]],
+        advice="all ranks must call the same collectives with the same sizes in the same order",
+    )  # fmt: skip
+
+
+def _timeout(text: str) -> Finding | None:
+    caught = {int(r): (int(n), op) for r, n, op in CAUGHT.findall(text)}
+    if not caught:
+        return None
+    first = min(number for number, _ in caught.values())
+    op = next(op for number, op in caught.values() if number == first)
+    waiting = sorted(rank for rank, (number, _) in caught.items() if number > first)
+    behind = sorted(rank for rank, (number, _) in caught.items() if number == first)
+    world = max((int(count) for count in WORLD.findall(text)), default=0)
+    absent = [rank for rank in range(world) if rank not in caught]
+    if waiting:
+        where, why = (
+            behind,
+            [f"{ranked(waiting)} had gone on to #{max(n for n, _ in caught.values())}"],
+        )
+    elif absent and len(absent) < len(caught):
+        where, why = absent, [f"{ranked(absent)} did not time out: it was not there"]
+    else:
+        where, why = behind, ["the log does not show who is missing"]
+    return Finding(
+        cause="hang", where=ranked(where),
+        evidence=[f"{ranked(behind)} timed out in {op.lower()} #{first}", *why],
+        advice="give the flight-recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000, "
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1): they name the rank that did not come",
+    )  # fmt: skip
+
+
+def _closed(text: str) -> Finding | None:
+    found = CLOSED.findall(text)
+    if not found:
+        return None
+    peers = sorted(set(found))
+    return Finding(
+        cause="hang", where=", ".join(peers[:4]),
+        evidence=[f"the connection was closed by {peer}" for peer in peers[:4]],
+        advice="the process at that address has died: its own log says why",
+    )  # fmt: skip

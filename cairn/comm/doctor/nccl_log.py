@@ -1,0 +1,226 @@
+"""Reads what NCCL prints with NCCL_DEBUG=INFO: which interface, which network, which way each channel goes.
+
+    node1:984:984 [4] NCCL INFO Bootstrap : Using bond0:172.36.134.184<0>
+    node1:984:990 [4] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
+
+Lines of many processes may be mixed. Knows only lines it was written for; a log in which it knows none
+is refused rather than called healthy.
+"""
+
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import msgspec
+
+from cairn.comm.doctor.findings import Finding
+from cairn.core.errors import DataError
+
+LINE = re.compile(
+    r"(?P<host>[\w.\-]+):(?P<pid>\d+):\d+ \[(?P<device>-?\d+)\] "
+    r"(?:\S+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"
+)
+USING = re.compile(
+    r"(?:Bootstrap ?:|NET/\w+ ?:) ?Using (?:\[\d+\])?"
+    r"([\w.\-]+):([\d.]+|\[?[0-9a-f:]+\]?)<\d+>"
+)
+CHANNEL = re.compile(
+    r"Channel (\d+)(?:/\d+)? : (\d+)\[[^\]]*\] -> (\d+)\[[^\]]*\](?: \[(?:send|receive)\])? via (\S+)"
+)
+RING = re.compile(r"Channel (\d+)/\d+ :((?: +\d+)+)\s*$")
+RANK = re.compile(r"\brank (\d+) nranks (\d+)\b")
+VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni", "flannel", "cali", "podman")
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    hosts: dict[int, str]  # of each rank
+    ranks: int
+    used: dict[str, tuple[str, str]]  # host: interface and address
+    network: list[str]  # Socket, IB, a plugin
+    ways: dict[tuple[int, int], str]  # from rank to rank: P2P/..., SHM/..., NET/...
+    rings: dict[int, list[int]]  # order of ranks, by channel
+    warnings: list[str]
+    no_devices: bool  # NET/IB found none
+    ib_off: bool  # switched off by NCCL_IB_DISABLE
+
+
+def looks_like(text: str) -> bool:
+    return "NCCL INFO" in text or "NCCL WARN" in text
+
+
+def read_log(path: Path, text: str) -> Log:
+    hosts: dict[int, str] = {}
+    used: dict[str, tuple[str, str]] = {}
+    ways: dict[tuple[int, int], str] = {}
+    rings: dict[int, list[int]] = {}
+    network, warnings, seen, ranks = Counter[str](), [], 0, 0
+    no_devices = ib_off = False
+    for line in text.splitlines():
+        match = LINE.search(line)
+        if match is None:
+            continue
+        host, said = match["host"], match["text"]
+        seen += 1
+        if match["level"] == "WARN":
+            warnings.append(f"{host}: {said}")
+        if found := USING.search(said):
+            used.setdefault(host, (found[1], found[2]))
+        if found := RANK.search(said):
+            hosts[int(found[1])], ranks = host, max(ranks, int(found[2]))
+        if found := CHANNEL.search(said):
+            ways.setdefault((int(found[2]), int(found[3])), found[4])
+        elif found := RING.search(said):
+            rings.setdefault(int(found[1]), [int(word) for word in found[2].split()])
+        if said.startswith("Using network "):
+            network[said.removeprefix("Using network ").strip()] += 1
+        no_devices |= "NET/IB : No device found" in said
+        ib_off |= bool(re.search(r"NCCL_IB_DISABLE set by environment to 1", said))
+    if not seen:
+        raise DataError(
+            f"{path} has no line of NCCL", hint="run with NCCL_DEBUG=INFO and give its output"
+        )
+    return Log(
+        source=str(path), hosts=hosts, ranks=ranks, used=used, network=list(network), ways=ways,
+        rings=rings, warnings=warnings, no_devices=no_devices, ib_off=ib_off,
+    )  # fmt: skip
+
+
+def examine_log(log: Log) -> list[Finding]:
+    rules = (_interface, _downgrade, _mapping, _failed)
+    return [finding for rule in rules for finding in rule(log)]
+
+
+def _several_hosts(log: Log) -> bool:
+    return len(set(log.hosts.values()) | set(log.used)) > 1
+
+
+def _interface(log: Log) -> list[Finding]:
+    """Loopback, a bridge of containers, or hosts that chose interfaces of different names."""
+    if not _several_hosts(log):
+        return []
+    bad = {
+        host: (name, address) for host, (name, address) in log.used.items()
+        if name.startswith(VIRTUAL) or address.startswith("127.") or address == "::1"
+    }  # fmt: skip
+    if bad:
+        lines = [f"{host} uses {name} ({address})" for host, (name, address) in bad.items()]
+        return [
+            Finding(
+                cause="wrong interface", where=", ".join(sorted(bad)), evidence=lines[:8],
+                advice="other hosts cannot reach that address: set NCCL_SOCKET_IFNAME and "
+                "GLOO_SOCKET_IFNAME to the interface of the cluster network",
+            )
+        ]  # fmt: skip
+    names = Counter(name for name, _ in log.used.values())
+    if len(names) > 1:
+        usual = names.most_common(1)[0][0]
+        odd = {host: pair for host, pair in log.used.items() if pair[0] != usual}
+        networks = {address.rpartition(".")[0] for _, address in log.used.values()}
+        if len(networks) > 1:
+            lines = [f"{host} uses {name} ({address})" for host, (name, address) in odd.items()]
+            return [
+                Finding(
+                    cause="wrong interface", where=", ".join(sorted(odd)),
+                    evidence=[*lines[:8], f"the others use {usual}"],
+                    advice=f"set NCCL_SOCKET_IFNAME={usual} on every host",
+                )
+            ]  # fmt: skip
+    return []
+
+
+def _downgrade(log: Log) -> list[Finding]:
+    """TCP between hosts, host memory between GPUs of a host, RDMA that does not reach the GPU."""
+    ways = Counter(_kind(way) for way in log.ways.values())
+    found = []
+    if ways["NET/Socket"]:
+        lines = [f"{ways['NET/Socket']} connections between ranks go via NET/Socket (TCP)"]
+        lines += ["NET/IB : No device found"] * log.no_devices
+        lines += ["NCCL_IB_DISABLE=1 in the environment"] * log.ib_off
+        advice = "unset NCCL_IB_DISABLE" if log.ib_off else (
+            "make the RDMA devices visible (in containers: /dev/infiniband and --ulimit "
+            "memlock=-1), or install the network plugin of the provider")  # fmt: skip
+        found.append(_down("between hosts", lines, advice))
+    staged = [way for way in log.ways.values() if _kind(way) == "NET/IB" and "GDR" not in way]
+    if staged:
+        lines = [
+            f"{len(staged)} connections use NET/IB without GDRDMA: bytes pass through the host"
+        ]
+        found.append(_down("between GPU and NIC", lines, "load nvidia-peermem or enable DMA-BUF"))
+    if ways["SHM"] and _same_host_only(log, "SHM"):
+        lines = [f"{ways['SHM']} connections within a host go via SHM, none or few via P2P"]
+        if ways["P2P"] < ways["SHM"]:
+            advice = "check `nvidia-smi topo -m`, NCCL_P2P_DISABLE, and PCIe ACS in the BIOS"
+            found.append(_down("within a host", lines, advice))
+    return found
+
+
+def _down(where: str, lines: list[str], advice: str) -> Finding:
+    return Finding(cause="transport downgrade", where=where, evidence=lines, advice=advice)
+
+
+def _kind(way: str) -> str:
+    parts = way.split("/")
+    return "/".join(parts[:2]) if parts[0] == "NET" else parts[0]
+
+
+def _same_host_only(log: Log, kind: str) -> bool:
+    pairs = [pair for pair, way in log.ways.items() if _kind(way) == kind]
+    return all(log.hosts.get(a) == log.hosts.get(b) for a, b in pairs)
+
+
+def _mapping(log: Log) -> list[Finding]:
+    """A ring that leaves hosts more often than there are hosts."""
+    hosts = set(log.hosts.values())
+    if len(hosts) < 2 or not log.rings:
+        return []
+    per_host: dict[str, int] = defaultdict(int)
+    for host in log.hosts.values():
+        per_host[host] += 1
+    worst, order = 0, []
+    for ring in log.rings.values():
+        if not all(rank in log.hosts for rank in ring):
+            continue
+        around = zip(ring, [*ring[1:], *ring[:1]], strict=True)
+        crossings = sum(log.hosts[a] != log.hosts[b] for a, b in around)
+        if crossings > worst:
+            worst, order = crossings, ring
+    if worst <= len(hosts):
+        return []
+    return [
+        Finding(
+            cause="rank mapping", where=f"{len(hosts)} hosts",
+            evidence=[
+                f"the ring {' '.join(map(str, order[:16]))}{' ..' if len(order) > 16 else ''} leaves a "
+                f"host {worst} times; {len(hosts)} would do",
+                "ranks of a host: " + "; ".join(_members(log)[:4]),
+            ],
+            advice="number the ranks host by host (torchrun does; with mpirun use --map-by ppr:N:node "
+            "and no --map-by node)",
+        )
+    ]  # fmt: skip
+
+
+def _members(log: Log) -> list[str]:
+    rows: dict[str, list[int]] = defaultdict(list)
+    for rank, host in sorted(log.hosts.items()):
+        rows[host].append(rank)
+    return [f"{host} {ranks}" for host, ranks in rows.items()]
+
+
+def _failed(log: Log) -> list[Finding]:
+    """Warnings that say a connection broke."""
+    broken = [
+        line for line in log.warnings
+        if re.search(r"Connection (closed|refused|reset)|timed? ?out|completion .*status", line, re.I)
+    ]  # fmt: skip
+    if not broken:
+        return []
+    return [
+        Finding(
+            cause="hang",
+            where=broken[0].partition(":")[0],
+            evidence=broken[:4],
+            advice="the peer named there has died or cannot be reached: its own log says why",
+        )
+    ]

@@ -1,0 +1,123 @@
+"""Does the doctor name what was broken, and nothing else? Every fault on purpose, then health.
+
+Faults of processes are real ranks (see `inject`); faults that need GPUs or a fabric are logs in the formats of
+NCCL, its Inspector and nccl-tests (see `samples`). A case is passed when the cause and the place are named,
+and no other cause is. Health is real ranks and all logs together, with another seed each time.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.comm.doctor import inject, samples
+from cairn.comm.doctor.diagnose import diagnose
+from cairn.comm.doctor.findings import Cause, Finding
+
+MIB = 1 << 20
+
+
+class Case(NamedTuple):
+    name: str
+    cause: Cause
+    where: str  # has to be in the finding
+    make: Callable[[Path], object]  # writes files
+    by: str  # real ranks, or a log
+    sizes: list[int] | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    by: str
+    expected: str
+    named: list[str]  # cause: where
+    right: bool
+    evidence: list[str]
+    seconds: float
+
+
+def cases() -> list[Case]:
+    real, log = "real ranks", "log"
+    held, said = "real ranks, senders held back", "real ranks, made-up address"
+    return [
+        Case("slow host", "slow host", "rank 2", inject.slow_host, real),
+        Case("bad map", "rank mapping", "0 1 2 3", inject.bad_map, held),
+        Case("slow link", "slow link", "ranks 1 and 3", inject.slow_link, held),
+        Case("lossy link", "lossy link", "ranks 0 and 1", inject.lossy_link, held),
+        Case("straggler", "straggler", "rank 2", inject.straggler, real),
+        Case("missing rank", "hang", "rank 1", inject.missing, real),
+        Case("dead rank", "hang", "rank 3", inject.dead, real),
+        Case("wrong interface", "wrong interface", "rank 1", inject.wrong_interface, said),
+        Case("mismatched sizes", "mismatch", "rank 2", inject.other_size, real),
+        Case("mismatched operations", "mismatch", "rank 1", inject.other_operation, real),
+        *_log_cases(log),
+    ]
+
+
+def _log_cases(by: str) -> list[Case]:
+    nccl = samples.nccl_log
+    return [
+        Case("NCCL on loopback", "wrong interface", "node0",
+             _text(lambda: nccl(interface="lo", address="127.0.0")), by),
+        Case("NCCL over TCP", "transport downgrade", "between hosts",
+             _text(lambda: nccl(between="NET/Socket/{rail}", network="Socket")), by),
+        Case("no GPUDirect", "transport downgrade", "GPU and NIC",
+             _text(lambda: nccl(between="NET/IB/{rail}")), by),
+        Case("no peer access", "transport downgrade", "within a host",
+             _text(lambda: nccl(within="SHM/direct/direct")), by),
+        Case("NCCL ring over hosts", "rank mapping", "2 hosts",
+             _text(lambda: nccl(interleaved=True)), by),
+        Case("straggler in Inspector", "straggler", "rank 5",
+             _text(lambda: samples.inspector(late=5)), by),
+        Case("slow rail in Inspector", "slow network", "node2",
+             _text(lambda: samples.inspector(slow=2)), by),
+        Case("small messages in Inspector", "message too small", "below",
+             _text(lambda: samples.inspector(sizes=(*[64 << 10] * 40, MIB, 64 * MIB, 256 * MIB),
+                                             each=43)), by),
+        Case("small messages in a sweep", "message too small", "below",
+             _text(samples.sweep), by, [64 << 10]),
+        Case("gloo told to use loopback", "wrong interface", "127.0.0.1",
+             _text(samples.gloo_failure), by),
+        Case("NCCL timeout in a job's log", "hang", "rank 2", _text(samples.timeouts), by),
+        Case("damaged data", "wrong result", "sample", _text(lambda: samples.sweep(wrong=3)), by),
+    ]  # fmt: skip
+
+
+def _text(make: Callable[[], str]) -> Callable[[Path], object]:
+    return lambda folder: (folder / "sample.log").write_text(make())
+
+
+def run_case(case: Case) -> Verdict:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="cairn-doctor-") as name:
+        case.make(Path(name))
+        found = diagnose([Path(name)], case.sizes).findings
+    right = bool(found) and all(one.cause == case.cause for one in found)
+    right = right and any(case.where in one.where for one in found)
+    return _verdict(case.name, case.by, f"{case.cause}: {case.where}", found, right, began)
+
+
+def run_healthy(seed: int) -> Verdict:
+    """Real ranks and every kind of log, all well."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="cairn-doctor-") as name:
+        folder = Path(name)
+        inject.healthy(folder, seed)
+        (folder / "nccl.log").write_text(samples.nccl_log(seed=seed))
+        (folder / "inspector.jsonl").write_text(samples.inspector(seed=seed))
+        (folder / "sweep.txt").write_text(samples.sweep(seed=seed))
+        found = diagnose([folder], [64 * MIB]).findings
+    return _verdict(f"healthy {seed}", "real ranks and logs", "nothing", found, not found, began)
+
+
+def _verdict(
+    name: str, by: str, expected: str, found: list[Finding], right: bool, began: float
+) -> Verdict:
+    return Verdict(
+        name=name, by=by, expected=expected, named=[f"{one.cause}: {one.where}" for one in found],
+        right=right, evidence=[line for one in found for line in one.evidence],
+        seconds=round(time.perf_counter() - began, 3),
+    )  # fmt: skip

@@ -1,0 +1,228 @@
+"""Reads finished collectives with their times: NCCL Inspector's JSON, and sweeps of nccl-tests.
+
+Inspector writes a line for each collective of each rank. All ranks leave a collective together, so the
+one that came last has the shortest time: if it is always the same rank, it is the straggler. If all take
+equally long, and longer than the same bytes take on other communicators of the same shape, the network
+of these hosts is slow. Messages below the half-performance size of the curve are too small.
+"""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cairn.comm.cost import fit
+from cairn.comm.doctor.findings import Finding, Timed
+from cairn.comm.nccl_tests import Point, read_sweep
+from cairn.core.errors import CairnError, DataError
+from cairn.core.units import format_bytes
+
+OFTEN, FEWEST = 0.75, 4
+WAITED = 2.0  # times what the last one takes
+SLOWER = 1.8  # times what a communicator alike takes
+
+
+def looks_like_inspector(head: str) -> bool:
+    return '"coll_perf"' in head or '"p2p_perf"' in head
+
+
+def looks_like_sweep(text: str) -> bool:
+    return "nccl-tests" in text or "#wrong" in text or '"bus_bw"' in text or "out-of-place" in text
+
+
+def read_inspector(path: Path, text: str) -> list[Timed]:
+    rows, bad = [], 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = _timed(msgspec.json.decode(line))
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            bad += 1
+            if number == 1 or bad > max(2, number // 10):  # the last line of a live file may be cut
+                raise DataError(
+                    f"{path}:{number}: {type(error).__name__}: {error}",
+                    hint="give the JSON that NCCL's Inspector wrote (NCCL_INSPECTOR_DUMP_DIR)",
+                ) from None
+            continue
+        rows += [found] if found else []
+    if not rows:
+        raise DataError(f"{path} has no finished collective", hint="let it run longer")
+    return rows
+
+
+def _timed(line: dict[str, Any]) -> Timed | None:
+    done = line.get("coll_perf")
+    if not done:
+        return None
+    head, about = line.get("header", line), line.get("metadata", line)
+    return Timed(
+        communicator=str(head["id"]), rank=int(head["rank"]), ranks=int(head["n_ranks"]),
+        nodes=int(head.get("nnodes", 1)), host=str(about.get("hostname", "?")), op=str(done["coll"]),
+        sequence=int(done["coll_sn"]), bytes=int(done["coll_msg_size_bytes"]),
+        us=float(done["coll_exec_time_us"]), busbw_gb_per_s=float(done["coll_busbw_gbs"]),
+    )  # fmt: skip
+
+
+def examine_timings(rows: list[Timed]) -> list[Finding]:
+    groups: dict[str, list[Timed]] = defaultdict(list)
+    for row in rows:
+        groups[row.communicator].append(row)
+    found = []
+    for group, mine in groups.items():
+        found += _straggler(group, mine)
+    return found + _slow_hosts(groups) + _small(rows)
+
+
+def _table(rows: list[Timed]) -> tuple[list[int], np.ndarray]:
+    """Ranks, and [collectives, ranks] of their times, where all ranks wrote a line."""
+    times: dict[int, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        times[row.sequence][row.rank] = row.us
+    ranks = sorted({row.rank for row in rows})
+    whole = [mine for mine in times.values() if len(mine) == len(ranks)]
+    return ranks, np.array([[mine[rank] for rank in ranks] for mine in whole])
+
+
+def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
+    ranks, times = _table(rows)
+    if len(ranks) < 3 or len(times) < FEWEST:
+        return []
+    shortest = times.argmin(axis=1)
+    rank, count = Counter(shortest.tolist()).most_common(1)[0]
+    others = np.delete(times, rank, axis=1)
+    ratio = float(np.median(np.median(others, axis=1) / times[:, rank]))
+    if count < OFTEN * len(times) or ratio < WAITED:
+        return []
+    waited = float(np.median(np.median(others, axis=1) - times[:, rank]))
+    host = next(row.host for row in rows if row.rank == ranks[rank])
+    return [
+        Finding(
+            cause="straggler", where=f"rank {ranks[rank]} on {host}",
+            evidence=[
+                f"shortest in {count} of {len(times)} collectives of communicator {group}: it came last",
+                f"the others spent {waited / 1e3:.2f} ms more in each (median), waiting for it",
+            ],
+            advice="its computation is slow, not the network: clocks, throttling, data loading, host load",
+        )
+    ]  # fmt: skip
+
+
+def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
+    """Communicators of one shape beside each other: one whose transfers all take longer."""
+    shapes: dict[tuple[str, int, int, int], dict[str, list[float]]] = defaultdict(dict)
+    for group, rows in groups.items():
+        best: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+        by_sequence: dict[int, list[Timed]] = defaultdict(list)
+        for row in rows:
+            by_sequence[row.sequence].append(row)
+        for same in by_sequence.values():
+            one = min(same, key=lambda row: row.us)  # the last to come: nothing but transfer
+            best[one.op, one.bytes, one.ranks, one.nodes].append(one.us)
+        for shape, times in best.items():
+            shapes[shape][group] = times
+    found = {}
+    for (op, size, _, _), times in shapes.items():
+        if len(times) < 3:
+            continue
+        usual = {group: float(np.median(mine)) for group, mine in times.items()}
+        middle = float(np.median(list(usual.values())))
+        for group, us in usual.items():
+            if us > SLOWER * middle and group not in found and len(times[group]) >= FEWEST:
+                hosts = sorted({row.host for row in groups[group]})
+                found[group] = Finding(
+                    cause="slow network", where=", ".join(hosts[:4]),
+                    evidence=[
+                        f"{op} of {format_bytes(size)} takes {us:.0f} us in communicator {group}, "
+                        f"{middle:.0f} us in {len(times) - 1} others alike",
+                        "all its ranks take equally long: the transfer is slow, nobody is late",
+                    ],
+                    advice="look at the links and NICs of these hosts; "
+                    "`cairn comm doctor --probe` between them finds the one",
+                )  # fmt: skip
+    return list(found.values())
+
+
+def _small(rows: list[Timed]) -> list[Finding]:
+    """Most of the time goes into messages that are shorter than the latency allows."""
+    best: dict[int, float] = {}
+    for row in rows:
+        best[row.bytes] = min(best.get(row.bytes, float("inf")), row.us)
+    points = [Point(size, us) for size, us in sorted(best.items()) if size > 0 and us > 0]
+    if len(points) < 4 or points[-1].bytes < 64 * points[0].bytes:
+        return []
+    spent = Counter[int]()
+    for row in rows:
+        spent[row.bytes] += row.us  # pyrefly: ignore
+    return _too_small(points, dict(spent), "these collectives")
+
+
+def examine_sweep(path: Path, expects: list[int] | None = None) -> list[Finding]:
+    """`expects`: sizes of the messages that the job sends; without them only the sweep is judged."""
+    points = read_sweep(path)
+    found = _wrong_values(path)
+    if expects and len(points) >= 4:
+        found += _too_small(points, dict.fromkeys(expects, 1.0), "the messages asked about")
+    return found + _dip(points)
+
+
+def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list[Finding]:
+    try:
+        curve = fit(points)
+    except CairnError:
+        return []
+    half = curve.half_bytes
+    total = sum(spent.values())
+    below = sum(time for size, time in spent.items() if size < half)
+    if not total or below < 0.5 * total or half < 2 * min(spent):
+        return []
+    return [
+        Finding(
+            cause="message too small", where=f"{whose}: below {format_bytes(half)}",
+            evidence=[
+                f"latency {curve.latency_us:.1f} us, {curve.gb_per_s:.1f} GB/s for large messages: "
+                f"below {format_bytes(half)} more than half of the bandwidth is lost",
+                f"{below / total:.0%} of {whose} are smaller",
+            ],
+            advice=f"send larger messages: buckets of {format_bytes(8 * half)} or more "
+            "(bucket_cap_mb of DDP, larger FSDP units), or fewer, fused collectives",
+        )
+    ]  # fmt: skip
+
+
+def _dip(points: list[Point]) -> list[Finding]:
+    """A size that takes longer than one four times larger: congestion, or a bad choice of algorithm."""
+    for small, large in zip(points, points[2:], strict=False):
+        if small.us > 1.5 * large.us and small.bytes < large.bytes:
+            return [
+                Finding(
+                    cause="slow network", where=f"messages of {format_bytes(small.bytes)}",
+                    evidence=[
+                        f"{format_bytes(small.bytes)} takes {small.us:.0f} us, "
+                        f"{format_bytes(large.bytes)} only {large.us:.0f} us"
+                    ],
+                    advice="measure again; if it stays, let `cairn comm tune --measured` choose the "
+                    "algorithm, and look for congestion at that time",
+                )
+            ]  # fmt: skip
+    return []
+
+
+def _wrong_values(path: Path) -> list[Finding]:
+    bad = []
+    for line in path.read_text(errors="replace").splitlines():
+        words = line.split()
+        if len(words) >= 9 and words[0].isdigit() and words[8].isdigit() and int(words[8]) > 0:
+            bad.append(f"{words[0]} bytes: {words[8]} wrong values")
+    if not bad:
+        return []
+    return [
+        Finding(
+            cause="wrong result",
+            where=path.name,
+            evidence=bad[:4],
+            advice="data is damaged on the way: memory or link errors; take these hosts out",
+        )
+    ]

@@ -1,0 +1,23 @@
+"""A transport by its name, and why one cannot be used here."""
+
+from cairn.comm.transfer import nixl
+from cairn.comm.transfer.endpoint import Endpoint
+from cairn.comm.transfer.mover import PATIENCE, Patience
+from cairn.comm.transfer.shm import shm
+from cairn.comm.transfer.tcp import tcp
+from cairn.core.errors import UsageError, did_you_mean
+
+TRANSPORTS = ("tcp", "shm", "nixl")
+
+
+def make_transport(kind: str, name: str, patience: Patience = PATIENCE) -> Endpoint:
+    makers = {"tcp": tcp, "shm": shm, "nixl": nixl.nixl}
+    if kind not in makers:
+        hint = did_you_mean(kind, makers, otherwise=f"there are: {', '.join(makers)}")
+        raise UsageError(f"no transport {kind!r}", hint=hint)
+    return makers[kind](name, patience=patience)
+
+
+def unusable(kind: str) -> str | None:
+    """Why this transport cannot be used on this machine, or None."""
+    return nixl.why_not() if kind == "nixl" else None

@@ -1,0 +1,329 @@
+"""One end of a transport between processes: who is connected, what they say, and who is gone.
+
+    listen -> accept thread -> hello both ways -> reader thread (frames) + writer thread (queue)
+                                                  beat thread: a sign of life; silence is a loss
+
+How bytes get from memory to memory is the `Mover`'s: in frames (`tcp`), through shared pages (`shm`), through NIXL.
+Hello has the names, the regions and what the mover needs (descriptors, agents). Listens on 127.0.0.1 unless told
+otherwise: there is no authentication, so a cluster's private network is the widest place for it.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from cairn.comm.transfer.copies import Bytes
+from cairn.comm.transfer.errors import PeerLost, TransferError
+from cairn.comm.transfer.mover import (
+    BEAT,
+    BYE,
+    CONNECT_S,
+    HELLO,
+    NOTE,
+    OWN,
+    PATIENCE,
+    Hello,
+    Mover,
+    Patience,
+    Peer,
+)
+from cairn.comm.transfer.runs import Runs
+from cairn.comm.transfer.transport import (
+    Done,
+    Event,
+    Failed,
+    Joined,
+    Lost,
+    Note,
+    Region,
+    check_reach,
+    host_region,
+)
+from cairn.comm.transfer.wire import MOST_HELLO, Frame, Gone, Wire
+
+
+class Endpoint:
+    def __init__(
+        self, name: str, mover: Mover, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE
+    ) -> None:  # fmt: skip
+        self.name, self.mover, self.patience = name, mover, patience
+        self.regions: dict[str, Region] = {}
+        self.peers: dict[str, Peer] = {}
+        self._where = (host, port)
+        self._listener: socket.socket | None = None
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._tickets = itertools.count(1)
+        self._lock = threading.Lock()
+        self._hello: bytes | None = None
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def kind(self) -> str:
+        return self.mover.kind
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def allocate(self, region: str, nbytes: int) -> Bytes:
+        memory = self.mover.allocate(nbytes)
+        self.register(region, memory)
+        return memory
+
+    def register(self, region: str, memory: Bytes) -> None:
+        self.register_region(host_region(region, memory))
+
+    def register_region(self, region: Region) -> None:
+        """Of a GPU as well, where the mover can reach it."""
+        if self._hello is not None:
+            raise TransferError(
+                f"region {region.name!r} comes after listen()", hint="register regions first"
+            )
+        self.regions[region.name] = region
+
+    # -- connections --------------------------------------------------------------------------
+
+    def listen(self, greeting: bytes = b"") -> str:
+        sizes = {name: region.nbytes for name, region in self.regions.items()}
+        hello = Hello(self.name, self.kind, sizes, self.mover.open(self), greeting)
+        self._hello = msgspec.msgpack.encode(hello)
+        self._listener = listener = self._bind()
+        for work in (self._accept, self._beat):
+            self._start(work)
+        if self.mover.family == socket.AF_UNIX:
+            return f"{self.kind}:{listener.getsockname()[1:].decode()}"
+        host, port = listener.getsockname()[:2]
+        return f"{self.kind}:{host}:{port}"
+
+    def connect(self, address: str) -> str:
+        kind, _, where = address.partition(":")
+        if kind != self.kind:
+            raise TransferError(
+                f"{address!r} is an address of {kind!r}, and this end speaks {self.kind!r}",
+                hint="both sides need the same transport",
+            )
+        if self._hello is None:
+            raise TransferError("connect() before listen()", hint="call listen() first")
+        try:
+            connection = self._dial(where)
+            return self._introduce(connection).name
+        except (OSError, Gone, ValueError, OverflowError) as error:
+            raise TransferError(
+                f"no connection to {address}: {error}", hint="is the other side up, and this its port?"
+            ) from None  # fmt: skip
+
+    def drop(self, peer: str) -> None:
+        self._cut(peer, "we cut the connection")
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
+            self._listener.close()
+        for peer in list(self.peers.values()):
+            peer.reason = "we closed"
+            peer.wire.close()
+        for thread in list(self._threads):
+            thread.join(timeout=5)
+        self.mover.close()
+
+    # -- moving -------------------------------------------------------------------------------
+
+    def read(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+        there, here = self._checked(peer, source_region, target_region, runs.source, runs)
+        self._reach(here.name, here.nbytes, runs.target, runs)
+        ticket = self._ticket(there)
+        self.mover.read(there, ticket, source_region, here, runs)
+        return ticket
+
+    def write(self, peer: str, source_region: str, target_region: str, runs: Runs) -> int:
+        there, here = self._checked(peer, target_region, source_region, runs.target, runs)
+        self._reach(here.name, here.nbytes, runs.source, runs)
+        ticket = self._ticket(there)
+        self.mover.write(there, ticket, here, target_region, runs)
+        return ticket
+
+    def notify(self, peer: str, payload: bytes) -> None:
+        there = self.peers.get(peer)
+        if there is not None:
+            there.wire.send(Frame(NOTE, 0, payload))
+
+    def events(self, timeout_s: float = 0.0) -> list[Event]:
+        found: list[Event] = []
+        try:
+            found.append(
+                self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+            )
+            while True:
+                found.append(self._events.get_nowait())
+        except queue.Empty:
+            return found
+
+    # -- for movers ---------------------------------------------------------------------------
+
+    def settle(self, peer: Peer, ticket: int, reason: str | None = None) -> None:
+        """A ticket's one end: done, or failed for a reason."""
+        with self._lock:
+            if ticket not in peer.tickets:
+                return
+            peer.tickets.discard(ticket)
+        ended = Done(peer.name, ticket) if reason is None else Failed(peer.name, ticket, reason)
+        self._events.put(ended)
+
+    def _ticket(self, peer: Peer) -> int:
+        ticket = next(self._tickets)
+        with self._lock:
+            if self.peers.get(peer.name) is not peer:
+                raise PeerLost(f"{peer.name!r} is not connected", hint="connect again")
+            peer.tickets.add(ticket)
+        return ticket
+
+    def _checked(
+        self, peer: str, theirs: str, ours: str, starts: np.ndarray, runs: Runs
+    ) -> tuple[Peer, Region]:
+        there = self.peers.get(peer)
+        if there is None:
+            raise PeerLost(f"{peer!r} is not connected", hint="connect again")
+        unknown = (
+            theirs if theirs not in there.regions else ours if ours not in self.regions else None
+        )
+        if unknown is not None:
+            known = sorted(there.regions if unknown == theirs else self.regions)
+            raise TransferError(f"no region {unknown!r}; there are {', '.join(known) or 'none'}")
+        self._reach(theirs, there.regions[theirs], starts, runs)
+        return there, self.regions[ours]
+
+    def _reach(self, region: str, nbytes: int, starts: np.ndarray, runs: Runs) -> None:
+        problem = check_reach(region, nbytes, starts, runs.sizes)
+        if problem is not None:
+            raise TransferError(problem, hint="was the plan made for these layouts?")
+
+    # -- threads ------------------------------------------------------------------------------
+
+    def _bind(self) -> socket.socket:
+        if self.mover.family == socket.AF_UNIX:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            # An abstract name: no file that a killed process could leave behind.
+            listener.bind(f"\0cairn-{os.getpid()}-{self.name[:40]}-{id(self):x}")
+            listener.listen()
+            return listener
+        try:
+            return socket.create_server(self._where, backlog=64)
+        except OSError as error:
+            raise TransferError(
+                f"cannot listen on {self._where[0]}:{self._where[1]}: {error.strerror or error}",
+                hint="use port 0 for any free one",
+            ) from None
+
+    def _dial(self, where: str) -> socket.socket:
+        if self.mover.family == socket.AF_UNIX:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.connect(f"\0{where}")
+            return connection
+        host, _, port = where.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=CONNECT_S)
+
+    def _introduce(self, connection: socket.socket) -> Peer:
+        """Hello both ways, then the connection's threads. Both ends do the same."""
+        connection.settimeout(CONNECT_S)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire = Wire(connection)
+        try:
+            wire.send_now(Frame(HELLO, 0, self._hello or b""))
+            self.mover.greet(connection)
+            frame = wire.receive(MOST_HELLO)
+            hello = msgspec.msgpack.decode(frame.meta, type=Hello)
+            if frame.kind != HELLO or hello.kind != self.kind:
+                raise Gone(f"it speaks {hello.kind!r}, not {self.kind!r}")
+            if hello.name in self.peers or hello.name == self.name:
+                raise Gone(f"there is already a connection to {hello.name!r}")
+            peer = Peer(wire, hello)
+            self.mover.admit(peer, hello.mover, connection)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, msgspec.MsgspecError):
+                raise Gone("it sends what is not of this protocol") from None
+            raise
+        connection.settimeout(None)
+        with self._lock:
+            kept = self.peers.setdefault(hello.name, peer)
+        if kept is not peer:  # both ends have called each other at the same time
+            connection.close()
+            raise Gone(f"there is already a connection to {hello.name!r}")
+        self._events.put(Joined(hello.name, hello.greeting))
+        wire.start()
+        self._start(self._read, peer)
+        return peer
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._start(self._welcome, connection)  # a slow stranger must not keep others waiting
+
+    def _welcome(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, Gone):  # a stranger, or one that has gone already
+            self._introduce(connection)
+
+    def _read(self, peer: Peer) -> None:
+        reason, dead = "it closed the connection", True
+        try:
+            while (frame := peer.wire.receive()).kind != BYE:
+                if frame.kind == NOTE:
+                    self._events.put(Note(peer.name, frame.meta))
+                elif frame.kind >= OWN:
+                    self.mover.frame(peer, frame)
+        except Gone as gone:
+            reason, dead = str(gone), gone.dead
+        finally:
+            self._forget(peer, peer.reason or reason, dead and peer.reason is None)
+
+    def _forget(self, peer: Peer, reason: str, dead: bool) -> None:
+        with self._lock:
+            self.peers.pop(peer.name, None)  # from here on nothing new is posted
+            under_way = sorted(peer.tickets)
+        peer.wire.close()
+        self.mover.forget(peer)
+        for ticket in under_way:
+            self.settle(peer, ticket, f"{peer.name} is lost: {reason}")
+        peer.wire.end()
+        self._events.put(Lost(peer.name, reason, dead))
+
+    def _beat(self) -> None:
+        before = time.monotonic()
+        while not self._closed.wait(self.patience.beat_s):
+            now = time.monotonic()
+            # If this thread came late, so did the readers: then the silence may be our own.
+            late = now - before > 3 * self.patience.beat_s
+            before = now
+            for peer in list(self.peers.values()):
+                peer.wire.send(Frame(BEAT, 0, b""))
+                heard, since = peer.last_heard
+                if late or peer.wire.heard != heard:
+                    peer.last_heard = (peer.wire.heard, now)
+                elif now - since > self.patience.silence_s and not peer.wire.readable():
+                    self._cut(peer.name, f"silent for {now - since:.1f} s")
+
+    def _cut(self, name: str, reason: str) -> None:
+        peer = self.peers.get(name)
+        if peer is not None:
+            peer.reason = peer.reason or reason
+            peer.wire.close()
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True, name="transfer")
+        with self._lock:
+            self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+            thread.start()

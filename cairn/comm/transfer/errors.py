@@ -1,0 +1,25 @@
+"""What goes wrong between two machines, as one small tree.
+
+TransferError
+├── Refused      the two sides do not hold the same thing: both descriptions are in the message
+├── PeerLost     the other side is gone, or has said nothing for too long
+└── LeaseLost    the pages may have been given to somebody else: what was read is not to be used
+"""
+
+from cairn.core.errors import CairnError
+
+
+class TransferError(CairnError):
+    """A transfer that cannot be planned, or that did not happen."""
+
+
+class Refused(TransferError):
+    pass
+
+
+class PeerLost(TransferError):
+    pass
+
+
+class LeaseLost(TransferError):
+    pass

@@ -1,0 +1,108 @@
+"""The side that has computed a sequence: lets others read its pages, and says when they are free again.
+
+    grant -> (ready, ready, ..) -> Freed(request, pages, why)
+
+`step` handles whatever has arrived and returns at once; call it in the loop of an engine, or from a thread. Each rank
+of an engine has a Give of its own. Pages come back exactly once, whatever happens to those who read them.
+"""
+
+from collections.abc import Sequence
+
+from cairn.comm.transfer.errors import Refused, TransferError
+from cairn.comm.transfer.handshake import Side, judge, say_hello
+from cairn.comm.transfer.lease import TERMS, Freed, Owner, Terms
+from cairn.comm.transfer.notes import Answer, Beat, Offer, Ready, decode, encode
+from cairn.comm.transfer.transport import Joined, Lost, Note, Transport
+
+
+class Give:
+    def __init__(self, transport: Transport, side: Side, terms: Terms = TERMS) -> None:
+        self.transport, self.side = transport, side
+        self.owner = Owner(terms)
+        self.refused: list[str] = []  # what was said to those who do not fit
+        self._takers: set[str] = set()
+        self._ready: dict[str, int] = {}  # request -> layers
+        self._told: dict[str, set[str]] = {}  # request -> who hears of its layers
+
+    def listen(self) -> str:
+        return self.transport.listen(say_hello(self.side))
+
+    def grant(self, request: str, table: Sequence[int], now: float, ready: bool = True) -> None:
+        """From now on the pages belong to whoever takes the offer. `ready`: all layers are computed."""
+        self.owner.grant(request, table, now)
+        self._ready[request] = self.side.layout.contents.layers if ready else 0
+        self._told[request] = set()
+
+    def ready(self, request: str, layers: int) -> None:
+        """Layers 0..layers are computed, as far as this rank holds them."""
+        if request in self._ready:
+            self._ready[request] = max(layers, self._ready[request])
+            for taker in self._told[request]:
+                self.transport.notify(taker, encode(Ready(request, self._ready[request])))
+
+    def withdraw(self, request: str, now: float) -> list[Freed]:
+        """The request was cancelled. Free at once, or when those who read are through."""
+        return self._freed(self.owner.withdraw(request, now))
+
+    def step(self, now: float, wait_s: float = 0.0) -> list[Freed]:
+        freed: list[Freed] = []
+        for event in self.transport.events(wait_s):
+            if isinstance(event, Joined):
+                self._welcome(event)
+            elif isinstance(event, Lost):
+                self._takers.discard(event.peer)
+                # One that is only silent may still read: its lease has to run out.
+                freed += self.owner.lost(event.peer, now) if event.dead else []
+            elif isinstance(event, Note) and event.peer in self._takers:
+                freed += self._hear(event, now)
+        return self._freed(freed + self.owner.expire(now))
+
+    def _welcome(self, joined: Joined) -> None:
+        try:
+            judge(self.side, joined.greeting)
+            self._takers.add(joined.peer)
+        except Refused as refusal:
+            self.refused.append(refusal.message)
+            self.transport.drop(joined.peer)
+
+    def _hear(self, note: Note, now: float) -> list[Freed]:
+        try:
+            beat = decode(note.payload)
+        except TransferError as error:
+            self.refused.append(f"{note.peer}: {error.message}")
+            self.transport.drop(note.peer)
+            return []
+        if not isinstance(beat, Beat):
+            return []
+        freed = [
+            one for request in beat.done
+            for one in self.owner.release(request, note.peer, beat.holders, now)
+        ]  # fmt: skip
+        granted, gone = {}, []
+        for request in beat.holding:
+            if self.owner.renew(request, note.peer, beat.holders, now):
+                granted[request] = self._ready[request]
+                self._told[request].add(note.peer)
+            else:
+                gone.append(request)
+        answer = Answer(beat.number, granted, gone, beat.done)
+        self.transport.notify(note.peer, encode(answer))
+        return freed
+
+    def _freed(self, freed: list[Freed]) -> list[Freed]:
+        for one in freed:
+            self._ready.pop(one.request, None)
+            self._told.pop(one.request, None)
+        return freed
+
+
+def offer_of(
+    gives: Sequence[Give], addresses: Sequence[str], request: str, table: Sequence[int], tokens: int,
+    streamed: bool = False,
+) -> Offer:  # fmt: skip
+    """What a router hands to the taker; `gives` and `addresses` in order of rank."""
+    side = gives[0].side
+    return Offer(
+        request=request, engine=side.engine, layout=side.layout, addresses=list(addresses),
+        table=list(table), tokens=tokens, streamed=streamed,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What an endpoint needs of whatever carries the bytes, and what both know about a connection.
+
+A mover reads from a peer's memory and writes to it; the endpoint does the rest (connections, notes, signs of life).
+`tcp`, `shm` and `nixl` are movers. Types only.
+"""
+
+import socket
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from cairn.comm.transfer.copies import Bytes
+from cairn.comm.transfer.runs import Runs
+from cairn.comm.transfer.transport import Region
+from cairn.comm.transfer.wire import Frame, Wire
+
+if TYPE_CHECKING:
+    from cairn.comm.transfer.endpoint import Endpoint
+
+HELLO, NOTE, BEAT, BYE, OWN = 0, 1, 2, 3, 16  # a mover's frames begin with OWN
+CONNECT_S = 10.0
+
+
+class Patience(NamedTuple):
+    """How soon silence is a loss. A process that is killed is seen at once, by its socket; silence is a frozen one, or
+    a machine or a cable that is gone. Too little of it takes a busy machine for a dead one."""
+
+    beat_s: float = 0.2
+    silence_s: float = 2.0
+
+
+PATIENCE = Patience()
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    kind: str
+    regions: dict[str, int]  # bytes of each
+    mover: bytes
+    greeting: bytes
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, wire: Wire, hello: Hello) -> None:
+        self.wire, self.name, self.regions = wire, hello.name, hello.regions
+        self.tickets: set[int] = set()  # under way
+        self.reason: str | None = None  # why it was cut, if we did it
+        self.last_heard = (0, time.monotonic())  # bytes, and since when no more have come
+
+
+class Mover(Protocol):
+    kind: str
+    family: socket.AddressFamily
+
+    def allocate(self, nbytes: int) -> Bytes: ...
+    def open(self, end: "Endpoint") -> bytes:
+        """Regions are complete; what a peer has to know about them."""
+        ...
+
+    def greet(self, connection: socket.socket) -> None:
+        """Send what no frame can carry, while nothing else is on the socket."""
+        ...
+
+    def admit(self, peer: Peer, about: bytes, connection: socket.socket) -> None: ...
+    def frame(self, peer: Peer, frame: Frame) -> None:
+        """A frame of kind OWN or above; takes its payload off the wire."""
+        ...
+
+    def read(self, peer: Peer, ticket: int, source: str, target: Region, runs: Runs) -> None: ...
+    def write(self, peer: Peer, ticket: int, source: Region, target: str, runs: Runs) -> None: ...
+    def forget(self, peer: Peer) -> None:
+        """Afterwards nothing of this peer's lands in our memory."""
+        ...
+
+    def close(self) -> None: ...

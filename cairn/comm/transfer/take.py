@@ -1,0 +1,202 @@
+"""The side that goes on with a sequence: reads its pages from the ranks that have them, in time or not at all.
+
+    take(offer) -> claimed at every rank -> reads, layer by layer as they are ready -> Taken | NotTaken(reason)
+
+Each source's bytes count only if our lease on its pages was good when they had arrived. Either outcome is told when
+nothing of the request is under way any more, so the pages that it was read into are ours to use, or to give to
+somebody else. `step` returns at once. After NotTaken the engine computes the sequence itself.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cairn.comm.transfer.errors import Refused, TransferError
+from cairn.comm.transfer.handshake import Side, judge, say_hello
+from cairn.comm.transfer.kv import REGION, plan_kv
+from cairn.comm.transfer.lease import TERMS, Holder, Terms
+from cairn.comm.transfer.notes import Answer, Beat, Offer, Ready, decode, encode
+from cairn.comm.transfer.order import Order
+from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
+
+
+class Taken(NamedTuple):
+    request: str
+
+
+class NotTaken(NamedTuple):
+    request: str
+    reason: str
+
+
+class Take:
+    def __init__(self, transport: Transport, side: Side, terms: Terms = TERMS) -> None:
+        self.transport, self.side, self.terms = transport, side, terms
+        self.orders: dict[str, Order] = {}
+        self._met: dict[str, str] = {}  # address -> peer
+        self._holders: dict[str, Holder] = {}  # peer -> our leases there
+        self._done: dict[str, set[str]] = {}  # peer -> requests to release
+        self._next_beat: dict[str, float] = {}
+        self._heard: dict[str, float] = {}  # peer -> when it last said something
+        self._sides: dict[str, Side] = {}  # peer -> who it says it is
+
+    def listen(self) -> str:
+        return self.transport.listen(say_hello(self.side))
+
+    def meet(self, address: str) -> str:
+        """Connect ahead of time: a first connection costs more than a transfer."""
+        if address not in self._met:
+            peer = self.transport.connect(address)
+            self._met[address] = peer
+            self._holders[peer], self._done[peer] = Holder(self.terms), set()
+            self._next_beat[peer] = 0.0
+        return self._met[address]
+
+    def take(self, offer: Offer, table: Sequence[int], now: float, start: int = 0) -> None:
+        """Read tokens start.. into our pages `table`; those before are here already."""
+        if offer.request in self.orders:
+            raise TransferError(f"{offer.request!r} is being taken already")
+        layers = self.side.layout.contents.layers
+        chunks = [(n, n + 1) for n in range(layers)] if offer.streamed else [(0, layers)]
+        plans = [
+            plan_kv(
+                offer.layout, offer.table, self.side.layout, table, (start, offer.tokens), chunk
+            ).to_rank(self.side.rank)
+            for chunk in chunks
+        ]
+        peers = [self.meet(address) for address in offer.addresses]
+        self.orders[offer.request] = Order(offer, peers, chunks, plans, now)
+        for peer in peers:
+            self._next_beat[peer] = now
+
+    def cancel(self, request: str) -> None:
+        if request in self.orders:
+            self.orders[request].fail("cancelled")
+
+    def step(self, now: float, wait_s: float = 0.0) -> list[Taken | NotTaken]:
+        for event in self.transport.events(wait_s):
+            self._handle(event, now)
+        for order in self.orders.values():
+            self._post(order, now)
+        outcomes = self._outcomes(now)
+        for peer in list(self._holders):
+            self._beat(peer, now)
+        return outcomes
+
+    # -- what comes in ------------------------------------------------------------------------
+
+    def _handle(self, event: Event, now: float) -> None:
+        if isinstance(event, Joined):
+            try:
+                self._sides[event.peer] = judge(self.side, event.greeting)
+            except Refused as refusal:
+                self._fail(event.peer, refusal.message)
+                self.transport.drop(event.peer)
+        elif isinstance(event, Note) and event.peer in self._holders:
+            self._hear(event, now)
+        elif isinstance(event, Lost):
+            self._forget(event)
+        elif isinstance(event, Done | Failed):
+            self._end(event, now)
+
+    def _hear(self, note: Note, now: float) -> None:
+        self._heard[note.peer] = now
+        try:
+            said = decode(note.payload)
+        except TransferError as error:
+            self._fail(note.peer, error.message)
+            self.transport.drop(note.peer)
+            return
+        if isinstance(said, Answer):
+            wanted = [request for request in said.granted if request in self.orders]
+            self._holders[note.peer].answered(said.number, wanted)
+            self._done[note.peer] -= set(said.closed)
+            for request in said.gone:
+                if request in self.orders:
+                    self.orders[request].fail(f"{note.peer} has given its pages away")
+        heard = {said.request: said.layers} if isinstance(said, Ready) else {}
+        heard = said.granted if isinstance(said, Answer) else heard
+        for request, layers in heard.items():
+            if request in self.orders:
+                self.orders[request].now_ready(note.peer, layers)
+
+    def _end(self, event: Done | Failed, now: float) -> None:
+        for order in self.orders.values():
+            if order.ended(event.ticket):
+                request = order.offer.request
+                if isinstance(event, Failed):
+                    order.fail(event.reason)
+                elif not self._may_read(event.peer, request, now):
+                    order.fail(f"the lease on the pages of {event.peer} ran out")
+
+    def _forget(self, lost: Lost) -> None:
+        self._fail(lost.peer, f"{lost.peer} is lost: {lost.reason}")
+        self._met = {address: peer for address, peer in self._met.items() if peer != lost.peer}
+        for book in (self._holders, self._done, self._next_beat, self._sides, self._heard):
+            book.pop(lost.peer, None)
+
+    def _fail(self, peer: str, reason: str) -> None:
+        for order in self.orders.values():
+            if peer in order.peers:
+                order.fail(reason)
+
+    # -- what goes out ------------------------------------------------------------------------
+
+    def _post(self, order: Order, now: float) -> None:
+        request = order.offer.request
+        for peer, leg in order.postable():
+            if not self._may_read(peer, request, now):
+                continue
+            if self._stranger(order, peer):
+                order.fail(f"{peer} is not the engine that made the offer: it was restarted")
+                return
+            try:
+                ticket = self.transport.read(peer, leg.source_region, REGION, leg.runs)
+            except TransferError as error:
+                order.fail(error.message)
+                return
+            order.posted(peer, leg, ticket, now)
+
+    def _may_read(self, peer: str, request: str, now: float) -> bool:
+        holder = self._holders.get(peer)
+        return holder is not None and holder.may_read(request, now)
+
+    def _stranger(self, order: Order, peer: str) -> bool:
+        side, rank = self._sides.get(peer), order.peers.index(peer)
+        return side is None or (side.engine, side.rank) != (order.offer.engine, rank)
+
+    def _outcomes(self, now: float) -> list[Taken | NotTaken]:
+        found: list[Taken | NotTaken] = []
+        for request, order in list(self.orders.items()):
+            self._check_patience(order, now)
+            if order.failed is not None and order.under_way:
+                # What is under way may still land: only a cut connection makes sure that it does not.
+                if order.oldest is not None and now - order.oldest > self.terms.lease_s:
+                    for peer in order.busy_peers():
+                        self.transport.drop(peer)
+                continue
+            if order.failed is None and not order.complete():
+                continue
+            for peer in set(order.peers) & self._done.keys():
+                self._done[peer].add(request)
+                self._holders[peer].drop(request)
+                self._next_beat[peer] = now
+            del self.orders[request]
+            reason = order.failed
+            found.append(Taken(request) if reason is None else NotTaken(request, reason))
+        return found
+
+    def _check_patience(self, order: Order, now: float) -> None:
+        if order.oldest is not None and now - order.oldest > self.terms.read_s:
+            order.fail(f"no end of a read for {self.terms.read_s:g} s")
+        for peer in order.peers:
+            silent_s = now - max(order.since, self._heard.get(peer, 0.0))
+            if silent_s > self.terms.lease_s:
+                order.fail(f"{peer} has not answered for {silent_s:.1f} s")
+
+    def _beat(self, peer: str, now: float) -> None:
+        holding = [request for request, order in self.orders.items() if peer in order.peers]
+        done = sorted(self._done[peer])
+        if now >= self._next_beat[peer] and (holding or done):
+            beat = Beat(self._holders[peer].beat(now), self.side.layout.ranks, holding, done)
+            self.transport.notify(peer, encode(beat))
+            self._next_beat[peer] = now + self.terms.beat_s

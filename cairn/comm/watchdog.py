@@ -1,0 +1,245 @@
+"""Who is stuck in which collective, said while the job hangs and before its timeout ends it.
+
+    every rank   thread: what did I enter, what did I leave?  --note-->  board  --all notes-->  rank 0, once
+
+torch's flight recorder counts the collectives of each process group, so nothing has to be wrapped. A note is
+small while all goes well; a rank that has not moved for a while adds its last calls. Rank 0 compares them with
+the rules of the doctor and says one sentence: the rank, its host, its last collective. It says so once for
+each standstill, and once more when the job goes on. It never ends anything: that is for the timeout.
+
+A thread of a rank that runs Python or waits in a collective still writes notes; one whose process is stopped or
+gone does not, and that is said as well. Collectives of backends that do not record (see
+`torch._C._distributed_c10d._dump_fr_trace_json`) are not seen.
+"""
+
+import contextlib
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from cairn.comm.doctor.findings import Trace, ranked
+from cairn.comm.doctor.flight_recorder import trace_of
+from cairn.comm.doctor.traces import examine
+
+PATIENCE_S = 60.0  # nothing moved for so long, and somebody waits
+CALLS = 8  # of each group, in the note of a rank that stands still
+Say = Callable[[str], None]
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    host: str
+    beat: int  # how many notes it has written
+    moved: str  # changes whenever a collective begins or ends
+    trace: Trace | None = None  # where nothing moved for a while
+    waits: list[str] = []  # what it is in: op and peer, also point to point
+
+
+class Board(Protocol):
+    """Where ranks leave their notes."""
+
+    def put(self, rank: int, note: bytes) -> None: ...
+    def notes(self, world: int) -> dict[int, bytes]: ...
+    def close(self, rank: int) -> None: ...
+
+
+class Watch:
+    """What rank 0 makes of the notes. Pure: the clock is given."""
+
+    def __init__(self, world: int, patience_s: float) -> None:
+        self.world, self.patience_s = world, patience_s
+        self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
+        self.heard: dict[int, tuple[int, float]] = {}  # last beat, and when
+        self.told = False
+
+    def look(self, notes: dict[int, Note], now: float) -> str | None:
+        """A sentence when there is something to say."""
+        for rank, note in notes.items():
+            if self.seen.get(rank, ("", 0.0))[0] != note.moved:
+                self.seen[rank] = (note.moved, now)
+            if self.heard.get(rank, (-1, 0.0))[0] != note.beat:
+                self.heard[rank] = (note.beat, now)
+        quiet = now - max((when for _, when in self.seen.values()), default=now)
+        if quiet < self.patience_s:
+            again, self.told = self.told, False
+            return "watchdog: the job goes on" if again else None
+        silent = [r for r, (_, when) in self.heard.items() if now - when >= self.patience_s / 2]
+        waiting = any(note.waits for note in notes.values())
+        if self.told or not (waiting or silent):
+            return None
+        self.told = True
+        return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
+
+
+def explain(notes: dict[int, Note], silent: list[int]) -> str:
+    """Who, where, and in which collective."""
+    hosts = {rank: note.host for rank, note in notes.items()}
+    parts = [
+        f"rank {rank} on {hosts[rank]} writes no notes any more: its process is stopped or gone"
+        for rank in silent
+    ]
+    traces = [note.trace for note in notes.values() if note.trace is not None]
+    for one in examine(traces):
+        if one.cause in ("hang", "mismatch"):
+            culprits = [rank for rank in hosts if one.where == f"rank {rank}"]
+            where = f"rank {culprits[0]} on {hosts[culprits[0]]}" if culprits else one.where
+            parts.append(f"{where}: {'; '.join(one.evidence)}")
+    if not parts or all(rank in silent for rank in hosts):
+        waits = [f"rank {note.rank} on {note.host} is in {', '.join(note.waits)}"
+                 for note in notes.values() if note.waits]  # fmt: skip
+        rest = [rank for rank, note in notes.items() if not note.waits]
+        parts += [*waits[:8], f"{ranked(rest)} in no collective" if rest else ""]
+    return "; ".join(part for part in parts if part)
+
+
+@contextmanager
+def watching(
+    rank: int, world: int, say: Say, *, patience_s: float = PATIENCE_S, every_s: float | None = None
+) -> Iterator[None]:
+    """While the block runs, notes are written and, on rank 0, read. All ranks have to enter it."""
+    if world < 2 or patience_s <= 0 or recorder() is None:
+        yield
+        return
+    stop = threading.Event()
+    pause = every_s or max(0.2, patience_s / 6)
+    body = _Body(rank, world, say, patience_s, _board())
+    thread = threading.Thread(target=body.run, args=(stop, pause), name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
+        body.board.close(rank)
+
+
+class _Body:
+    def __init__(self, rank: int, world: int, say: Say, patience_s: float, board: Board) -> None:
+        self.rank, self.say, self.board = rank, say, board
+        self.world, self.host = world, socket.gethostname()
+        self.patience_s, self.watch = patience_s, Watch(world, patience_s)
+        self.beat, self.moved, self.since = 0, "", time.monotonic()
+
+    def run(self, stop: threading.Event, pause: float) -> None:
+        while not stop.wait(pause):
+            with contextlib.suppress(Exception):  # a watchdog never harms what it watches
+                self.board.put(self.rank, msgspec.json.encode(self.note()))
+                if self.rank == 0:
+                    self.read()
+
+    def note(self) -> Note:
+        status = _dump(collectives=False)
+        moved = str(status.get("pg_status"))
+        now, self.beat = time.monotonic(), self.beat + 1
+        if moved != self.moved:
+            self.moved, self.since = moved, now
+        if now - self.since < self.patience_s / 2:
+            return Note(rank=self.rank, host=self.host, beat=self.beat, moved=moved)
+        dump = _dump(collectives=True)
+        trace = trace_of(dump, self.rank, "watchdog")
+        groups = {call.group for call in trace.calls}
+        last = [c for g in groups for c in [x for x in trace.calls if x.group == g][-CALLS:]]
+        return Note(
+            rank=self.rank, host=self.host, beat=self.beat, moved=moved,
+            trace=msgspec.structs.replace(trace, calls=last), waits=_waits(dump),
+        )  # fmt: skip
+
+    def read(self) -> None:
+        found = self.board.notes(self.world)
+        notes = {rank: msgspec.json.decode(note, type=Note) for rank, note in found.items()}
+        said = self.watch.look(notes, time.monotonic())
+        if said:
+            self.say(said)
+
+
+def recorder() -> Any:
+    """The function of this torch that dumps as JSON; None where there is none."""
+    from torch._C import _distributed_c10d as c10d
+
+    return getattr(c10d, "_dump_fr_trace_json", None)
+
+
+def _dump(collectives: bool) -> dict[str, Any]:
+    """Of gloo, and of NCCL where it is there: each has a recorder of its own."""
+    from torch._C import _distributed_c10d as c10d
+
+    whole: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is None:
+            continue
+        found = msgspec.json.decode(dump(includeCollectives=collectives, onlyActive=False))
+        whole["entries"] += found.get("entries") or []
+        whole["pg_config"] |= found.get("pg_config") or {}
+        whole["pg_status"][name] = found.get("pg_status")
+    return whole
+
+
+def _waits(dump: dict[str, Any]) -> list[str]:
+    waiting = [e for e in dump["entries"] if e.get("state") != "completed" and not e.get("retired")]
+    return [f"{entry['profiling_name']} #{entry['collective_seq_id']}" for entry in waiting[-4:]]
+
+
+class FileBoard:
+    """A folder that all ranks see: for ranks of one host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def close(self, rank: int) -> None:
+        """Takes the own note away; the last rank takes the folder."""
+        (self.folder / str(rank)).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def put(self, rank: int, note: bytes) -> None:
+        fresh = self.folder / f".{rank}.{os.getpid()}"
+        fresh.write_bytes(note)
+        fresh.replace(self.folder / str(rank))
+
+    def notes(self, world: int) -> dict[int, bytes]:
+        found = {}
+        for rank in range(world):
+            with contextlib.suppress(FileNotFoundError):
+                found[rank] = (self.folder / str(rank)).read_bytes()
+        return found
+
+
+class StoreBoard:
+    """A TCPStore, over a connection of its own."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def close(self, rank: int) -> None:
+        pass  # the notes go with the store
+
+    def put(self, rank: int, note: bytes) -> None:
+        self.store.set(f"watchdog/{rank}", note)
+
+    def notes(self, world: int) -> dict[int, bytes]:
+        keys = {rank: f"watchdog/{rank}" for rank in range(world)}
+        return {r: self.store.get(k) for r, k in keys.items() if self.store.check([k])}
+
+
+def _board() -> Board:
+    """The group's own store if it is over TCP; a file store only grows, so a folder stands in for it."""
+    import torch.distributed as dist
+
+    store: Any = dist.distributed_c10d._get_default_store()
+    under = store
+    while isinstance(under, dist.PrefixStore):
+        under = under.underlying_store
+    if isinstance(under, dist.TCPStore):
+        return StoreBoard(store.clone())
+    path = getattr(under, "path", None) or Path(tempfile.gettempdir()) / f"cairn-{os.getpid()}"
+    return FileBoard(Path(f"{path}.watchdog"))  # beside the store, where all ranks can write

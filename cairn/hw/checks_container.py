@@ -1,0 +1,21 @@
+"""What a container or a sandbox changes: which one it is, and what it costs. Pure; says nothing outside of one."""
+
+from cairn.hw.evidence import Evidence
+from cairn.hw.findings import Finding, ok, warn
+
+GVISOR_KERNEL = "4.4.0"  # the version that gVisor shows whatever the host runs
+
+
+def check_container(evidence: Evidence) -> Finding | None:
+    machine = evidence.machine
+    kind, kernel = machine.container, machine.kernel or ""
+    if kind is None:
+        return None
+    if kernel == GVISOR_KERNEL:
+        return warn(
+            f"{kind} in a sandbox: kernel {kernel} is gVisor's",
+            "every system call costs more, and GPUs need its nvproxy; train and serve in an ordinary runtime",
+        )
+    if machine.virtual:
+        return ok(f"{kind} in a virtual machine (a cloud host, or Kata Containers)")
+    return ok(f"{kind}, kernel {kernel or 'unknown'}")

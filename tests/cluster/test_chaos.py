@@ -1,0 +1,172 @@
+"""Plans are read strictly and drawn by seed; a real job is broken, and the report says what it cost."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.cluster.chaos import Happened, Report, complaints_of
+from cairn.cluster.chaos_faults import NotPermitted, corrupt_newest
+from cairn.cluster.chaos_network import Network
+from cairn.cluster.chaos_plan import Fault, Plan, read_plan, schedule, victim
+from cairn.core.errors import ConfigError
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "chaos"
+PLANS = sorted(path for path in EXAMPLES.glob("*.toml") if path.name != "tiny.toml")
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_the_examples_can_be_read(path):
+    plan = read_plan(path)
+    assert plan.name == path.stem
+    assert Path(plan.argv[2]).is_file()
+    assert schedule(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ('faults = []\nargv = ["x"]', "missing required field `name`", ""),
+        ('name = "a"\nargv = ["x"]\nfaults = []', "needs argv and faults", ""),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kil"\nat_step = 3', "kil", "did you mean 'kill'"),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_stp = 3', "at_stp", "did you mean 'at_step'"),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"', "give at_step or between", ""),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nbetween = [9, 3]', "is empty", ""),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 1\ntarget = "rnak 1"', "rnak 1", "rank N"),
+        ("name = ", "line 1", ""),
+    ],
+)  # fmt: skip
+def test_a_plan_that_is_wrong_is_refused_with_the_place(tmp_path, text, what, hint):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_plan(path)
+    assert what in error.value.message
+    assert hint in (error.value.hint or "")
+
+
+@given(st.integers(0, 1000), st.integers(1, 20), st.integers(1, 30), st.integers(0, 30))
+def test_the_same_seed_breaks_the_same_things(seed, times, low, width):
+    fault = Fault(kind="kill", between=(low, low + width), times=times)
+    plan = Plan(name="x", argv=["x"], faults=[fault], seed=seed)
+    due = schedule(plan)
+    assert due == schedule(plan)
+    assert len(due) == times
+    assert [one.step for one in due] == sorted(one.step for one in due)
+    assert all(low <= one.step <= low + width for one in due)
+
+
+def test_victims():
+    import random
+
+    chance = random.Random(0)
+    assert victim("node 1", chance, 4, 2) == ("node", 1)
+    assert {victim("any rank", chance, 4, 2) for _ in range(50)} == {("rank", n) for n in range(4)}
+    assert {victim("any process", chance, 2, 2)[0] for _ in range(50)} == {
+        "rank",
+        "agent",
+        "supervisor",
+    }
+    with pytest.raises(ConfigError, match="there are 4"):
+        victim("rank 4", chance, 4, 2)
+
+
+def test_every_broken_promise_is_a_complaint():
+    plan = Plan(
+        name="x", argv=["x"], faults=[], most_steps_lost=5, most_detect_s=2, most_recovery_s=15
+    )
+    fine = Happened(kind="kill", target="rank 1", step=7, found_s=0.1, recovered_s=2, steps_lost=2)
+    report = Report(
+        plan="x", fine=True, complaints=[], faults=[fine], steps=10, steps_lost=2, same_losses=True,
+        worst_difference=0.0, ledger=None, orphans=[], exit_status=0, seconds=1,
+        unbroken_seconds=1, folder="",
+    )  # fmt: skip
+    assert complaints_of(report, plan) == []
+    bad = [
+        msgspec.structs.replace(fine, steps_lost=6, found_s=3, recovered_s=16),
+        msgspec.structs.replace(fine, found_s=None, recovered_s=None, steps_lost=None),
+    ]
+    broken = msgspec.structs.replace(
+        report, faults=bad, same_losses=False, worst_difference=0.5, orphans=[7], exit_status=1
+    )
+    found = complaints_of(broken, plan)
+    assert len(found) == 7
+    assert any("never found" in word for word in found)
+
+
+def test_nothing_to_corrupt_is_said(tmp_path):
+    import random
+
+    with pytest.raises(NotPermitted, match="no complete checkpoint"):
+        corrupt_newest(tmp_path, random.Random(0))
+
+
+def test_a_network_that_cannot_be_built_is_a_reason_and_nothing_is_left(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with Network(True) as network:
+        assert network.environment() == {}
+        with pytest.raises(NotPermitted, match="not installed"):
+            network.inject(Fault(kind="partition", target="node 1", at_step=1), ("node", 1))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_namespaces_are_taken_down_again():
+    with Network(True, nodes=2) as network:
+        if network.obstacle:
+            pytest.skip(network.obstacle)
+        names = network.environment()["CAIRN_NODE_NAMESPACES"].split(",")
+        assert all(Path(f"/run/netns/{name}").exists() for name in names)
+        cut = network.inject(Fault(kind="partition", at_step=1, seconds=0.01), ("node", 1))
+        assert "node 1 is cut off" in cut
+    assert not any(Path(f"/run/netns/{name}").exists() for name in names)
+    assert not Path(f"/sys/class/net/{network.tag}").exists()
+
+
+def test_the_command_line_kills_a_rank_and_reports(tmp_path):
+    """As a user runs it, in a process of its own; what the losses are beside an unbroken run is tested elsewhere."""
+    plan = tmp_path / "plan.toml"
+    argv = [
+        "cairn",
+        "train",
+        str(EXAMPLES / "tiny.toml"),
+        "--steps",
+        "14",
+        "--checkpoint.every",
+        "0",
+    ]
+    plan.write_text(
+        f'name = "x"\nargv = {json.dumps(argv)}\ncompare = false\nmost_steps_lost = 5\n'
+        '[[faults]]\nkind = "kill"\ntarget = "any rank"\nat_step = 6\n'
+        '[[faults]]\nkind = "partition"\ntarget = "rank 1"\nat_step = 7\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cairn", "chaos", str(plan), "--json", "--out", str(tmp_path / "x")],
+        capture_output=True, text=True, timeout=110, env=os.environ | {"PATH": "/nowhere"},
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert report["complaints"] == [], report["complaints"]
+    assert done.returncode == 0
+    killed, cut = report["faults"]
+    assert (killed["cause"], killed["rung"]) == ("killed", "heal")
+    assert 0 <= killed["steps_lost"] <= 5
+    assert "not installed" in cut["skipped"]
+    assert report["same_losses"] is None
+    assert report["orphans"] == []
+    assert report["ledger"]["steps"] == report["steps"] == 14
+
+
+def test_a_folder_with_an_earlier_run_and_a_missing_plan_are_refused(tmp_path):
+    (tmp_path / "broken").mkdir()
+    command = [sys.executable, "-m", "cairn", "chaos"]
+    one = subprocess.run(
+        [*command, str(PLANS[0]), "--out", str(tmp_path)], capture_output=True, text=True
+    )
+    assert (one.returncode, "holds an earlier run" in one.stderr) == (2, True)
+    other = subprocess.run([*command, "nowhere.toml"], capture_output=True, text=True)
+    assert (other.returncode, "no such file: nowhere.toml" in other.stderr) == (2, True)

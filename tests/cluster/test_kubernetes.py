@@ -1,0 +1,299 @@
+"""Every object that is rendered: strictly what its CRD says, and the same as the golden file that a person has read.
+
+`CAIRN_WRITE_GOLDEN=1 pytest tests/cluster/test_kubernetes.py` writes the golden files anew.
+"""
+
+import ast
+import os
+import shutil
+from pathlib import Path
+
+import crd_schemas
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable
+from cairn.cluster.backends.k8s_status import status_of
+from cairn.cluster.backends.kubernetes import Kubernetes, node_of, objects, quantity
+from cairn.cluster.backends.slurm import Slurm
+from cairn.cluster.backends.slurm_script import script
+from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.job_file import read_job
+from cairn.cluster.resolve import CannotRun, resolve
+from cairn.cluster.spec import Job, Role, Scale, Topology
+from cairn.serve.http.counts import CATALOGUE_HTTP
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
+GOLDEN = Path(__file__).with_name("golden")
+UNSEEN = Cluster(engine="kubernetes", queues=[], needs_image=True, checked=False)
+TARGETS = ("jobset", "volcano", "rayjob")
+
+
+def plan_of(name_or_job):
+    job = (
+        name_or_job if isinstance(name_or_job, Job) else read_job(EXAMPLES / f"{name_or_job}.toml")
+    )
+    return resolve(job, UNSEEN)
+
+
+def two_roles():
+    common = {"argv": ["cairn", "train"], "image": "cairn:cuda"}
+    learner = Role(name="learner", nodes=2, gpus=8, **common)
+    return Job(
+        name="two",
+        roles=[
+            learner,
+            Role(name="actor", nodes=3, start="direct", gpus=2, mig="1g.10gb", **common),
+        ],
+        topology=Topology(required="rack"),
+        priority="high",
+    )
+
+
+def server(nodes=1, **scale):
+    role = Role(name="server", argv=["cairn", "serve"], nodes=nodes, gpus=8, image="cairn:cuda")
+    return Job(name="large", kind="serve", roles=[role], scale=Scale(least=1, most=4, **scale))
+
+
+def same_as_golden(name, text):
+    path = GOLDEN / name
+    if os.environ.get("CAIRN_WRITE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("job", ["train-tiny", "train-8b", "two"])
+def test_training_objects_are_valid_and_golden(job, target):
+    plan = plan_of(two_roles() if job == "two" else job)
+    made = objects(plan, target)
+    for each in made:
+        if each["kind"] in crd_schemas.FILES:
+            crd_schemas.check(each)
+    if job != "two":
+        same_as_golden(f"{job}-{target}.yaml", Kubernetes(target).render(plan))
+    read_back = list(yaml.safe_load_all(Kubernetes(target).render(plan)))
+    assert read_back == made
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_typo_in_an_object_would_be_found(target):
+    made = objects(plan_of("train-8b"), target)
+    (main,) = [each for each in made if each["kind"] in crd_schemas.FILES]
+    deep = str(main["spec"]).replace("'runAsNonRoot'", "'runAsNonroot'")
+    with pytest.raises(jsonschema.ValidationError, match="runAsNonroot"):
+        crd_schemas.check(main | {"spec": ast.literal_eval(deep)})
+    main["spec"]["ttlSecondsAfterFinnished"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="ttlSecondsAfterFinnished"):
+        crd_schemas.check(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [("serve", None), ("serve-keda", server(actuator="keda")), ("serve-leader", server(nodes=2))],
+)
+def test_serving_objects(name, job):
+    plan = plan_of(job or "serve")
+    made = {each["kind"]: each for each in objects(plan, "jobset")}
+    if "Deployment" in made:
+        crd_schemas.check_pod(made["Deployment"]["spec"]["template"])
+    else:
+        template = made["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+        crd_schemas.check_pod(template["leaderTemplate"])
+        crd_schemas.check_pod(template["workerTemplate"])
+        assert made["Service"]["spec"]["selector"]["cairn/role"] == "leader"
+    same_as_golden(f"{name}.yaml", Kubernetes().render(plan))
+
+
+@pytest.mark.parametrize("name", ["train-tiny", "train-8b"])
+def test_the_job_inside_a_rayjob_is_one_that_ray_takes(name, tmp_path):
+    config, _ = objects(plan_of(name), "rayjob")
+    path = tmp_path / "job.json"
+    path.write_text(config["data"]["job.json"])
+    nodes = [Node(name=f"n{i}", gpus=8, cpus=64, memory=1 << 40) for i in range(4)]
+    plan = resolve(read_job(path), Cluster(engine="ray", nodes=nodes, shares_nodes=True))
+    assert plan.nodes == plan_of(name).nodes
+    assert plan.job.checkpoint.folder
+
+
+def test_what_is_scaled_on_is_what_the_server_counts():
+    counted = {metric.name for metric in CATALOGUE_HTTP}
+    (field,) = [f for f in msgspec.structs.fields(Scale) if f.name == "metric"]
+    assert set(field.type.__args__) <= counted
+
+
+def test_gpus_slices_and_nearness():
+    made = {
+        each["name"]: each
+        for each in objects(plan_of(two_roles()), "jobset")[0]["spec"]["replicatedJobs"]
+    }
+    pods = {name: each["template"]["spec"]["template"]["spec"] for name, each in made.items()}
+    assert pods["learner"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert pods["actor"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "2"
+    (term,) = pods["learner"]["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert term["topologyKey"] == "cloud.provider.com/topology-rack"
+    volcano = objects(plan_of(two_roles()), "volcano")[0]["spec"]
+    assert volcano["networkTopology"] == {"mode": "hard", "highestTierAllowed": 1}
+    assert volcano["minAvailable"] == 5
+
+
+def test_without_an_image_nothing_runs_there():
+    with pytest.raises(CannotRun, match="names no image"):
+        plan_of(Job(name="bare", roles=[Role(argv=["cairn", "train"])]))
+
+
+def test_an_engine_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineMissing, match="kubectl is not installed"):
+        Kubernetes().look()
+    with pytest.raises(EngineMissing, match="Slurm is not installed"):
+        Slurm().look()
+
+
+def test_a_cluster_that_does_not_answer(tmp_path, monkeypatch):
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "none",
+        "clusters": [{"name": "none", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "contexts": [{"name": "none", "context": {"cluster": "none", "user": ""}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(EngineUnreachable, match="refused"):
+        Kubernetes().look()
+
+
+def test_nodes_as_kubectl_prints_them():
+    found = node_of(
+        {
+            "metadata": {"name": "a", "labels": {"cloud.provider.com/topology-rack": "r1"}},
+            "status": {
+                "allocatable": {
+                    "cpu": "95500m",
+                    "memory": "1024Gi",
+                    "nvidia.com/gpu": "8",
+                    "nvidia.com/mig-1g.10gb": "7",
+                }
+            },
+        }
+    )
+    assert (found.cpus, found.memory, found.gpus) == (95.5, 1 << 40, 8)
+    assert (found.mig, found.domains) == ({"1g.10gb": 7}, {"rack": "r1"})
+    assert quantity("500m") == 0.5
+
+
+JOBSET = {"kind": "JobSet", "spec": {}, "status": {}}
+
+
+@pytest.mark.parametrize(
+    ("made", "pods", "workloads", "state", "reason"),
+    [
+        (
+            JOBSET | {"status": {"conditions": [{"type": "Completed", "status": "True"}]}},
+            [],
+            [],
+            "done",
+            "all pods finished",
+        ),
+        (
+            JOBSET | {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}},
+            [],
+            [
+                {
+                    "status": {
+                        "conditions": [
+                            {
+                                "type": "QuotaReserved",
+                                "status": "False",
+                                "message": "insufficient quota for nvidia.com/gpu",
+                            }
+                        ]
+                    }
+                }
+            ],
+            "queued",
+            "waits in its queue: insufficient quota for nvidia.com/gpu",
+        ),
+        (
+            JOBSET,
+            [
+                {
+                    "status": {
+                        "phase": "Pending",
+                        "containerStatuses": [
+                            {
+                                "image": "cairn:nope",
+                                "state": {"waiting": {"reason": "ImagePullBackOff"}},
+                            }
+                        ],
+                    }
+                }
+            ],
+            [],
+            "starting",
+            "the image cairn:nope cannot be pulled",
+        ),
+        (
+            JOBSET,
+            [
+                {
+                    "status": {
+                        "phase": "Pending",
+                        "conditions": [
+                            {
+                                "type": "PodScheduled",
+                                "status": "False",
+                                "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu",
+                            }
+                        ],
+                    }
+                }
+            ],
+            [],
+            "starting",
+            "cannot be placed: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu",
+        ),
+        (
+            {"kind": "Job", "status": {"state": {"phase": "Inqueue"}}},
+            [],
+            [],
+            "queued",
+            "Volcano says inqueue",
+        ),
+        (
+            {
+                "kind": "RayJob",
+                "status": {"jobDeploymentStatus": "Failed", "message": "entrypoint failed"},
+            },
+            [],
+            [],
+            "failed",
+            "entrypoint failed",
+        ),
+        (
+            {"kind": "Deployment", "spec": {"replicas": 2}, "status": {"readyReplicas": 1}},
+            [],
+            [],
+            "running",
+            "1 of 2 copies answer",
+        ),
+    ],
+)
+def test_every_job_that_does_not_run_says_why(made, pods, workloads, state, reason):
+    status = status_of(made, pods, workloads)
+    assert (status.state, status.reason) == (state, reason)
+
+
+@pytest.mark.parametrize("name", ["train-tiny", "train-8b"])
+def test_the_script_for_slurm_is_golden(name):
+    job = read_job(EXAMPLES / f"{name}.toml")
+    plan = resolve(job, Slurm().unseen())
+    same_as_golden(f"{name}.sbatch", script(plan, "LOGS", []))

@@ -1,0 +1,114 @@
+"""Whether a job fits: what is planned does, whatever the cluster; what does not is refused with numbers."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.cluster.inventory import Cluster, Node
+from cairn.cluster.resolve import CannotRun, resolve
+from cairn.cluster.spec import Job, Role, Topology
+
+GIB = 1 << 30
+
+
+def nodes(count, gpus=8, rack=4):
+    return [
+        Node(name=f"n{i}", gpus=gpus, cpus=64, memory=512 * GIB, domains={"rack": f"r{i // rack}"})
+        for i in range(count)
+    ]
+
+
+def job(count=2, gpus=8, **parts):
+    role = Role(argv=["true"], nodes=count, gpus=gpus, cpus=8, memory="64GiB")
+    return Job(name="job", roles=[role], **parts)
+
+
+small = st.integers(0, 4)
+
+
+@given(
+    have=st.lists(st.tuples(small, st.integers(1, 4)), max_size=6),
+    want=st.lists(st.tuples(st.integers(1, 3), small, st.integers(1, 4)), min_size=1, max_size=3),
+    shares=st.booleans(),
+)
+def test_what_is_planned_fits_and_what_is_refused_does_not(have, want, shares):
+    cluster = Cluster(engine="ray", shares_nodes=shares, nodes=[
+        Node(name=f"n{i}", gpus=gpus, cpus=cpus) for i, (gpus, cpus) in enumerate(have)])  # fmt: skip
+    roles = [
+        Role(name=f"r{i}", argv=["x"], nodes=n, gpus=gpus, cpus=cpus)
+        for i, (n, gpus, cpus) in enumerate(want)
+    ]
+    asked = Job(name="job", roles=roles)
+    total = [sum(n * amount for n, *amounts in want for amount in [amounts[k]]) for k in (0, 1)]
+    there = [sum(node[k] for node in have) for k in (0, 1)]
+    try:
+        plan = resolve(asked, cluster)
+    except CannotRun:
+        assert len(want) > 1 or not _fits_alone(want[0], have, shares)
+        return
+    assert [group.most for group in plan.groups] == [n for n, _, _ in want]
+    assert all(asks <= has for asks, has in zip(total, there, strict=True))
+
+
+def _fits_alone(want, have, shares):
+    """One role, counted by hand."""
+    count, gpus, cpus = want
+    each = [
+        min(node_gpus // gpus if gpus else 99, node_cpus // cpus) for node_gpus, node_cpus in have
+    ]
+    return sum(places if shares else min(1, places) for places in each) >= count
+
+
+def test_refusals_have_the_numbers():
+    cluster = Cluster(engine="slurm", nodes=nodes(3), queues=["main", "debug"])
+    with pytest.raises(CannotRun, match=r"needs 4 nodes of 8 GPUs, 8 CPUs and 64 GiB.*so 3 fit"):
+        resolve(job(4), cluster)
+    with pytest.raises(
+        CannotRun, match=r"needs 1 nodes of 16 GPUs.*the largest of 3 nodes has 8 GPUs"
+    ):
+        resolve(job(1, gpus=16), cluster)
+    with pytest.raises(CannotRun, match="no queue 'mein'") as caught:
+        resolve(job(queue="mein"), cluster)
+    assert caught.value.hint == "did you mean 'main'?"
+    with pytest.raises(CannotRun, match="slurm has no nodes"):
+        resolve(job(), msgspec.structs.replace(cluster, nodes=[]))
+
+
+def test_nearness_that_is_required():
+    cluster = Cluster(engine="slurm", nodes=nodes(8), queues=[])
+    near = Topology(required="rack")
+    assert resolve(job(4, topology=near), cluster).nodes == 4
+    with pytest.raises(CannotRun, match=r"requires 5 nodes in one rack; the largest, r1, has 4"):
+        resolve(job(5, topology=near), cluster)
+    bare = [msgspec.structs.replace(node, domains={}) for node in nodes(8)]
+    with pytest.raises(CannotRun, match="no node of slurm says where it is"):
+        resolve(job(4, topology=near), msgspec.structs.replace(cluster, nodes=bare))
+    assert resolve(job(5, topology=Topology(preferred="rack")), cluster).nodes == 5
+
+
+def test_an_elastic_job_takes_what_there_is():
+    plan = resolve(job((2, 6)), Cluster(engine="ray", nodes=nodes(3), shares_nodes=True))
+    assert plan.groups[0].most == 3
+    assert "gets 3 of 6 nodes" in plan.notes[0]
+
+
+def test_slices_are_counted_apart_from_gpus():
+    sliced = Node(name="n", gpus=0, cpus=64, mig={"1g.10gb": 7})
+    role = Role(argv=["x"], gpus=7, mig="1g.10gb")
+    cluster = Cluster(engine="kubernetes", nodes=[sliced])
+    assert resolve(Job(name="j", roles=[role]), cluster).groups[0].gpus == 7
+    with pytest.raises(CannotRun, match=r"8 1g\.10gb slices"):
+        resolve(Job(name="j", roles=[msgspec.structs.replace(role, gpus=8)]), cluster)
+
+
+@pytest.mark.parametrize("engine", ["local", "ray", "kubernetes"])
+def test_what_an_engine_cannot_do_is_said(engine):
+    from cairn.cluster.spec import Array
+
+    cluster = Cluster(engine=engine, nodes=nodes(4), queues=[])
+    with pytest.raises(CannotRun, match="has no job arrays"):
+        resolve(job(array=Array(count=4)), cluster)
+    if engine == "kubernetes":
+        with pytest.raises(CannotRun, match="waits for other jobs"):
+            resolve(job(after=["first"]), cluster)
