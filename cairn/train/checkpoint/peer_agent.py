@@ -165,7 +165,7 @@ class Agent:
         if shard is None:  # this agent is a new one
             send(connection, Done(False, "nothing is reserved"))
             return
-        shard.used[copy.slot] = copy.used
+        shard.used[copy.slot], shard.checks[copy.slot] = copy.used, 0
         send(connection, Done())
         self.outgoing.put(copy)
 
@@ -187,7 +187,8 @@ class Agent:
                 line["replicated_bytes"][self.node] += copy.used
             else:
                 line["alone"][self.node] += 1
-            self.board.set(copy.rank, replicated=copy.step)
+            if shard.step(copy.slot) == copy.step:  # still the same, so what was sent was whole
+                self.board.set(copy.rank, replicated=copy.step)
 
     def _sent(self, message: Put, data: memoryview) -> bool:
         for _ in range(2):  # the other agent may be a new one

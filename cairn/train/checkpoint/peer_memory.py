@@ -3,7 +3,7 @@
     state --copy--> this node's memory ....agent....> another node's memory          the step waits for the copy only
 
 Of each rank two copies are kept. The older one is overwritten only when the newer one is safe on two nodes for every
-rank, so there is always a step that all ranks can go back to.
+rank, so there is always a step that all ranks can go back to. A newer one that does not become safe makes room itself.
 """
 
 import mmap
@@ -26,6 +26,7 @@ from cairn.train.checkpoint.peer_pack import (
     tensor_at,
     write_table,
 )
+from cairn.train.checkpoint.peer_recall import Reach
 from cairn.train.checkpoint.peer_wire import (
     Done,
     Reserve,
@@ -39,7 +40,7 @@ from cairn.train.checkpoint.piece import Piece
 from cairn.train.recovery.board import Board
 
 Inspect = Callable[[Mapping[str, Piece]], None]
-PATIENCE_S = 10.0  # for the copy before to become safe; then this one is left out, and counted
+PATIENCE_S = 10.0  # for the copy before to become safe
 ANSWER_S = 30.0
 
 
@@ -61,13 +62,13 @@ class Home:
 
 class PeerMemory:
     def __init__(
-        self, board: Board, rank: int, world: int, agent: str, generation: int,
+        self, board: Board, rank: int, world: int, reach: Reach, generation: int,
         patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
-        """`agent`: the Unix socket of this node's agent."""
-        self.patience_s = patience_s
+        self.node, self.patience_s = reach.node, patience_s
         self.board, self.rank, self.world = board, rank, world
-        self.agent, self.generation = agent, generation
+        self.agent, self.generation = reach.path, generation
+        self.agent_began = -1  # of the agent that has our memory
         self.link: socket.socket | None = None
         self.home: Home | None = None
         self.entries: list[Entry] = []
@@ -77,31 +78,33 @@ class PeerMemory:
 
     def save(
         self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any],
-        inspect: Inspect = lambda pieces: None,
+        inspect: Inspect = lambda pieces: None, hurry: bool = False,
     ) -> bool:  # fmt: skip
-        """Whether a copy was made; False when the one before is not safe yet, or the agent is not there.
+        """Whether a copy was made; False when the agent is not there.
 
+        `hurry`: do not wait for the copy before: an agent was lost, and it may never become safe.
         `inspect` sees what was copied before it counts, or the state itself where nothing was; it refuses by raising.
         """
         with span("memory checkpoint", step=step):
-            written = self._written(step, pieces, about, inspect)
+            written = self._written(step, pieces, about, inspect, hurry)
             if written is None:
                 return self._left_out()
             if self._tell(written):
                 return True
             self.close()  # the agent died: once more, to its successor
-            again = self._written(step, pieces, about, lambda pieces: None)
+            again = self._written(step, pieces, about, lambda pieces: None, True)
             return (again is not None and self._tell(again)) or self._left_out()
 
     def _written(
-        self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any], inspect: Inspect
-    ) -> Written | None:
-        """The copy lies in the memory that the agent sees; None: there was no place for it."""
+        self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any], inspect: Inspect,
+        hurry: bool,
+    ) -> Written | None:  # fmt: skip
+        """The copy lies in the memory that the agent sees; None: nobody has given us any."""
         home = self._home(pieces, about)
-        slot = None if home is None else self._free(home)
-        if home is None or slot is None:
+        if home is None:
             inspect(pieces)
             return None
+        slot = self._free(home, hurry)
         used = self._copy(home, slot, pieces, about)
         homes = home.tensors[slot]
         inspect({name: piece._replace(tensor=homes[name]) for name, piece in pieces.items()})
@@ -133,11 +136,12 @@ class PeerMemory:
         last = self.entries[-1]
         return self.data + last.at + last.size()
 
-    def _free(self, home: Home) -> int | None:
-        """The older copy's place, once the newer one is safe."""
-        slot = 0 if home.step(0) <= home.step(1) else 1
-        newer = home.step(1 - slot)
-        return slot if newer < 0 or self.wait_until_safe(newer, self.patience_s) else None
+    def _free(self, home: Home, hurry: bool) -> int:
+        """The older copy's place if the newer one is safe; otherwise the newer one's, which nobody can go back to."""
+        older = 0 if home.step(0) <= home.step(1) else 1
+        newer = home.step(1 - older)
+        safe = newer < 0 or self.wait_until_safe(newer, 0.0 if hurry else self.patience_s)
+        return older if safe else 1 - older
 
     def _tell(self, written: Written) -> bool:
         try:
@@ -154,6 +158,10 @@ class PeerMemory:
         return False
 
     def _home(self, pieces: Mapping[str, Piece], about: Mapping[str, Any]) -> Home | None:
+        began = int(self.board.nodes["began_ns"][self.node])
+        if began != self.agent_began:
+            self.close()  # another agent, which has nothing of ours
+            self.agent_began = began
         if self.home is None:
             self.entries = entries_of(pieces)
             self.data, size = room_for(self.entries, about)

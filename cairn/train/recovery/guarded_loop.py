@@ -53,7 +53,7 @@ class GuardedLoop(Loop):
         super().__init__(*args, **named)
         self.board, self.post = board, post
         self.settings = self.config.recovery
-        self.peers = PeerMemory(board, post.rank, post.world, post.reach.path, post.generation)
+        self.peers = PeerMemory(board, post.rank, post.world, post.reach, post.generation)
         self.busy = BusyTime(self.state.parallel)
         store = self.settings.object_store
         self.far = (
@@ -163,7 +163,7 @@ class GuardedLoop(Loop):
         ):  # the device reads its memory faster than the host the copy
             self._compare(pieces)
             inspect = _silent
-        self.peers.save(self.state.step, pieces, about, inspect)
+        self.peers.save(self.state.step, pieces, about, inspect, hurry=self.copy_soon)
         self.board.ranks["blocked_ns"][self.rank] += time.monotonic_ns() - began
 
     def _compare(self, pieces: Mapping[str, Piece]) -> None:

@@ -56,7 +56,8 @@ def evidence_of(ranks: list[Rank], failures: list[Failure]) -> tuple[int | None,
         named = [word for word in wrong.error.message.split()[:2] if word.isdecimal()]
         return (int(named[0]) if named else None), Evidence(corrupted=True, words=wrong.error.message)  # fmt: skip
     if memory_failed(failures):
-        return None, Evidence(corrupted=True, words="a copy in memory could not be read")
+        words = next(str(f.error) for f in failures if isinstance(f.error, RecallFailed))
+        return None, Evidence(corrupted=True, words=f"a copy in memory could not be read: {words}")
     guilty = culprits(ranks)
     gone = [rank for rank in guilty if ranks[rank].word == "gone"]
     if gone:

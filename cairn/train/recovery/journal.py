@@ -67,6 +67,7 @@ class Journal:
         self.book = Book()
         self.written = 0.0
         self.step_told = 0.0
+        self.unwritten: Stepped | None = None  # the last step, while it is not in the file
         for event in self._known() if go_on else ():
             self.book.take(event)
         self.events = (self.folder / EVENTS).open("ab" if go_on else "wb", buffering=0)
@@ -74,11 +75,15 @@ class Journal:
     def note(self, event: AnyEvent) -> None:
         """Counts it; and writes it down, steps only now and then."""
         self.book.take(event)
+        if isinstance(event, Stepped) and event.at - self.step_told < EVERY_S:
+            self.unwritten = event
+            return
+        if self.unwritten is not None and not isinstance(event, Stepped):
+            self.events.write(_line(self.unwritten))  # how far it had come before this
+        self.unwritten = None
         if isinstance(event, Stepped):
-            if event.at - self.step_told < EVERY_S:
-                return
             self.step_told = event.at
-        self.events.write(msgspec.json.encode(event) + b"\n")
+        self.events.write(_line(event))
 
     def ledger(self) -> Ledger:
         return self.book.ledger(time.monotonic())
@@ -106,6 +111,10 @@ class Journal:
             except msgspec.DecodeError:
                 break  # cut off by the end of its writer
         return events
+
+
+def _line(event: AnyEvent) -> bytes:
+    return msgspec.json.encode(event) + b"\n"
 
 
 def read_status(run: Path) -> Status | None:

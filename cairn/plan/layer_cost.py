@@ -1,0 +1,56 @@
+"""What one layer of a model costs on one rank: FLOPs of products and of attention, bytes of everything between.
+
+    products      2 * weights * tokens; backward twice that
+    attention     pairs of a query and a key that the mask leaves; backward 2.5 times that, at a lower rate
+    between       norms, rotations, activations, residuals: bytes through memory, whatever they compute
+
+Divided by tp (heads, feed-forward) and cp (tokens). Pure arithmetic over a ModelSpec; no seconds here.
+"""
+
+import msgspec
+
+from cairn.models.spec import ModelSpec
+
+WIDTH = 2  # bytes of bf16
+
+
+class LayerCost(msgspec.Struct, frozen=True):
+    """Of one layer and one microbatch on one rank, forward."""
+
+    products: float  # FLOPs
+    attention: float  # FLOPs
+    between: float  # bytes
+    weights: float  # parameters of this rank's part, all experts of it
+
+
+def layer_cost(
+    spec: ModelSpec, tokens: float, sequence: int, tp: int = 1, ep: int = 1
+) -> LayerCost:
+    """`tokens` on this rank; `sequence` is the length of a sample, over all ranks of cp."""
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    projections = spec.hidden * (2 * queries + 2 * keys)
+    feed, all_feed, inner = _feed_forward(spec, ep)
+    columns = 8 * spec.hidden + (2 + spec.gated) * inner / tp + 4 * (queries + keys) / tp
+    return LayerCost(
+        products=2 * tokens * (projections + feed) / tp,
+        attention=4 * queries / tp * tokens * (sequence + 1) / 2,
+        between=tokens * columns * WIDTH,
+        weights=(projections + all_feed) / tp,
+    )
+
+
+def head_cost(spec: ModelSpec, tokens: float, tp: int = 1) -> LayerCost:
+    """The output projection and the loss: logits are written, read for the loss, and their gradients read twice."""
+    return LayerCost(2 * tokens * spec.vocab * spec.hidden / tp, 0.0, 4 * tokens * spec.vocab / tp * WIDTH,
+                     spec.vocab * spec.hidden / tp)  # fmt: skip
+
+
+def _feed_forward(spec: ModelSpec, ep: int) -> tuple[float, float, float]:
+    """Weights that a token visits, weights that a rank holds, and the width between them."""
+    per_width = (2 + spec.gated) * spec.hidden
+    if spec.experts is None:
+        return per_width * spec.intermediate, per_width * spec.intermediate, spec.intermediate
+    experts = spec.experts
+    inner = experts.per_token * experts.intermediate + experts.shared_intermediate
+    held = experts.count / ep * experts.intermediate + experts.shared_intermediate
+    return per_width * inner, per_width * held, inner

@@ -1,0 +1,173 @@
+"""Predicted beside measured: the records of benchmarks/ on an H200, and what the planner says about the same cases.
+
+    throughput.json   five workloads, two models      serve.json      a server under load
+    training.json     single-GPU training             published.py    other people's training on several GPUs
+
+Reads the records where the checkout has them and says nothing where not. The constants of the cost functions were
+chosen with most of these records in view, so an error here is how well one set of constants explains all of them, not
+a forecast of a machine nobody has seen.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.models.presets import PRESETS, preset
+from cairn.plan.device import device
+from cairn.plan.published import Compared
+from cairn.plan.serve_cost import Served
+from cairn.plan.serve_load import STEP_MS, Workload, run
+from cairn.plan.train_cost import Choice, Job, step_time
+from cairn.train.parallel.layout import Layout
+from cairn.train.recompute_kinds import KINDS
+
+RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "h200"
+
+# The workloads of `cairn bench throughput`, by their lengths.
+WORKLOADS = {
+    "nano": Workload(
+        requests=256, input_least=100, input_most=1024, output_least=100, output_most=1024
+    ),
+    "latency": Workload(
+        requests=1, input_least=128, input_most=128, output_least=256, output_most=256
+    ),
+    "prefill": Workload(
+        requests=64, input_least=2048, input_most=2048, output_least=1, output_most=1
+    ),
+    "decode": Workload(
+        requests=256, input_least=1024, input_most=1024, output_least=256, output_most=256
+    ),
+    "shared": Workload(
+        requests=256,
+        input_least=2048,
+        input_most=2048,
+        output_least=64,
+        output_most=64,
+        shared=1792,
+    ),
+}
+
+
+def serving(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
+    """Tokens per second of each workload, and latencies under load; `only` one model."""
+    found = []
+    for row in _rows(records / "throughput.json"):
+        if (
+            row.get("failure")
+            or row.get("plain")
+            or row.get("dtype") != "bf16"
+            or not _wanted(row, only)
+        ):
+            continue
+        workload = WORKLOADS.get(row.get("workload", ""))
+        if workload is None or row.get("scale", 1.0) != 1.0:
+            continue
+        load = run(Served(spec=preset(row["shape"]), device=device("h200")), workload)
+        prompts = row["workload"] == "prefill"
+        key = "input_tokens_per_s" if prompts else "output_tokens_per_s"
+        what = f"{row['shape']} {row['workload']}, {'prompt ' if prompts else ''}tokens/s"
+        found.append(Compared(what=what, measured=row[key], predicted=getattr(load, key)))
+    for row in _rows(records / "serve.json"):
+        if (
+            _wanted(row, only)
+            and row.get("workload") == "random, 1024 in, 128 out"
+            and row.get("label") == "cairn"
+        ):
+            found += _under_load(row)
+    return found
+
+
+def _under_load(row: dict[str, Any]) -> list[Compared]:
+    workload = Workload(requests=row["requests"], rate=row["rate"], input_least=1024, input_most=1024,
+                        output_least=128, output_most=128)  # fmt: skip
+    load = run(Served(spec=preset(row["shape"]), device=device("h200")), workload, step_ms=STEP_MS)
+    name = f"{row['shape']} served at {row['rate']:g}/s"
+    return [
+        Compared(
+            what=f"{name}, tokens/s",
+            measured=row["output_tokens_per_s"],
+            predicted=load.output_tokens_per_s,
+        ),
+        Compared(
+            what=f"{name}, median TPOT ms",
+            measured=row["tpot_ms"]["p50"],
+            predicted=1e3 * load.tpot_p50,
+        ),
+        Compared(
+            what=f"{name}, median TTFT ms",
+            measured=row["ttft_ms"]["p50"],
+            predicted=1e3 * load.ttft_p50,
+        ),
+    ]
+
+
+def training(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
+    """Our trainer on one GPU."""
+    found = []
+    for row in _rows(records / "training.json"):
+        if row.get("failure") or row.get("tokens_per_s") is None or row.get("model") not in PRESETS:
+            continue
+        if only is not None and row["model"] != only:
+            continue
+        if row.get("recompute") not in KINDS or row.get("states", "float32") != "float32":
+            continue
+        job = Job(spec=preset(row["model"]), sequence=row["seq"], sequences=row["batch"], fp8="fp8" in row["dtype"],
+                  kernels="plain" if row.get("plain") else "fused")  # fmt: skip
+        choice = Choice(layout=Layout(), microbatch=row["microbatch"], recompute=row["recompute"])
+        rate = row["seq"] * row["batch"] / step_time(job, choice, device("h200")).total()
+        size = f"seq {row['seq']} x {row['batch']}"
+        what = f"{row['model']} {row['dtype']} {size}, recompute {row['recompute']}, tokens/s"
+        found.append(Compared(what=what, measured=row["tokens_per_s"], predicted=rate))
+    return found
+
+
+def torchtitan_here() -> list[Compared]:
+    """torchtitan 0.2.2 on the same kind of GPU: sequence 4096, batch 8, compiled, AdamW."""
+    rows = (
+        ("qwen3-0.6b", "none", 90_000),
+        ("qwen3-1.7b", "none", 45_200),
+        ("qwen3-1.7b", "selective", 41_100),
+    )
+    found = []
+    for model, recompute, tokens in rows:
+        job = Job(spec=preset(model), sequence=4096, sequences=8)
+        choice = Choice(layout=Layout(), microbatch=8, recompute=recompute)
+        rate = 4096 * 8 / step_time(job, choice, device("h200")).total()
+        found.append(Compared(what=f"{model}, torchtitan on an H200, recompute {recompute}, tokens/s",
+                              measured=tokens, predicted=rate))  # fmt: skip
+    return found
+
+
+def median_error(rows: Iterable[Compared]) -> float | None:
+    errors = [abs(row.error) for row in rows]
+    return statistics.median(errors) if errors else None
+
+
+def document(compared: Mapping[str, Sequence[Compared]]) -> dict[str, Any]:
+    """For --json."""
+    found = {}
+    for name, rows in compared.items():
+        lines = [msgspec.to_builtins(row) | {"error": row.error} for row in rows]
+        found[name] = {"median_error": median_error(rows), "rows": lines}
+    return found
+
+
+def _wanted(row: dict[str, Any], only: str | None) -> bool:
+    shape = row.get("shape")
+    return shape in PRESETS and (only is None or shape == only)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Of a record; none where it is absent, and an error where it is damaged."""
+    if not path.exists():
+        return []
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("rows", [])
+    except (msgspec.DecodeError, OSError) as error:
+        raise CairnError(
+            f"cannot read {path}: {error}", hint="make it again with `cairn bench`"
+        ) from None

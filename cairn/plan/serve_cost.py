@@ -1,0 +1,113 @@
+"""How long does a step of the engine take? The function that replaces the device when a trace is simulated.
+
+    seconds = host + launches + max(weights, products) + attention + between (+ collectives of tp)
+
+    weights    bytes of the weights once, at SHARE of the copy rate      products   FLOPs at the sustained rate
+    attention  pages that somebody looks at, or pairs of a prompt        between    norms, rotations, activations
+               (pages that several look at come from memory once, then from the chip)
+
+Unlike a floor (`serve.simulate.roofline_step_seconds`) it adds what does not overlap in our engine. Constants are the
+same for all models; `measured` holds them against benchmarks/h200. Pure.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from cairn.models.spec import ModelSpec
+from cairn.plan.device import Device
+from cairn.plan.layer_cost import WIDTH, layer_cost
+from cairn.plan.train_cost import collective
+from cairn.serve.engine.scheduler import Chunk, Step
+
+HOST_S = 0.20e-3  # of the loop that does not hide behind the device
+KERNELS_PER_LAYER, LAUNCH_S = 8, 0.88e-6  # inside a graph
+MEMORY_SHARE = 0.93  # of the copy rate that products of few rows reach
+PAGES_SHARE = 0.90  # ... and attention over pages
+PROMPT_ATTENTION = 0.80  # of the rate of products
+AGAIN = 0.5  # of a read from memory, for pages that another request of the step has brought into the chip
+SMALL, SMALL_SHARE = 2048, 0.92  # products of so few rows reach so much of the rate of large ones
+ROW_S = 0.7e-6  # of the host for each row of a step: sampling, pages, answers
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as one engine holds it."""
+
+    spec: ModelSpec
+    device: Device
+    tp: int = 1
+    weight_bytes: float = 2.0  # of one weight: 2 is bf16, 1 is fp8
+    cache_bytes: float = 2.0  # of one key or value
+
+
+def step_seconds(served: Served) -> Callable[[Step], float]:
+    spec, device, tp = served.spec, served.device, served.tp
+    head = spec.vocab * spec.hidden / tp
+    layer_weights = layer_cost(spec, 1, 1, tp)
+    kept = spec.kv_bytes_per_token(served.cache_bytes) / tp  # of all layers
+    pair = 4 * spec.heads * spec.head_dim * spec.layers / tp
+    fixed = HOST_S + (KERNELS_PER_LAYER * spec.layers + 2) * LAUNCH_S
+    rate = device.fp8_flops_per_s if served.weight_bytes < 2 else device.flops_per_s
+    memory = device.bytes_per_s
+
+    def seconds(step: Step) -> float:
+        tokens, rows = step.tokens, len(step.sampling)
+        decode, prompt, pairs = 0.0, 0, 0
+        common: dict[
+            int, int
+        ] = {}  # first page -> cached tokens that were read already in this step
+        for chunk in step.chunks:
+            if chunk.count == 1:
+                decode += chunk.start + 1 - (1 - AGAIN) * _read_before(chunk, common)
+            else:
+                prompt += chunk.start + chunk.count
+                pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
+        weights = _weights(spec, tokens, tp, layer_weights.weights) + head
+        products = 2 * tokens * _active(spec, tp) * spec.layers + 2 * rows * head
+        cost = layer_cost(spec, tokens, 1, tp)
+        moved = cost.between * spec.layers + 2 * rows * head / spec.hidden * WIDTH
+        reduce = 0.0
+        if tp > 1:
+            reduce = (
+                2 * spec.layers * collective("all_reduce", tp, tokens * spec.hidden * WIDTH, device)
+            )
+        return (
+            fixed + rows * ROW_S
+            + max(weights * served.weight_bytes / (MEMORY_SHARE * memory), products / (rate * _large(tokens)))
+            + decode * kept / (PAGES_SHARE * memory)
+            + max(pairs * pair / (PROMPT_ATTENTION * device.flops_per_s), prompt * kept / memory)
+            + moved / memory + reduce
+        )  # fmt: skip
+
+    return seconds
+
+
+def _large(tokens: int) -> float:
+    """What products of so many rows reach of the rate of large ones."""
+    return 1 - (1 - SMALL_SHARE) * min(1.0, SMALL / max(tokens, 1))
+
+
+def _read_before(chunk: Chunk, common: dict[int, int]) -> int:
+    """Tokens of a prefix that another request of the step has brought into the cache of the chip."""
+    request = chunk.request
+    if not request.blocks:
+        return 0
+    first = request.blocks[0]
+    before = common.get(first)
+    common[first] = max(before or 0, request.cached)
+    return 0 if before is None else request.cached
+
+
+def _active(spec: ModelSpec, tp: int) -> float:
+    """Weights of one layer that a token is multiplied with."""
+    return layer_cost(spec, 1, 1, tp).products / 2
+
+
+def _weights(spec: ModelSpec, tokens: int, tp: int, dense: float) -> float:
+    """Of all layers; of experts, those that so many tokens are expected to visit."""
+    if spec.experts is None:
+        return dense * spec.layers
+    experts = spec.experts
+    visited = experts.count * (1 - (1 - experts.per_token / experts.count) ** max(tokens, 1))
+    one = (2 + spec.gated) * spec.hidden * experts.intermediate / tp
+    return (_active(spec, tp) + (visited - experts.per_token) * one) * spec.layers

@@ -1,0 +1,148 @@
+"""Requests to plan with, and what the real scheduler makes of them on a device that is not here.
+
+    Workload (lengths, how many, at which rate)  ->  requests  ->  serve.simulate with serve_cost  ->  Load
+
+Arrivals are Poisson and drawn from a seed; prompts are made of numbers that nobody shares, except where a workload
+says so. The scheduler, the block manager and the prefix cache are the engine's own. No clock, no device.
+"""
+
+import math
+import random
+
+import msgspec
+
+from cairn.plan.serve_cost import Served, step_seconds
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.sizing import GPU_PAGE, GPU_STEP_TOKENS, ROWS, SPARE, step_bytes
+from cairn.serve.simulate import Arrival, simulate
+
+FRACTION = 0.9  # of the device's memory that the engine uses
+TOKENS = 10_000
+STEP_MS = 25.0  # of a server, where somebody decodes
+TILE, LEAST, OF_LARGE = (
+    128,
+    256,
+    0.88,
+)  # as in serve.engine.step_budget; a test holds the two together
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    requests: int
+    input_least: int
+    input_most: int
+    output_least: int
+    output_most: int
+    rate: float = math.inf  # a second; infinite: all at once
+    shared: int = 0  # tokens at the beginning that all prompts have in common
+    seed: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server would show under this load."""
+
+    rate: float
+    requests: int
+    seconds: float
+    output_tokens_per_s: float
+    input_tokens_per_s: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    tpot_p99: float
+    busy: float  # share of the time
+    running: int  # most at once
+    preemptions: int
+    steps: int
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one device, by part."""
+
+    weights: int
+    step: int
+    spare: int
+    cache: int
+    total: int
+    cache_tokens: int
+    rows: int  # requests that may run at once
+
+    @property
+    def fits(self) -> bool:
+        return self.cache_tokens > 0
+
+    def table(self) -> dict[str, int]:
+        used = self.weights + self.step + self.spare + self.cache
+        return {"weights": self.weights, "step": self.step, "graphs and libraries": self.spare,
+                "pages": self.cache, "not used": max(0, self.total - used)}  # fmt: skip
+
+
+def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -> Room:
+    """The engine's own rules (`serve.engine.sizing`), for a device that is not here."""
+    spec, tp = served.spec, served.tp
+    weights = int(spec.parameters() * served.weight_bytes / tp)
+    step = step_bytes(spec, step_tokens, rows, 2)
+    total = served.device.memory_bytes
+    left = int(FRACTION * total) - weights - step - SPARE
+    per_token = spec.kv_bytes_per_token(served.cache_bytes) / max(1, min(tp, spec.kv_heads))
+    tokens = max(0, int(left // (per_token * GPU_PAGE)) * GPU_PAGE)
+    return Room(weights=weights, step=step, spare=SPARE, cache=int(tokens * per_token), total=total,
+                cache_tokens=tokens, rows=rows)  # fmt: skip
+
+
+def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> Limits:
+    wanted = space.rows * -(-context // GPU_PAGE) + 1
+    shared = mixed_tokens(served, space.rows, step_ms) if step_ms else 0
+    return Limits(
+        rows=space.rows, step_tokens=GPU_STEP_TOKENS, context=context, shared_tokens=shared,
+        pages=max(2, min(space.cache_tokens // GPU_PAGE, wanted)), page_size=GPU_PAGE,
+        vocabulary=served.spec.vocab,
+    )  # fmt: skip
+
+
+def mixed_tokens(served: Served, rows: int, step_ms: float) -> int:
+    """What a server allows a step in which somebody decodes: `serve.engine.step_budget`, which needs torch."""
+    spec = served.spec
+    of_token = 2 * (spec.matmul_parameters() - spec.vocab * spec.hidden)
+    rate = served.device.flops_per_s * served.tp
+    fitting = int(step_ms / 1e3 * rate * OF_LARGE / of_token) // TILE * TILE
+    tokens = max(fitting, LEAST, -(-rows // TILE) * TILE + TILE)
+    return tokens if tokens < GPU_STEP_TOKENS else 0
+
+
+def requests(workload: Workload) -> list[Arrival]:
+    draw = random.Random(workload.seed)
+    head = [draw.randint(0, TOKENS) for _ in range(workload.shared)]
+    at, made = 0.0, []
+    for number in range(workload.requests):
+        own = draw.randint(workload.input_least, workload.input_most) - workload.shared
+        prompt = head + [draw.randint(0, TOKENS) for _ in range(own)]
+        answer = draw.randint(workload.output_least, workload.output_most)
+        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        if math.isfinite(workload.rate):
+            at += draw.expovariate(workload.rate)
+        made.append(Arrival(at, Request(f"r{number}", prompt, params)))
+    return made
+
+
+def run(served: Served, workload: Workload, rows: int = ROWS, step_ms: float = 0.0) -> Load:
+    """`step_ms`: what a server gives a step in which somebody decodes; 0 where only throughput counts."""
+    space = room(served, rows)
+    context = workload.input_most + workload.output_most
+    result = simulate(
+        requests(workload), limits(served, space, context, step_ms), step_seconds(served)
+    )
+    first = sorted(outcome.ttft for outcome in result.outcomes if outcome.ttft is not None)
+    between = sorted(outcome.tpot for outcome in result.outcomes if outcome.tpot is not None)
+    return Load(
+        rate=workload.rate if math.isfinite(workload.rate) else 0.0, requests=workload.requests,
+        seconds=result.seconds, output_tokens_per_s=result.output_tokens_per_s,
+        input_tokens_per_s=result.input_tokens_per_s,
+        ttft_p50=_at(first, 0.5), ttft_p99=_at(first, 0.99), tpot_p50=_at(between, 0.5), tpot_p99=_at(between, 0.99),
+        busy=result.busy / result.seconds if result.seconds else 0.0, running=result.peak_running,
+        preemptions=sum(outcome.preemptions for outcome in result.outcomes), steps=result.steps,
+    )  # fmt: skip
+
+
+def _at(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,125 @@
+"""Planning a server: predictions beside our measurements, the engine's own rules, and sensible answers."""
+
+import math
+
+import pytest
+
+from cairn.core.errors import ConfigError
+from cairn.models.presets import preset
+from cairn.plan.device import device
+from cairn.plan.measured import RECORDS, WORKLOADS, median_error, serving
+from cairn.plan.serve_cost import Served
+from cairn.plan.serve_load import Workload, limits, mixed_tokens, requests, room, run
+from cairn.plan.serve_plan import Asked, plan
+
+H200 = device("h200")
+SMALL = Served(spec=preset("qwen3-0.6b"), device=H200)
+ASKED = Asked(rate=10.0, input_tokens=200, output_tokens=20, slo_ttft=0.5, slo_tpot=0.05)
+
+
+def test_our_measurements_of_serving_are_predicted():
+    if not (RECORDS / "throughput.json").exists():
+        pytest.skip(f"needs the records in {RECORDS}, which a wheel does not have")
+    rows = serving(only="qwen3-8b")
+    assert len(rows) >= 5
+    assert (median_error(rows) or 1) <= 0.12
+
+
+def test_a_damaged_record_is_refused(tmp_path):
+    from cairn.core.errors import CairnError
+
+    (tmp_path / "throughput.json").write_text('{"rows": [')
+    with pytest.raises(CairnError, match="cannot read"):
+        serving(tmp_path)
+    assert serving(tmp_path / "nowhere") == []
+
+
+def test_the_budget_of_a_mixed_step_is_the_engines():
+    from cairn.serve.engine.step_budget import tokens_within
+
+    for model in ("qwen3-0.6b", "qwen3-8b", "llama-3.1-70b"):
+        served = Served(spec=preset(model), device=H200)
+        assert mixed_tokens(served, 256, 25.0) == tokens_within(
+            0.025, H200.flops_per_s, served.spec, 256, 16384
+        )
+
+
+def test_memory_adds_up_and_the_cache_fits():
+    space = room(Served(spec=preset("qwen3-8b"), device=H200))
+    assert sum(space.table().values()) == space.total
+    assert space.cache_tokens * preset("qwen3-8b").kv_bytes_per_token() == pytest.approx(
+        space.cache, rel=1e-6
+    )
+    assert not room(Served(spec=preset("llama-3.1-70b"), device=H200)).fits
+    assert room(Served(spec=preset("llama-3.1-70b"), device=H200, tp=4)).fits
+
+
+def test_every_request_is_answered_in_full():
+    workload = Workload(
+        requests=40, input_least=50, input_most=200, output_least=5, output_most=30, rate=50.0
+    )
+    load = run(SMALL, workload)
+    wanted = sum(arrival.request.params.max_tokens for arrival in requests(workload))
+    assert load.output_tokens_per_s * load.seconds == pytest.approx(wanted)
+    assert limits(SMALL, room(SMALL), 230).context == 230
+
+
+def test_more_load_is_never_faster():
+    shape = {
+        "requests": 150,
+        "input_least": 400,
+        "input_most": 600,
+        "output_least": 20,
+        "output_most": 40,
+    }
+    loads = [run(SMALL, Workload(**shape, rate=rate)) for rate in (5.0, 100.0, 1e5)]
+    assert [load.ttft_p99 for load in loads] == sorted(load.ttft_p99 for load in loads)
+    assert loads[0].output_tokens_per_s < loads[1].output_tokens_per_s
+
+
+def test_one_gpu_is_enough_for_a_small_model():
+    found = plan(SMALL, ASKED, 8)
+    assert found.best is not None
+    assert (found.best.tp, found.best.gpus) == (1, 1)
+    assert all(option.why for option in found.options if option.tp > 1)
+    assert [load.rate for load in found.curve] == sorted(load.rate for load in found.curve)
+    per_token = found.best.usd_per_hour / 3600 / (ASKED.rate * ASKED.output_tokens)
+    assert found.best.usd_per_million == pytest.approx(per_token * 1e6)
+
+
+def test_a_model_that_does_not_fit_says_so():
+    found = plan(Served(spec=preset("llama-3.1-70b"), device=H200), ASKED, 1)
+    assert found.best is None
+    assert "does not fit" in found.options[0].why
+
+
+def test_a_slo_that_nothing_meets_says_what_would_be():
+    from msgspec.structs import replace
+
+    found = plan(SMALL, replace(ASKED, slo_tpot=1e-5), 2)
+    assert found.best is None
+    assert all("misses the SLO" in option.why for option in found.options)
+
+
+def test_nonsense_is_refused():
+    from msgspec.structs import replace
+
+    for field in ("rate", "input_tokens", "slo_ttft"):
+        with pytest.raises(ConfigError, match="is 0"):
+            plan(SMALL, replace(ASKED, **{field: 0}), 8)
+    with pytest.raises(ConfigError, match="0 GPUs"):
+        plan(SMALL, ASKED, 0)
+
+
+def test_the_workloads_are_those_that_were_measured():
+    from cairn.bench import workload
+
+    for name, shape in WORKLOADS.items():
+        chosen = workload.requests(name)
+        lengths = [len(one.prompt) for one in chosen]
+        answers = [one.output for one in chosen]
+        assert len(chosen) == shape.requests
+        assert shape.input_least <= min(lengths) <= max(lengths) <= shape.input_most
+        assert shape.output_least <= min(answers) <= max(answers) <= shape.output_most
+        assert chosen[0].shared == shape.shared
+        assert math.isinf(shape.rate)
