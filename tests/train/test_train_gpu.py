@@ -89,7 +89,7 @@ def smooth_curve(folder, precision, parts=1):
     ids=["plain torch", "full recompute", "fp8 by tensor", "fp8 by row"],
 )
 def test_loss_curves_overlap_over_300_steps(tmp_path, other):
-    """Within 0.02; or within what comes of adding up the same numbers in another order, if that is more."""
+    """Within 0.02; beside it is printed what adding up the same numbers in another order does."""
     ours = smooth_curve(tmp_path, BF16)
     noise = (ours - smooth_curve(tmp_path, BF16, parts=2)).abs().max().item()
     difference = (ours - smooth_curve(tmp_path, other)).abs()
@@ -98,7 +98,7 @@ def test_loss_curves_overlap_over_300_steps(tmp_path, other):
         f"loss {ours[0]:.2f} -> {ours[-1]:.2f}, other order {noise:.4f}, largest difference {most:.4f} at {step}"
     )
     assert ours[-1] < 0.6 * ours[0]
-    assert most < max(0.02, 2 * noise)
+    assert most < 0.02
 
 
 @pytest.mark.parametrize("states", ["bfloat16", "int8"])
