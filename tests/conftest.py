@@ -50,4 +50,5 @@ def _seed(request: pytest.FixtureRequest) -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing a test does reaches the user's cache or reads their settings."""
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path_factory.getbasetemp() / "cairn-cache"))
+    monkeypatch.setenv("CAIRN_DATA", str(tmp_path_factory.getbasetemp() / "cairn-data"))
     monkeypatch.delenv("CAIRN_EVENTS", raising=False)

@@ -145,7 +145,7 @@ def show_lines(
     lines: Iterable[str], out: TextIO, rank: int | None = None, agents: bool = False
 ) -> None:
     """The lines of the ranks as they come; what a program wrote for programs is left out."""
-    from cairn.cluster.rank_failure import MARK
+    from cairn.core.rank_failure import MARK
 
     for line in lines:
         name, bar, _ = line.partition("| ")

@@ -123,11 +123,9 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
     if config.model.checkpoint is None:
         check_layout(config, shape_of(config.model), started[1] if started else world)
     say = _say(verb)
+    if started is not None and config.recovery.on:
+        return _train_launched(config, started[0], say)
     if started is not None and world > 1:
-        if config.recovery.on and started[0] == 0:
-            say(
-                "warning: recovery.on has no effect here: whoever started the ranks looks after them"
-            )
         join_group(*started, "env://", config.device)
         with _bar(config.steps) as told:
             return run_training(config, started[0], say, told)
@@ -144,6 +142,18 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
 
     device = default_device() if config.device == "auto" else config.device
     return run_local(world, one_rank, device)
+
+
+def _train_launched(config: Train, rank: int, say: Callable[[str], None]) -> "Finished":
+    """Ranks that a launcher started one by one: their state comes from the memory of the nodes that are left."""
+    from cairn.train.recovery.launched import run_launched
+    from cairn.train.run import run as run_training
+
+    def train(make_loop: Callable[..., Any]) -> "Finished":
+        with _bar(config.steps if rank == 0 else 0) as told:
+            return run_training(config, rank, say, told, make_loop)
+
+    return run_launched(config, rank, train, config.device)
 
 
 def _train_supervised(config: Train, say: Callable[[str], None]) -> "Finished":
@@ -199,6 +209,8 @@ def _say(verb: TrainVerb) -> Callable[[str], None]:
 
 
 def _tell(finished: "Finished", verb: TrainVerb) -> None:
+    if finished.report is None:
+        return  # rank 0 speaks for all that a launcher started
     outcome = finished.outcome
     serve = f"cairn serve {finished.model}" if finished.model else None
     if verb.json:

@@ -101,11 +101,12 @@ def agent_env(job: Job, group: Group, *, folder: str | None, loopback: bool) -> 
 
 
 def recovery_env(job: Job, group: Group) -> dict[str, str]:
-    """For `cairn train` that starts its ranks itself: what the job says about failures, as its recipe's [recovery].
+    """For `cairn train`: what the job says about failures, as its recipe's [recovery].
 
-    Ranks of an elastic role are started anew by their agents, from the newest checkpoint on disk.
+    Ranks of an elastic role are started anew by their agents, and read their state from the memory of the nodes that
+    are left; a `direct` role looks after ranks of its own.
     """
-    if group.elastic or group.argv[:2] != ["cairn", "train"]:
+    if group.argv[:2] != ["cairn", "train"]:
         return {}
     if job.restart.policy == "fail" or "memory" not in job.checkpoint.tiers:
         return {}

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from cairn.cluster.rank_failure import RankFailure, collective_of, last_words, mark, shortened
+from cairn.core.rank_failure import RankFailure, collective_of, last_words, mark, shortened
 
 _OWN_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before every line of a traceback
 KEPT = 400  # lines of the program, for the traceback
@@ -102,7 +102,8 @@ def _environment(values: Mapping[str, str]) -> dict[str, str]:
     """The job's own variables are filled in; nobody else's."""
     named = os.environ.get("CAIRN_JOB_ENV", "").split()
     own = {name: filled(os.environ[name], values) for name in named if name in os.environ}
-    return {**os.environ, **own, "CAIRN_JOB_ATTEMPT": values["attempt"]}
+    ours = {"CAIRN_JOB_ATTEMPT": values["attempt"], "CAIRN_NODE_LAUNCHER": str(os.getppid())}
+    return {**os.environ, **own, **ours}
 
 
 def _pump(stream: IO[bytes], rank: int, tail: collections.deque[str]) -> None:

@@ -29,13 +29,14 @@ from cairn.cluster.elastic import (
 )
 from cairn.cluster.failure import POLICIES
 from cairn.cluster.rank import die_with_parent
-from cairn.cluster.rank_failure import RankFailure, failures_in, first_of, found_in, summary, told
 from cairn.cluster.records import Record, State, Status
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.seats import LOST, Place, Seat, Seats
+from cairn.core.rank_failure import RankFailure, failures_in, first_of, found_in, summary, told
 from cairn.core.units import parse_duration
 
 POLL_S = 0.1
+LAST_S = 3.0  # after the first node is done, for those that are about to be
 
 
 class Ended(Exception):
@@ -141,6 +142,8 @@ class Supervisor:
         )  # fmt: skip
         env |= {"CAIRN_NODE": seat.name, "CAIRN_ATTEMPT": str(self.attempt)}
         env["CAIRN_JOB_FAILURES"] = str(self.failures)
+        env["CAIRN_JOB_STARTED"] = f"{time.time():.3f}"
+        env["CAIRN_JOB_SUBMITTED"] = f"{self.record.created:.3f}"
         log = self.record.logs / f"{seat.name}.log"
         place.handle = self.seats.start(seat, self._argv(seat), env, log)
         place.again_at = None
@@ -172,9 +175,22 @@ class Supervisor:
                 place.handle = None
                 self._ended(place, status)
         if all(self._is_done(group) for group in self.plan.groups):
+            self._wait_for_the_last()
             finished = sum(place.done for place in self.places)
             of = "all" if finished == len(self.places) else f"{finished} of"
             raise Ended("done", f"{of} {len(self.places)} nodes finished")
+
+    def _wait_for_the_last(self) -> None:
+        """A node that took a lost one's place finishes with the others; one that came too late never meets anybody."""
+        waits_until = time.monotonic() + LAST_S
+        while time.monotonic() < waits_until:
+            running = [place for place in self.places if place.handle is not None]
+            for place in running:
+                if place.handle is not None and place.handle.poll() == 0:
+                    place.handle, place.done = None, True
+            if all(place.done for place in running):
+                return
+            time.sleep(POLL_S)
 
     def _check_limits(self) -> None:
         if self.stopping:

@@ -2,14 +2,15 @@
 
     every rank   thread: what did I enter, what did I leave?  --note-->  board  --all notes-->  rank 0, once
 
-torch's flight recorder counts the collectives of each process group, so nothing has to be wrapped. A note is
-small while all goes well; a rank that has not moved for a while adds its last calls. Rank 0 compares them with
-the rules of the doctor and says one sentence: the rank, its host, its last collective. It says so once for
-each standstill, and once more when the job goes on. It never ends anything: that is for the timeout.
+Flight recorders (torch's, and that of `cairn.comm.backend`) count the collectives of each process group, so
+nothing has to be wrapped. A note is small while all goes well; a rank that has not moved for a while adds its
+last calls. Rank 0 compares them with the rules of the doctor and says one sentence: the rank, its host, its last
+collective. It says so once for each standstill, and once more when the job goes on. It never ends anything: that
+is for the timeout.
 
 A thread of a rank that runs Python or waits in a collective still writes notes; one whose process is stopped or
-gone does not, and that is said as well. Collectives of backends that do not record (see
-`torch._C._distributed_c10d._dump_fr_trace_json`) are not seen.
+gone does not, and that is said as well. Seen are the collectives of gloo, of NCCL and of our own backend; those of
+others that record nothing are not.
 """
 
 import contextlib
@@ -168,8 +169,10 @@ def recorder() -> Any:
 
 
 def _dump(collectives: bool) -> dict[str, Any]:
-    """Of gloo, and of NCCL where it is there: each has a recorder of its own."""
+    """Of gloo, of NCCL where it is there, and of our backend: each has a recorder of its own."""
     from torch._C import _distributed_c10d as c10d
+
+    from cairn.comm.backend import flight
 
     whole: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
@@ -180,6 +183,10 @@ def _dump(collectives: bool) -> dict[str, Any]:
         whole["entries"] += found.get("entries") or []
         whole["pg_config"] |= found.get("pg_config") or {}
         whole["pg_status"][name] = found.get("pg_status")
+    ours = flight.dump(collectives)
+    whole["entries"] += ours["entries"]
+    whole["pg_config"] |= ours["pg_config"]
+    whole["pg_status"]["cairn"] = ours["pg_status"]
     return whole
 
 

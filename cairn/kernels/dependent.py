@@ -4,10 +4,13 @@ A decode step is hundreds of kernels of a few microseconds, and each start costs
 a dependent is on its multiprocessors, past its first instructions, when its predecessor's results are in. Rules:
 
     begin(OVERLAP) comes before anything that reads or writes what another kernel writes or reads
-    weights may be asked for before it: nobody writes them
+    what is settled may be asked for before it: begin(OVERLAP, True), read that, then behind(OVERLAP, True)
     a kernel waits for its predecessor only; that one has waited for its own, and so on
 
-so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor.
+so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor. Settled is
+what no kernel writes that may still be running: weights while nobody trains, and what was written before the last
+kernel that was launched in the ordinary way, which starts when all before it have ended. Weights were pushed out of
+the caches since the last step: asking early hides a trip to the memory that takes as long as the rest of a small kernel.
 CAIRN_OVERLAP=0 switches it off, to see what it is worth.
 """
 
@@ -22,10 +25,18 @@ from cairn.kernels.dispatch import capability
 
 
 @triton.jit
-def begin(OVERLAP: tl.constexpr):
-    """Let the successor start as soon as all programs of this kernel have; wait for the predecessor."""
+def begin(OVERLAP: tl.constexpr, EARLY: tl.constexpr = False):
+    """Let the successor start as soon as all programs of this kernel have; wait for the predecessor, or not yet."""
     if OVERLAP:
         gdc_launch_dependents()
+        if not EARLY:
+            gdc_wait()
+
+
+@triton.jit
+def behind(OVERLAP: tl.constexpr, EARLY: tl.constexpr):
+    """Wait for the predecessor, if `begin` has not. Once it has ended this costs nothing."""
+    if OVERLAP and EARLY:
         gdc_wait()
 
 

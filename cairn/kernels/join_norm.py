@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.arguments import FLOATS, as_rows, check, output
-from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rmsnorm import add_rmsnorm, add_rmsnorm_reference
@@ -44,12 +44,14 @@ def join_add_rmsnorm_reference(
 def _join_norm_kernel(
     parts, residual, weight, y, total, rows, residual_stride, y_stride, total_stride, eps,
     PARTS: tl.constexpr, PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    begin(OVERLAP)
+    begin(OVERLAP, EARLY)
     row = tl.program_id(0)
     column = tl.arange(0, WIDTH)
     inside = column < COLUMNS
+    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
+    behind(OVERLAP, EARLY)
     sums = tl.zeros([WIDTH], tl.float32)
     for part in tl.static_range(PARTS):
         sums += tl.load(parts + (part * rows + row) * COLUMNS + column, mask=inside, other=0.0)
@@ -59,7 +61,6 @@ def _join_norm_kernel(
     tl.store(total + row * total_stride + column, v, mask=inside)
     v = v.to(tl.float32)
     n = v * tl.rsqrt(tl.sum(v * v, axis=0) / COLUMNS + eps)
-    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
     if PLUS_ONE:
         n = n * (tl.cast(w, tl.float32) + 1.0)
     else:
@@ -75,9 +76,13 @@ def join_add_rmsnorm(
     *,
     plus_one: bool = False,
     residual_out: Tensor | None = None,
+    settled: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Parts and a residual [M, D] -> y like the residual, and the sum of all; that may be where the residual was."""
+    """Parts and a residual [M, D] -> y like the residual, and the sum of all; that may be where the residual was.
+
+    `settled`: nothing that is still running writes the weight.
+    """
     check("residual", residual, dtypes=FLOATS, shape=(None, None))
     rows, columns = residual.shape
     check("parts", parts.sums_SMD, dtypes=(torch.float32,), shape=(None, rows, columns),
@@ -94,7 +99,8 @@ def join_add_rmsnorm(
         launch(
             _join_norm_kernel, rows, parts.sums_SMD, before, weight, y, after, rows, before.stride(0),
             y.stride(0), after.stride(0), eps, PARTS=len(parts.sums_SMD), PLUS_ONE=plus_one,
-            COLUMNS=columns, WIDTH=width(columns), num_warps=_warps(columns), **pdl(residual.device),
+            COLUMNS=columns, WIDTH=width(columns), EARLY=settled, num_warps=_warps(columns),
+            **pdl(residual.device),
         )  # fmt: skip
     return y, total
 
@@ -112,7 +118,7 @@ def _variant(columns: int, parts: int) -> Variant:
     types = dict(parts="*fp32", residual="*bf16", weight="*bf16", y="*bf16", total="*bf16")
     numbers = dict.fromkeys(("rows", "residual_stride", "y_stride", "total_stride"), "i32")
     constants: dict[str, Any] = dict(
-        PARTS=parts, PLUS_ONE=False, COLUMNS=columns, WIDTH=width(columns), OVERLAP=True
+        PARTS=parts, PLUS_ONE=False, COLUMNS=columns, WIDTH=width(columns), EARLY=True, OVERLAP=True
     )
     return Variant(
         f"join norm {columns}, {parts} parts", _join_norm_kernel, {**types, **numbers, "eps": "fp32"}, constants,
@@ -136,7 +142,9 @@ def _prepare(parts: int, rows: int, columns: int) -> Prepared:
     total = torch.empty_like(residual)
 
     def ours() -> Tensor:
-        return join_add_rmsnorm(given, residual, weight, residual_out=total, impl="triton")[0]
+        return join_add_rmsnorm(
+            given, residual, weight, residual_out=total, settled=True, impl="triton"
+        )[0]
 
     def apart() -> Tensor:
         joined = given.sums_SMD.sum(0).to(residual.dtype)

@@ -147,12 +147,12 @@ def _launch(call: Paged, workspace: Workspace | None, settled: bool, gluon: bool
         if gluon and workspace is not None:
             paged_decode_gluon.decode(call, workspace, settled)
         else:
-            paged_decode.decode(call, call.max_query, workspace)
+            paged_decode.decode(call, call.max_query, workspace, settled)
         return
     # With max_query rows for every sequence there is none with a single query.
     singles = call.q_THC.shape[0] < call.sequences * call.max_query and paged_decode.fits(call, 1)
     if singles:
-        paged_decode.decode(call, 1, workspace)
+        paged_decode.decode(call, 1, workspace, settled)
     if gluon:
         plan = paged_prefill.plan_of(call)
         paged_prefill_gluon.prefill(call, int(singles), plan.ping_pong)

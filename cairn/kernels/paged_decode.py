@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from cairn.kernels.arguments import require, short
-from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.paged_parts import (
     Workspace,
     add_up,
@@ -72,7 +72,7 @@ def _decode_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
     WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, SEQUENCES: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SCALES: tl.constexpr, LSE: tl.constexpr, STARTS: tl.constexpr,
-    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, OVERLAP: tl.constexpr,
+    EXACT: tl.constexpr, STAGES: tl.constexpr, LAST_ADDS: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = KV_HEADS * GROUP
     program = tl.program_id(0)
@@ -80,7 +80,7 @@ def _decode_kernel(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     token = tl.arange(0, BLOCK)
-    begin(OVERLAP)
+    begin(OVERLAP, EARLY)
 
     every = tl.arange(0, SEQUENCES)
     there = every < sequences
@@ -105,6 +105,9 @@ def _decode_kernel(
         done = (place - before) % tiles  # tiles of this pair that programs before this one read
         count = tl.minimum(tiles - done, end - place)
         first = first_tile(length, queries, WINDOW, BLOCK) + done
+        table = tables + sequence.to(tl.int64) * table_stride
+        pages = pages_of(table, first, length, PAGE, BLOCK)
+        behind(OVERLAP, EARLY)  # up to here nothing that the predecessor writes
 
         ours = row < queries * GROUP
         seen = length - queries + row // GROUP + 1  # how many keys each row sees
@@ -126,10 +129,8 @@ def _decode_kernel(
             top = tl.where(done == 0, sink, top)
             total = tl.where(done == 0, 1.0, total)
 
-        table = tables + sequence.to(tl.int64) * table_stride
         k_head = k + head * head_stride
         v_head = v + head * head_stride
-        pages = pages_of(table, first, length, PAGE, BLOCK)
         for tile in tl.range(first, first + count, num_stages=STAGES):
             at = (
                 rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
@@ -214,6 +215,7 @@ def _decode_kernel(
                 owned = sequence * KV_HEADS + head
                 owned_parts = parts
         place += count
+    behind(OVERLAP, EARLY)
     if not LAST_ADDS:
         tl.store(owners + 2 * program, owned)
         tl.store(owners + 2 * program + 1, owned_parts)
@@ -232,8 +234,13 @@ def fits(call: Paged, queries: int) -> bool:
     return queries * call.group <= MOST_ROWS
 
 
-def decode(call: Paged, queries: int, workspace: Workspace | None = None) -> None:
-    """Fill the rows of every sequence that has 1 to `queries` of them; other rows are left alone."""
+def decode(
+    call: Paged, queries: int, workspace: Workspace | None = None, settled: bool = False
+) -> None:
+    """Fill the rows of every sequence that has 1 to `queries` of them; other rows are left alone.
+
+    `settled`: nothing that is still running writes lengths, tables or bounds.
+    """
     plan = plan_of(call, queries)
     programs = plan.per_sm * multiprocessors(call.q_THC.device)
     constants = call.constants()
@@ -250,7 +257,7 @@ def decode(call: Paged, queries: int, workspace: Workspace | None = None) -> Non
     kernel: Any = _decode_kernel
     kernel[(programs,)](
         **call.tensors(), **room._asdict(), **call.numbers(), **constants, QUERIES=queries, ROWS=rows,
-        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, num_warps=plan.warps,
+        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, EARLY=settled, num_warps=plan.warps,
         **pdl(call.q_THC.device),
     )  # fmt: skip
     if not last_adds:

@@ -43,7 +43,7 @@ def decode(
     types = {**TENSORS, **rooms, **NUMBERS, "k": f"*{cache}", "v": f"*{cache}"}
     fixed = PLAIN | dict(
         QUERIES=1, ROWS=16, PAGE=16, BLOCK=plan.block, SCALES=int(cache == "fp8e4nv"), STARTS=False,
-        STAGES=plan.stages, LAST_ADDS=True, OVERLAP=True,
+        STAGES=plan.stages, LAST_ADDS=True, EARLY=True, OVERLAP=True,
     ) | changes  # fmt: skip
     aligned = tuple(types.keys() - {"sequences", "scale", "table_stride"})
     options = {"num_warps": plan.warps}

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
-from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import Quantized, filled, fp8_rows, quantize_reference, quantized_rows
@@ -45,6 +45,9 @@ from cairn.kernels.rows import (
 from cairn.kernels.tuned import Tuning
 
 FP8 = torch.float8_e4m3fn
+FEW_ROWS = (
+    1024  # up to here settled weights are asked for early: with more the registers are worth more
+)
 
 
 def rmsnorm_reference(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
@@ -67,12 +70,13 @@ def _rmsnorm_kernel(
     x, residual, weight, y, total, scale, rstd, rows,
     x_stride, residual_stride, y_stride, total_stride, eps,
     PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    begin(OVERLAP)
+    begin(OVERLAP, EARLY)
     column = tl.arange(0, WIDTH)[None, :]
     inside = column < COLUMNS
-    kept = shared_row(weight, column, inside) if STAGES > 1 else None
+    kept = shared_row(weight, column, inside) if STAGES > 1 or EARLY else None
+    behind(OVERLAP, EARLY)
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)[:, None]
@@ -87,7 +91,7 @@ def _rmsnorm_kernel(
         r = tl.rsqrt(tl.sum(v * v, axis=1)[:, None] / COLUMNS + eps)
         if rstd is not None:
             tl.store(rstd + row, r, mask=row < rows)
-        w = shared_row(weight, column, inside) if STAGES == 1 else kept
+        w = kept if STAGES > 1 or EARLY else shared_row(weight, column, inside)
         n = v * r
         if PLUS_ONE:
             n = n * (tl.cast(w, tl.float32) + 1.0)
@@ -107,16 +111,17 @@ def rmsnorm(
     *,
     plus_one: bool = False,
     out: Tensor | None = None,
+    settled: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x [..., D] -> y like x. Differentiable."""
+    """x [..., D] -> y like x. Differentiable. `settled`: nothing that is still running writes the weight."""
     if _offer(x, None, weight, impl) == "reference":
         y = rmsnorm_reference(x, weight, eps, plus_one)
         return y if out is None else _buffer("out", out, x).copy_(y)
     if _tracked(x, weight, out=out):
         return _RMSNorm.apply(x, None, weight, eps, plus_one)
     y = _buffer("out", out, x)
-    _launch(x, None, weight, y, None, None, None, eps, plus_one)
+    _launch(x, None, weight, y, None, None, None, eps, plus_one, settled)
     return y
 
 
@@ -129,6 +134,7 @@ def add_rmsnorm(
     plus_one: bool = False,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
+    settled: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
     """x, residual [..., D] -> y like x, x + residual like the residual. The outputs may be the inputs."""
@@ -141,7 +147,7 @@ def add_rmsnorm(
     if _tracked(x, residual, weight, out=out, residual_out=residual_out):
         return _RMSNorm.apply(x, residual, weight, eps, plus_one)
     y, total = _buffer("out", out, x), _buffer("residual_out", residual_out, residual)
-    _launch(x, residual, weight, y, total, None, None, eps, plus_one)
+    _launch(x, residual, weight, y, total, None, None, eps, plus_one, settled)
     return y, total
 
 
@@ -266,6 +272,7 @@ def _launch(
     rstd: Tensor | None,
     eps: float,
     plus_one: bool,
+    settled: bool = False,
 ) -> None:
     x_TD, y_TD = as_rows("x", x), as_rows("out", y)
     added = None if residual is None else as_rows("residual", residual)
@@ -281,7 +288,7 @@ def _launch(
         added.stride(0) if added is not None else 0, y_TD.stride(0),
         total_TD.stride(0) if total_TD is not None else 0, eps,
         PLUS_ONE=plus_one, COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,
-        STAGES=how.stages, num_warps=how.warps, **pdl(x.device),
+        STAGES=how.stages, EARLY=settled and rows <= FEW_ROWS, num_warps=how.warps, **pdl(x.device),
     )  # fmt: skip
 
 
@@ -293,18 +300,20 @@ def cost(
     return Cost(4 * rows * columns, rows * columns * moved + columns * element_bytes)
 
 
-def _variant(columns: int, how: Layout, residual: bool = False, fp8: bool = False) -> Variant:
+def _variant(
+    columns: int, how: Layout, residual: bool = False, fp8: bool = False, early: bool = False
+) -> Variant:
     pointers = {"x": "*bf16", "weight": "*bf16", "y": "*fp8e4nv" if fp8 else "*bf16"}
     pointers |= {"residual": "*bf16", "total": "*bf16"} if residual else {}
     pointers |= {"scale": "*fp32"} if fp8 else {}
     strides = [f"{name}_stride" for name in ("x", "residual", "y", "total")]
     absent = {"residual", "total", "scale", "rstd"} - set(pointers)
     return Variant(
-        f"rmsnorm {columns}{' + residual' * residual}{' + fp8' * fp8}, {how}",
+        f"rmsnorm {columns}{' + residual' * residual}{' + fp8' * fp8}{', early' * early}, {how}",
         _rmsnorm_kernel,
         pointers | dict.fromkeys(strides, "i32") | {"rows": "i32", "eps": "fp32"},
         {"PLUS_ONE": False, "COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows}
-        | {"STAGES": how.stages, "OVERLAP": True, **dict.fromkeys(absent)},
+        | {"STAGES": how.stages, "EARLY": early, "OVERLAP": True, **dict.fromkeys(absent)},
         {"num_warps": how.warps},
         [*pointers, *strides],
     )
@@ -314,6 +323,10 @@ VARIANTS = [
     *(_variant(columns, default_layout(columns)) for columns in (2048, 4096, 8192)),
     _variant(4096, Layout(1, 8, 3, 4)),
     *(_variant(columns, default_layout(columns), residual=True) for columns in (4096, 8192)),
+    *(
+        _variant(columns, default_layout(columns), residual=True, early=True)
+        for columns in (1024, 4096)
+    ),
     _variant(4096, default_layout(4096), fp8=True),
     _variant(4096, default_layout(4096), residual=True, fp8=True),
 ]

@@ -27,11 +27,11 @@ from torch.autograd.function import once_differentiable
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, INTEGERS, check, require, short
-from cairn.kernels.dependent import begin, pdl
+from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import fp8_scaled
-from cairn.kernels.rmsnorm import rmsnorm_reference
+from cairn.kernels.rmsnorm import FEW_ROWS, rmsnorm_reference
 from cairn.kernels.rope_backward import Heads, heads_side_by_side, rope_backward
 from cairn.kernels.rows import blocks, launch, width
 from cairn.kernels.tuned import Tuning, tuned
@@ -83,8 +83,24 @@ def _rotated(x_THC: Tensor, rows_TC: Tensor) -> Tensor:
 
 
 @triton.jit
+def _halves(row, i, inside, C: tl.constexpr):
+    """Of weights or angles."""
+    low = tl.load(row + i, mask=inside, other=0.0, eviction_policy="evict_last")
+    high = tl.load(row + C // 2 + i, mask=inside, other=0.0, eviction_policy="evict_last")
+    return low, high
+
+
+@triton.jit
+def _position(positions, token):
+    if positions is not None:
+        return tl.load(positions + token).to(tl.int64)
+    else:
+        return token
+
+
+@triton.jit
 def _turned(
-    low, high, weight, cos, sin, eps, i, inside, C: tl.constexpr, PLUS_ONE: tl.constexpr
+    low, high, w_low, w_high, cos, sin, eps, C: tl.constexpr, PLUS_ONE: tl.constexpr
 ):  # fmt: skip
     """Both halves of some heads, normed and rotated, rounded as the plain model rounds.
 
@@ -92,9 +108,7 @@ def _turned(
     to round on the way takes no conversion of single numbers, which would be as slow as exponentials.
     """
     dtype = low.dtype
-    if weight is not None:
-        w_low = tl.load(weight + i, mask=inside, other=0.0, eviction_policy="evict_last")
-        w_high = tl.load(weight + C // 2 + i, mask=inside, other=0.0, eviction_policy="evict_last")
+    if w_low is not None:
         low, high = low.to(tl.float32), high.to(tl.float32)
         r = tl.rsqrt(tl.sum(low * low + high * high, axis=1)[:, None] / C + eps)
         low, high = low * r, high * r
@@ -129,17 +143,28 @@ def _rope_kernel(
     k_scale, v_scale, eps, qkv_token, table_row, q_token, k_token, page, place, head_stride,
     H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, Q: tl.constexpr,
     KV: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, SCALES: tl.constexpr,
-    PLUS_ONE: tl.constexpr, OVERLAP: tl.constexpr,
+    PLUS_ONE: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has one token, or one of PARTS of its heads: Q of q and KV of k and v.
 
     So what depends on the token (angles, weights, addresses) is found once for many heads. All heads are on their
-    way before the first is looked at.
+    way before the first is looked at. With EARLY what depends on the token alone is read before the predecessor ends.
     """
-    begin(OVERLAP)
+    begin(OVERLAP, EARLY)
     token, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     i = tl.arange(0, HALF)[None, :]
     inside = i < C // 2
+    slot, cos, sin = token, None, None
+    q_w_low, q_w_high, k_w_low, k_w_high = None, None, None, None
+    if EARLY:
+        if slots is not None:
+            slot = tl.load(slots + token).to(tl.int64)
+        if table is not None:
+            cos, sin = _halves(table + _position(positions, token) * table_row, i, inside, C)
+        if q_weight is not None:
+            q_w_low, q_w_high = _halves(q_weight, i, inside, C)
+            k_w_low, k_w_high = _halves(k_weight, i, inside, C)
+        behind(OVERLAP, EARLY)
     q, kv = part * Q + tl.arange(0, Q)[:, None], part * KV + tl.arange(0, KV)[:, None]
     q_mask, kv_mask = inside & (q < H), inside & (kv < K)
     of_q = qkv + token * qkv_token + q * C + i
@@ -148,22 +173,23 @@ def _rope_kernel(
     q_high = tl.load(of_q + C // 2, mask=q_mask, other=0.0)
     k_low = tl.load(of_k, mask=kv_mask, other=0.0)
     k_high = tl.load(of_k + C // 2, mask=kv_mask, other=0.0)
-    v_low, v_high, slot = k_low, k_high, token
+    v_low, v_high = k_low, k_high
     if slots is not None:
         v_low = tl.load(of_k + K * C, mask=kv_mask, other=0.0)
         v_high = tl.load(of_k + K * C + C // 2, mask=kv_mask, other=0.0)
-        slot = tl.load(slots + token).to(tl.int64)
-    cos, sin = None, None
+    if not EARLY:
+        if slots is not None:
+            slot = tl.load(slots + token).to(tl.int64)
+        if table is not None:
+            cos, sin = _halves(table + _position(positions, token) * table_row, i, inside, C)
+        if q_weight is not None:
+            q_w_low, q_w_high = _halves(q_weight, i, inside, C)
+            k_w_low, k_w_high = _halves(k_weight, i, inside, C)
     if table is not None:
-        position = token
-        if positions is not None:
-            position = tl.load(positions + token).to(tl.int64)
-        angles = table + position * table_row + i
-        cos = tl.load(angles, mask=inside, other=1.0).to(tl.float32)
-        sin = tl.load(angles + C // 2, mask=inside, other=0.0).to(tl.float32)
-    q_low, q_high = _turned(q_low, q_high, q_weight, cos, sin, eps, i, inside, C, PLUS_ONE)
+        cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+    q_low, q_high = _turned(q_low, q_high, q_w_low, q_w_high, cos, sin, eps, C, PLUS_ONE)
     _put(q_out + token * q_token + q * C + i, q_low, q_high, None, q, q_mask, C, 0)
-    k_low, k_high = _turned(k_low, k_high, k_weight, cos, sin, eps, i, inside, C, PLUS_ONE)
+    k_low, k_high = _turned(k_low, k_high, k_w_low, k_w_high, cos, sin, eps, C, PLUS_ONE)
     if k_out is not None:
         _put(k_out + token * k_token + kv * C + i, k_low, k_high, None, kv, kv_mask, C, 0)
     if slots is not None:
@@ -253,6 +279,7 @@ def launch_rope(
     q: Tensor,
     k: Tensor | None,
     pages: Pages | None,
+    settled: bool = False,
 ) -> None:
     tokens, size = qkv.shape[0], q.shape[2]
     shares = _shares(how["heads"], heads.q, heads.kv)
@@ -268,7 +295,7 @@ def launch_rope(
         0 if table is None else table.stride(0), q.stride(0), 0 if k is None else k.stride(0),
         page, place, head, H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), **shares,
         PAGE=1 if pages is None else pages.cache_k.shape[1], SCALES=scales,
-        PLUS_ONE=heads.plus_one, num_warps=how["warps"], **pdl(qkv.device),
+        PLUS_ONE=heads.plus_one, EARLY=settled and tokens <= FEW_ROWS, num_warps=how["warps"], **pdl(qkv.device),
     )  # fmt: skip
 
 
@@ -312,6 +339,7 @@ def variant(size: int, q: int, kv: int, how: dict[str, int], normed: bool, cache
         | {
             "SCALES": int(scaled),
             "PLUS_ONE": False,
+            "EARLY": bool(cache),
             "OVERLAP": True,
             **dict.fromkeys(optional - set(pointers)),
         },

@@ -214,8 +214,9 @@ def _launch(
     """`joined`: where the gradients lie side by side and where that of qkv shall be."""
     how = tuned("rope_backward", f"size={size},{short(qkv.dtype)}", DEFAULT)
     tokens = qkv.shape[0]
-    q_programs, k_programs, v_programs = _shares(tokens, heads, how, qkv.device)
-    v_programs = 0 if joined is not None else v_programs
+    q_programs, k_programs, v_programs = _shares(
+        tokens, heads, how, qkv.device, with_v=joined is None
+    )
     programs = q_programs + k_programs + v_programs
     dqkv = joined
     if dqkv is None:
@@ -236,18 +237,18 @@ def _launch(
 
 
 def _shares(
-    tokens: int, heads: Heads, how: dict[str, int], device: torch.device
+    tokens: int, heads: Heads, how: dict[str, int], device: torch.device, with_v: bool
 ) -> tuple[int, int, int]:
-    """Programs for q, k and v in the ratio of the bytes they move: with norms v moves a third less."""
+    """Programs for q, k and v in the ratio of the bytes they move: with norms v moves a third less, in place none."""
     most = how["per_sm"] * multiprocessors(device)
     moved = 3 if heads.q_weight is not None else 2
-    loads = [moved * heads.q, moved * heads.kv, 2 * heads.kv]
+    loads = [moved * heads.q, moved * heads.kv, 2 * heads.kv * with_v]
     counts = [heads.q, heads.kv, heads.kv]
     q, k, v = (
         max(1, min(most * load // sum(loads), blocks(tokens * count, how["rows"])))
         for load, count in zip(loads, counts, strict=True)
     )
-    return q, k, v
+    return q, k, v if with_v else 0
 
 
 def cost(tokens: int, heads: Heads, size: int, normed: bool, element_bytes: int = 2) -> Cost:

@@ -42,6 +42,7 @@ from cairn.kernels.skinny_plans import (
     Plan,
     candidates,
     default_plan,
+    padded_rows,
     pays,
     row_block,
     row_plan,
@@ -65,7 +66,7 @@ def skinny_matmul(
     settled: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x @ w.T and what follows; x has at most 128 rows. See the head of this file, also for `settled`."""
+    """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `settled`."""
     check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     x = as_rows("x_MK", x_MK)
     m, k = x.shape
@@ -130,7 +131,7 @@ def _aligned(rows: Tensor) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _default(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[str, dict[str, Any]]:
     """The key of the tuned table, and what runs without an entry."""
-    key = f"m={1 if m == 1 else row_block(m)},n={n},k={k},{short(dtype)}"
+    key = f"m={1 if m == 1 else padded_rows(m)},n={n},k={k},{short(dtype)}"
     return key, {**default_plan(max(m, 1), n, k)._asdict(), "impl": "triton"}
 
 
@@ -198,7 +199,8 @@ def _launch_tiles(
     swiglu = epilogue.activation is not None and parts is None
     stride_r = 0 if residual is None else residual.stride(0)
     split = plan.parts(k)
-    KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split,)](
+    blocks = triton.cdiv(m, row_block(m))
+    KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split * blocks,)](
         _describe(x, [row_block(m), plan.block_k]),
         _describe_pairs(w, plan.block_k) if swiglu else _describe(w, [PIECE, plan.block_k]),
         *(epilogue.bias_N, residual, y, parts, stride_r, y.stride(0), m, n, k),

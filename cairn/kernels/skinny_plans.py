@@ -15,7 +15,8 @@ With more rows only small products gain, because what they lose there is less th
 from typing import NamedTuple
 
 PIECE = 64  # rows of w that a warpgroup multiplies at once
-MOST_ROWS = 128  # of x
+MOST_ROWS = 256  # of x
+TILE_ROWS = 128  # of x that a program takes at most
 FEW_ROWS = 64
 SMALL = 8 << 20  # elements of w
 PROGRAMS = 64  # fewer cannot read at the memory's rate
@@ -41,13 +42,18 @@ class Plan(NamedTuple):
 
 
 def pays(m: int, n: int, k: int) -> bool:
-    """Is this kernel ahead of cuBLAS for m rows of x and n x k weights?"""
+    """Is this kernel, with what it joins, ahead of cuBLAS for m rows of x and n x k weights?"""
     return m <= FEW_ROWS or (m <= MOST_ROWS and n * k <= SMALL)
 
 
-def row_block(m: int) -> int:
-    """Rows of x are padded to 8, 16, 32, 64 or 128; only the memory of the first m is touched."""
+def padded_rows(m: int) -> int:
+    """Rows of x are padded to 8, 16, 32, 64, 128 or 256; only the memory of the first m is touched."""
     return max(8, 1 << (m - 1).bit_length())
+
+
+def row_block(m: int) -> int:
+    """Those of a program."""
+    return min(padded_rows(m), TILE_ROWS)
 
 
 def row_plan(k: int, block_n: int = 4, warps: int = 0) -> Plan:
@@ -72,9 +78,11 @@ def stream_plan(
 def default_plan(m: int, n: int, k: int) -> Plan:
     if m == 1 and k <= 1 << 14:
         return row_plan(k)
-    tiles = -(-n // PIECE)
+    tiles, blocks = -(-n // PIECE), -(-m // TILE_ROWS)
     if tiles >= TALL:
         return stream_plan(m, k, block_k=128, ring=SMALL_RING)
+    if blocks > 1 and tiles * blocks >= 2 * PROGRAMS:
+        return stream_plan(m, k, pieces=2)
     split = 1
     while tiles * split < PROGRAMS and k >= 2 * split * SHORTEST_PART:
         split *= 2
@@ -93,4 +101,7 @@ def candidates(m: int, n: int, k: int) -> list[Plan]:
             found += [stream_plan(m, k, 1, split, block_k) for block_k in (128, 256)]
     if tiles >= TALL:
         found += [stream_plan(m, k, 2, 1, 128), stream_plan(m, k, 3, 1, 64)]
+    if m > FEW_ROWS:
+        found += [stream_plan(m, k, 2, split, width) for split in (1, 2, 4, 8) for width in (64, 128)
+                  if k >= split * SHORTEST_PART // 2]  # fmt: skip
     return list(dict.fromkeys(found))

@@ -1,13 +1,14 @@
 # pyrefly: ignore-errors
 """The kernel of skinny_matmul that streams weights through shared memory, in Gluon for sm_90.
 
-    ring    STAGES buffers, each PIECES x 64 rows of w and all rows of x, BK columns wide; filled by TMA
+    ring    STAGES buffers, each PIECES x 64 rows of w and BM rows of x, BK columns wide; filled by TMA
     order   fill the ring with w  ->  wait for the predecessor  ->  add x  ->  multiply, and fill again what was used
 
 w's rows are the tall side of the product (64 for a warpgroup), so that few rows of x waste little. Few programs with
 deep rings beat many with shallow ones: a third of the multiprocessors may stay free, and the successor's programs
 start filling theirs there. Where even so there are too few tiles, columns are cut into SPLIT parts of equal length but
-for one step, whose float32 sums a second kernel joins.
+for one step, whose float32 sums a second kernel joins. Programs that share rows of w are neighbours: one reads them
+from memory, the others from the L2 cache.
 
 With SwiGLU every 16 rows of a piece are 8 of the gate and the 8 of up that belong to them: a thread has both.
 """
@@ -53,7 +54,7 @@ def _rows(n0, N, layout: gl.constexpr, SWIGLU: gl.constexpr):
 
 
 @gluon.jit
-def _deliver(sums, bias, residual, y, n0, stride_r, stride_y, M, N, SWIGLU: gl.constexpr):
+def _deliver(sums, bias, residual, y, n0, m0, stride_r, stride_y, M, N, SWIGLU: gl.constexpr):
     """What follows the product, and the store, 16 bytes along n where a thread has so many."""
     BM: gl.constexpr = sums.type.shape[1]
     if bias is not None:
@@ -74,7 +75,7 @@ def _deliver(sums, bias, residual, y, n0, stride_r, stride_y, M, N, SWIGLU: gl.c
     WIDE: gl.constexpr = min(8, BM * ROWS // 128)
     layout: gl.constexpr = gl.BlockedLayout([WIDE, 1], [ROWS // WIDE, 32 * WIDE // ROWS], [1, 4], [0, 1])  # fmt: skip
     n = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))[:, None]
-    m = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+    m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
     inside = (n < limit) & (m < M)
     if residual is None:
         final = gl.convert_layout(result.to(y.dtype.element_ty), layout)
@@ -98,8 +99,10 @@ def stream_kernel(
         gdc_launch_dependents()
         if not EARLY:
             gdc_wait()
-    tile = gl.program_id(0) // SPLIT
-    part = gl.program_id(0) % SPLIT
+    blocks = gl.cdiv(M, BM)
+    m0 = gl.program_id(0) % blocks * BM
+    tile = gl.program_id(0) // blocks // SPLIT
+    part = gl.program_id(0) // blocks % SPLIT
     steps = gl.cdiv(K, BK)
     begin = steps * part // SPLIT
     count = steps * (part + 1) // SPLIT - begin
@@ -114,7 +117,7 @@ def stream_kernel(
     if OVERLAP and EARLY:
         gdc_wait()
     for slot in gl.static_range(STAGES):
-        at = [0, (begin + slot) * BK]
+        at = [m0, (begin + slot) * BK]
         tma.async_copy_global_to_shared(
             x, at, full.index(slot), values.index(slot), pred=slot < count
         )
@@ -139,12 +142,12 @@ def stream_kernel(
         more = step + STAGES < count
         k = (begin + step + STAGES) * BK
         _ask_w(w, weights, full, turn, n0, k, more, BYTES, PIECES, SWIGLU)
-        tma.async_copy_global_to_shared(x, [0, k], full.index(turn), values.index(turn), pred=more)
+        tma.async_copy_global_to_shared(x, [m0, k], full.index(turn), values.index(turn), pred=more)
     for piece in gl.static_range(PIECES):
         row = n0 + piece * PIECE
         if parts is None:
-            _deliver(sums[piece], bias, residual, y, row, stride_r, stride_y, M, N, SWIGLU)
+            _deliver(sums[piece], bias, residual, y, row, m0, stride_r, stride_y, M, N, SWIGLU)
         else:
             n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
-            m = gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+            m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
             gl.store(parts + (part * M + m) * N + n, sums[piece], mask=(n < N) & (m < M))

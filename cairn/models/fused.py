@@ -162,7 +162,7 @@ class Fused:
         return F.linear(x_MK, w_NK, bias_N)
 
     def _norm(self, x_TD: Tensor, norm: Norm) -> Tensor:
-        return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one)
+        return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, settled=True)
 
     def _after(self, y_TD: Tensor | Parts, norm: Norm | None) -> Tensor | Parts:
         return y_TD if norm is None else self._norm(cast(Tensor, y_TD), norm)
@@ -171,10 +171,12 @@ class Fused:
         """The norm of the sum, and the sum, each where its operand was."""
         if isinstance(y_TD, Parts):
             return join_add_rmsnorm(
-                y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, residual_out=x_TD
-            )
+                y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, residual_out=x_TD,
+                settled=True,
+            )  # fmt: skip
         return add_rmsnorm(
-            y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, out=y_TD, residual_out=x_TD
+            y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, out=y_TD, residual_out=x_TD,
+            settled=True,
         )  # fmt: skip
 
 

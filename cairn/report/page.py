@@ -88,14 +88,14 @@ def data(identifier: str, value: object) -> Markup:
     return Markup(f'<script type="application/json" id="{html.escape(identifier)}">{text}</script>')
 
 
-def page(title: str, *body: str, script: str = "", style: str = "") -> str:
+def page(title: str, *body: str, script: str = "", style: str = "", language: str = "en") -> str:
     """The whole document. `script` runs when everything is there, and has to be free of `</script`."""
     if "</script" in script.lower():
         raise ValueError("a script cannot contain </script")
     code = f"<script>{script}</script>" if script else ""
     return (
         "<!doctype html>\n"
-        f'<html lang="en"><head><meta charset="utf-8"><title>{safe(title)}</title>'
+        f'<html lang="{html.escape(language)}"><head><meta charset="utf-8"><title>{safe(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}{style}</style></head>\n"
         f"<body><main>{element('h1', title)}{join(body)}</main>{code}</body></html>\n"

@@ -7,7 +7,7 @@ what it shows, and each mark its values where there are few. Knows nothing about
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from cairn.report.page import Markup, element, join
@@ -35,9 +35,13 @@ class Scale(NamedTuple):
     high: float
     begin: float
     end: float
+    log: bool = False  # every tenfold takes the same room
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        if self.log:
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
         return self.begin + share * (self.end - self.begin)
 
 
@@ -49,22 +53,28 @@ def chart(
     y: str,
     limit: tuple[str, float] | None = None,
     shaded: tuple[float, float] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> Markup:
-    """A figure with its legend. `limit` is a dashed line across, `shaded` a stretch of the x axis."""
-    shown = [one._replace(points=_finite(one.points)) for one in series]
-    xs = [point[0] for one in shown for point in one.points] or [0.0]
-    ys = [point[1] for one in shown for point in one.points] or [0.0]
-    if limit is not None and limit[1] <= 3 * max(ys):  # far above the data it would flatten it
-        ys = [*ys, limit[1]]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(0.0, *ys), max(ys))
-    across = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
-    down = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    """A figure with its legend. `limit` is a dashed line across, `shaded` a stretch of the x axis.
+
+    A logarithmic axis has no place for zero and below: such points, and such a limit, are left out.
+    """
+    shown = [one._replace(points=drawable(one.points, log_x, log_y)) for one in series]
+    across, down, x_ticks, y_ticks = axes(
+        [one.points for one in shown],
+        (LEFT, WIDTH - RIGHT),
+        (HEIGHT - BOTTOM, TOP),
+        log_x=log_x,
+        log_y=log_y,
+        limit=limit,
+    )
     parts = [*_axes(across, down, x_ticks, y_ticks, x, y)]
     if shaded is not None:
         parts.insert(0, _shade(across, *shaded))
     for place, one in enumerate(shown):
         parts += _marks(one, across, down, place if one.colour is None else one.colour)
-    if limit is not None and limit[1] <= y_ticks[-1]:
+    if limit is not None and y_ticks[0] <= limit[1] <= y_ticks[-1]:
         parts += _limit(down, *limit)
     words = ", ".join(one.name for one in series)
     picture = element(
@@ -78,6 +88,30 @@ def chart(
     return element("figure", caption, picture, class_="plot")
 
 
+def axes(
+    lines: Iterable[Sequence[Point]],
+    across: tuple[float, float],
+    down: tuple[float, float],
+    *,
+    log_x: bool,
+    log_y: bool,
+    limit: tuple[str, float] | None,
+) -> tuple[Scale, Scale, list[float], list[float]]:
+    """The two scales between the given places, and the round numbers along them."""
+    points = [point for line in lines for point in line] or [(float(log_x), float(log_y))]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    if limit is not None and limit[1] <= 3 * max(ys) and (limit[1] > 0 or not log_y):
+        ys = [*ys, limit[1]]  # far above the data it would flatten it
+    x_ticks = log_ticks(min(xs), max(xs)) if log_x else ticks(min(xs), max(xs))
+    y_ticks = log_ticks(min(ys), max(ys)) if log_y else ticks(min(0.0, *ys), max(ys))
+    return (
+        Scale(x_ticks[0], x_ticks[-1], *across, log_x),
+        Scale(y_ticks[0], y_ticks[-1], *down, log_y),
+        x_ticks,
+        y_ticks,
+    )
+
+
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers that begin at or below `low` and end at or above `high`; always two at least."""
     if not high - low > 1e-9 * max(abs(low), abs(high)):  # finer than a number can tell
@@ -88,6 +122,21 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
+    """1, 10, 100 around positive values; 1, 2, 5, 10 where they span less; always two at least."""
+    for digits in ((1, 2, 5), (1,)):
+        powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+        marks = [digit * 10.0**power for power in powers for digit in digits]
+        first = max(place for place, mark in enumerate(marks) if mark <= low * (1 + 1e-9))
+        last = min(place for place, mark in enumerate(marks) if mark >= high * (1 - 1e-9))
+        marks = marks[first : max(last, first + 1) + 1]
+        if len(marks) <= most:
+            return marks
+    step = -(-(len(marks) - 1) // (most - 1))  # over many tenfolds: every second, every third
+    marks += [marks[-1] * 10.0**more for more in range(1, step)]
+    return marks[::step]
 
 
 def thin(points: Sequence[Point], most: int = MANY) -> Sequence[Point]:
@@ -103,8 +152,10 @@ def number(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _finite(points: Sequence[Point]) -> Sequence[Point]:
-    return thin([point for point in points if all(map(math.isfinite, point))])
+def drawable(points: Sequence[Point], log_x: bool, log_y: bool) -> Sequence[Point]:
+    """What has a place on the paper: finite, and above zero where an axis is logarithmic."""
+    finite = (point for point in points if all(map(math.isfinite, point)))
+    return thin([(x, y) for x, y in finite if (x > 0 or not log_x) and (y > 0 or not log_y)])
 
 
 def _axes(

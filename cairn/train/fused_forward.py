@@ -40,67 +40,6 @@ if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
 
 
-class Normed(NamedTuple):
-    """How the norm before a product is computed, and the product."""
-
-    eps: float
-    plus_one: bool
-    products: Products
-    keep: bool  # the norm's output, rather than compute it again
-
-
-class _NormProduct(torch.autograd.Function):
-    """norm(x + residual) @ weight.T, and the sum; without a residual, of x alone."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, residual: Tensor | None, norm: Tensor, weight: Tensor, how: Normed
-    ) -> Any:
-        y, total, rstd = rmsnorm_with_rstd(x, residual, norm, how.eps, plus_one=how.plus_one)
-        out, kept = how.products.forward(y, weight)
-        ctx.save_for_backward(total, rstd, norm, weight, y if how.keep else None, *kept)
-        ctx.how, ctx.added = how, residual is not None
-        return (out, total) if residual is not None else out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
-        total, rstd, norm, weight, y, *kept = ctx.saved_tensors
-        how: Normed = ctx.how
-        dy, of_weight = how.products.backward(grads[0].contiguous(), weight, tuple(kept))
-        beside = grads[1].contiguous() if ctx.added else None
-        again = torch.empty_like(dy) if y is None else None
-        dx, dn = rmsnorm_backward(
-            dy, total, rstd, norm, plus_one=how.plus_one, grad_residual=beside, y=again
-        )
-        dw = of_weight(y if again is None else again)
-        return dx, dx if ctx.added else None, dn, dw, None
-
-
-class _GatedProduct(torch.autograd.Function):
-    """(act(gate) * up) @ weight.T."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, inner: Tensor, weight: Tensor, activation: Any, products: Products, keep: bool
-    ) -> Tensor:
-        y = gated_activation(inner, None, activation)
-        out, kept = products.forward(y, weight)
-        ctx.save_for_backward(inner, weight, y if keep else None, *kept)
-        ctx.activation, ctx.products = activation, products
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
-        inner, weight, y, *kept = ctx.saved_tensors
-        dy, of_weight = ctx.products.backward(grads[0].contiguous(), weight, tuple(kept))
-        again = torch.empty_like(dy) if y is None else None
-        d_inner, _ = gated_activation_backward(dy, inner, None, ctx.activation, y=again)
-        dw = of_weight(y if again is None else again)
-        return d_inner, dw, None, None, None
-
-
 class Varlen:
     """Attention over packed documents by our kernels, forward and backward; `attend` of a training step."""
 

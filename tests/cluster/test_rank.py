@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_job import until
 
-from cairn.cluster.rank_failure import (
+from cairn.core.rank_failure import (
     RankFailure,
     collective_of,
     first_of,

@@ -2,10 +2,12 @@
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from forked import run_ranks
 
+import cairn.comm.backend
 from cairn.comm.doctor.findings import Call, Trace
 from cairn.comm.watchdog import FileBoard, Note, StoreBoard, Watch, watching
 
@@ -123,11 +125,35 @@ def stuck(rank, world):
     return said
 
 
-def test_real_ranks_one_of_which_stays_away():
-    said = run_ranks(3, stuck)[0]
+@pytest.mark.parametrize("backend", ["gloo", cairn.comm.backend.NAME])
+def test_real_ranks_one_of_which_stays_away(backend):
+    said = run_ranks(3, stuck, backend=backend)[0]
     assert "rank 1 on " in said[0]
     assert "all_reduce #2" in said[0]
     assert "rank 1 ends with all_reduce #1" in said[0]
+
+
+def waits_for_a_message(rank, world):
+    """Rank 1 sends only when it was said that rank 0 waits for it."""
+    said = []
+    store = dist.distributed_c10d._get_default_store()
+    with watching(rank, world, said.append, patience_s=1.0, every_s=0.1):
+        if rank == 0:
+            work = dist.irecv(torch.empty(5), 1)
+            while not said:
+                time.sleep(0.05)
+            store.set("told", b"yes")
+            work.wait()
+        else:
+            store.get("told")
+            dist.send(torch.ones(5), 0)
+    return said
+
+
+def test_messages_of_our_backend_are_seen_too():
+    said = run_ranks(2, waits_for_a_message, backend=cairn.comm.backend.NAME)[0]
+    assert "rank 0 on " in said[0]
+    assert "is in cairn:recv 0<-1" in said[0]
 
 
 def alone(rank, world):

@@ -52,7 +52,7 @@ def test_one_row(n, k, block_n):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(2, 37, 264), (9, 130, 96), (32, 64, 32), (64, 200, 300)]
+    ("m", "n", "k"), [(2, 37, 264), (9, 130, 96), (32, 64, 32), (64, 200, 300), (141, 72, 96)]
 )
 @pytest.mark.parametrize(
     "change", [{}, dict(stages=1), dict(block_n=192, stages=2), dict(split=3), dict(split=99)], ids=str

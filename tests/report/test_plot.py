@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.report.plot import HEIGHT, WIDTH, Series, chart, thin, ticks
+from cairn.report.plot import HEIGHT, WIDTH, Series, chart, log_ticks, thin, ticks
 
 values = st.floats(-1e9, 1e9).map(lambda value: 0.0 if abs(value) < 1e-6 else value)
 
@@ -23,6 +23,28 @@ def test_ticks_enclose_what_they_measure(one, other):
     assert 2 <= len(marks) <= 9
     steps = [b - a for a, b in itertools.pairwise(marks)]
     assert all(step == pytest.approx(steps[0], rel=1e-6) for step in steps)
+
+
+@given(st.floats(1e-12, 1e12), st.floats(1e-12, 1e12))
+def test_logarithmic_ticks_enclose_what_they_measure(one, other):
+    low, high = min(one, other), max(one, other)
+    marks = log_ticks(low, high)
+    assert marks[0] <= low * (1 + 1e-6)
+    assert marks[-1] >= high * (1 - 1e-6)
+    assert 2 <= len(marks) <= 9
+    assert all(a < b for a, b in itertools.pairwise(marks))
+    assert all(f"{mark:.3e}"[0] in "125" for mark in marks)
+
+
+@pytest.mark.parametrize("limit", [None, ("l", 50.0), ("l", 0.0)])
+def test_a_logarithmic_axis_gives_each_tenfold_the_same_room(limit):
+    points = [(1.0, 1.0), (10.0, 10.0), (100.0, 100.0), (0.0, 5.0), (5.0, -1.0)]
+    svg = chart("t", [Series("s", points)], x="x", y="y", log_x=True, log_y=True, limit=limit)
+    circles = list(ET.fromstring(svg).iter("circle"))
+    assert len(circles) == 3  # zero and below have no place
+    for axis in ("cx", "cy"):
+        places = [float(circle.get(axis)) for circle in circles]
+        assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
 
 
 def test_values_that_are_nearly_one():

@@ -21,9 +21,9 @@ from cairn.cluster.backends.k8s_serve import serving_objects
 from cairn.cluster.backends.k8s_status import status_of
 from cairn.cluster.backends.k8s_train import jobset_objects, rayjob_objects, volcano_objects
 from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.rank_failure import first_of, found_in, told
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import CannotRun, Plan
+from cairn.core.rank_failure import first_of, found_in, told
 
 TARGETS = {"jobset": jobset_objects, "volcano": volcano_objects, "rayjob": rayjob_objects}
 QUEUES = {"jobset": "localqueues.kueue.x-k8s.io", "rayjob": "localqueues.kueue.x-k8s.io",

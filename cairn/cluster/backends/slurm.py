@@ -20,10 +20,10 @@ from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, S
 from cairn.cluster.backends.local import tail
 from cairn.cluster.backends.slurm_script import script
 from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.rank_failure import failures_in, first_of, told
 from cairn.cluster.records import ENDED, Record, State, Status
 from cairn.cluster.resolve import Plan
 from cairn.core.errors import CairnError
+from cairn.core.rank_failure import failures_in, first_of, told
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 PATIENCE_S = 60.0

@@ -16,14 +16,14 @@ Tensors = list[torch.Tensor]
 
 def vector(operation: str, tensor: torch.Tensor) -> torch.Tensor:
     """The same memory where the tensor is contiguous, a copy where it is not."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if not tensor.is_cpu or tensor.layout != torch.strided:
         raise CommError(
             f"{operation}: a {tensor.layout} tensor on {tensor.device}",
             hint="the cairn backend moves dense CPU tensors; for GPUs use nccl",
         )
     if tensor.dtype not in DTYPES:
         raise CommError(f"{operation}: tensors of {tensor.dtype} are not moved")
-    flat = tensor.detach()
+    flat = tensor.detach() if tensor.requires_grad else tensor
     if not flat.is_contiguous():
         flat = flat.contiguous()
     return flat if flat.dim() == 1 else flat.view(-1)

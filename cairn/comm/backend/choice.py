@@ -19,7 +19,7 @@ from cairn.comm.backend.program import ORDERED, schedule_named
 from cairn.comm.cost import Estimate, Link
 from cairn.comm.schedule.ops import Collective, Kind
 
-SHARED = Link(alpha_us=6.0, gb_per_s=5.0)  # of one touch of a chunk: copy in, copy out or add
+SHARED = Link(alpha_us=50.0, gb_per_s=5.0)  # of a message; of a touch: copy in, copy out or add
 CANDIDATES: dict[Collective, tuple[str, ...]] = {
     "all_reduce": ("one_shot", "two_shot", "ring", "halving_doubling", "two_level"),
     "all_gather": ("direct", "ring", "bruck", "two_level"),

@@ -18,6 +18,7 @@ import torch
 from cairn.comm.backend import reduction
 from cairn.comm.backend.choice import Chosen, Places, choose
 from cairn.comm.backend.executor import Executor
+from cairn.comm.backend.flight import FlightRecorder
 from cairn.comm.backend.guard import Guard
 from cairn.comm.backend.options import Options
 from cairn.comm.backend.program import Program, gather_program, program_of, scatter_program
@@ -31,13 +32,13 @@ ALIGNED = 16  # elements: chunks begin where vector instructions like it
 
 
 class Collectives:
-    def __init__(self, mesh: Mesh, guard: Guard, options: Options) -> None:
+    def __init__(self, mesh: Mesh, guard: Guard, options: Options, flight: FlightRecorder) -> None:
         self.rank, self.ranks = mesh.rank, len(mesh.hosts)
         seen = list(dict.fromkeys(mesh.hosts))
         self.order = sorted(range(self.ranks), key=lambda r: (seen.index(mesh.hosts[r]), r))
         self.place = self.order.index(self.rank)
         self.places = Places(tuple(seen.index(mesh.hosts[r]) for r in self.order))
-        self._guard, self._options = guard, options
+        self._guard, self._options, self._flight = guard, options, flight
         self._network = Link(alpha_us=options.tcp_alpha_us, gb_per_s=options.tcp_gbit / 8)
         self._executor = Executor(
             mesh.links[COLLECTIVE], mesh.names, self.order, guard, options.spin_us
@@ -187,11 +188,13 @@ class Collectives:
     ) -> None:  # fmt: skip
         """Whatever goes wrong, everybody is told, and the group ends."""
         self._guard.begin(call)
+        record = self._flight.begin(call)
         try:
             self._executor.run(call, program, views, combine, timeout_s)
         except Exception as error:
             self._guard.stop(str(error))
             raise
+        self._flight.end(record)
         self._guard.end(call)
 
 

@@ -6,7 +6,8 @@
 
 A send never blocks, so a rank always comes to its next receive, and the proof of the schedule (no hang
 when each connection holds one chunk) holds here with room to spare. A slot is not overwritten while a
-send of it is in a queue. Waiting looks for a while (`spin_us`), then sleeps. Not thread-safe: a group
+send of it is in a queue; two that exchange a slot larger than the connection go on piece by piece, each
+behind what has left. Waiting looks for a while (`spin_us`), then sleeps. Not thread-safe: a group
 runs one program at a time.
 """
 
@@ -57,8 +58,13 @@ class Executor:
                 if not self._send(self._order[place], out):
                     sending.setdefault(slot, []).append(out)
                 continue
+            behind = None
             if slot in sending:
-                self._drain(sending.pop(slot), call, timeout_s)
+                left = [out for out in sending.pop(slot) if not out.done]
+                if kind is Kind.RECV_REDUCE and len(left) == 1:
+                    behind = left[0]
+                else:
+                    self._drain(left, call, timeout_s)
             if kind is Kind.COPY:
                 view.copy_(views[source])
             elif kind is Kind.REDUCE:
@@ -67,9 +73,8 @@ class Executor:
             else:
                 peer = self._order[place]
                 by = combine if kind is Kind.RECV_REDUCE else None
-                self._receive(
-                    peer, Incoming(view, call, header, by, self._names[peer]), call, timeout_s
-                )
+                stream = Incoming(view, call, header, by, self._names[peer], behind)
+                self._receive(peer, stream, call, timeout_s)
         if self._waiting:
             self._drain([out for queue in self._queues.values() for out in queue], call, timeout_s)
 
@@ -96,6 +101,9 @@ class Executor:
                 continue
             if waited and link.lost() is not None:
                 self._guard.look(call, peer, link, time.monotonic(), timeout_s, receiving=True)
+            if stream.behind is not None and not stream.behind.done:
+                self._drain([stream.behind], call, timeout_s, until_moved=True)
+                continue
             self._wait(peer, link, call, timeout_s)
             waited = True
 
@@ -139,11 +147,15 @@ class Executor:
                 self._waiting -= 1
         return moved
 
-    def _drain(self, streams: list[Outgoing], call: Call, timeout_s: float) -> None:
-        """Until all of these have left."""
+    def _drain(
+        self, streams: list[Outgoing], call: Call, timeout_s: float, until_moved: bool = False
+    ) -> None:
+        """Until all of these have left; or until some of what is in the queues has."""
         began = time.monotonic()
         while not all(stream.done for stream in streams):
             if self._pump():
+                if until_moved:
+                    return
                 began = time.monotonic()
                 continue
             peer = next(peer for peer, queue in self._queues.items() if queue)

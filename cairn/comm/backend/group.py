@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from cairn.comm.backend import arguments, reduction
 from cairn.comm.backend.collectives import Collectives
-from cairn.comm.backend.direct import Receiver, Sender
 from cairn.comm.backend.errors import CommError
+from cairn.comm.backend.flight import FlightRecorder, write_dump
 from cairn.comm.backend.guard import Guard
+from cairn.comm.backend.messages import Messages
 from cairn.comm.backend.options import Options
 from cairn.comm.backend.rendezvous import DIRECT, meet
 from cairn.comm.backend.sparse import sparse_all_reduce
@@ -37,34 +38,36 @@ class CairnGroup(Base):
         super().__init__(rank, world)
         self._me, self._world, self._names = rank, world, names
         self._timeout_s = timeout.total_seconds()
-        self._group_name = self._group_desc = ""
-        self._mesh = meet(store, rank, world, names, timeout, options)
-        self._guard = Guard(self._mesh, store)
-        self.collectives = Collectives(self._mesh, self._guard, options)
+        self.flight = FlightRecorder(names)
+        mesh = meet(store, rank, world, names, timeout, options)
+        dump = partial(write_dump, options.dump, names[rank]) if options.dump else lambda: None
+        self._guard = Guard(mesh, store, dump)
+        self.collectives = Collectives(mesh, self._guard, options, self.flight)
+        self._messages = Messages(
+            mesh.links[DIRECT], rank, names, self._guard, self._timeout_s, self.flight
+        )
         self._worker = Worker(f"cairn-rank-{names[rank]}")
         self._vector, self._flat = arguments.vector, arguments.vectors
         self._parts = partial(arguments.parts, world=world)
         self._shares = partial(arguments.shares, world=world)
         self._rows = partial(arguments.rows, world=world)
         self._same = partial(arguments.same, name=names[rank])
-        self._senders: dict[int, Sender] = {}
-        self._receivers: dict[int, Receiver] = {}
 
     # What torch asks about a group. Without the names FSDP2, DTensor and functional collectives fail.
     def getBackendName(self) -> str:
         return "cairn"
 
     def setGroupName(self, name: str) -> None:
-        self._group_name = name
+        self.flight.name = name
 
     def getGroupName(self) -> str:
-        return self._group_name
+        return self.flight.name
 
     def setGroupDesc(self, desc: str) -> None:
-        self._group_desc = desc
+        self.flight.description = desc
 
     def getGroupDesc(self) -> str:
-        return self._group_desc
+        return self.flight.description
 
     def _get_sequence_number_for_group(self) -> int:
         return self.collectives.sequence
@@ -277,26 +280,17 @@ class CairnGroup(Base):
 
     # Between two ranks
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
-        flat = self._flat("send", tensors)[0]
-        if peer not in self._senders:
-            link = self._peer_link("send", peer)
-            self._senders[peer] = Sender(peer, link, self._guard, self._timeout_s)
-        return self._senders[peer].post(flat, tag, tensors)
+        return self._messages.send(self._vector("send", tensors[0]), peer, tag, tensors)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
         tensor = tensors[0]
-        flat = self._flat("recv", tensors)[0]
+        flat = self._vector("recv", tensor)
         if flat.data_ptr() != tensor.data_ptr() and tensor.numel():
             raise CommError(
                 f"recv into a tensor of strides {tensor.stride()}",
                 hint="receive into a contiguous one",
             )
-        if peer not in self._receivers:
-            link = self._peer_link("recv", peer)
-            self._receivers[peer] = Receiver(
-                peer, self._names[peer], link, self._guard, self._timeout_s
-            )
-        return self._receivers[peer].post(flat, tag, tensors)
+        return self._messages.recv(flat, peer, tag, tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
         raise CommError("recv from any rank is not there", hint="name the rank to receive from")
@@ -316,13 +310,12 @@ class CairnGroup(Base):
         return self._worker.do(lambda: None, [], "coalesced operations", True)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = self._messages.timeout_s = timeout.total_seconds()
 
     def shutdown(self) -> None:
         """Finishes what was begun, then leaves."""
         self._worker.close()
-        for thread in (*self._senders.values(), *self._receivers.values()):
-            thread.close()
+        self._messages.close()
         self._guard.leave()
 
     def abort(self) -> None:
@@ -339,14 +332,6 @@ class CairnGroup(Base):
         own = getattr(opts, "timeout", None)
         seconds = own.total_seconds() if own is not None else 0
         return seconds if seconds > 0 else self._timeout_s
-
-    def _peer_link(self, operation: str, peer: int) -> Any:
-        if peer not in self._mesh.links[DIRECT]:
-            raise CommError(
-                f"{operation}: rank {peer} of {self._world}, from rank {self._me}",
-                hint="name another rank of the group",
-            )
-        return self._mesh.links[DIRECT][peer]
 
 
 def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ in its own operation, and all with the first reason. A stopped group stays stopp
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cairn.comm.backend.errors import CommTimeout, GroupStopped, RankLost
@@ -20,8 +21,11 @@ LOOK_S = 0.02  # between two looks while asleep
 
 
 class Guard:
-    def __init__(self, mesh: Mesh, store: Any) -> None:
-        self._mesh, self._store = mesh, store
+    def __init__(
+        self, mesh: Mesh, store: Any, stopping: Callable[[], object] = lambda: None
+    ) -> None:
+        """`stopping` is called once, while the operation that failed still is under way."""
+        self._mesh, self._store, self._stopping = mesh, store, stopping
         self._place = mesh.local.index(mesh.rank)
         self._done = 0
         self.reason: str | None = None  # why the group is stopped
@@ -36,6 +40,8 @@ class Guard:
         segment = self._mesh.segment
         if self.reason is None and segment is not None:
             self.reason = segment.stopped()
+            if self.reason is not None:
+                self._leave_word()
         if self.reason is not None:
             raise GroupStopped(f"{call.name} on rank {self.name}: {self.reason}")
         if segment is not None:
@@ -83,6 +89,7 @@ class Guard:
         self.reason = reason
         if self._mesh.segment is not None:
             self._mesh.segment.stop(reason)
+        self._leave_word()
         with contextlib.suppress(Exception):  # the store may be what has died
             if not self._store.check([STOP]):
                 self._store.set(STOP, reason)
@@ -95,6 +102,10 @@ class Guard:
         self._close_sockets()
         for peer in self._mesh.peers.values():
             peer.close()
+
+    def _leave_word(self) -> None:
+        with contextlib.suppress(Exception):  # what is left behind must not hide the reason
+            self._stopping()
 
     def _close_sockets(self) -> None:
         for links in self._mesh.links:

@@ -51,15 +51,19 @@ class Outgoing:
 
 
 class Incoming:
-    """What is being received: copied over what is there, or combined with it."""
+    """What is being received: copied over what is there, or combined with it.
 
-    __slots__ = ("_memory", "at", "call", "call_header", "combine", "peer_name", "view")
+    `behind` is sent from the same place (two ranks exchange): only what has left is combined with.
+    """
+
+    __slots__ = ("_memory", "at", "behind", "call", "call_header", "combine", "peer_name", "view")
 
     def __init__(
         self, view: torch.Tensor, call: Call, call_header: bytes, combine: Combine | None,
-        peer_name: int,
+        peer_name: int, behind: Outgoing | None = None,
     ) -> None:  # fmt: skip
         self.view = view
+        self.behind = behind
         self.at = 0
         self.call = call
         self.call_header = call_header
@@ -76,6 +80,10 @@ class Incoming:
         if self._memory is None:
             self._memory = bytes_of(self.view)
         return self._memory
+
+    def may_take(self, count: int) -> bool:
+        """Whether the next `count` elements of the place have left it."""
+        return self.behind is None or self.at + count <= self.behind.at
 
     def check(self, header: bytes) -> None:
         """Whether the peer means the same operation, type and length."""

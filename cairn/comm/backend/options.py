@@ -31,6 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         0  # bytes of one place in shared memory; 0: 1 MiB, less where many ranks share a host
     )
     places: int = 8  # of each connection in shared memory
+    dump: str = ""  # where a group that fails writes its last operations: this and the rank
 
 
 def from_environment(environ: os._Environ[str] | dict[str, str] = os.environ) -> Options:

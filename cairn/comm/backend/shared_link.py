@@ -86,13 +86,13 @@ class SharedLink:
         total, moved = stream.view.numel(), False
         most = self._piece // stream.view.element_size()
         while stream.at < total:
-            if not self.ready():
+            count = min(total - stream.at, most)
+            if not self.ready() or not stream.may_take(count):
                 return moved
             self._has_item = False
             place = self._in_place
             if stream.at == 0:
                 stream.check(bytes(self._in.headers[place][:HEADER_BYTES]))
-            count = min(total - stream.at, most)
             stream.take(self._view(False, place, stream.view.dtype, count))
             self._in.room.post()
             self._in_place = (place + 1) % self._places

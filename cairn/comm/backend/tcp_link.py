@@ -123,9 +123,9 @@ class TcpLink:
         size = stream.view.element_size()
         whole = min(PIECE_BYTES // size * size, stream.view.nbytes - stream.at * size)
         held = self._payload_at - stream.at * size  # of the piece that is coming
-        count = self._read(self._buffer_bytes[held:whole])
+        count = self._read(self._buffer_bytes[held:whole]) if held < whole else 0
         self._payload_at += count
-        if held + count == whole:
+        if held + count == whole and stream.may_take(whole // size):
             stream.take(self._buffer[:whole].view(stream.view.dtype))
         return count
 

@@ -54,14 +54,26 @@ class Operation(dist.Work):
         self._future: Future | None = None
         self._trigger: Future | None = None
         self._lock = threading.Lock()
+        self._afterwards: Callable[[], object] | None = None
 
     def finish(self, error: BaseException | None = None) -> None:
         with self._lock:
             self._error = error
             self._finished.set()
             trigger = self._trigger
+            afterwards = self._afterwards
+        if afterwards is not None:
+            afterwards()
         if trigger is not None:
             trigger.set_result(None)
+
+    def whatever_comes(self, do: Callable[[], object]) -> None:
+        """Once, when it is done or has failed; now, if it is already."""
+        with self._lock:
+            over = self._finished.is_set()
+            self._afterwards = do
+        if over:
+            do()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         limit = timeout.total_seconds() if timeout else 0
@@ -138,7 +150,7 @@ class Worker:
             self._queue.put((job, operation))
             return operation
         try:
-            with self._running, torch.no_grad():
+            with self._running:
                 job()
         finally:
             with self._lock:

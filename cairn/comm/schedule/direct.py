@@ -25,10 +25,14 @@ def one_shot_all_reduce(ranks: int) -> tuple[Plan, int]:
     """The plan and its slots: the vector, and one place for the vector of each rank.
 
     Everyone adds in the order of the ranks, its own at its place, so that all have the same bits:
-    a floating-point sum in another order would differ from rank to rank.
+    a floating-point sum in another order would differ from rank to rank. Two need no places:
+    a + b is b + a.
     """
     plan = Plan(ranks)
     rank = np.arange(ranks)
+    if ranks == 2:
+        plan.send(rank, 1 - rank, chunk=0, reduce=True)
+        return plan, 1
     later = rank[1:]  # rank 0 begins with its own, where it already is
     plan.copy(later, 0, to=1 + later)
     here = rank[:, None]

@@ -68,6 +68,13 @@ class Take:
         for peer in peers:
             self._next_beat[peer] = now
 
+    def decline(self, offer: Offer, now: float) -> None:
+        """It will not be taken: its pages need not wait for us."""
+        for address in offer.addresses:
+            peer = self.meet(address)
+            self._done[peer].add(offer.request)
+            self._next_beat[peer] = now
+
     def cancel(self, request: str) -> None:
         if request in self.orders:
             self.orders[request].fail("cancelled")

@@ -59,7 +59,9 @@ class PagedOnGPU(Paged):
         pages = Pages(self.slots_T, keys, values)
         size = keys.shape[-1]
         if not self.extent.fresh or self.extent.invariant or size not in WIDTHS:
-            q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, in_place=True)
+            q_THC = rope_write(
+                qkv_TE, heads, table, self.positions_T, pages, in_place=True, settled=True
+            )
             return self._over_pages(q_THC, keys, values, rule)
         k_TKC = qkv_TE.new_empty(len(qkv_TE), heads.kv, size)
         q_THC = rope_write(qkv_TE, heads, table, self.positions_T, pages, k_out=k_TKC)

@@ -17,8 +17,6 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cairn.train.checkpoint.peer_wire import (
     Ask,
     Done,
@@ -27,15 +25,18 @@ from cairn.train.checkpoint.peer_wire import (
     Gone,
     Held,
     Holdings,
+    Keep,
     Open,
     Put,
     Reserve,
     Room,
     Written,
     ask,
+    connect,
     receive,
     receive_into,
     send,
+    word_sum,
 )
 from cairn.train.recovery.board import Board
 
@@ -47,7 +48,8 @@ Key = tuple[int, int]  # generation, rank
 class Shard:
     """Room for two copies of one rank's state. A copy begins with its step, -1 while it is written."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, world: int) -> None:
+        self.world = world
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.descriptor = os.memfd_create("cairn-copies")
         os.ftruncate(self.descriptor, SLOTS * self.size)
@@ -80,35 +82,21 @@ def mark(memory: mmap.mmap, slot: int, size: int, step: int) -> None:
     memory[slot * size : slot * size + 8] = step.to_bytes(8, "little", signed=True)
 
 
-def word_sum(data: memoryview) -> int:
-    """The sum of all 64-bit words: every single flipped bit changes it, at the speed of memory."""
-    words: Any = np.frombuffer(data[: len(data) // 8 * 8], np.uint64)
-    tail = int.from_bytes(data[len(data) // 8 * 8 :], "little")
-    return (int(np.add.reduce(words, dtype=np.uint64)) + tail) & (2**64 - 1)
-
-
-def send_file(to: socket.socket, descriptor: int, offset: int, length: int) -> None:
-    """Memory straight to the network, without a copy of our own."""
-    end = offset + length
-    while offset < end:
-        offset += os.sendfile(to.fileno(), descriptor, offset, end - offset)
-
-
 class Doors(NamedTuple):
     """Where an agent is reached; made before the fork, so that a new agent has the old one's address."""
 
     local: socket.socket  # Unix
-    remote: socket.socket  # TCP, loopback
+    remote: socket.socket  # TCP
     path: str
-    port: int
+    address: str  # host:port
 
     @classmethod
-    def open(cls, path: str) -> "Doors":
+    def open(cls, path: str, host: str = "127.0.0.1", port: int = 0) -> "Doors":
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         local.bind(path)
         local.listen(64)
-        remote = socket.create_server(("127.0.0.1", 0), backlog=64)
-        return cls(local, remote, path, remote.getsockname()[1])
+        remote = socket.create_server((host, port), backlog=64)
+        return cls(local, remote, path, f"{host}:{remote.getsockname()[1]}")
 
     def close(self) -> None:
         self.local.close()
@@ -116,17 +104,19 @@ class Doors(NamedTuple):
 
 
 class Agent:
-    def __init__(self, node: int, doors: Doors, peer: int | None, board: Board) -> None:
-        """`peer`: the port of the node that keeps copies of this one's ranks; None: nobody does."""
+    def __init__(self, node: int, doors: Doors, peer: str | None, board: Board) -> None:
+        """`peer`: the address of the node that keeps copies of this one's ranks; None: nobody does."""
         self.node, self.doors, self.peer, self.board = node, doors, peer, board
         self.own: dict[Key, Shard] = {}
         self.kept: dict[Key, Shard] = {}  # of ranks on other nodes
         self.lock = threading.Lock()
         self.link: socket.socket | None = None  # to the peer
+        self.linked_to: str | None = None
         self.outgoing: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self.answers: dict[type, Any] = {
             Written: self._written, Put: self._put, Ask: self._ask, Fetch: self._fetch,
             Open: self._open, Reserve: self._reserve, Forget: self._forget,
+            Keep: self._keep,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -139,6 +129,10 @@ class Agent:
     def _accept(self, door: socket.socket) -> None:
         while True:
             connection, _ = door.accept()
+            if (
+                door is self.doors.remote
+            ):  # a short answer must not wait for the acknowledgement of the one before
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -157,7 +151,7 @@ class Agent:
         with self.lock:
             shard = self.own.get(key)
             if shard is None or shard.size < wanted.size:
-                shard = self.own[key] = Shard(wanted.size)
+                shard = self.own[key] = Shard(wanted.size, wanted.world)
         send(connection, Room(shard.size, shard.steps()), handed=shard.descriptor)
 
     def _written(self, connection: socket.socket, copy: Written) -> None:
@@ -181,7 +175,9 @@ class Agent:
                 continue  # overwritten or dropped in the meantime
             data = shard.view(copy.slot, copy.used)
             shard.checks[copy.slot] = word_sum(data)
-            message = Put(copy.generation, copy.rank, copy.step, copy.used, shard.checks[copy.slot])
+            message = Put(
+                copy.generation, copy.rank, copy.step, copy.used, shard.checks[copy.slot], shard.world
+            )  # fmt: skip
             line = self.board.nodes
             if self.peer is not None and self._sent(message, data):
                 line["replicated_bytes"][self.node] += copy.used
@@ -192,9 +188,12 @@ class Agent:
 
     def _sent(self, message: Put, data: memoryview) -> bool:
         for _ in range(2):  # the other agent may be a new one
+            peer = self.peer
             try:
+                if self.link is not None and self.linked_to != peer:
+                    raise ConnectionError("another node keeps the copies now")
                 if self.link is None:
-                    self.link = socket.create_connection(("127.0.0.1", self.peer or 0), PATIENCE_S)
+                    self.link, self.linked_to = connect(peer or ":0", PATIENCE_S), peer
                 answer = ask(self.link, message, data)
                 return isinstance(answer, Done) and answer.fine
             except OSError:
@@ -210,7 +209,7 @@ class Agent:
         with self.lock:
             shard = self.kept.get(key)
             if shard is None or shard.size < copy.used:
-                shard = self.kept[key] = Shard(copy.used)
+                shard = self.kept[key] = Shard(copy.used, copy.world)
         with shard.filling:
             slot = shard.older()
             mark(shard.memory, slot, shard.size, -1)
@@ -229,8 +228,8 @@ class Agent:
         with self.lock:
             known = [*self.own.items(), *self.kept.items()]
         copies = [
-            Held(generation, rank, shard.step(slot), shard.used[slot], shard.checks[slot])
-            for (generation, rank), shard in known
+            Held(*key, shard.step(slot), shard.used[slot], shard.checks[slot], shard.world)
+            for key, shard in known
             for slot in range(SLOTS)
             if shard.step(slot) >= 0 and shard.used[slot]
         ]
@@ -245,12 +244,15 @@ class Agent:
 
     def _fetch(self, connection: socket.socket, wanted: Fetch) -> None:
         found = self._find(wanted.generation, wanted.rank, wanted.step)
-        if found is None or wanted.offset + wanted.length > found[0].size:
+        ends = [offset + length for offset, length in wanted.stretches]
+        if found is None or max(ends, default=0) > found[0].size:
             send(connection, Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
             return
         shard, slot = found
         send(connection, Done())
-        send_file(connection, shard.descriptor, slot * shard.size + wanted.offset, wanted.length)
+        copy = shard.view(slot, shard.size)
+        for offset, length in wanted.stretches:  # sendfile is slower: it goes page by page
+            connection.sendall(copy[offset : offset + length])
 
     def _open(self, connection: socket.socket, wanted: Open) -> None:
         found = self._find(wanted.generation, wanted.rank, wanted.step)
@@ -258,6 +260,10 @@ class Agent:
             send(connection, Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
             return
         send(connection, Room(found[0].size, found[0].steps()), handed=found[0].descriptor)
+
+    def _keep(self, connection: socket.socket, keeper: Keep) -> None:
+        self.peer = keeper.address or None
+        send(connection, Done())
 
     def _forget(self, connection: socket.socket, wanted: Forget) -> None:
         with self.lock:

@@ -167,7 +167,7 @@ class PeerMemory:
             self.data, size = room_for(self.entries, about)
             try:
                 link = self._linked()
-                send(link, Reserve(self.generation, self.rank, size))
+                send(link, Reserve(self.generation, self.rank, size, self.world))
                 room, descriptor = receive(link)
             except OSError:
                 self.close()

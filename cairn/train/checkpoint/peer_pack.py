@@ -7,7 +7,7 @@ pieces together from whatever pieces were written: `fill` copies the parts that 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -98,8 +98,8 @@ class Source(Protocol):
         """The tensor of an entry; not to be kept."""
         ...
 
-    def read_into(self, entry: Entry, room: Tensor) -> None:
-        """The whole of an entry into a tensor of its shape."""
+    def read_into(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
+        """The whole of each entry into a tensor of its shape."""
         ...
 
     def check(self) -> None:
@@ -112,12 +112,20 @@ def fill(pieces: Mapping[str, Piece], sources: Iterable[Source]) -> None:
     missing = {name: piece.tensor.numel() for name, piece in pieces.items() if piece.tensor.numel()}
     seen: set[tuple[Any, ...]] = set()
     for source in sources:
+        together: list[tuple[Entry, Tensor]] = []  # what is wanted as it lies there, all at once
         for entry in source.table.entries:
-            if entry.name in missing and entry.key() not in seen:
-                seen.add(entry.key())
-                missing[entry.name] -= _copy_overlap(pieces[entry.name], entry, source)
-                if missing[entry.name] == 0:
-                    del missing[entry.name]
+            if entry.name not in missing or entry.key() in seen:
+                continue
+            seen.add(entry.key())
+            piece = pieces[entry.name]
+            if _same_cut(piece, entry):
+                together.append((entry, piece.tensor))
+                missing[entry.name] -= piece.tensor.numel()
+            else:
+                missing[entry.name] -= _copy_overlap(piece, entry, source)
+            if missing[entry.name] == 0:
+                del missing[entry.name]
+        source.read_into(together)
         source.check()
         if not missing:
             return
@@ -128,16 +136,18 @@ def fill(pieces: Mapping[str, Piece], sources: Iterable[Source]) -> None:
         )
 
 
-def _copy_overlap(piece: Piece, entry: Entry, source: Source) -> int:
+def _same_cut(piece: Piece, entry: Entry) -> bool:
+    """Whether a piece is exactly this entry; refuses one of another tensor."""
     if entry.shape != piece.shape or entry.dtype != str(piece.tensor.dtype).removeprefix("torch."):
         raise DataError(
             f"{entry.name} is {entry.dtype} {list(entry.shape)} in memory, "
             f"{piece.tensor.dtype} {list(piece.shape)} here",
             hint="was it written with another model or optimizer?",
         )
-    if entry.offsets == piece.offsets and entry.own == tuple(piece.tensor.shape):
-        source.read_into(entry, piece.tensor)
-        return piece.tensor.numel()
+    return entry.offsets == piece.offsets and entry.own == tuple(piece.tensor.shape)
+
+
+def _copy_overlap(piece: Piece, entry: Entry, source: Source) -> int:
     here, there = [], []
     rows = zip(piece.offsets, piece.tensor.shape, entry.offsets, entry.own, strict=True)
     for begin, size, other, other_size in rows:

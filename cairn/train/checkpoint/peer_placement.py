@@ -87,3 +87,15 @@ def recovery_point(
         for rank in range(world)
     )
     return Recall(step, generation, copies)
+
+
+def newest_point(holdings: Mapping[int, Iterable[Held]]) -> tuple[Recall, int] | None:
+    """Of all generations, each with the number of ranks that it says itself: the newest whole step, and that number."""
+    copies = {node: list(found) for node, found in holdings.items()}
+    kinds = {(held.generation, held.world) for found in copies.values() for held in found if held.world}  # fmt: skip
+    points = [
+        (point, world)
+        for generation, world in kinds
+        if (point := recovery_point(copies, generation, world)) is not None
+    ]
+    return max(points, key=lambda found: (found[0].step, found[0].generation), default=None)

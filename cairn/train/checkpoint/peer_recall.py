@@ -2,15 +2,15 @@
 
     Recall (which step, and where every rank's copy of it lies)  --recall_pieces-->  tensors, filled in place
 
-What lies on this node is mapped and copied; what lies elsewhere is received straight into the tensors, without a stop
-in between. Every copy that is read whole is held against its checksum. Which copies there are is asked of the agents.
+What lies on this node is mapped and copied; what lies elsewhere is received straight into the tensors, over several
+connections at once (`peer_lanes`). Every copy that is read whole is held against its checksum. Which copies there are
+is asked of the agents.
 """
 
 import mmap
 import os
 import socket
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import DataError
-from cairn.train.checkpoint.peer_agent import word_sum
+from cairn.train.checkpoint.peer_lanes import ANSWER_S, Lanes, Wanted
 from cairn.train.checkpoint.peer_pack import (
     PREFIX,
     Entry,
@@ -32,21 +32,20 @@ from cairn.train.checkpoint.peer_pack import (
 )
 from cairn.train.checkpoint.peer_wire import (
     Ask,
-    Done,
-    Fetch,
     Forget,
+    Gone,
     Held,
     Holdings,
+    Keep,
     Open,
     Room,
     ask,
+    connect,
     receive,
-    receive_into,
     send,
+    word_sum,
 )
 from cairn.train.checkpoint.piece import Piece
-
-ANSWER_S = 30.0
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -66,11 +65,11 @@ class Recall(msgspec.Struct, frozen=True):
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """How a rank on `node` gets at copies: its own agent by a path, the others by port."""
+    """How a rank on `node` gets at copies: its own agent by a path, the others by address."""
 
     node: int
     path: str
-    ports: tuple[int, ...]  # by node
+    addresses: tuple[str, ...]  # host:port, by node
 
 
 def recall_pieces(
@@ -98,8 +97,9 @@ def _nearest(copies: tuple[Where, ...], rank: int, node: int) -> list[Where]:
 def _opened(recall: Recall, reach: Reach, copy: Where, links: ExitStack) -> "Mapped | Remote":
     if reach.node in copy.nodes:
         return Mapped(recall, reach.path, copy)
-    address = ("127.0.0.1", reach.ports[copy.nodes[0]])
-    return Remote(recall, links.enter_context(socket.create_connection(address, ANSWER_S)), copy)
+    address = reach.addresses[copy.nodes[0]]
+    lanes = links.enter_context(Lanes(address, recall.generation, copy.rank, recall.step))
+    return Remote(lanes, copy)
 
 
 class Mapped:
@@ -130,43 +130,44 @@ class Mapped:
     def read(self, entry: Entry) -> Tensor:
         return tensor_at(self.view, entry, self.table.data)
 
-    def read_into(self, entry: Entry, room: Tensor) -> None:
-        room.copy_(self.read(entry))
+    def read_into(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
+        for entry, room in rooms:
+            room.copy_(self.read(entry))
 
     def check(self) -> None:
         """Done when it was opened."""
 
 
 class Remote:
-    """A copy on another node, entry by entry over one connection."""
+    """A copy on another node."""
 
-    def __init__(self, recall: Recall, link: socket.socket, copy: Where) -> None:
-        self.recall, self.link, self.copy = recall, link, copy
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.settimeout(None)  # one call for a whole tensor; the kernel keeps the time
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(ANSWER_S), 0))
+    def __init__(self, lanes: Lanes, copy: Where) -> None:
+        self.lanes, self.copy, self.sum = lanes, copy, 0
         prefix = self._bytes(0, PREFIX)
         text = self._bytes(PREFIX, table_length(bytes(prefix)))
         self.table: Table = read_table(bytes(text))
-        self.sum = word_sum(memoryview(self._bytes(0, self.table.data)))
+        self.sum = word_sum(self._bytes(0, self.table.data))
         self.left = {entry.key() for entry in self.table.entries if entry.size()}
 
     def read(self, entry: Entry) -> Tensor:
         room = torch.empty(entry.own, dtype=getattr(torch, entry.dtype))
-        self.read_into(entry, room)
+        self.read_into([(entry, room)])
         return room
 
-    def read_into(self, entry: Entry, room: Tensor) -> None:
-        if not entry.size():
-            return
-        direct = room.is_contiguous() and not room.is_cuda
-        home = room.detach() if direct else torch.empty(entry.own, dtype=room.dtype)
-        bytes_of: Any = home.reshape(-1).view(torch.uint8).numpy()
-        view = memoryview(bytes_of)
-        self._fetch(self.table.data + entry.at, view)
-        self.sum += word_sum(view)  # what fills up the last word is zero
-        self.left.discard(entry.key())
-        if not direct:
+    def read_into(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
+        """Tensors that lie in one stretch of this machine's memory are received in place."""
+        wanted, copied = [], []
+        for entry, room in rooms:
+            direct = room.is_contiguous() and not room.is_cuda
+            home = room.detach() if direct else torch.empty(entry.own, dtype=room.dtype)
+            if not direct:
+                copied.append((room, home))
+            if entry.size():
+                bytes_of: Any = home.reshape(-1).view(torch.uint8).numpy()
+                wanted.append(Wanted(self.table.data + entry.at, memoryview(bytes_of)))
+                self.left.discard(entry.key())
+        self.sum += self._read(wanted)  # what fills up the last word of each is zero
+        for room, home in copied:
             room.copy_(home)
 
     def check(self) -> None:
@@ -176,16 +177,14 @@ class Remote:
 
     def _bytes(self, offset: int, length: int) -> bytearray:
         room = bytearray(length)
-        self._fetch(offset, memoryview(room))
+        self._read([Wanted(offset, memoryview(room))])
         return room
 
-    def _fetch(self, offset: int, room: memoryview) -> None:
-        recall = self.recall
-        wanted = Fetch(recall.generation, self.copy.rank, recall.step, offset, len(room))
-        answer = ask(self.link, wanted)
-        if not isinstance(answer, Done) or not answer.fine:
-            raise _gone(self.copy, answer)
-        receive_into(self.link, room)
+    def _read(self, wanted: list[Wanted]) -> int:
+        try:
+            return self.lanes.read(wanted)
+        except Gone as error:
+            raise _gone(self.copy, error) from None
 
 
 def _used(table: Table) -> int:
@@ -207,20 +206,26 @@ def _damaged(copy: Where) -> DataError:
 # -- what there is -----------------------------------------------------------------------------------
 
 
-def ask_holdings(port: int) -> list[Held]:
+def ask_holdings(address: str) -> list[Held]:
     """What one node has; nothing if it does not answer."""
     try:
-        with socket.create_connection(("127.0.0.1", port), ANSWER_S) as link:
+        with connect(address, ANSWER_S) as link:
             answer = ask(link, Ask())
     except OSError:
         return []
     return answer.copies if isinstance(answer, Holdings) else []
 
 
-def forget(port: int, generation: int, after: int) -> None:
+def forget(address: str, generation: int, after: int) -> None:
     """Older generations, and the steps of this one after `after`."""
     try:
-        with socket.create_connection(("127.0.0.1", port), ANSWER_S) as link:
+        with connect(address, ANSWER_S) as link:
             ask(link, Forget(generation, after))
     except OSError:
         return  # an agent that is gone has nothing to forget
+
+
+def keep_at(address: str, keeper: str) -> None:
+    """Tells the agent at `address` who keeps copies of its ranks from now on; empty: nobody."""
+    with connect(address, ANSWER_S) as link:
+        ask(link, Keep(keeper))

@@ -8,9 +8,11 @@ between nodes, where its bytes are sent. Knows neither training nor what the byt
 
 import array
 import socket
+import struct
 from typing import Any
 
 import msgspec
+import numpy as np
 
 LENGTH = 4
 LARGEST = 64 << 20  # of a message without its bytes
@@ -27,6 +29,7 @@ class Reserve(Message, frozen=True):
     generation: int
     rank: int
     size: int  # of one copy
+    world: int = 0  # of how many ranks it is one
 
 
 class Room(Message, frozen=True):
@@ -52,6 +55,7 @@ class Put(Message, frozen=True):
     step: int
     used: int
     check: int  # sum of its 64-bit words
+    world: int = 0
 
 
 class Done(Message, frozen=True):
@@ -69,6 +73,7 @@ class Held(msgspec.Struct, frozen=True):
     step: int
     used: int
     check: int
+    world: int = 0  # of how many ranks it is one; 0: nobody said
 
 
 class Holdings(Message, frozen=True):
@@ -84,13 +89,12 @@ class Open(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """From anywhere: `length` bytes of a copy follow the answer."""
+    """From anywhere: these stretches of a copy follow the answer, one after another."""
 
     generation: int
     rank: int
     step: int
-    offset: int
-    length: int
+    stretches: list[tuple[int, int]]  # offset, length
 
 
 class Forget(Message, frozen=True):
@@ -100,12 +104,32 @@ class Forget(Message, frozen=True):
     after: int
 
 
-AnyMessage = Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Forget
+class Keep(Message, frozen=True):
+    """To an agent: from now on this one keeps copies of your ranks; empty: nobody does."""
+
+    address: str
+
+
+AnyMessage = (
+    Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Forget | Keep
+)  # fmt: skip
 _decode = msgspec.json.Decoder(AnyMessage).decode
 
 
 class Gone(ConnectionError):
     """The other end has closed, or sent what is no message."""
+
+
+def connect(address: str, patience_s: float) -> socket.socket:
+    """To `host:port`; answers that do not come within the patience are an OSError."""
+    host, _, port = address.rpartition(":")
+    link = socket.create_connection((host, int(port)), patience_s)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.settimeout(None)  # one call for a whole tensor; the kernel keeps the time
+    kept = struct.pack("ll", int(patience_s), 0)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kept)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kept)
+    return link
 
 
 def send(
@@ -150,6 +174,14 @@ def receive_into(of: socket.socket, room: Buffer) -> None:
 def ask(of: socket.socket, message: Message, payload: Buffer | None = None) -> AnyMessage:
     send(of, message, payload)
     return receive(of)[0]
+
+
+def word_sum(data: Buffer) -> int:
+    """The sum of all 64-bit words: every single flipped bit changes it, at the speed of memory."""
+    whole = len(data) // 8 * 8
+    words: Any = np.frombuffer(data[:whole], np.uint64)
+    tail = int.from_bytes(data[whole:], "little")
+    return (int(np.add.reduce(words, dtype=np.uint64)) + tail) & (2**64 - 1)
 
 
 def _first(of: socket.socket) -> tuple[bytes, int | None]:

@@ -34,6 +34,10 @@ class TensorShards:
     def enter(self, x: Tensor) -> Tensor:
         return _Enter.apply(x, self.group)
 
+    def leave(self, gradient: Tensor) -> Tensor:
+        """What `enter` does in backward, for operations that have a backward of their own."""
+        return all_reduce(gradient, self.group)
+
     def reduce(self, x: Tensor) -> Tensor:
         return _Reduce.apply(x, self.group)
 
@@ -49,6 +53,9 @@ class SequenceShards(TensorShards):
 
     def enter(self, x: Tensor) -> Tensor:
         return GatherRows.apply(x, self.group)
+
+    def leave(self, gradient: Tensor) -> Tensor:
+        return reduce_scatter(gradient, self.group)
 
     def reduce(self, x: Tensor) -> Tensor:
         return ScatterRows.apply(x, self.group)

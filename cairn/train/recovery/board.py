@@ -5,11 +5,14 @@
     node 0   agent's pid, when it began
 
 Each rank writes its own line and nobody else's; the supervisor reads all of them, ten times a second, without asking
-anybody. The memory has no name: it is inherited by fork and goes with the last process. Knows no policy.
+anybody. The memory has no name: it is inherited by fork and goes with the last process; where ranks are started one by
+one (`launched`), each node has its own, in a file. Knows no policy.
 """
 
 import mmap
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,11 +61,11 @@ HEAD = np.dtype([("order", "i8"), ("supervisor", "i8"), ("epoch", "i8")])
 
 
 class Board:
-    """Made before the first fork."""
+    """Made before the first fork; or a file, where the processes of a node have no common parent."""
 
-    def __init__(self, ranks: int, nodes: int) -> None:
+    def __init__(self, ranks: int, nodes: int, file: Path | None = None) -> None:
         sizes = (HEAD.itemsize, ranks * RANK.itemsize, nodes * NODE.itemsize)
-        self.memory = mmap.mmap(-1, sum(sizes))
+        self.memory = mmap.mmap(-1, sum(sizes)) if file is None else _mapped(file, sum(sizes))
         whole: Any = memoryview(self.memory)
         self.head: Any = np.frombuffer(whole, HEAD, 1, 0)
         self.ranks: Any = np.frombuffer(whole, RANK, ranks, sizes[0])
@@ -116,3 +119,13 @@ class Board:
 
     def stopping(self) -> bool:
         return int(self.head["order"][0]) == STOP
+
+
+def _mapped(file: Path, size: int) -> mmap.mmap:
+    """Sparse: only the lines that somebody writes take room."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cairn.core.errors import CairnError
-from cairn.train.checkpoint.peer_agent import word_sum
+from cairn.train.checkpoint.peer_wire import word_sum
 from cairn.train.checkpoint.piece import Piece
 
 

@@ -9,6 +9,7 @@ Each file is replaced whole. Knows files and the ledger, no processes.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -60,8 +61,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    def __init__(self, run: Path, go_on: bool = False) -> None:
-        """`go_on`: after a supervisor of the same run; otherwise what an earlier run wrote is begun anew."""
+    def __init__(
+        self, run: Path, go_on: bool = False, clock: Callable[[], float] = time.monotonic,
+        every_s: float = EVERY_S,
+    ) -> None:  # fmt: skip
+        """`go_on`: after a supervisor of the same run; otherwise what an earlier run wrote is begun anew.
+
+        `every_s`: steps that end sooner after each other are not all written down.
+        """
+        self.clock, self.every_s = clock, every_s
         self.run, self.folder = run, run / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self.book = Book()
@@ -75,7 +83,7 @@ class Journal:
     def note(self, event: AnyEvent) -> None:
         """Counts it; and writes it down, steps only now and then."""
         self.book.take(event)
-        if isinstance(event, Stepped) and event.at - self.step_told < EVERY_S:
+        if isinstance(event, Stepped) and event.at - self.step_told < self.every_s:
             self.unwritten = event
             return
         if self.unwritten is not None and not isinstance(event, Stepped):
@@ -86,12 +94,15 @@ class Journal:
         self.events.write(_line(event))
 
     def ledger(self) -> Ledger:
-        return self.book.ledger(time.monotonic())
+        return self.book.ledger(self.clock())
 
     def write(self, status: Status, force: bool = False) -> None:
         fresh = self.folder / f".{STATUS}"
         fresh.write_bytes(msgspec.json.encode(status))
         fresh.replace(self.folder / STATUS)
+        self.write_sums(force)
+
+    def write_sums(self, force: bool = False) -> None:
         now = time.monotonic()
         if force or now - self.written > EVERY_S:
             self.written = now

@@ -11,7 +11,6 @@ itself is killed all end with it, by the kernel, and the same command goes on fr
 
 import contextlib
 import ctypes
-import http.server
 import multiprocessing
 import os
 import signal
@@ -30,17 +29,17 @@ from typing import Any
 
 from cairn.core.errors import CairnError, ConfigError
 from cairn.core.job_ledger import FOLDER, METRICS
-from cairn.core.metrics import CONTENT_TYPE
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_placement import keepers
 from cairn.train.config import Train
 from cairn.train.launch import RankFailed, die_with_parent
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.board import STOP, Board
+from cairn.train.recovery.metrics_page import serve_metrics
+from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.rank_process import RankFunction
 from cairn.train.recovery.supervisor import Site, Supervisor, ignore_interrupts
 from cairn.train.recovery.templates import Fits, fitting
-from cairn.train.recovery.watching import process_state
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
@@ -71,7 +70,7 @@ class Root:
         self.doors = [Doors.open(str(folder / f"node-{node}")) for node in range(count)]
         self.keepers = keepers(list(range(count)))
         self.site = Site(
-            str(folder), tuple(d.path for d in self.doors), tuple(d.port for d in self.doors), os.getpid(),
+            str(folder), tuple(d.path for d in self.doors), tuple(d.address for d in self.doors), os.getpid(),
             uuid.uuid4().hex,
         )  # fmt: skip
         self.agents: list[Any] = []
@@ -122,7 +121,7 @@ class Root:
 
     def _start_agent(self, node: int) -> Any:
         keeper = self.keepers[node]
-        port = None if keeper is None else self.doors[keeper].port
+        address = None if keeper is None else self.doors[keeper].address
         metrics = self.config.recovery.metrics_port if node == 0 else 0
 
         def main() -> None:
@@ -131,7 +130,7 @@ class Root:
             with contextlib.suppress(OSError):  # somebody took the port; copies matter more
                 if metrics:
                     serve_metrics(self.config.folder / FOLDER / METRICS, metrics)
-            Agent(node, self.doors[node], port, self.board).run()
+            Agent(node, self.doors[node], address, self.board).run()
 
         return self._fork(main)
 
@@ -200,27 +199,6 @@ def layouts_that_fit(config: Train) -> Fits:
             check_layout(other, shape_of(config.model), layout.world())
 
     return fitting(check)
-
-
-def serve_metrics(path: Path, port: int) -> http.server.HTTPServer:
-    """The file as /metrics on loopback, from a thread of an agent; port 0: any that is free."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path == "/metrics" and path.exists()
-            body = path.read_bytes() if found else b""
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 def _check(config: Train) -> None:

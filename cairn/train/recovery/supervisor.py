@@ -42,9 +42,10 @@ from cairn.train.recovery.guarded_loop import Post
 from cairn.train.recovery.inquest import TICK_S, evidence_of, hear_others, memory_failed
 from cairn.train.recovery.journal import Journal, RankStatus, Status, read_status
 from cairn.train.recovery.ladder import Incident, Left, Response, grown, respond
+from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.rank_process import Assignment, Rank, RankFunction, end_ranks, start_rank
 from cairn.train.recovery.templates import Fits
-from cairn.train.recovery.watching import Watching, process_state
+from cairn.train.recovery.watching import Watching
 
 TOGETHER_S = 3.0  # an agent that ended so shortly before its ranks ended with them
 FOREVER = 2**62
@@ -55,7 +56,7 @@ class Site(msgspec.Struct, frozen=True):
 
     folder: str
     paths: tuple[str, ...]  # of the agents, by node
-    ports: tuple[int, ...]
+    addresses: tuple[str, ...]  # host:port
     root: int  # process id
     life: str  # of the root: process ids are used again
 
@@ -142,11 +143,11 @@ class Supervisor:
             self.generation = recall.generation
         self.worlds[self.generation] = world
         back_to = recall.step if recall is not None else self._disk_step()
-        for port in self.site.ports:
+        for address in self.site.addresses:
             if recall is not None:
-                forget(port, recall.generation, recall.step)
+                forget(address, recall.generation, recall.step)
             else:
-                forget(port, self.generation, -1)
+                forget(address, self.generation, -1)
         self.board.begin_epoch(self.epoch)
         self.board.ranks["replicated"][:] = self.board.ranks["copied"][:] = (
             back_to if recall is not None and recall.generation == self.generation else -1
@@ -159,7 +160,7 @@ class Supervisor:
 
     def _rank(self, rank: int, world: int, recall: Recall | None) -> Rank:
         node = node_of(rank, world, self.nodes)
-        reach = Reach(node, self.site.paths[node], self.site.ports)
+        reach = Reach(node, self.site.paths[node], self.site.addresses)
         post = Post(rank, world, reach, self.generation, recall)
         address = f"file://{self.site.folder}/rendezvous-{self.epoch}"
         given = Assignment(
@@ -211,8 +212,8 @@ class Supervisor:
         """Once memory holds a step of this layout, what another one has left there is not needed."""
         safe = self.board.committed(len(self.ranks)) > self.watching.began_at
         if safe and len(self.worlds) > 1:
-            for port in self.site.ports:
-                forget(port, self.generation, FOREVER)
+            for address in self.site.addresses:
+                forget(address, self.generation, FOREVER)
             self.worlds = {self.generation: len(self.ranks)}
 
     def _end_stopped_agents(self, patience_s: float) -> None:
@@ -353,7 +354,7 @@ class Supervisor:
             self.trusted = True  # what lay there is forgotten; what comes next is good again
             return None
         self._end_stopped_agents(0.0)
-        holdings = {node: ask_holdings(port) for node, port in enumerate(self.site.ports)}
+        holdings = {node: ask_holdings(address) for node, address in enumerate(self.site.addresses)}
         points = [
             point
             for generation, world in self.worlds.items()

@@ -6,12 +6,12 @@ One of these for each epoch. Reads the board and /proc; decides nothing.
 """
 
 import time
-from pathlib import Path
 
 from cairn.core.job_ledger import Started, Stepped, Trained
 from cairn.train.recovery.board import Board
 from cairn.train.recovery.detect import Progress, Seen, moved
 from cairn.train.recovery.journal import Journal
+from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.rank_process import Rank
 
 
@@ -71,11 +71,3 @@ class Watching:
             self.journal.note(Stepped(at=at, step=step, blocked=share))
             self.noted, self.last_end = step, at
         self.journal.book.safe(self.board.committed(len(self.ranks)))
-
-
-def process_state(pid: int) -> str:
-    """R, S, D, T ...; empty where the process is not of this machine or is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""

@@ -22,6 +22,7 @@ from cairn.comm.backend import (
     RankMismatch,
 )
 from cairn.comm.backend.options import from_environment
+from cairn.comm.doctor.diagnose import diagnose
 from cairn.core.errors import ConfigError
 
 LARGE = 4_000_000  # elements: more than a connection holds
@@ -324,3 +325,36 @@ def test_settings_from_the_environment():
     for name, text in (("PORT", "x"), ("TCP_GBIT", "-1"), ("PIECE", "10"), ("PORT", "70000")):
         with pytest.raises(ConfigError):
             from_environment({f"CAIRN_COMM_{name}": text})
+
+
+def away(rank, world, told):
+    """Rank 1 comes after the others have given up, and learns why."""
+    dist.all_reduce(torch.ones(3))
+    if rank == 1:
+        deadline = time.monotonic() + PATIENCE_S
+        while not told.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    try:
+        dist.all_reduce(torch.ones(7))
+    finally:
+        told.touch()
+
+
+def test_dumps_of_a_group_that_failed_name_who_was_missing(store, tmp_path):
+    prefix = tmp_path / "dumps" / "flight_"
+    told = tmp_path / "told"
+    found = launch(3, away, told, store=store, timeout_s=2.0, options={"dump": str(prefix)})
+    assert all(isinstance(error, CommError) for error in found.values())
+    assert sorted(path.name for path in prefix.parent.iterdir()) == [
+        f"flight_{r}" for r in range(3)
+    ]
+    (finding,) = diagnose([prefix.parent]).findings
+    assert (finding.cause, finding.where) == ("hang", "rank 1")
+    assert "ranks 0, 2 wait in all_reduce #2" in finding.evidence[0]
+    assert "rank 1 ends with all_reduce #1" in finding.evidence[1]
+    assert "test_failures.py" in finding.evidence[2]  # the line that waits
+
+
+def test_a_dump_that_cannot_be_written_hides_nothing(store):
+    found = launch(2, sizes, store=store, options={"dump": "/proc/nowhere/flight_"})
+    assert all("all_reduce #1" in str(error) for error in found.values())

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import DataError
-from cairn.train.checkpoint.peer_agent import Agent, Doors, word_sum
+from cairn.train.checkpoint.peer_agent import Agent, Doors
+from cairn.train.checkpoint.peer_lanes import Wanted, shared_out
 from cairn.train.checkpoint.peer_memory import PeerMemory
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
+from cairn.train.checkpoint.peer_wire import word_sum
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.recovery.board import Board
 
@@ -28,7 +31,7 @@ class Nodes:
         self.board = Board(world, count)
         self.doors = [Doors.open(str(folder / f"n{node}")) for node in range(count)]
         self.keepers = keepers(list(range(count)))
-        self.ports = tuple(door.port for door in self.doors)
+        self.addresses = tuple(door.address for door in self.doors)
         self.processes = [None] * count
         self.peers = []
         for node in range(count):
@@ -36,8 +39,8 @@ class Nodes:
 
     def start(self, node):
         keeper = self.keepers[node]
-        port = None if keeper is None else self.ports[keeper]
-        agent = Agent(node, self.doors[node], port, self.board)
+        address = None if keeper is None else self.addresses[keeper]
+        agent = Agent(node, self.doors[node], address, self.board)
         process = multiprocessing.get_context("fork").Process(target=agent.run, daemon=True)
         process.start()
         self.processes[node] = process
@@ -53,10 +56,10 @@ class Nodes:
         return self.peers[-1]
 
     def reach(self, node):
-        return Reach(node, self.doors[node].path, self.ports)
+        return Reach(node, self.doors[node].path, self.addresses)
 
     def holdings(self):
-        return {node: ask_holdings(port) for node, port in enumerate(self.ports)}
+        return {node: ask_holdings(address) for node, address in enumerate(self.addresses)}
 
 
 @pytest.fixture
@@ -123,8 +126,8 @@ def test_the_last_step_that_all_have_is_never_overwritten(nodes):
     assert recovery_point(net.holdings(), 1, 2).step == 5
     mine = {held.step for held in net.holdings()[0] if held.rank == 0}
     assert mine == {5, 20}  # a step that not all have makes room for the next
-    for port in net.ports:
-        forget(port, 1, 5)
+    for address in net.addresses:
+        forget(address, 1, 5)
     assert {held.step for copies in net.holdings().values() for held in copies} == {5}
 
 
@@ -167,6 +170,31 @@ def test_an_agent_that_dies_is_found_again_and_a_damaged_copy_is_refused(nodes):
         recall_pieces(point, net.reach(0), 0, state(0, 0))
 
 
+def test_a_large_copy_comes_over_several_lanes_and_its_damage_shows(nodes):
+    """Tensors larger than a lane's share, a transposed one that cannot be received in place, and an empty one."""
+    net = nodes(2, 1)
+    torch.manual_seed(0)
+    state = {
+        "model/large": whole(torch.randn(1100, 1024)),
+        "model/turned": whole(torch.randn(300, 700)),
+        "model/none": whole(torch.empty(0, 3)),
+        "optim/odd": whole(torch.randn(333).to(torch.bfloat16)),
+    }
+    peer = net.peer(0, 1)
+    assert peer.save(5, state, {"n": 1})
+    assert peer.wait_until_safe(5)
+    point = recovery_point({1: net.holdings()[1]}, 1, 1)
+    room = {name: p._replace(tensor=torch.zeros_like(p.tensor)) for name, p in state.items()}
+    room["model/turned"] = whole(torch.zeros(700, 300).T)
+    assert recall_pieces(point, net.reach(0), 0, room) == {"n": 1}
+    assert all(torch.equal(room[name].tensor, p.tensor) for name, p in state.items())
+    wrong = msgspec.structs.replace(point.copies[0], check=point.copies[0].check ^ 1)
+    with pytest.raises(DataError, match="its checksum differs"):
+        recall_pieces(msgspec.structs.replace(point, copies=(wrong,)), net.reach(0), 0, room)
+    with pytest.raises(DataError, match="is gone"):
+        recall_pieces(msgspec.structs.replace(point, step=6), net.reach(0), 0, room)
+
+
 def test_copies_have_no_name_that_could_be_left_behind(nodes):
     net = nodes(1, 1)
     peer = net.peer(0, 1)
@@ -205,8 +233,9 @@ def test_any_cut_is_read_from_any_other(cut):
         def read(self, entry):
             return self.part
 
-        def read_into(self, entry, room):
-            room.copy_(self.part)
+        def read_into(self, rooms):
+            for _, room in rooms:
+                room.copy_(self.part)
 
         def check(self):
             pass
@@ -257,6 +286,30 @@ def test_one_flipped_bit_always_shows(content, data):
     damaged = bytearray(content)
     damaged[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert word_sum(memoryview(content)) != word_sum(memoryview(bytes(damaged)))
+
+
+@given(
+    st.lists(st.integers(0, 5 << 20).map(lambda size: size // 8 * 8), max_size=6),
+    st.integers(1, 5),
+)
+def test_lanes_share_every_byte_once_and_evenly(sizes, most):
+    whole_copy = memoryview(bytes(sum(sizes)))
+    begins = [sum(sizes[:n]) for n in range(len(sizes))]
+    wanted = [
+        Wanted(begin, whole_copy[begin : begin + size])
+        for begin, size in zip(begins, sizes, strict=True)
+    ]
+    loads = shared_out(wanted, most)
+    pieces = [piece for load in loads for piece in load if len(piece.room)]
+    assert sum(len(piece.room) for piece in pieces) == sum(sizes)
+    at = 0
+    for piece in pieces:  # in order, without a gap, cut between words only
+        assert piece.at == at
+        assert piece.at % 8 == 0
+        at += len(piece.room)
+    carried = [sum(len(piece.room) for piece in load) for load in loads]
+    assert len(loads) <= most
+    assert max(carried) - min(carried) <= 8 * len(loads)
 
 
 def test_the_sum_is_of_64_bit_words():

@@ -29,7 +29,7 @@ from cairn.core.job_ledger import METRICS, read_ledger
 from cairn.train.launch import RankFailed
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.journal import read_status
-from cairn.train.recovery.supervised import serve_metrics
+from cairn.train.recovery.metrics_page import serve_metrics
 
 KILLS = int(os.environ.get("CAIRN_TEST_KILLS", "5"))  # 50 in the nightly form
 

@@ -1,0 +1,183 @@
+"""A lab and its run as text for a terminal, in English or in Chinese. Prints nothing itself.
+
+line      held  roofline   as predicted within 7%   3.9 s
+whole     hypothesis, plots, checks, table, verdict, code, reading, questions
+listing   all labs, area after area
+markdown  the table of docs/labs.md
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from cairn.labs.code_place import find_place
+from cairn.labs.entry import CheckLine, Entry, PlotLines, Text
+from cairn.labs.figures import kind_sign, shown, shown_cell, shown_gap
+from cairn.labs.lab import AREAS, Lab, Language, Words
+from cairn.report.terminal_plot import draw
+
+WIDTH = 100
+SIGNS = {"held": "✓", "off": "≠", "failed": "✗", "skipped": "–"}
+
+LABELS: dict[str, Words] = {
+    "hypothesis": Words("hypothesis", "假设"),
+    "checks": Words("checks", "检验"),
+    "predicted": Words("predicted", "预测"),
+    "measured": Words("measured", "实测"),
+    "gap": Words("gap", "偏差"),
+    "allowed": Words("allowed", "允许"),
+    "verdict": Words("verdict", "结论"),
+    "calibrated": Words("machine.json is better by", "machine.json 已更新"),
+    "code": Words("code to read", "相关代码"),
+    "reading": Words("reading", "延伸阅读"),
+    "questions": Words("questions (--answers shows the answers)", "思考题（--answers 显示答案）"),
+    "answers": Words("questions and answers", "思考题与答案"),
+    "about": Words("about", "约"),
+}
+
+
+def line(entry: Entry, language: Language) -> str:
+    took = f"  ({entry.seconds:.1f} s)" if entry.seconds else ""
+    return f"{SIGNS[entry.status]} {entry.lab}: {entry.verdict.words.of(language)}{took}"
+
+
+def total(entries: Sequence[Entry], language: Language) -> str:
+    counts = {status: sum(entry.status == status for entry in entries) for status in SIGNS}
+    seconds = sum(entry.seconds for entry in entries)
+    minutes, rest = divmod(round(seconds), 60)
+    if language == "zh":
+        return (
+            f"{len(entries)} 个实验：{counts['held']} 个与预测一致，{counts['off']} 个有偏差，"
+            f"{counts['skipped']} 个跳过，{counts['failed']} 个出错；共 {minutes} 分 {rest:02} 秒"
+        )
+    return (
+        f"{len(entries)} labs: {counts['held']} as predicted, {counts['off']} off, "
+        f"{counts['skipped']} skipped, {counts['failed']} failed; {minutes}:{rest:02} in all"
+    )
+
+
+def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str]:
+    text = [f"{lab.title.of(language)}  ({lab.area}/{lab.name})", ""]
+    text += _section("hypothesis", _wrapped(lab.hypothesis.of(language)), language)
+    for plot in entry.plots:
+        text += [*_plot(plot, language), ""]
+    if entry.table is not None:
+        rows = [[shown_cell(cell) for cell in row] for row in entry.table.rows]
+        text += [*columns([_of(name, language) for name in entry.table.columns], rows), ""]
+    if entry.checks:
+        text += _section("checks", _checks(entry.checks, language), language)
+    for note in entry.notes:
+        text += [*_wrapped(_of(note, language)), ""]
+    sign = SIGNS[entry.status]
+    verdict = _wrapped(f"{sign} {_of(entry.verdict, language)} ({entry.seconds:.1f} s)")
+    text += _section("verdict", verdict, language)
+    if entry.calibrated:
+        text += [f"{LABELS['calibrated'].of(language)}: {', '.join(entry.calibrated)}", ""]
+    return text + _around(lab, language, answers)
+
+
+def listing(
+    labs: Sequence[Lab], unmet: Mapping[str, Sequence[Words]], language: Language
+) -> list[str]:
+    text: list[str] = []
+    width = max((len(lab.name) for lab in labs), default=0)
+    for area, title in AREAS.items():
+        of_area = [lab for lab in labs if lab.area == area]
+        if not of_area:
+            continue
+        text += [f"{title.of(language)} ({area})"]
+        for lab in of_area:
+            why = "; ".join(reason.of(language) for reason in unmet[lab.name])
+            sign, more = ("–", f"  [{why}]") if why else (" ", "")
+            text.append(f"{sign} {lab.name:<{width}}  {lab.title.of(language)}{more}")
+        text.append("")
+    minutes = sum(lab.seconds for lab in labs if not unmet[lab.name]) / 60
+    count = sum(not unmet[lab.name] for lab in labs)
+    if language == "zh":
+        text.append(f"共 {len(labs)} 个实验，本机可运行 {count} 个，约 {minutes:.0f} 分钟")
+    else:
+        text.append(f"{len(labs)} labs; this machine can run {count}, in about {minutes:.0f} min")
+    return text
+
+
+def markdown(labs: Sequence[Lab], language: Language) -> str:
+    text: list[str] = []
+    for area, title in AREAS.items():
+        of_area = [lab for lab in labs if lab.area == area]
+        if not of_area:
+            continue
+        heads = ("lab", "what it asks", "needs") if language == "en" else ("实验", "问题", "需要")
+        text += [f"### {title.of(language)} (`{area}`)", "", f"| {' | '.join(heads)} |", "|---|---|---|"]  # fmt: skip
+        for lab in of_area:
+            asks = lab.title.of(language).replace("|", "\\|")
+            text.append(f"| `{lab.name}` | {asks} | {', '.join(lab.needs)} |")
+        text.append("")
+    return "\n".join(text)
+
+
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names left, numbers right, with Chinese characters two cells wide."""
+    from rich.cells import cell_len
+
+    table = [list(headings), *map(list, rows)]
+    widths = [max(cell_len(row[place]) for row in table) for place in range(len(headings))]
+
+    def padded(cell: str, place: int) -> str:
+        space = " " * (widths[place] - cell_len(cell))
+        return cell + space if place == 0 else space + cell
+
+    return ["  ".join(padded(cell, at) for at, cell in enumerate(row)).rstrip() for row in table]
+
+
+def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
+    heads = [
+        "",
+        *(LABELS[name].of(language) for name in ("predicted", "measured", "gap", "allowed")),
+    ]
+    rows = [
+        [
+            f"{'✓' if check.held else '≠'} {_of(check.what, language)}",
+            shown(check.predicted, check.unit),
+            shown(check.measured, check.unit),
+            shown_gap(check.gap),
+            kind_sign(check),
+        ]
+        for check in checks
+    ]
+    return columns(heads, rows)
+
+
+def _plot(plot: PlotLines, language: Language) -> list[str]:
+    lines = {_of(one.name, language): one.points for one in plot.lines}
+    limit = None
+    if plot.limit is not None and plot.limit_name is not None:
+        limit = (_of(plot.limit_name, language), plot.limit)
+    drawn = draw(lines, log_x=plot.log_x, log_y=plot.log_y, limit=limit)
+    title = f"{_of(plot.title, language)}: {_of(plot.y, language)} / {_of(plot.x, language)}"
+    return [title, *(f"  {row}" for row in drawn)]
+
+
+def _around(lab: Lab, language: Language, answers: bool) -> list[str]:
+    """The way into the code, and what to think about."""
+    text = _section("code", [str(find_place(place)) for place in lab.code], language)
+    text += _section("reading", list(lab.reading), language)
+    asked: list[str] = []
+    for number, question in enumerate(lab.questions, 1):
+        asked += _wrapped(f"{number}. {question.ask.of(language)}")
+        if answers:
+            asked += [f"   {row}" for row in _wrapped(question.answer.of(language), WIDTH - 5)]
+    return text + _section("answers" if answers else "questions", asked, language)
+
+
+def _section(name: str, rows: Sequence[str], language: Language) -> list[str]:
+    return [LABELS[name].of(language), *(f"  {row}" for row in rows), ""]
+
+
+def _of(text: Text, language: Language) -> str:
+    return text.words.of(language)
+
+
+def _wrapped(text: str, width: int = WIDTH - 2) -> list[str]:
+    """Chinese has no spaces to break at: it is left to the terminal."""
+    if any(ord(letter) >= 0x2E80 for letter in text):
+        return [text]
+    return textwrap.wrap(text, width)

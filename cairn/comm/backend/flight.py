@@ -1,0 +1,130 @@
+"""What this group did last: the flight recorder of the backend, in the format of torch's own.
+
+    begin(call) --> Record .. started .. end(record) --> completed
+                       '--> the last `KEPT` of them, dumped as torch dumps its own
+
+torch records the collectives of gloo and NCCL in C++, where no Python backend can write; so ours keeps
+its own book, and the watchdog and `cairn comm doctor` read both alike. A record is a few numbers: what it
+says in words, and the line of the program that waits, is worked out when somebody asks.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from cairn.comm.backend.wire import Call
+
+KEPT = 512  # records of each group
+FRAMES = 8  # of the program, innermost first
+VERSION = "2.10"  # of torch's format
+OURS = ("/cairn/comm/", "/torch/", "contextlib.py")  # files that are not the caller's
+
+
+class Record:
+    """One operation of this rank. `ended_ns` is 0 while it is under way."""
+
+    __slots__ = ("began_ns", "call", "ended_ns", "label", "thread")
+
+    def __init__(self, call: Call, label: str = "") -> None:
+        self.call, self.label = call, label  # the label of a message: "recv 2<-0"
+        self.thread = threading.get_ident()
+        self.began_ns, self.ended_ns = time.time_ns(), 0
+
+
+class FlightRecorder:
+    """Of one group. One thread writes collectives, others messages; anybody may read."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.name = self.description = ""  # torch names a group after it was made
+        self._ranks = ranks
+        self._records: deque[Record] = deque(maxlen=KEPT)
+        self._begun = self._done = 0  # operations of either kind
+
+    def begin(self, call: Call) -> Record:
+        record = Record(call)
+        self._begun += 1
+        self._records.append(record)
+        return record
+
+    def begin_message(self, call: Call, verb: str, me: int, peer: int) -> Record:
+        """A send or a receive; counted apart from the collectives, as torch does."""
+        arrow = f"{me}->{peer}" if verb == "send" else f"{me}<-{peer}"
+        record = Record(call, f"{verb} {arrow}")
+        self._begun += 1
+        self._records.append(record)
+        return record
+
+    def end(self, record: Record) -> None:
+        record.ended_ns = time.time_ns()
+        self._done += 1
+
+    def status(self) -> dict[str, Any]:
+        """Changes whenever an operation begins or ends."""
+        return {"begun": self._begun, "done": self._done}
+
+    def config(self) -> dict[str, Any]:
+        return {"name": self.name, "desc": self.description, "ranks": str(self._ranks)}
+
+    def entries(self) -> list[dict[str, Any]]:
+        """As in torch's dump, oldest first."""
+        stacks = sys._current_frames()
+        return [self._entry(record, stacks) for record in list(self._records)]
+
+    def _entry(self, record: Record, stacks: dict[int, FrameType]) -> dict[str, Any]:
+        call, done = record.call, record.ended_ns > 0
+        dtype = str(call.dtype).removeprefix("torch.")
+        elements = call.total // call.dtype.itemsize
+        frames = [] if done else list(_program(stacks.get(record.thread)))
+        return {
+            "process_group": [self.name, self.description],
+            "collective_seq_id": call.sequence, "is_p2p": bool(record.label),
+            "profiling_name": f"cairn:{record.label or call.operation}",
+            "input_sizes": [[elements]] if call.total else [], "input_dtypes": [dtype],
+            "state": "completed" if done else "started", "retired": done,
+            "time_created_ns": record.began_ns,
+            "time_discovered_completed_ns": record.ended_ns or None, "frames": frames,
+        }  # fmt: skip
+
+
+def _program(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """The lines of the program that wait in an operation, innermost first."""
+    found = 0
+    while frame is not None and found < FRAMES:
+        code = frame.f_code
+        if not any(part in code.co_filename for part in OURS):
+            found += 1
+            yield {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name}
+        frame = frame.f_back
+
+
+def recorders() -> list[FlightRecorder]:
+    """Of every group of this backend that this process is in."""
+    groups = dist.distributed_c10d._world.pg_map
+    return [group.flight for group in list(groups) if hasattr(group, "flight")]
+
+
+def dump(collectives: bool = True) -> dict[str, Any]:
+    """All groups of this backend in one document, as torch would write it."""
+    here = recorders()
+    return {
+        "version": VERSION,
+        "pg_config": {one.name: one.config() for one in here},
+        "pg_status": {one.name: one.status() for one in here},
+        "entries": [entry for one in here for entry in one.entries()] if collectives else [],
+    }
+
+
+def write_dump(prefix: str, rank: int) -> Path:
+    """`prefix` and the rank are its name, as with torch's own dumps: `cairn comm doctor` reads it."""
+    path = Path(f"{prefix}{rank}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(dump()))
+    return path

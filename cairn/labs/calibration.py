@@ -1,0 +1,138 @@
+"""Which ceilings do predictions start from, and what do labs add to them?
+
+    machine.json ──load──> usable? ──yes──> Ceilings ──────────────> labs
+         ^                    └─no: missing, damaged, stale            │ measured on the way
+         │                       └─> quick calibration ──> Ceilings    v
+         └──────────────────────────── save <─────────────────────── merge
+
+A ceiling is the best that was ever seen: of two rates the higher, of two durations the shorter. Whoever changes the
+file holds a lock beside it, so that two lab runs at once lose nothing. Knows no lab.
+"""
+
+import fcntl
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.core.errors import HardwareError
+from cairn.hw.ceilings import Ceilings, Measured, load, machine_file, save, staleness
+from cairn.hw.machine import Machine
+
+MATMUL = "matmul."
+# What the file keeps beside the ceilings themselves.
+NOT_CEILINGS = frozenset(
+    {"schema", "measured_at", "quick", "identity", "device", "device_name", "matmul", "absent"}
+)
+
+Say = Callable[[str], None]
+Measure = Callable[[Machine], Ceilings]
+
+
+class Merged(NamedTuple):
+    ceilings: Ceilings
+    better: list[str]  # names of the ceilings that rose
+
+
+def ready(machine: Machine, measure: Measure, say: Say, path: Path | None = None) -> Ceilings:
+    """The ceilings of this machine; measured anew, and said, where the file is of no use."""
+    path = machine_file() if path is None else path
+    try:
+        kept = load(path)
+        if not (reasons := staleness(kept, machine)):
+            return kept
+        why = f"{path} was measured on another machine ({'; '.join(reasons)})"
+    except HardwareError as error:
+        why = error.message
+    say(f"{why}: measuring this machine's ceilings quickly (`cairn calibrate` looks longer)")
+    fresh = measure(machine)
+    _keep(fresh, path, say)
+    return fresh
+
+
+def quick_look(machine: Machine) -> Ceilings:
+    from cairn.hw.calibrate import calibrate
+
+    return calibrate(machine, quick=True)
+
+
+def learn(
+    ceilings: Ceilings, found: Mapping[str, Measured], say: Say, path: Path | None = None
+) -> Merged:
+    """What a lab measured goes into the file, if it is better than what the file has by now."""
+    if not found:
+        return Merged(ceilings, [])
+    path = machine_file() if path is None else path
+    try:
+        with _locked(path):
+            try:
+                kept = load(path)
+            except HardwareError:
+                kept = ceilings  # removed or broken meanwhile: these are the ones in use
+            if (kept.identity, kept.device) != (ceilings.identity, ceilings.device):
+                kept = ceilings
+            merged = merge(kept, found)
+            if merged.better:
+                save(merged.ceilings, path)
+            return merged
+    except (OSError, HardwareError) as error:
+        say(f"the ceilings that were measured are not kept: {error}")
+        return merge(ceilings, found)
+
+
+def merge(ceilings: Ceilings, found: Mapping[str, Measured]) -> Merged:
+    """The better of each: a rate that is higher, a duration that is shorter. `how` stays with its number."""
+    single, matmul, absent = {}, dict(ceilings.matmul), dict(ceilings.absent)
+    better = []
+    for name, fresh in found.items():
+        old = _known(ceilings, name)
+        _require_sane(name, fresh, old)
+        if old is not None and not _beats(fresh, old):
+            continue
+        better.append(name)
+        absent.pop(name, None)
+        if name.startswith(MATMUL):
+            matmul[name.removeprefix(MATMUL)] = fresh
+        else:
+            single[name] = fresh
+    if "copy" in single and ceilings.device == "cpu":
+        single["host_copy"] = single["copy"]  # on a CPU they are the same memory
+    return Merged(msgspec.structs.replace(ceilings, matmul=matmul, absent=absent, **single), better)
+
+
+def _known(ceilings: Ceilings, name: str) -> Measured | None:
+    if name.startswith(MATMUL):
+        return ceilings.matmul.get(name.removeprefix(MATMUL))
+    if name not in Ceilings.__struct_fields__ or name in NOT_CEILINGS:
+        raise ValueError(f"machine.json has no ceiling '{name}'")
+    return getattr(ceilings, name)
+
+
+def _require_sane(name: str, fresh: Measured, old: Measured | None) -> None:
+    if not (math.isfinite(fresh.value) and fresh.value > 0):
+        raise ValueError(f"ceiling {name} is {fresh.value}, which nothing can be")
+    if old is not None and fresh.unit != old.unit:
+        raise ValueError(f"ceiling {name} is in {old.unit}, not in {fresh.unit}")
+
+
+def _beats(fresh: Measured, old: Measured) -> bool:
+    return fresh.value < old.value if fresh.unit == "s" else fresh.value > old.value
+
+
+def _keep(ceilings: Ceilings, path: Path, say: Say) -> None:
+    try:
+        with _locked(path):
+            save(ceilings, path)
+    except (OSError, HardwareError) as error:
+        say(f"these ceilings hold for this run only: {error}")
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Labs about cluster and failures: one file each, found by `cairn.labs.catalogue`."""

@@ -1,0 +1,205 @@
+"""How much of the communication hides behind backward, and which bucket size hides most?
+
+    backward  |layer 8|layer 7|layer 6| ... |layer 1|
+    wire              |bucket |bucket |         |bucket|   <- only the last bucket sticks out
+
+One bucket for everything starts when backward is over: nothing is hidden. Many buckets leave while backward goes on,
+but each pays the wire's latency. The buckets are those of the trainer; the wire is a thread that sleeps as long as a
+link of known alpha and beta would take, so it needs no core of this machine.
+"""
+
+import queue
+import threading
+import time
+from statistics import median
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+LAYERS = 16
+ALPHA_SHARE = 0.02  # of backward: what each bucket costs besides its bytes
+WIRE_SHARE = 0.7  # of backward: all bytes on the wire
+
+
+class Wire:
+    """A link that carries one bucket after another, beside the computation."""
+
+    def __init__(self, alpha_s: float, bytes_per_s: float) -> None:
+        self.alpha_s, self.rate = alpha_s, bytes_per_s
+        self.waiting: queue.Queue[int | None] = queue.Queue()
+        self.thread = threading.Thread(target=self._carry, daemon=True)
+        self.thread.start()
+
+    def send(self, nbytes: int) -> None:
+        self.waiting.put(nbytes)
+
+    def drain(self) -> None:
+        """Until everything has arrived; the wire is closed then."""
+        self.waiting.put(None)
+        self.thread.join(timeout=30)
+
+    def _carry(self) -> None:
+        while (nbytes := self.waiting.get()) is not None:
+            time.sleep(self.alpha_s + nbytes / self.rate)
+
+
+def exposed_s(backward_s: float, wire_s: float, alpha_s: float, buckets: int) -> float:
+    """What sticks out when `buckets` equal ones become ready one after another."""
+    each, free = alpha_s + wire_s / buckets, 0.0
+    for number in range(1, buckets + 1):
+        free = max(free, backward_s * number / buckets) + each
+    return free - backward_s
+
+
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(bench)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(bench: Workbench) -> Outcome:
+    import torch
+    from torch import nn
+
+    from cairn.train.parallel.buckets import Buckets
+
+    width, rows_of_x, repeats = bench.pick(256, 192), bench.pick(256, 128), bench.pick(5, 3)
+    x = torch.randn(rows_of_x, width)
+    total = LAYERS * width * width * 4
+
+    def backward(buckets: int, wire: Wire | None) -> tuple[float, float]:
+        """Seconds of backward, and from its end until the wire is empty."""
+        model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(LAYERS)])
+        parameters = dict(model.named_parameters())
+        loss = model(x).square().mean()
+        if wire is not None:
+            launch = lambda names: wire.send(sum(parameters[name].nbytes for name in names))  # noqa: E731
+            Buckets(parameters, launch, total // buckets).arm()
+        began = time.perf_counter()
+        loss.backward()
+        computed = time.perf_counter()
+        if wire is not None:
+            wire.drain()
+        return computed - began, time.perf_counter() - computed
+
+    bench.step("backward alone")
+    alone = min(backward(1, None)[0] for _ in range(repeats + 2))
+    alpha, wire_s = ALPHA_SHARE * alone, WIRE_SHARE * alone
+    measured, predicted, rows = [], [], []
+    for count in (1, 2, 4, 8, 16):
+        bench.step(f"{count} buckets")
+        shares = []
+        for _ in range(repeats):
+            computed, rest = backward(count, Wire(alpha, total / wire_s))
+            shares.append(rest / computed)
+        # The wire keeps its time while a busy machine stretches backward: compare shares of it.
+        found = median(shares)
+        expected = exposed_s(alone, wire_s, alpha, count) / alone
+        measured.append((float(count), found))
+        predicted.append((float(count), expected))
+        rows.append([count, total // count, expected, found])
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("one bucket: exposed, of backward", "单个桶：暴露时间占反向的比例"),
+                predicted=predicted[0][1],
+                measured=measured[0][1],
+                unit="share",
+                within=0.4,
+            ),
+            Check(
+                what=Words("8 buckets: exposed, of one bucket's", "8 个桶与 1 个桶的暴露时间之比"),
+                predicted=0.5,
+                measured=measured[3][1] / measured[0][1],
+                unit="x",
+                kind="at_most",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Communication that backward does not hide", "反向没有掩盖掉的通信"),
+                x=Words("buckets", "桶数"),
+                y=Words("share of backward", "占反向时间的比例"),
+                lines={"predicted": predicted, "measured": measured},
+                log_x=True,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("buckets", "桶数"),
+                Words("bytes each", "每桶字节"),
+                Words("predicted exposed", "预测暴露比例"),
+                Words("measured exposed", "实测暴露比例"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+LAB = Lab(
+    name="buckets-overlap",
+    area="comm",
+    title=Words("Hiding communication behind backward", "用反向计算掩盖通信"),
+    hypothesis=Words(
+        "With one bucket all communication comes after backward; with k buckets only about a k-th of it does, plus one "
+        "latency, as long as the wire is faster than backward.",
+        "只有一个桶时全部通信都排在反向之后；分成 k 个桶后，只要链路快于反向，暴露出来的只剩约 1/k，外加一次延迟。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "a busy machine stretches backward but not the wire, so more is hidden than predicted",
+            "机器繁忙时反向变慢而链路不变，被掩盖的比预测的多",
+        ),
+        Words(
+            "layers are not equal: the first one to run backward is ready later than its share",
+            "各层反向耗时不均，最先算完的层并不恰好在平均时刻就绪",
+        ),
+    ),
+    code=(
+        "cairn/train/parallel/buckets.py:Buckets",
+        "cairn/train/parallel/data.py:Replicas",
+    ),
+    reading=(
+        "PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Why are buckets filled in reverse order of the parameters?",
+                "为什么桶要按参数的逆序来填？",
+            ),
+            Words(
+                "Backward finishes the last layers first, so reverse order is about the order in which gradients become "
+                "ready, and all ranks must launch collectives in the same order.",
+                "反向先算完最后几层，逆序接近梯度就绪的顺序；而且所有 rank 必须以相同顺序发起集合通信。",
+            ),
+        ),
+        Question(
+            Words(
+                "What limits how small a bucket should be?", "桶为什么不能太小？"
+            ),
+            Words(
+                "Each pays a latency and runs at the bandwidth of a small message; 25 MB (DDP's default) is far above "
+                "alpha * beta of most networks.",
+                "每个桶都要付一次延迟，而且小消息跑不满带宽；DDP 默认的 25 MB 远大于多数网络的 alpha * beta。",
+            ),
+        ),
+        Question(
+            Words(
+                "All-reduce takes longer than backward. What now?", "all-reduce 比反向还慢怎么办？"
+            ),
+            Words(
+                "Nothing hides the difference: accumulate gradients over more micro-batches, send fewer bytes (16 bits, "
+                "compression, sharding inside a node first), or use faster links.",
+                "差额无法掩盖：可以增大梯度累积、减少字节（16 位、压缩、先在节点内归约），或换更快的链路。",
+            ),
+        ),
+    ),
+    seconds=4.0,
+)

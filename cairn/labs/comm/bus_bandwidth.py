@@ -1,0 +1,180 @@
+"""Why do people quote bus bandwidth? Because it is the one figure that does not change with the number of ranks.
+
+    algbw = bytes / time          falls as ranks are added, though no link got slower
+    busbw = algbw * 2(n-1)/n      of an all-reduce: the rate at which each link really worked
+
+Ring all-reduces of 2 to 16 ranks run operation by operation on links of a known rate; then two real ranks show that an
+all-reduce takes as long as the two all-gathers whose bytes it moves.
+"""
+
+from cairn.comm.schedule.catalogue import make
+from cairn.comm.schedule.verify import verify
+from cairn.comm.simulate.collective import bus_factor
+from cairn.comm.simulate.schedule_run import run_schedule
+from cairn.comm.simulate.topology import topology
+from cairn.labs.comm._timed import slowest_us, times_us
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.workbench import Workbench
+
+LINK_GB_PER_S = 100.0
+SIZE = 1 << 30
+RANKS = (2, 4, 8, 16)
+
+
+def both(rank: int, count: int, floats: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Times of an all-reduce and of an all-gather of the same vector."""
+    import torch
+    import torch.distributed as dist
+
+    whole, mine = torch.ones(floats), torch.ones(floats // count)
+    parts = list(torch.empty(floats).chunk(count))
+    reduce: list[float] = []
+    gather: list[float] = []
+    for _ in range(3):  # in turns, so that what else runs here meets both
+        reduce += times_us(lambda: dist.all_reduce(whole), repeats)
+        gather += times_us(lambda: dist.all_gather(parts, mine), repeats)
+    return reduce, gather
+
+
+def run(bench: Workbench) -> Outcome:
+    rows, alg, bus = [], [], []
+    wrong_bytes = 0.0
+    for ranks in RANKS:
+        bench.step(f"ring all-reduce of {ranks} ranks, operation by operation")
+        schedule = make("all_reduce", "ring", ranks)
+        factor = bus_factor("all_reduce", ranks)
+        wrong_bytes = max(wrong_bytes, abs(verify(schedule).traffic - factor))
+        top = topology("nvlink", ranks, nvlink_gb_per_s=LINK_GB_PER_S)
+        algbw = SIZE / (run_schedule(schedule, top, SIZE).us * 1e3)
+        alg.append((float(ranks), algbw))
+        bus.append((float(ranks), algbw * factor))
+        rows.append([ranks, factor, algbw, algbw * factor])
+    bench.step("two real ranks: all-reduce and all-gather")
+    floats = bench.pick(1 << 20, 1 << 19)
+    found = run_ranks(2, both, floats, bench.pick(12, 4), backend="cairn")
+    reduce = min(slowest_us([one[0] for one in found]))
+    gather = min(slowest_us([one[1] for one in found]))
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    "bytes of the busiest rank against 2(n-1)/n", "最忙 rank 的字节数与 2(n-1)/n 之差"
+                ),
+                predicted=0.0,
+                measured=wrong_bytes,
+                unit="vectors",
+            ),
+            Check(
+                what=Words("bus bandwidth of 16 ranks", "16 个 rank 的 busbw"),
+                predicted=LINK_GB_PER_S,
+                measured=bus[-1][1],
+                unit="GB/s",
+                within=0.05,
+            ),
+            Check(
+                what=Words(
+                    "algorithm bandwidth, 16 ranks over 2", "algbw：16 rank 与 2 rank 之比"
+                ),
+                predicted=bus_factor("all_reduce", 2) / bus_factor("all_reduce", 16),
+                measured=alg[-1][1] / alg[0][1],
+                unit="x",
+                within=0.05,
+            ),
+            Check(
+                what=Words(
+                    "real all-reduce over all-gather, by time", "真实 all-reduce 与 all-gather 的耗时比"
+                ),
+                predicted=2.0,
+                measured=reduce / gather,
+                unit="x",
+                within=0.7,
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("All-reduce of 1 GiB", "1 GiB 的 all-reduce"),
+                x=Words("ranks", "rank 数"),
+                y=Words("GB/s", "GB/s"),
+                lines={"algbw": alg, "busbw": bus},
+                log_x=True,
+                limit=("link", LINK_GB_PER_S),
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("ranks", "rank 数"),
+                Words("2(n-1)/n", "2(n-1)/n"),
+                Words("algbw GB/s", "algbw GB/s"),
+                Words("busbw GB/s", "busbw GB/s"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+LAB = Lab(
+    name="bus-bandwidth",
+    area="comm",
+    title=Words("Algorithm bandwidth or bus bandwidth?", "algbw 还是 busbw？"),
+    hypothesis=Words(
+        "On links of one rate, algorithm bandwidth of an all-reduce falls from the link's rate at 2 ranks towards half "
+        "of it, while bus bandwidth stays at the link's rate for every number of ranks.",
+        "链路速率固定时，all-reduce 的 algbw 从 2 个 rank 时的链路速率逐渐降到一半，而 busbw 对任何 rank 数都等于链路速率。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "latency: too small a vector is not bound by the links at all",
+            "延迟：向量太小，瓶颈根本不在链路带宽",
+        ),
+        Words(
+            "reductions cost memory bandwidth too, which an all-gather does not spend",
+            "归约还要消耗内存带宽，而 all-gather 没有这部分",
+        ),
+    ),
+    code=(
+        "cairn/comm/simulate/collective.py:bus_factor",
+        "cairn/comm/schedule/verify.py:verify",
+        "cairn/comm/simulate/schedule_run.py:run_schedule",
+    ),
+    reading=(
+        "NCCL Tests: Performance reported by NCCL tests (2018)",
+        "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (2009)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Why is the factor of an all-reduce 2(n-1)/n?", "all-reduce 的系数为什么是 2(n-1)/n？"
+            ),
+            Words(
+                "Each rank must send (n-1)/n of the vector to have it reduced and receive (n-1)/n of the result: "
+                "reduce-scatter plus all-gather. No schedule without help from the network moves less.",
+                "每个 rank 要发出 (n-1)/n 的数据参与归约，再收回 (n-1)/n 的结果，即 reduce-scatter 加 all-gather；"
+                "没有网内计算时不可能更少。",
+            ),
+        ),
+        Question(
+            Words(
+                "all_reduce_perf shows busbw 480 GB/s on 8 H200. What do you compare it with?",
+                "8 卡 H200 上 all_reduce_perf 显示 busbw 480 GB/s，应与什么比较？",
+            ),
+            Words(
+                "NVLink's 450 GB/s in each direction for a GPU. More than that is possible only because NVLS reduces in the "
+                "switch, so fewer bytes cross the links than the factor assumes.",
+                "与每卡单向 NVLink 450 GB/s 比较。超过它只能是 NVLS 在交换机里做归约，实际过链路的字节少于系数所假设的。",
+            ),
+        ),
+        Question(
+            Words(
+                "Which factor has an all-to-all, and why?", "all-to-all 的系数是多少，为什么？"
+            ),
+            Words(
+                "(n-1)/n: a rank keeps its own n-th part and sends the rest once.",
+                "(n-1)/n：每个 rank 留下自己那 1/n，其余各发送一次。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=4.0,
+)

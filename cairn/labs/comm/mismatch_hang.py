@@ -1,0 +1,173 @@
+"""What happens when ranks disagree, or one never comes? Loud at once, or silent until the timeout: both on purpose.
+
+    mismatch   rank 1 brings another size         this backend: an error on every rank, at once, that names it
+    hang       rank 1 stays away                  an error after the timeout, that names whom it waited for
+
+Ranks of this project's own backend, with a short timeout. What a library without these checks does is to compute
+nonsense or to hang; the doctor finds out afterwards, from flight recordings.
+"""
+
+import time
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.workbench import Workbench
+
+RANKS, WRONG = 3, 1
+
+
+def told(rank: int, count: int, how: str, timeout_s: float) -> tuple[str, str, float]:
+    """The error that this rank got, its text, and after how many seconds."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    group = dist.new_group(backend="cairn", timeout=timedelta(seconds=timeout_s))
+    vector = torch.ones(1000)
+    dist.all_reduce(vector, group=group)
+    began = time.perf_counter()
+    try:
+        if rank == WRONG and how == "hang":
+            time.sleep(2 * timeout_s)  # alive, and busy with something else
+        if rank == WRONG and how == "mismatch":
+            vector = torch.ones(1001)
+        dist.all_reduce(vector, group=group)
+        outcome = ("none", "", time.perf_counter() - began)
+    except Exception as error:  # noqa: BLE001  every kind is part of the answer
+        outcome = (type(error).__name__, str(error), time.perf_counter() - began)
+    dist.destroy_process_group()
+    return outcome
+
+
+def run(bench: Workbench) -> Outcome:
+    timeout_s = bench.pick(1.5, 0.7)
+    answers = {}
+    for how in ("mismatch", "hang"):
+        bench.step(f"{RANKS} ranks: {how}")
+        answers[how] = run_ranks(RANKS, told, how, timeout_s, backend="gloo", timeout_s=40.0)
+    mismatch, hang = answers["mismatch"], answers["hang"]
+    waiting = [hang[rank] for rank in range(RANKS) if rank != WRONG]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("mismatch: ranks that got an error", "不一致：收到错误的 rank 数"),
+                predicted=RANKS,
+                measured=sum(kind != "none" for kind, _, _ in mismatch),
+                unit="ranks",
+            ),
+            Check(
+                what=Words("mismatch: seconds until the last knew", "不一致：最后一个 rank 得知的时间"),
+                predicted=timeout_s / 2,
+                measured=max(seconds for _, _, seconds in mismatch),
+                unit="s",
+                kind="at_most",
+                within=1.0,
+            ),
+            Check(
+                what=Words("hang: ranks that got an error", "挂起：收到错误的 rank 数"),
+                predicted=RANKS,
+                measured=sum(kind != "none" for kind, _, _ in hang),
+                unit="ranks",
+            ),
+            Check(
+                what=Words("hang: seconds until the first knew", "挂起：第一个 rank 得知的时间"),
+                predicted=timeout_s,
+                measured=min(seconds for _, _, seconds in waiting),
+                unit="s",
+                within=0.5,
+            ),
+            Check(
+                what=Words("errors that name the rank", "指明出错 rank 的错误数"),
+                predicted=2,
+                measured=sum(
+                    any(f"rank {WRONG}" in text for _, text, _ in found)
+                    for found in (mismatch, waiting)
+                ),
+                unit="cases",
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("case", "情形"),
+                Words("rank", "rank"),
+                Words("error", "错误"),
+                Words("after s", "经过秒数"),
+            ],
+            rows=[
+                [how, rank, kind, seconds]
+                for how, found in answers.items()
+                for rank, (kind, _, seconds) in enumerate(found)
+            ],
+        ),
+        notes=[Words(text[:300], text[:300]) for _, text, _ in (mismatch[0], waiting[0]) if text],
+    )
+
+
+LAB = Lab(
+    name="mismatch-hang",
+    area="comm",
+    title=Words("Ranks that disagree, and one that never comes", "rank 不一致与某个 rank 缺席"),
+    hypothesis=Words(
+        "A mismatch of sizes is an error on every rank long before the timeout; a rank that stays away is an error on the "
+        "others when the timeout is over, and both name the rank.",
+        "尺寸不一致会在超时之前就让所有 rank 报错；某个 rank 缺席则在超时到点时让其他 rank 报错；两者都会指明是哪个 rank。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "a loaded machine: ranks were still starting when the clock began",
+            "机器负载高：计时开始时 rank 还没完全就绪",
+        ),
+        Words(
+            "a rank learns of the failure only with its next operation on the group",
+            "某个 rank 要到下一次操作该组时才得知失败",
+        ),
+    ),
+    code=(
+        "cairn/comm/backend/guard.py:Guard",
+        "cairn/comm/backend/errors.py:RankMismatch",
+        "cairn/comm/watchdog.py:watching",
+    ),
+    reading=(
+        "PyTorch documentation: Flight Recorder for Debugging Stuck Jobs (2024)",
+        "NCCL documentation: Environment Variables and Troubleshooting (2024)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "A job hangs and no GPU computes. How do you find the rank to blame?",
+                "作业挂住、GPU 都不在计算，如何找到罪魁 rank？",
+            ),
+            Words(
+                "Dump the flight recorder of all ranks and compare sequence numbers per group: the rank whose last "
+                "collective has the lowest number, or another operation or size, is the one; then py-spy its stack.",
+                "导出所有 rank 的 flight recorder，按通信组比较序号：最后一次集合通信序号最小，或操作/尺寸不同的那个就是；"
+                "再用 py-spy 看它的栈。",
+            ),
+        ),
+        Question(
+            Words(
+                "Name three bugs that make ranks disagree.", "列举三种导致 rank 不一致的 bug。"
+            ),
+            Words(
+                "A branch that depends on the rank's own data (an unused parameter, an early stop), an uneven last "
+                "batch, and groups or collectives created in a different order.",
+                "依赖本 rank 数据的分支（未用到的参数、提前停止）、最后一个 batch 大小不同、通信组或集合通信的创建顺序不同。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why is NCCL's default timeout ten minutes and not one second?",
+                "为什么 NCCL 默认超时是十分钟而不是一秒？",
+            ),
+            Words(
+                "A collective waits for the slowest rank: checkpoints, first compilation or evaluation on one rank may "
+                "take minutes; too short a timeout kills healthy jobs.",
+                "集合通信要等最慢的 rank：写检查点、首次编译或单 rank 评测可能要几分钟；超时太短会误杀健康作业。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=7.0,
+)

@@ -1,0 +1,191 @@
+"""When does a tree beat a ring? When waiting costs more than bytes: predict the size at which they cross.
+
+    ring    2(n-1) waits       2(n-1)/n vectors        halving-doubling    2 log2(n) waits    the same bytes
+    tree    about 2 log2(n) waits, in chunks behind each other, up to 2 vectors through the busiest rank
+
+The closed form has the ring's time, and the waits say by how much a tree wins on small vectors. The link simulator runs
+both schedules, operation by operation, and shows where they cross.
+"""
+
+import math
+
+from cairn.comm.cost import Link, estimate
+from cairn.comm.schedule.catalogue import make
+from cairn.comm.schedule.verify import verify
+from cairn.comm.simulate.schedule_run import run_schedule
+from cairn.comm.simulate.topology import delay_us, topology
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+CHUNK = 256 << 10  # a tree is cut into such pieces, which follow each other
+MOST_CHUNKS = 32
+
+
+def run(bench: Workbench) -> Outcome:
+    import numpy as np
+
+    ranks = bench.pick(32, 16)
+    top = topology("rail-1tier", ranks, domain=1, nic_gb_per_s=50.0)
+    alpha = float(delay_us(top, np.zeros(1), np.ones(1))[0])
+    link = Link(alpha_us=alpha, gb_per_s=50.0)
+    ring = make("all_reduce", "ring", ranks)
+    steps = {
+        "ring": verify(ring).steps,
+        "halving_doubling": verify(make("all_reduce", "halving_doubling", ranks)).steps,
+        "tree": verify(make("all_reduce", "tree", ranks, chunks=1)).steps,
+    }
+    sizes = [1 << power for power in range(12, 30, bench.pick(1, 3))]
+    trees = {_chunks(size): make("all_reduce", "tree", ranks, chunks=_chunks(size)) for size in sizes}
+    around, up_down = [], []
+    for size in sizes:
+        bench.step(f"ring and tree of {ranks} ranks, {size} bytes")
+        around.append((float(size), run_schedule(ring, top, size).us))
+        up_down.append((float(size), run_schedule(trees[_chunks(size)], top, size).us))
+    widest = verify(trees[_chunks(sizes[-1])]).traffic
+    least = 2 * (ranks - 1) / ranks
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("waits of the ring", "ring 的串行等待次数"),
+                predicted=2 * (ranks - 1),
+                measured=steps["ring"],
+                unit="steps",
+            ),
+            Check(
+                what=Words("waits of halving-doubling", "halving-doubling 的等待次数"),
+                predicted=2 * math.log2(ranks),
+                measured=steps["halving_doubling"],
+                unit="steps",
+            ),
+            *[
+                Check(
+                    what=Words(f"ring at {label.en}", f"ring，{label.zh}"),
+                    predicted=estimate("all_reduce", "ring", ranks, sizes[at], link, "one_by_one").us,
+                    measured=around[at][1],
+                    unit="us",
+                    within=0.1,
+                )
+                for at, label in ((0, Words("4 KiB", "4 KiB")), (-1, Words("the largest size", "最大尺寸")))
+            ],
+            Check(
+                what=Words("ring over tree, 4 KiB", "4 KiB 时 ring 与 tree 的耗时比"),
+                predicted=steps["ring"] / steps["tree"],
+                measured=around[0][1] / up_down[0][1],
+                unit="x",
+                within=0.25,
+            ),
+            Check(
+                what=Words("tree over ring, largest size", "最大尺寸时 tree 与 ring 的耗时比"),
+                predicted=widest / least,
+                measured=up_down[-1][1] / around[-1][1],
+                unit="x",
+                kind="at_least",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words(f"All-reduce of {ranks} ranks", f"{ranks} 个 rank 的 all-reduce"),
+                x=Words("bytes", "字节"),
+                y=Words("us", "微秒"),
+                lines={"ring": around, "tree": up_down},
+                log_x=True,
+                log_y=True,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("schedule", "算法"),
+                Words("waits", "等待次数"),
+                Words("vectors through the busiest rank", "最忙 rank 的数据量（倍）"),
+                Words("us at 4 KiB", "4 KiB 耗时 us"),
+                Words("us at the largest", "最大尺寸耗时 us"),
+            ],
+            rows=[
+                ["ring", steps["ring"], least, around[0][1], around[-1][1]],
+                ["tree", steps["tree"], widest, up_down[0][1], up_down[-1][1]],
+            ],
+        ),
+        notes=[_crossing(around, up_down)],
+    )
+
+
+def _chunks(size: int) -> int:
+    return min(max(size // CHUNK, 1), MOST_CHUNKS)
+
+
+def _crossing(ring: list[tuple[float, float]], tree: list[tuple[float, float]]) -> Words:
+    size = next((s for (s, a), (_, b) in zip(ring, tree, strict=True) if a < b), None)
+    if size is None:
+        return Words("the tree wins at every size here", "在这些尺寸上 tree 始终更快")
+    shown = f"{size / 1024:.0f} KiB"
+    return Words(f"the ring is faster from {shown} on", f"从 {shown} 起 ring 更快")
+
+
+LAB = Lab(
+    name="ring-against-tree",
+    area="comm",
+    title=Words("Ring or tree?", "ring 还是 tree？"),
+    hypothesis=Words(
+        "A ring moves the fewest bytes and waits 2(n-1) times; a tree waits about 2 log2(n) times. So small vectors go "
+        "faster over the tree by the ratio of their waits, and large ones over the ring by the ratio of their bytes.",
+        "ring 的字节数最少，但要等待 2(n-1) 次；tree 约等待 2 log2(n) 次。因此小消息 tree 更快，倍数等于等待次数之比；"
+        "大消息 ring 更快，倍数等于字节数之比。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "how finely a tree is cut: few chunks cannot fill the pipeline, many cost a wait each",
+            "tree 的切块粒度：块太少填不满流水线，块太多每块都有等待",
+        ),
+        Words(
+            "sends of one rank share its link, so two children of a tree cost more than one wait",
+            "同一 rank 的多个发送共享一条链路，树上两个子节点的代价大于一次等待",
+        ),
+    ),
+    code=(
+        "cairn/comm/schedule/ring.py:ring_gather",
+        "cairn/comm/schedule/tree.py:double_tree_all_reduce",
+        "cairn/comm/schedule/halving.py:halving_doubling",
+        "cairn/comm/cost.py:estimate",
+    ),
+    reading=(
+        "Massively Scale Your Deep Learning Training with NCCL 2.4 (2019)",
+        "Optimization of Collective Communication Operations in MPICH (2005)",
+        "Two-tree algorithms for full bandwidth broadcast, reduction and scan (2009)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Why does NCCL use two trees instead of one?", "NCCL 为什么用两棵树而不是一棵？"
+            ),
+            Words(
+                "In one binary tree half of the ranks are leaves and only send or receive half of the time. In a pair of "
+                "trees every leaf of one is an inner node of the other, so all links work in both directions.",
+                "一棵二叉树里有一半 rank 是叶子，收发带宽闲置一半。两棵互补的树中，一棵的叶子是另一棵的内部节点，"
+                "所有链路双向都被用满。",
+            ),
+        ),
+        Question(
+            Words(
+                "All-reduce of 8 KB over 1,024 ranks with alpha 5 us: ring or tree, and how long?",
+                "1024 个 rank 上 8 KB 的 all-reduce，alpha 5 us：选 ring 还是 tree，大约多久？",
+            ),
+            Words(
+                "Tree: about 2 * 10 * 5 = 100 us. The ring would wait 2,046 times: 10 ms.",
+                "选 tree：约 2 * 10 * 5 = 100 us；ring 要等 2046 次，约 10 ms。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why is halving-doubling not simply always the best?", "为什么不总是用 halving-doubling？"
+            ),
+            Words(
+                "Its partners are 1, 2, 4, .. away with large messages to far ranks, which collide in a real topology, and "
+                "a number of ranks that is no power of two costs an extra fold.",
+                "它的通信伙伴距离为 1、2、4……，大消息要发给远端 rank，在真实拓扑上容易冲突；"
+                "rank 数不是 2 的幂时还要额外折叠一步。",
+            ),
+        ),
+    ),
+    seconds=5.0,
+)

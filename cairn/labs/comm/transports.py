@@ -1,0 +1,184 @@
+"""How fast do bytes get from one process to another? TCP, shared memory, NIXL: each has its own ceiling.
+
+    tcp    user -> kernel -> user     two copies and the protocol         at most the loopback's throughput
+    shm    the reader copies          one copy                            at most what one process copies
+    nixl   UCX picks the way          shared memory here, RDMA elsewhere
+
+A second process owns memory; this one reads scattered runs out of it. Short runs show what each run costs, long ones
+what the bytes cost.
+"""
+
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.comm.transfer.runs import Runs
+
+RUNS = (256, 4 << 10, 64 << 10, 1 << 20)
+MOST_BYTES = 16 << 20
+QUICK_BYTES = 4 << 20
+MOST_RUNS = 4096
+
+
+def scattered(size: int, total: int) -> "Runs":
+    """Runs of one length in an order that nothing can merge."""
+    import numpy as np
+
+    from cairn.comm.transfer.runs import Runs
+
+    count = max(1, min(MOST_RUNS, total // size))
+    order = np.random.default_rng(0).permutation(count)
+    return Runs(order * size, np.arange(count) * size, np.full(count, size))
+
+
+def read_rates(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> list[float]:
+    """GB/s of scattered runs of each size, best of several; "memcpy": within this process."""
+    import numpy as np
+
+    from cairn.bench.transfer import line, move_all, peer, reader, timed
+    from cairn.comm.transfer.copies import copy_runs
+    from cairn.comm.transfer.kv import REGION
+
+    found = []
+    if kind == "memcpy":
+        source, target = (np.ones(total, np.uint8) for _ in range(2))
+        for runs in (scattered(size, total) for size in sizes):
+            move = lambda runs=runs: copy_runs(source, target, runs)  # noqa: E731
+            found.append(runs.nbytes / min(timed(move) for _ in range(2 * repeats)) / 1e9)
+        return found
+    with peer("serve", kind, str(total)) as process, reader(kind, total) as end:
+        owner = end.connect(line(process))
+        for runs in (scattered(size, total) for size in sizes):
+            move = lambda runs=runs: move_all(end, [end.read(owner, REGION, REGION, runs)])  # noqa: E731
+            move()
+            found.append(runs.nbytes / min(timed(move) for _ in range(repeats)) / 1e9)
+    return found
+
+
+def run(bench: Workbench) -> Outcome:
+    from cairn.comm.transfer.choose import unusable
+
+    kinds = ["memcpy", "tcp", "shm"] + (["nixl"] if not bench.quick and unusable("nixl") is None else [])
+    sizes = bench.pick(RUNS, (RUNS[0], RUNS[-1]))
+    rates: dict[str, list[float]] = {}
+    for kind in kinds:
+        bench.step(f"{kind}: runs of {sizes[0]} B to {sizes[-1] >> 20} MiB")
+        rates[kind] = read_rates(kind, sizes, bench.pick(MOST_BYTES, QUICK_BYTES), bench.pick(8, 4))
+    wire = bench.ceilings.loopback_throughput
+    checks = [
+        Check(
+            what=Words("shared memory over TCP, long runs", "长连续段：共享内存与 TCP 的速率比"),
+            predicted=1.5,
+            measured=rates["shm"][-1] / rates["tcp"][-1],
+            unit="x",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("TCP: long runs over runs of 256 B", "TCP：长连续段与 256 B 的速率比"),
+            predicted=2.0,
+            measured=rates["tcp"][-1] / rates["tcp"][0],
+            unit="x",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("shared memory, against one copy", "共享内存与进程内单次拷贝"),
+            predicted=rates["memcpy"][-1],
+            measured=rates["shm"][-1],
+            unit="GB/s",
+            kind="at_most",
+            within=0.6,
+        ),
+    ]
+    return Outcome(
+        checks=checks,
+        plots=[
+            Plot(
+                title=Words("Reading another process's memory", "读取另一进程的内存"),
+                x=Words("bytes of a run", "每段字节数"),
+                y=Words("GB/s", "GB/s"),
+                lines={
+                    kind: [(float(size), rate) for size, rate in zip(sizes, found, strict=True)]
+                    for kind, found in rates.items()
+                },
+                log_x=True,
+                log_y=True,
+                limit=("loopback", wire.value / 1e9) if wire is not None else None,
+            )
+        ],
+        table=Table(
+            columns=[Words("run bytes", "段字节"), *[Words(kind, kind) for kind in kinds]],
+            rows=[[size, *(rates[kind][i] for kind in kinds)] for i, size in enumerate(sizes)],
+        ),
+    )
+
+
+LAB = Lab(
+    name="transports",
+    area="comm",
+    title=Words("TCP, shared memory or NIXL?", "TCP、共享内存还是 NIXL？"),
+    hypothesis=Words(
+        "Shared memory reads another process's bytes with one copy and beats TCP over loopback by half as much again or "
+        "more on long runs; short runs lose most of the bandwidth on every transport that handles them one by one.",
+        "共享内存只需一次拷贝，长连续段上至少比 loopback TCP 快 50%；而短段在逐段处理的传输方式上都会损失大部分带宽。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "two processes on busy cores: the owner's side of TCP needs a core, shared memory does not",
+            "核被占满：TCP 需要对端进程占用一个核，共享内存不需要",
+        ),
+        Words(
+            "the data fits into a cache, where a copy is faster than the memory ceiling",
+            "数据放得进缓存，拷贝比内存上限还快",
+        ),
+    ),
+    code=(
+        "cairn/comm/transfer/tcp.py:tcp",
+        "cairn/comm/transfer/shm.py:shm",
+        "cairn/comm/transfer/nixl.py:nixl",
+        "cairn/comm/transfer/transport.py:Transport",
+    ),
+    reading=(
+        "NVIDIA Inference Xfer Library (NIXL) documentation (2025)",
+        "UCX: An Open Source Framework for HPC Network APIs and Beyond (2015)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "How many copies does TCP make between two processes of one host?",
+                "同一主机两个进程间走 TCP 要拷贝几次？",
+            ),
+            Words(
+                "Two: user memory into the kernel's socket buffer and out of it again, plus checksums, wake-ups and "
+                "system calls; shared memory needs one copy or none.",
+                "两次：用户态拷入内核 socket 缓冲区，再拷出来；还有校验、唤醒和系统调用。共享内存只要一次甚至零次。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why does a KV cache hand-over depend on the run length?",
+                "KV cache 传输为什么取决于连续段长度？",
+            ),
+            Words(
+                "Each run is its own descriptor or system call. Equal layouts travel in runs of a page (16-32 KiB); cutting "
+                "tokens-first pages by heads makes runs of 256 B and costs an order of magnitude.",
+                "每一段都是一个描述符或系统调用。布局相同时每段是一页（16-32 KiB）；token 在前的页再按 head 切分会变成 "
+                "256 B 的小段，慢一个数量级。",
+            ),
+        ),
+        Question(
+            Words(
+                "What would RDMA change?", "换成 RDMA 会有什么不同？"
+            ),
+            Words(
+                "The NIC reads registered memory and writes into the peer's without either CPU or kernel: no copies, "
+                "microseconds of latency, and with GPUDirect no host memory at all.",
+                "网卡直接读已注册内存并写入对端，双方 CPU 和内核都不参与：无拷贝、微秒级延迟，配合 GPUDirect 连主机内存都不经过。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=6.0,
+)

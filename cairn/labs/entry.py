@@ -1,0 +1,242 @@
+"""What one run of a lab leaves behind: the line of the record, the JSON of `cairn lab run`, what the page draws.
+
+    Lab + Outcome + Verdict ──write_down──> Entry ──> record (JSONL), --json, terminal, page
+
+Everything that was measured is in it, in both languages. What never changes (hypothesis, code, questions) stays in the
+lab's file and joins it again in `about`. A number that is none (NaN, infinity) is null. Runs nothing, opens nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from cairn.hw.ceilings import Ceilings, Identity
+from cairn.labs.lab import Check, Kind, Lab, Outcome, Plot, Verdict, Words
+
+SCHEMA = 1  # of an entry; another number is another format
+
+Status = Literal["held", "off", "failed", "skipped"]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """Words as they are written down."""
+
+    en: str
+    zh: str
+
+    @property
+    def words(self) -> Words:
+        return Words(self.en, self.zh)
+
+
+class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
+    what: Text
+    predicted: float | None
+    measured: float | None
+    unit: str
+    kind: Kind
+    within: float
+    gap: float | None  # (measured - predicted) / |predicted|; null where that is no number
+    held: bool
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    name: Text
+    points: list[tuple[float, float]]
+
+
+class PlotLines(msgspec.Struct, frozen=True, kw_only=True):
+    title: Text
+    x: Text
+    y: Text
+    lines: list[Line]
+    log_x: bool = False
+    log_y: bool = False
+    limit_name: Text | None = None
+    limit: float | None = None
+
+
+class TableLines(msgspec.Struct, frozen=True, kw_only=True):
+    columns: list[Text]
+    rows: list[list[str | int | float | None]]
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine and the program that a figure belongs to."""
+
+    identity: Identity
+    device: str
+    device_name: str
+    cairn: str
+    commit: str | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    lab: str
+    area: str
+    at: str  # UTC, ISO 8601
+    seconds: float
+    quick: bool
+    status: Status
+    verdict: Text
+    where: Where
+    checks: list[CheckLine] = []
+    plots: list[PlotLines] = []
+    table: TableLines | None = None
+    notes: list[Text] = []
+    calibrated: list[str] = []  # ceilings of machine.json that got better by this run
+    failure: str | None = None  # the whole traceback
+
+
+# Names of lines that many labs use; another one stands for itself in both languages.
+LINE_NAMES = {
+    "measured": "实测",
+    "predicted": "预测",
+    "model": "模型",
+    "limit": "上限",
+    "ideal": "理想",
+    "roofline": "屋顶线",
+    "simulated": "模拟",
+    "theory": "理论",
+    "formula": "公式",
+    "ceiling": "上限",
+    "floor": "下限",
+    "capacity": "容量",
+}
+
+
+def measured_entry(
+    lab: Lab, outcome: Outcome, verdict: Verdict, *, at: str, seconds: float, quick: bool,
+    where: Where, calibrated: Sequence[str] = (),
+) -> Entry:  # fmt: skip
+    return Entry(
+        lab=lab.name,
+        area=lab.area,
+        at=at,
+        seconds=round(seconds, 3),
+        quick=quick,
+        status="held" if verdict.held else "off",
+        verdict=Text(*verdict.text),
+        where=where,
+        checks=[_check(check) for check in outcome.checks],
+        plots=[_plot(plot) for plot in outcome.plots],
+        table=_table(outcome),
+        notes=[Text(*note) for note in outcome.notes],
+        calibrated=list(calibrated),
+    )
+
+
+def failed_entry(
+    lab: Lab, failure: str, *, at: str, seconds: float, quick: bool, where: Where
+) -> Entry:
+    last = failure.strip().splitlines()[-1]
+    return Entry(
+        lab=lab.name, area=lab.area, at=at, seconds=round(seconds, 3), quick=quick, where=where,
+        status="failed", verdict=Text(f"the lab failed: {last}", f"实验出错：{last}"),
+        failure=failure,
+    )  # fmt: skip
+
+
+def skipped_entry(lab: Lab, reasons: Sequence[Words], *, at: str, quick: bool, where: Where) -> Entry:  # fmt: skip
+    verdict = Text("; ".join(why.en for why in reasons), "；".join(why.zh for why in reasons))
+    return Entry(
+        lab=lab.name, area=lab.area, at=at, seconds=0.0, quick=quick, where=where, status="skipped",
+        verdict=verdict,
+    )  # fmt: skip
+
+
+def where_of(ceilings: Ceilings, cairn: str, commit: str | None) -> Where:
+    return Where(
+        identity=ceilings.identity,
+        device=ceilings.device,
+        device_name=ceilings.device_name,
+        cairn=cairn,
+        commit=commit,
+    )
+
+
+def about(lab: Lab) -> dict[str, object]:
+    """What a lab is, as JSON: everything but its measurement."""
+    return {
+        "name": lab.name,
+        "area": lab.area,
+        "title": lab.title._asdict(),
+        "hypothesis": lab.hypothesis._asdict(),
+        "needs": list(lab.needs),
+        "seconds": lab.seconds,
+        "code": list(lab.code),
+        "reading": list(lab.reading),
+        "causes": [cause._asdict() for cause in lab.causes],
+        "questions": [
+            {"ask": one.ask._asdict(), "answer": one.answer._asdict()} for one in lab.questions
+        ],
+    }
+
+
+def number(value: float) -> float | None:
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _check(check: Check) -> CheckLine:
+    return CheckLine(
+        what=Text(*check.what),
+        predicted=number(check.predicted),
+        measured=number(check.measured),
+        unit=check.unit,
+        kind=check.kind,
+        within=float(check.within),
+        gap=number(check.gap),
+        held=bool(check.held),
+    )
+
+
+def _plot(plot: Plot) -> PlotLines:
+    name, value = plot.limit if plot.limit is not None else (None, None)
+    return PlotLines(
+        title=Text(*plot.title),
+        x=Text(*plot.x),
+        y=Text(*plot.y),
+        lines=[
+            Line(
+                name=_named(line),
+                points=[
+                    (float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)
+                ],
+            )
+            for line, points in plot.lines.items()
+        ],
+        log_x=plot.log_x,
+        log_y=plot.log_y,
+        limit_name=None if name is None else _named(name),
+        limit=None if value is None else number(value),
+    )
+
+
+def _named(name: str | Words) -> Text:
+    if isinstance(name, Words):
+        return Text(*name)
+    return Text(name, LINE_NAMES.get(name, name))
+
+
+def _table(outcome: Outcome) -> TableLines | None:
+    if outcome.table is None:
+        return None
+    return TableLines(
+        columns=[Text(*column) for column in outcome.table.columns],
+        rows=[[_cell(cell) for cell in row] for row in outcome.table.rows],
+    )
+
+
+def _cell(cell: object) -> str | int | float | None:
+    """Also numbers of numpy and of torch, which a lab may leave in its table."""
+    if isinstance(cell, str):
+        return str(cell)
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return int(cell)
+    return number(float(cell))  # type: ignore[arg-type]

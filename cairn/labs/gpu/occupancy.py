@@ -1,0 +1,203 @@
+"""How many warps does a multiprocessor hold, and what does a register cost?
+
+    65,536 registers per SM:  r per thread, 128 threads a block  ->  65,536 / (128 r) blocks
+    fewer registers by force  ->  more warps, until values no longer fit and spill to memory
+
+A kernel of ours is compiled (no GPU needed) with tighter and tighter limits. Where there is a GPU, its driver is asked
+the same question about kernels that are loaded, and must agree with our arithmetic.
+"""
+
+from typing import Any
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+REGISTERS = 65_536
+THREADS = 128
+
+
+def run(bench: Workbench) -> Outcome:
+    from cairn.kernels.rmsnorm import VARIANTS
+    from cairn.kernels.tooling.compile import compile_variant
+
+    variant = next(v for v in VARIANTS if "4096 + residual + fp8" in v.name)
+    rows, built = [], {}
+    for limit in (0, *bench.pick((64, 48, 32), (32,))):
+        bench.step(f"compiling with {limit or 'any number of'} registers")
+        options = {**variant.options, **({"maxnreg": limit} if limit else {})}
+        found = compile_variant(variant._replace(options=options), "rmsnorm")
+        built[limit] = found
+        rows.append(
+            [
+                limit or "any",
+                found.registers,
+                found.spill_store_bytes,
+                found.occupancy.blocks,
+                found.occupancy.warps,
+                found.occupancy.limit,
+            ]
+        )
+    free, tight = built[0], built[32]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    "blocks per SM with 32 registers a thread", "每线程 32 个寄存器时每 SM 的块数"
+                ),
+                predicted=REGISTERS / (32 * THREADS),
+                measured=float(tight.occupancy.blocks),
+                unit="blocks",
+            ),
+            Check(
+                what=Words("bytes spilled without a limit", "不限制时溢出的字节"),
+                predicted=0.0,
+                measured=float(free.spill_store_bytes),
+                unit="B",
+            ),
+            Check(
+                what=Words(
+                    "bytes spilled with 32 registers, at least what does not fit",
+                    "限制为 32 时溢出的字节，至少是放不下的部分",
+                ),
+                # Registers beyond 32 that were wanted, 4 bytes each; some are cheaper to compute again.
+                predicted=4.0 * (free.registers - 32) / 2,
+                measured=float(tight.spill_store_bytes),
+                unit="B",
+                kind="at_least",
+            ),
+            *(_driver_agrees(bench) if bench.on_gpu else []),
+        ],
+        plots=[
+            Plot(
+                title=Words("Registers against warps", "寄存器与 warp 数"),
+                x=Words("registers per thread", "每线程寄存器"),
+                y=Words("warps per SM", "每 SM 的 warp 数"),
+                lines={"by arithmetic": [(float(r), float(_warps(r))) for r in range(24, 256, 8)]},
+                limit=("what an SM can hold", 64.0),
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("limit", "上限"),
+                Words("registers", "寄存器"),
+                Words("spilled bytes", "溢出字节"),
+                Words("blocks per SM", "每 SM 块数"),
+                Words("warps per SM", "每 SM warp 数"),
+                Words("limited by", "受限于"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+def _warps(registers: int) -> int:
+    from cairn.kernels.tooling.machine_code import occupancy
+
+    return occupancy(registers, 0, THREADS // 32).warps
+
+
+def _driver_agrees(bench: Workbench) -> list[Check]:
+    """The sum of differences between the driver's blocks per SM and ours, over several sizes of a block."""
+    import torch
+
+    from cairn.kernels.tooling.machine_code import occupancy
+    from cairn.labs.gpu._strided_kernel import compiled_gather
+
+    bench.step("asking the driver")
+    off = 0
+    x, y = torch.ones(1 << 16, device=bench.device), torch.empty(1 << 12, device=bench.device)
+    for warps in (1, 4, 8, 32):
+        kernel: Any = compiled_gather(x, y, 2, warps)
+        ours = occupancy(kernel.n_regs, kernel.metadata.shared, warps)
+        off += abs(ours.blocks - _ask_driver(kernel, warps))
+    return [
+        Check(
+            what=Words(
+                "blocks per SM: ours beside the driver's", "每 SM 块数：我们的计算与驱动的差"
+            ),
+            predicted=0.0,
+            measured=float(off),
+            unit="blocks",
+        )
+    ]
+
+
+def _ask_driver(kernel: Any, warps: int) -> int:
+    import ctypes
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    blocks = ctypes.c_int()
+    failed = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(blocks),
+        ctypes.c_void_p(kernel.function),
+        warps * 32,
+        ctypes.c_size_t(kernel.metadata.shared),
+    )
+    if failed:
+        raise RuntimeError(f"cuOccupancyMaxActiveBlocksPerMultiprocessor answers {failed}")
+    return blocks.value
+
+
+LAB = Lab(
+    name="occupancy",
+    area="gpu",
+    title=Words("Occupancy: registers against warps", "占用率：寄存器与 warp 的权衡"),
+    hypothesis=Words(
+        "Blocks per SM follow from registers, shared memory and warps alone: 32 registers and 128 threads "
+        "give 16 blocks, all 64 warps. A kernel that wants more registers than that spills.",
+        "每 SM 的块数只由寄存器、shared memory 和 warp 数决定：每线程 32 个寄存器、128 线程恰好 16 块、64 个 "
+        "warp 全满；想要更多寄存器的内核就会溢出。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "another ptxas, which allocates registers differently", "ptxas 版本不同，寄存器分配不同"
+        ),
+        Words(
+            "a GPU that is not sm_90: other limits per multiprocessor",
+            "GPU 不是 sm_90，每个 SM 的上限不同",
+        ),
+    ),
+    code=(
+        "cairn/kernels/tooling/machine_code.py:occupancy",
+        "cairn/kernels/tooling/compile.py:compile_variant",
+        "cairn/kernels/tooling/lint.py:spills",
+    ),
+    reading=(
+        "Better Performance at Lower Occupancy (2010)",
+        "CUDA C++ Best Practices Guide, occupancy (2024)",
+    ),
+    questions=(
+        Question(
+            Words("Is 100% occupancy the goal?", "占用率 100% 是目标吗？"),
+            Words(
+                "No. Enough bytes in flight is: warps x loads per warp. Our matmul runs 8 to 12 warps of 64 "
+                "at most, with deep asynchronous copies, and reaches the tensor cores' rate.",
+                "不是。目标是足够多的在途字节：warp 数×每 warp 的 load 数。我们的 matmul 每 SM 只有 8～12 个 "
+                "warp（上限 64），靠深度异步拷贝跑满 Tensor Core。",
+            ),
+        ),
+        Question(
+            Words("How many bytes must be in flight on an H200?", "H200 上需要多少在途字节？"),
+            Words(
+                "Little's law: 4.8 TB/s x about 0.7 us is 3.4 MB, over 132 SMs about 25 KB each: 64 warps "
+                "with one 16-byte load per thread (32 KB) just suffice.",
+                "Little 定律：4.8 TB/s × 约 0.7 us ≈ 3.4 MB，分到 132 个 SM 约 25 KB：64 个 warp 每线程一个 "
+                "16 字节 load（32 KB）刚好够。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why does 33 registers cost as much as 40?", "为什么 33 个寄存器和 40 个代价一样？"
+            ),
+            Words(
+                "Registers are given to a warp in units of 256, 8 per thread: 33 rounds up to 40, so 48 "
+                "warps fit instead of 64.",
+                "寄存器按每 warp 256 个（每线程 8 个）为单位分配：33 向上取整到 40，于是只能放 48 个 warp "
+                "而不是 64 个。",
+            ),
+        ),
+    ),
+    needs=("triton",),
+    seconds=6.0,
+)

@@ -1,0 +1,146 @@
+"""Is an operation bound by memory or by arithmetic? Predict it from two ceilings, then watch it turn.
+
+A product of n x n matrices does 2n³ FLOP over 3n² numbers, so its intensity grows with n: small ones wait for memory,
+large ones for the arithmetic. The roofline says at which intensity that turns.
+"""
+
+from cairn.hw.roofline import floor
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+SIZES = (64, 128, 256, 512, 1024)
+GPU_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+
+
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    dtype, name = (torch.bfloat16, "bf16") if bench.on_gpu else (torch.float32, "fp32")
+    sizes = GPU_SIZES if bench.on_gpu else bench.pick(SIZES, SIZES[1:4])
+    rate = bench.ceilings.matmul[name].value
+    measured, limit, rows = [], [], []
+    for n in sizes:
+        bench.step(f"matrix product {n} x {n}")
+        pairs = [(torch.randn(n, n, dtype=dtype, device=bench.device),) * 2 for _ in range(4)]
+        seconds = bench.time(torch.matmul, pairs).median_s
+        flops, moved = 2.0 * n**3, 3.0 * n * n * dtype.itemsize
+        best = floor(flops, moved, name, bench.ceilings, in_graph=False)
+        measured.append((flops / moved, flops / seconds / 1e9))
+        limit.append((flops / moved, flops / best.seconds / 1e9))
+        rows.append([n, flops / moved, best.bound, flops / seconds / 1e9, best.share(seconds)])
+    adding = _addition(bench, dtype, name)
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("rate of the largest product", "最大矩阵乘的速率"),
+                predicted=rate / 1e9,
+                measured=measured[-1][1],
+                unit="GFLOP/s",
+                within=0.35,
+            ),
+            adding,
+        ],
+        plots=[
+            Plot(
+                title=Words("Roofline", "屋顶线"),
+                x=Words("FLOP per byte", "每字节浮点运算数"),
+                y=Words("GFLOP/s", "GFLOP/s"),
+                lines={"roofline": limit, "measured": measured},
+                log_x=True,
+                log_y=True,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("n", "n"),
+                Words("FLOP/byte", "FLOP/字节"),
+                Words("bound by", "受限于"),
+                Words("GFLOP/s", "GFLOP/s"),
+                Words("share of the limit", "达到上限的比例"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+def _addition(bench: Workbench, dtype: object, name: str) -> Check:
+    """The other side of the ridge: an addition can only be as fast as memory."""
+    import torch
+
+    count = bench.pick(1 << 25, 1 << 24)
+    a, b, out = (torch.ones(count, dtype=dtype, device=bench.device) for _ in range(3))  # type: ignore[call-overload]
+    bench.step("addition, far left of the ridge")
+    seconds = bench.time(lambda: torch.add(a, b, out=out)).median_s
+    moved = 3.0 * count * a.element_size()
+    best = floor(count, moved, name, bench.ceilings, in_graph=False)
+    return Check(
+        what=Words("bandwidth of an addition", "加法的访存带宽"),
+        predicted=moved / best.seconds / 1e9,
+        measured=moved / seconds / 1e9,
+        unit="GB/s",
+        within=0.5,
+    )
+
+
+LAB = Lab(
+    name="roofline",
+    area="gpu",
+    title=Words("Memory-bound or compute-bound?", "访存受限还是计算受限？"),
+    hypothesis=Words(
+        "A large matrix product runs at this machine's matmul rate and an addition at its copy bandwidth; "
+        "the ridge "
+        "between them is where FLOP per byte equals rate over bandwidth.",
+        "大矩阵乘能跑到本机的矩阵乘速率，加法只能跑到拷贝带宽；两者的分界（拐点）是“每字节运算数 = 速率 / "
+        "带宽”。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "the machine was busy, or its clock had dropped, in one of the two runs",
+            "两次测量之一时机器繁忙或降频",
+        ),
+        Words(
+            "caches: data that never left the last-level cache beats the memory floor",
+            "缓存：数据没有离开末级缓存，因此快过内存下限",
+        ),
+    ),
+    code=("cairn/hw/roofline.py:floor", "cairn/hw/calibrate.py:calibrate"),
+    reading=(
+        "Roofline: An Insightful Visual Performance Model for Multicore Architectures (2009)",
+    ),
+    questions=(
+        Question(
+            Words("What is the ridge point of a machine?", "什么是机器的拐点（ridge point）？"),
+            Words(
+                "Peak FLOP/s divided by memory bandwidth, in FLOP per byte. Below it memory decides, above "
+                "it the "
+                "arithmetic units do.",
+                "峰值 FLOP/s 除以内存带宽，单位是 FLOP/字节。低于它由内存决定速度，高于它由计算单元决定。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why is decoding one sequence memory-bound on any GPU?",
+                "为什么在任何 GPU 上单序列解码都是访存受限？",
+            ),
+            Words(
+                "Each weight is read once for one multiply-add per row: about one FLOP per byte in bf16, a few "
+                "hundred times below the ridge.",
+                "每个权重读一次只为每行做一次乘加：bf16 下约每字节 1 FLOP，比拐点低几百倍。",
+            ),
+        ),
+        Question(
+            Words(
+                "How does batching move an operation on the roofline?",
+                "批处理如何在屋顶线上移动一个算子？",
+            ),
+            Words(
+                "To the right: the same weights serve more rows, so FLOP per byte grows with the batch until "
+                "the "
+                "ridge is crossed and time starts to grow with it.",
+                "向右移动：同样的权重服务更多的行，每字节运算数随批大小增加，越过拐点后耗时才开始随批增长。",
+            ),
+        ),
+    ),
+    seconds=4.0,
+)

@@ -1,0 +1,192 @@
+"""How does a TPU multiply matrices without caches? A weight-stationary systolic array, one cycle at a time.
+
+          b columns
+        [w w w w]      weights stay; a row of activations enters from the left, one step later per row (skewed);
+    a ->[w w w w]      partial sums move down; a finished sum falls out at the bottom.
+        [w w w w]
+         |     |       cycles for m rows on an array of r x c:  m + r + c - 2      useful: m of them per cell
+
+The model moves whole registers per cycle with NumPy, so that it can be checked against the product and the formula.
+"""
+
+from typing import Any, NamedTuple
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.workbench import Workbench
+
+
+class Trace(NamedTuple):
+    product: Any  # [m, c]
+    cycles: int
+    busy: int  # multiply-adds with a real operand, over all cells and cycles
+
+
+def cycles_of(rows_in: int, height: int, width: int) -> int:
+    """From the first operand entering to the last sum leaving."""
+    return rows_in + height + width - 2
+
+
+def utilisation(rows_in: int, height: int, width: int) -> float:
+    """Share of all cell-cycles that multiply something."""
+    return rows_in / cycles_of(rows_in, height, width)
+
+
+def simulate(a_MR: Any, w_RC: Any) -> Trace:
+    """Every register of the array, cycle after cycle, until all sums have left it."""
+    import numpy as np
+
+    rows_in, height = a_MR.shape
+    width = w_RC.shape[1]
+    moving = np.zeros((height, width), dtype=a_MR.dtype)  # activations, going right
+    valid = np.zeros((height, width), dtype=bool)
+    sums = np.zeros((height, width), dtype=a_MR.dtype)  # partial sums, going down
+    out_MC = np.zeros((rows_in, width), dtype=a_MR.dtype)
+    cycle = busy = left = 0
+    lanes = np.arange(height)
+    while left < rows_in * width:
+        moving[:, 1:], valid[:, 1:] = moving[:, :-1].copy(), valid[:, :-1].copy()
+        row = cycle - lanes  # lane r gets the element of row (cycle - r): the skew
+        inside = (row >= 0) & (row < rows_in)
+        valid[:, 0] = inside
+        moving[:, 0] = np.where(inside, a_MR[row.clip(0, rows_in - 1), lanes], 0)
+        above = np.vstack([np.zeros((1, width), dtype=sums.dtype), sums[:-1]])
+        sums = above + moving * w_RC
+        busy += int(valid.sum())
+        for column in np.flatnonzero(valid[-1]):
+            out_MC[cycle - (height - 1) - column, column] = sums[-1, column]
+            left += 1
+        cycle += 1
+    return Trace(out_MC, cycle, busy)
+
+
+def run(bench: Workbench) -> Outcome:
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    size = bench.pick(32, 8)
+    shapes = [(1, size, size), (size, size, size), (4 * size, size, size), (3, size, size // 2)]
+    wrong = off = 0
+    shares = []
+    for rows_in, height, width in shapes:
+        bench.step(f"{rows_in} rows through {height} x {width}")
+        a_MR = generator.integers(-8, 8, (rows_in, height))
+        w_RC = generator.integers(-8, 8, (height, width))
+        trace = simulate(a_MR, w_RC)
+        wrong += int((trace.product != a_MR @ w_RC).sum())
+        off += abs(trace.cycles - cycles_of(rows_in, height, width))
+        share = trace.busy / (trace.cycles * height * width)
+        shares.append(abs(share - utilisation(rows_in, height, width)))
+    batches = [2**power for power in range(13)]
+    curves = {
+        f"{side} x {side}": [(float(m), utilisation(m, side, side)) for m in batches]
+        for side in (32, 128, 256)
+    }
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("wrong numbers in all products", "所有乘积中的错误个数"),
+                predicted=0.0,
+                measured=float(wrong),
+                unit="",
+            ),
+            Check(
+                what=Words(
+                    "cycles beside the formula m + r + c - 2", "与公式 m + r + c − 2 的周期差"
+                ),
+                predicted=0.0,
+                measured=float(off),
+                unit="cycles",
+            ),
+            Check(
+                what=Words(
+                    "utilisation beside m / (m + r + c - 2), largest gap",
+                    "利用率与 m / (m + r + c − 2) 的最大差",
+                ),
+                predicted=1e-12,
+                measured=max(shares),
+                unit="",
+                kind="at_most",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Rows that keep an array busy", "喂满阵列需要的行数"),
+                x=Words("rows of activations", "激活的行数"),
+                y=Words("utilisation", "利用率"),
+                lines=curves,
+                log_x=True,
+                limit=("every cell multiplies", 1.0),
+            )
+        ],
+        notes=[
+            Words(
+                f"A 128 x 128 array needs {_rows_for(0.9, 128)} rows for 90%: one decode row uses "
+                f"{utilisation(1, 128, 128):.2%} of it.",
+                f"128×128 阵列要 {_rows_for(0.9, 128)} 行才能到 90%：解码的一行只用到 "
+                f"{utilisation(1, 128, 128):.2%}。",
+            )
+        ],
+    )
+
+
+def _rows_for(share: float, side: int) -> int:
+    """m / (m + 2 side - 2) >= share."""
+    return -(-int(share * (2 * side - 2) * 1000) // int((1 - share) * 1000))
+
+
+LAB = Lab(
+    name="systolic-array",
+    area="gpu",
+    title=Words("A systolic array, cycle by cycle", "逐周期模拟脉动阵列"),
+    hypothesis=Words(
+        "A weight-stationary array of r x c cells multiplies m rows in exactly m + r + c - 2 cycles, so its "
+        "utilisation is m / (m + r + c - 2) and a single row wastes almost all of it.",
+        "权重固定的 r×c 脉动阵列处理 m 行恰好需要 m + r + c − 2 个周期，利用率为 m / (m + r + c − 2)；"
+        "只来一行几乎全浪费。",
+    ),
+    run=run,
+    causes=(
+        Words("the skew of the inputs is off by one cycle", "输入的错拍（skew）差了一个周期"),
+        Words("sums are read one cycle too early or too late", "部分和读早或读晚了一个周期"),
+    ),
+    code=("cairn/labs/gpu/systolic_array.py:simulate", "cairn/kernels/tiles.py:Tiles"),
+    reading=(
+        "Why Systolic Architectures? (1982)",
+        "In-Datacenter Performance Analysis of a Tensor Processing Unit (2017)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Why does a systolic array need so little memory bandwidth?",
+                "脉动阵列为什么只需要很少的存储带宽？",
+            ),
+            Words(
+                "Each activation that enters is used by all c columns and each weight by all m rows, moving "
+                "only between neighbours; r + c numbers enter per cycle for r x c multiply-adds.",
+                "每个进入的激活被 c 列复用，每个权重被 m 行复用，数据只在相邻单元间移动；每周期只进出约 r + "
+                "c 个数，却做 r×c 次乘加。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why does decode at batch 1 waste a TPU?", "为什么 batch 为 1 的解码会浪费 TPU？"
+            ),
+            Words(
+                "One row takes 1 + r + c - 2 cycles to pass, of which each cell works in one: 1/255 on 128 x "
+                "128. Loading the next weights can overlap, but it then is bound by memory.",
+                "一行要 1 + r + c − 2 个周期才流过，每个单元只工作一个周期：128×128 上利用率为 1/255。"
+                "换权重可以重叠，但那时又受访存限制。",
+            ),
+        ),
+        Question(
+            Words("How do tensor cores differ?", "Tensor Core 有什么不同？"),
+            Words(
+                "They are many small matrix units fed from registers or shared memory of an SM, with a whole "
+                "tile as one instruction; fill and drain are short, and scheduling stays with warps.",
+                "它们是许多小矩阵单元，由 SM 的寄存器或 shared memory 供数，一条指令处理一个 tile；"
+                "填充与排空很短，调度仍由 warp 完成。",
+            ),
+        ),
+    ),
+    seconds=0.3,
+)

@@ -1,0 +1,175 @@
+"""Why does one tile more double the time? Work is done in waves.
+
+    tasks over workers:   time = ceil(tasks / workers) x time of one          132 tiles on 132 SMs: 1 wave
+                                                                              133 tiles: 2, the second almost empty
+On a CPU the workers are threads whose tasks wait for something else (here: the clock), so that the cores of this
+machine do not matter. On a GPU they are the programs of our persistent product, one per multiprocessor.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.workbench import Workbench
+
+
+def waves(tasks: int, workers: int) -> int:
+    return -(-tasks // workers)
+
+
+def efficiency(tasks: int, workers: int) -> float:
+    """Share of worker time that is used."""
+    return tasks / (waves(tasks, workers) * workers)
+
+
+def run(bench: Workbench) -> Outcome:
+    counts, workers, seconds = _on_gpu(bench) if bench.on_gpu else _on_cpu(bench)
+    one = seconds[workers]  # a full wave
+    full, spilled, filled = counts[-3:]
+    predicted = [(float(c), float(waves(c, workers))) for c in counts]
+    measured = [(float(c), seconds[c] / one) for c in counts]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    f"{spilled} tasks over {full}, on {workers} workers",
+                    f"{workers} 个执行单元上 {spilled} 个任务与 {full} 个的耗时比",
+                ),
+                predicted=waves(spilled, workers) / waves(full, workers),
+                measured=seconds[spilled] / seconds[full],
+                unit="x",
+                within=0.35,
+            ),
+            Check(
+                what=Words(
+                    f"{filled} tasks over {spilled}: the same waves",
+                    f"{filled} 个任务与 {spilled} 个：波数相同",
+                ),
+                predicted=1.0,
+                measured=seconds[filled] / seconds[spilled],
+                unit="x",
+                within=0.35,
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Waves", "波"),
+                x=Words("tasks", "任务数"),
+                y=Words("time, one wave = 1", "耗时（一波 = 1）"),
+                lines={"ceil(tasks / workers)": predicted, "measured": measured},
+            )
+        ],
+        notes=[
+            Words(
+                f"{spilled} tasks use {efficiency(spilled, workers):.0%} of {workers} workers, {full} use "
+                f"{efficiency(full, workers):.0%}.",
+                f"{spilled} 个任务只用到 {workers} 个执行单元的 {efficiency(spilled, workers):.0%}，{full} "
+                f"个用到 {efficiency(full, workers):.0%}。",
+            )
+        ],
+    )
+
+
+def _on_cpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:
+    """Four threads; the last three counts are one full wave, one task more, and two full waves."""
+    workers, each_s = 4, bench.pick(0.03, 0.01)
+    counts = [1, 2, 3, 4, 4, 5, 8]
+    seconds = {}
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(time.sleep, [0.0] * workers))  # threads start when they are first needed
+        for count in sorted(set(counts)):
+            bench.step(f"{count} tasks on {workers} threads")
+
+            def together(count: int = count) -> None:
+                list(pool.map(time.sleep, [each_s] * count))
+
+            seconds[count] = bench.time(together, device="cpu", budget_ms=300).p10_s
+    return counts, workers, seconds
+
+
+def _on_gpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:
+    """Tiles of 128 x 256 in one column: as many as there are multiprocessors, one more, twice as many."""
+    import torch
+
+    from cairn.kernels.epilogue import Epilogue
+    from cairn.kernels.matmul import LARGE, launch
+
+    workers = torch.cuda.get_device_properties(bench.device).multi_processor_count
+    counts = [workers // 2, workers, workers, workers + 1, 2 * workers]
+    seconds = {}
+    for count in sorted(set(counts)):
+        bench.step(f"{count} tiles on {workers} multiprocessors")
+        rows, k = count * LARGE.block_m, 4096
+        a = torch.randn(rows, k, device=bench.device, dtype=torch.bfloat16)
+        b = torch.randn(LARGE.block_n, k, device=bench.device, dtype=torch.bfloat16)
+        y = torch.empty(rows, LARGE.block_n, device=bench.device, dtype=torch.bfloat16)
+        seconds[count] = bench.time(
+            lambda a=a, b=b, y=y: launch(a, b, y, Epilogue(), LARGE)
+        ).median_s
+    return counts, workers, seconds
+
+
+LAB = Lab(
+    name="wave-quantisation",
+    area="gpu",
+    title=Words("Wave quantisation: one tile too many", "波量化：多出来的那一个 tile"),
+    hypothesis=Words(
+        "Equal tasks on w workers take ceil(tasks / w) times one task: w + 1 tasks take as long as 2w, and "
+        "twice as long as w.",
+        "w 个执行单元上的等长任务耗时为 ceil(任务数 / w) 倍：w + 1 个任务和 2w 个一样久，是 w 个的两倍。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "workers shared a core, memory or power, so a full wave was slower than a sparse one",
+            "执行单元共享核心、内存或功耗，满波比稀疏的波更慢",
+        ),
+        Words("other work on the machine took a worker away", "机器上的其他负载占用了执行单元"),
+    ),
+    code=(
+        "cairn/kernels/tiles.py:Tiles",
+        "cairn/kernels/matmul.py:launch",
+        "cairn/labs/gpu/wave_quantisation.py:waves",
+    ),
+    reading=(
+        "NVIDIA Deep Learning Performance Guide: Matrix Multiplication Background (2023)",
+        "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU "
+        "(2023)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "A product has 140 tiles on 132 SMs. What is the best it can reach?",
+                "一个矩阵乘有 140 个 tile、132 个 SM，最多能达到多少？",
+            ),
+            Words(
+                "Two waves for 140 tiles: 140 / 264 = 53% of the rate. Smaller tiles, another tile shape or "
+                "splitting K over SMs (stream-K) brings it back.",
+                "140 个 tile 要两波：140 / 264 = 53% 的速率。换更小的 tile、别的形状，或沿 K 切分（stream-K）"
+                "可以补回来。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why do persistent kernels not remove the problem?",
+                "为什么 persistent kernel 也消除不了这个问题？",
+            ),
+            Words(
+                "They save launches and overlap epilogues, but whole tiles are still dealt out: with 133 "
+                "tiles one program has two of them and the others wait for it.",
+                "它省掉启动并重叠 epilogue，但分配单位仍是整个 tile：133 个 tile 时有一个程序拿到两个，"
+                "其余都在等它。",
+            ),
+        ),
+        Question(
+            Words("Where else does the same arithmetic appear?", "同样的算术还出现在哪里？"),
+            Words(
+                "Micro-batches over pipeline stages, experts over ranks, requests over batch slots, files "
+                "over loader workers: always ceil(work / workers).",
+                "流水线的 micro-batch、专家到 rank、请求到 batch 槽位、文件到加载进程：都是 ceil(工作量 / "
+                "执行者)。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

@@ -1,0 +1,182 @@
+"""What a lab is: a hypothesis, a prediction from this machine's ceilings, a measurement, a verdict.
+
+    Lab ──run(bench)──> Outcome ──judge──> Verdict
+    hypothesis          checks: predicted beside measured      "as predicted within 7%"
+    code, reading       plots, a table, notes                  or the gap and its two likeliest causes
+    three questions     ceilings that it measured on the way
+
+A lab is one small file `cairn/labs/AREA/NAME.py` that ends with `LAB = Lab(...)`. Everything a person reads exists
+in English and in Simplified Chinese (`Words`). Only data and the judgement here: no clock, no torch, no terminal.
+A lab's file imports torch inside its functions, so that listing all labs stays quick.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from cairn.hw.ceilings import Measured
+    from cairn.labs.workbench import Workbench
+
+Language = Literal["en", "zh"]
+Need = Literal["gpu", "2 processes", "2 cores", "root", "linux", "triton", "nixl", "compiler"]
+Kind = Literal["near", "at_least", "at_most"]
+
+
+class Words(NamedTuple):
+    """One text in both languages."""
+
+    en: str
+    zh: str
+
+    def of(self, language: Language) -> str:
+        return self.zh if language == "zh" else self.en
+
+
+AREAS: dict[str, Words] = {
+    "gpu": Words("GPU and kernels", "GPU 与算子"),
+    "pytorch": Words("PyTorch's execution model", "PyTorch 执行模型"),
+    "comm": Words("Collectives and networking", "集合通信与网络"),
+    "training": Words("Distributed training", "分布式训练"),
+    "serving": Words("Serving", "推理服务"),
+    "cluster": Words("Cluster and failures", "集群与容错"),
+    "linux": Words("Linux", "操作系统"),
+    "llm": Words("Language models", "大模型"),
+    "projects": Words("Projects", "综合项目"),
+}
+
+
+class Question(NamedTuple):
+    ask: Words
+    answer: Words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One prediction beside its measurement.
+
+    near      the measurement lies within `within` (a share) of the prediction
+    at_least  it reaches the prediction, less that share
+    at_most   it stays below the prediction, plus that share
+    """
+
+    what: Words
+    predicted: float
+    measured: float
+    unit: str
+    kind: Kind = "near"
+    within: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """How far the measurement lies from the prediction, as a share of it; above 0 is more."""
+        if self.predicted == 0:
+            return 0.0 if self.measured == 0 else math.copysign(math.inf, self.measured)
+        return (self.measured - self.predicted) / abs(self.predicted)
+
+    @property
+    def held(self) -> bool:
+        if not math.isfinite(self.measured):
+            return False
+        match self.kind:
+            case "near":
+                return abs(self.gap) <= self.within
+            case "at_least":
+                return self.gap >= -self.within
+            case "at_most":
+                return self.gap <= self.within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Lines over two axes; a person sees it in the terminal and on the page."""
+
+    title: Words
+    x: Words
+    y: Words
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    log_x: bool = False
+    log_y: bool = False
+    limit: tuple[str, float] | None = None  # a dashed line across: the physical limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    columns: Sequence[Words]
+    rows: Sequence[Sequence[str | float | int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a lab found: at least one check, and whatever shows it best."""
+
+    checks: Sequence[Check]
+    plots: Sequence[Plot] = ()
+    table: Table | None = None
+    notes: Sequence[Words] = ()
+    # Ceilings of machine.json that were measured on the way, by name: "copy", "matmul.fp32".
+    calibrates: "Mapping[str, Measured]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    name: str
+    area: str
+    title: Words
+    hypothesis: Words
+    run: "Callable[[Workbench], Outcome]"
+    causes: tuple[
+        Words, Words
+    ]  # the two likeliest reasons for a gap between prediction and measurement
+    code: tuple[str, ...]  # what it exercises: "cairn/hw/roofline.py:floor"
+    reading: tuple[str, ...]  # papers and manuals by title
+    questions: tuple[Question, Question, Question]
+    needs: tuple[Need, ...] = ()
+    seconds: float = 5.0  # about how long it takes on two cores
+
+
+@dataclass(frozen=True)
+class Verdict:
+    held: bool
+    worst: Check  # the check that is furthest from what was predicted
+    text: Words
+
+
+def judge(lab: Lab, outcome: Outcome) -> Verdict:
+    """The verdict over all checks: held only when each of them is."""
+    if not outcome.checks:
+        raise ValueError(f"lab {lab.name} measured nothing: an outcome has at least one check")
+    broken = [check for check in outcome.checks if not check.held]
+    if broken:
+        worst = max(broken, key=lambda check: abs(check.gap))
+        return Verdict(False, worst, _gap_text(worst, lab.causes))
+    worst = max(outcome.checks, key=_distance)
+    return Verdict(True, worst, _held_text(outcome.checks))
+
+
+def _distance(check: Check) -> float:
+    """How far a held check is from its prediction, where further means less sure."""
+    return abs(check.gap) if check.kind == "near" else 0.0
+
+
+def _held_text(checks: Sequence[Check]) -> Words:
+    near = [abs(check.gap) for check in checks if check.kind == "near"]
+    if not near:
+        return Words("as predicted: every bound holds", "与预测一致：所有界限都成立")
+    if max(near) == 0:
+        return Words("exactly as predicted", "与预测完全一致")
+    share = f"{max(near):.0%}" if max(near) >= 0.01 else "1%"
+    return Words(f"as predicted within {share}", f"与预测一致，误差在 {share} 以内")
+
+
+def _gap_text(check: Check, causes: tuple[Words, Words]) -> Words:
+    if not math.isfinite(check.gap):
+        away = Words("not a number", "不是有效数值")
+    else:
+        away = Words(f"{check.gap:+.0%} from predicted", f"与预测相差 {check.gap:+.0%}")
+    first, second = causes
+    return Words(
+        f"{check.what.en}: {away.en}; likeliest: {first.en}; or: {second.en}",
+        f"{check.what.zh}：{away.zh}；最可能的原因：{first.zh}；其次：{second.zh}",
+    )

@@ -1,0 +1,205 @@
+"""Lab runs as one self-contained page, in two languages: open the file, press "中文".
+
+    title, machine, summary (many runs)
+    for each lab: hypothesis, plots, checks (predicted | measured | gap), table, verdict, code, reading, questions
+
+Both languages are in the page and a switch shows one of them, with style alone: it works without a script and without a
+network. Draws what `Entry` and `Lab` say; a lab that no longer exists still shows its figures.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from cairn.labs.entry import CheckLine, Entry, PlotLines, TableLines, Where
+from cairn.labs.figures import kind_sign, shown, shown_cell, shown_gap
+from cairn.labs.lab import AREAS, Lab, Language, Words
+from cairn.report import plot
+from cairn.report.page import Level, Markup, element, heading, join, page, table
+from cairn.report.plot import Series, chart
+
+LEVELS: dict[str, Level] = {"held": "good", "off": "bad", "failed": "bad", "skipped": "note"}
+STATUS = {
+    "held": Words("as predicted", "与预测一致"),
+    "off": Words("off", "有偏差"),
+    "failed": Words("failed", "出错"),
+    "skipped": Words("skipped", "跳过"),
+}
+
+
+def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language = "en") -> str:
+    """The page of one run of labs, or of one lab."""
+    first = labs.get(entries[0].lab) if len(entries) == 1 else None
+    title = first.title if first is not None else Words("Lab report", "实验报告")
+    body = [_switch(language)]
+    if first is None:
+        body += [_summary(entries, labs)]
+    if entries:
+        body += [_machine(entries[-1].where)]
+    body += [_lab(entry, labs.get(entry.lab), alone=first is not None) for entry in entries]
+    return page(title.of(language), *body, style=plot.STYLE + STYLE, language=_tag(language))
+
+
+def both(words: Words, tag: str = "span") -> Markup:
+    """The text in both languages; the switch shows one."""
+    if words.en == words.zh:
+        return element(tag, words.en)
+    return join(
+        [
+            element(tag, words.en, class_="en", lang="en"),
+            element(tag, words.zh, class_="zh", lang="zh-CN"),
+        ]
+    )
+
+
+def _switch(language: Language) -> Markup:
+    """Two radio buttons; the style sheet hides the language that is not chosen."""
+    parts = []
+    for name, label in (("en", "English"), ("zh", "中文")):
+        button = Markup(
+            f'<input type="radio" name="language" id="language-{name}"'
+            f"{' checked' if name == language else ''}>"
+        )
+        parts.append(join([button, element("label", label, for_=f"language-{name}")]))
+    return element("p", *parts, class_="switch")
+
+
+def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
+    rows = []
+    for entry in entries:
+        lab = labs.get(entry.lab)
+        title = both(lab.title) if lab is not None else ""
+        rows.append(
+            [
+                element("a", entry.lab, href=f"#{entry.lab}"),
+                both(AREAS.get(entry.area, Words(entry.area, entry.area))),
+                title,
+                element("b", both(STATUS[entry.status]), class_=LEVELS[entry.status]),
+                f"{entry.seconds:.1f} s" if entry.seconds else "–",
+            ]
+        )
+    heads = [Words("lab", "实验"), Words("area", "领域"), Words("question", "问题"),
+             Words("verdict", "结论"), Words("time", "用时")]  # fmt: skip
+    return element("div", table([both(one) for one in heads], rows), class_="summary")
+
+
+def _machine(where: Where) -> Markup:
+    identity = where.identity
+    pairs = {
+        Words("device", "设备"): f"{where.device_name} ({where.device})",
+        Words("CPU", "CPU"): f"{identity.cpu or '?'}, {identity.threads or '?'} threads",
+        Words("GPUs", "GPU"): ", ".join(identity.gpus) or "–",
+        Words("torch", "torch"): identity.torch or "–",
+        Words("Cairn", "Cairn"): f"{where.cairn}{f' ({where.commit[:9]})' if where.commit else ''}",
+    }
+    cells = (
+        element("div", element("dt", both(name)), element("dd", value))
+        for name, value in pairs.items()
+    )
+    return element("dl", join(cells), class_="facts")
+
+
+def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
+    parts: list[Markup] = []
+    if not alone:
+        name = both(lab.title) if lab is not None else entry.lab
+        parts.append(element("h2", name, element("code", f" {entry.area}/{entry.lab}")))
+    if lab is not None:
+        parts.append(_titled(Words("Hypothesis", "假设"), both(lab.hypothesis, "p")))
+    parts += [_verdict(entry)]
+    if entry.plots:
+        drawn = [_plot(one) for one in entry.plots]
+        parts.append(element("div", *drawn, class_="plots"))
+    if entry.checks:
+        parts.append(_titled(Words("Checks", "检验"), _checks(entry.checks)))
+    if entry.table is not None:
+        parts.append(_titled(Words("Figures", "数据"), _table(entry.table)))
+    parts += [both(note.words, "p") for note in entry.notes]
+    if entry.failure is not None:
+        parts.append(element("pre", entry.failure))
+    if lab is not None:
+        parts += _around(lab)
+    when = f"{entry.at}{', quick' if entry.quick else ''}, {entry.seconds:.1f} s"
+    parts.append(element("p", when, class_="when"))
+    return element("section", *parts, id=entry.lab)
+
+
+def _verdict(entry: Entry) -> Markup:
+    label = element("b", both(STATUS[entry.status]), ": ")
+    words = both(entry.verdict.words)
+    return element("p", label, words, class_=f"notice {LEVELS[entry.status]} verdict")
+
+
+def _checks(checks: Sequence[CheckLine]) -> Markup:
+    heads = [Words("what", "内容"), Words("predicted", "预测"), Words("measured", "实测"),
+             Words("gap", "偏差"), Words("allowed", "允许"), Words("", "")]  # fmt: skip
+    rows = [
+        [
+            both(check.what.words),
+            shown(check.predicted, check.unit),
+            shown(check.measured, check.unit),
+            shown_gap(check.gap),
+            kind_sign(check),
+            element("b", "✓" if check.held else "≠", class_="good" if check.held else "bad"),
+        ]
+        for check in checks
+    ]
+    return table([both(one) for one in heads], rows)
+
+
+def _table(lines: TableLines) -> Markup:
+    heads = [both(one.words) for one in lines.columns]
+    return table(heads, [[shown_cell(cell) for cell in row] for row in lines.rows])
+
+
+def _plot(lines: PlotLines) -> Markup:
+    """Drawn once for each language: the words of a plot are part of the picture."""
+    return join(
+        element("div", _chart(lines, name), class_=name, lang=_tag(name)) for name in ("en", "zh")
+    )
+
+
+def _chart(lines: PlotLines, language: Language) -> Markup:
+    limit = None
+    if lines.limit is not None and lines.limit_name is not None:
+        limit = (lines.limit_name.words.of(language), lines.limit)
+    return chart(
+        lines.title.words.of(language),
+        [Series(one.name.words.of(language), one.points) for one in lines.lines],
+        x=lines.x.words.of(language),
+        y=lines.y.words.of(language),
+        limit=limit,
+        log_x=lines.log_x,
+        log_y=lines.log_y,
+    )
+
+
+def _around(lab: Lab) -> list[Markup]:
+    code = element("ul", *(element("li", element("code", place)) for place in lab.code))
+    reading = element("ul", *(element("li", title) for title in lab.reading))
+    questions = [
+        element("details", element("summary", both(one.ask)), both(one.answer, "p"))
+        for one in lab.questions
+    ]
+    return [
+        _titled(Words("Code to read", "相关代码"), code),
+        _titled(Words("Reading", "延伸阅读"), reading),
+        _titled(Words("Questions", "思考题"), *questions),
+    ]
+
+
+def _titled(title: Words, *parts: Markup) -> Markup:
+    return join([heading(both(title), 3), *parts])
+
+
+def _tag(language: str) -> str:
+    return "zh-CN" if language == "zh" else "en"
+
+
+STYLE = """
+body:has(#language-en:checked) .zh, body:has(#language-zh:checked) .en { display: none; }
+.switch label { margin: 0 1rem 0 .2rem; } section { border-top: 1px solid var(--line); margin-top: 2rem; }
+h3 { font-size: .95rem; margin: 1.1rem 0 .3rem; } h2 code { color: var(--soft); font-weight: 400; }
+b.good { color: var(--good); } b.bad { color: var(--bad); } b.note { color: var(--soft); font-weight: 400; }
+section ul { margin: .2rem 0; padding-left: 1.2rem; } details { max-width: 75ch; margin: .3rem 0; }
+summary { cursor: pointer; } pre { overflow-x: auto; } .when { color: var(--soft); font-size: .8rem; }
+.summary td:nth-child(2), .summary td:nth-child(3) { text-align: left; font-family: inherit; white-space: normal; }
+"""

@@ -1,0 +1,1 @@
+"""Labs about Linux: one file each, found by `cairn.labs.catalogue`."""

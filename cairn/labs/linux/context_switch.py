@@ -1,0 +1,204 @@
+"""What does it cost to wake another process and wait for its answer?
+
+    A  write ─sleep························ wake
+    B        wake  read  write ─sleep········
+             └ switch                └ switch
+
+A byte goes to and fro through two pipes. On one core every round takes the core from each process exactly once, whether
+it goes to sleep (voluntary) or is pushed off by the one it woke (involuntary): the kernel counts both. Over TCP the same
+round also passes the network stack, so it cannot be quicker.
+"""
+
+import os
+import resource
+import select
+import time
+from statistics import median
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.linux._partner import allowed_cpus, started
+from cairn.labs.workbench import Workbench
+
+
+def run(bench: Workbench) -> Outcome:
+    cpus = allowed_cpus()
+    rounds = bench.pick(4000, 800)
+    bench.step("to and fro on one core")
+    same = ping_pong(rounds, cpus[0], cpus[0])
+    bench.step("to and fro between cores")
+    other = ping_pong(rounds, cpus[0], cpus[-1])
+    call_s = _call_s()
+    tcp = bench.ceilings.loopback_round_trip
+    checks = [
+        Check(
+            what=Words("switches of each per round, on one core", "同核时每轮各自的切换次数"),
+            predicted=1.0,
+            measured=same[1] + same[2],
+            unit="switches",
+            within=0.2,
+        ),
+        Check(
+            what=Words("a round on one core over four bare calls", "同核一轮与四次裸系统调用之比"),
+            predicted=1.0,
+            measured=same[0] / (4 * call_s),
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+    if tcp is not None:
+        checks.append(
+            Check(
+                what=Words(
+                    "a round through pipes, TCP's as the limit", "管道一轮耗时（以 TCP 为上限）"
+                ),
+                predicted=tcp.value * 1e6,
+                measured=min(same[0], other[0]) * 1e6,
+                unit="us",
+                kind="at_most",
+                within=0.3,
+            )
+        )
+    switch_us = (same[0] - 4 * call_s) / 2 * 1e6
+    return Outcome(
+        checks=checks,
+        table=Table(
+            columns=[
+                Words("where", "位置"),
+                Words("us per round", "每轮微秒"),
+                Words("went to sleep", "主动睡眠次数"),
+                Words("pushed off", "被抢占次数"),
+            ],
+            rows=[
+                ["one core", same[0] * 1e6, *same[1:]],
+                ["two cores", other[0] * 1e6, *other[1:]],
+                ["TCP, two processes", tcp.value * 1e6 if tcp else "–", "–", "–"],
+                ["one bare system call", call_s * 1e6, 0, 0],
+            ],
+        ),
+        notes=[
+            Words(
+                f"A round on one core is four calls and two switches: about {switch_us:.1f} us for a switch.",
+                f"同核的一轮是四次系统调用加两次切换：一次切换约 {switch_us:.1f} 微秒。",
+            )
+        ],
+    )
+
+
+def ping_pong(rounds: int, mine: int, theirs: int) -> tuple[float, float, float]:
+    """Seconds of one round (median of ten parts); how often in it this process slept, and was pushed off."""
+    there, back = os.pipe(), os.pipe()
+    before = os.sched_getaffinity(0)
+    descriptors = (there[0], back[1])
+    try:
+        with started(
+            "echo", str(there[0]), str(back[1]), str(rounds), cpus=[theirs], pass_fds=descriptors
+        ):  # fmt: skip
+            os.sched_setaffinity(0, {mine})
+            _round(there[1], back[0])  # it has started
+            before_all = resource.getrusage(resource.RUSAGE_THREAD)
+            part = (rounds - 1) // 10
+            seconds = []
+            for _ in range(10):
+                began = time.perf_counter()
+                for _ in range(part):
+                    _round(there[1], back[0])
+                seconds.append((time.perf_counter() - began) / part)
+            after = resource.getrusage(resource.RUSAGE_THREAD)
+    finally:
+        os.sched_setaffinity(0, before)
+        for descriptor in (*there, *back):
+            os.close(descriptor)
+    slept = (after.ru_nvcsw - before_all.ru_nvcsw) / (10 * part)
+    return median(seconds), slept, (after.ru_nivcsw - before_all.ru_nivcsw) / (10 * part)
+
+
+def _round(target: int, source: int) -> None:
+    os.write(target, b"x")
+    if not select_ready(source):
+        raise TimeoutError("the other process did not answer within 10 s")
+    os.read(source, 1)
+
+
+def select_ready(source: int) -> bool:
+    return bool(select.select([source], [], [], 10.0)[0])
+
+
+def _call_s() -> float:
+    """One system call that does nothing but enter and leave the kernel."""
+    count = 2000
+    seconds = []
+    for _ in range(9):
+        began = time.perf_counter()
+        for _ in range(count):
+            os.getppid()
+        seconds.append((time.perf_counter() - began) / count)
+    return median(seconds)
+
+
+LAB = Lab(
+    name="context-switch",
+    area="linux",
+    title=Words("The price of waking somebody", "唤醒另一个进程的代价"),
+    hypothesis=Words(
+        "A byte to another process and back on one core switches each of them out exactly once per round, costs a few "
+        "microseconds, and is quicker than the same over TCP.",
+        "同一个核上把一个字节发给另一进程再收回来，每轮双方各被换下恰好一次，代价为几微秒，并且比走 TCP 快。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "a third process ran on that core in between",
+            "期间该核上还运行了第三个进程",
+        ),
+        Words(
+            "waking an idle core out of deep sleep (or out of a hypervisor) costs more than the switch itself",
+            "把空闲核从深度睡眠（或虚拟机监控器）中唤醒，比切换本身更贵",
+        ),
+    ),
+    code=(
+        "cairn/hw/loopback.py:travel",
+        "cairn/comm/backend/semaphore.py:Semaphore.wait",
+        "cairn/labs/linux/_partner.py:started",
+    ),
+    reading=(
+        "Quantifying the Cost of Context Switch (2007)",
+        "futex(7), Linux manual pages",
+    ),
+    questions=(
+        Question(
+            Words(
+                "What does a context switch cost besides the few microseconds you measure?",
+                "除了测到的几微秒，上下文切换还有什么代价？",
+            ),
+            Words(
+                "Cold caches, TLB and branch predictors afterwards: the next thousands of instructions run slower, "
+                "which a byte in a pipe does not show.",
+                "之后的缓存、TLB 和分支预测都是冷的：接下来成千上万条指令会变慢，而管道里的一个字节看不到这一点。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why do NCCL, DPDK and our own backend spin for a while before they sleep?",
+                "为什么 NCCL、DPDK 和我们自己的通信后端先自旋再睡眠？",
+            ),
+            Words(
+                "A message that comes within the time of two switches (here some tens of microseconds) is taken "
+                "sooner by looking than by sleeping; beyond that spinning only burns a core.",
+                "如果消息在两次切换的时间内（约几十微秒）到达，轮询比睡眠更早拿到它；再久自旋就只是白烧一个核。",
+            ),
+        ),
+        Question(
+            Words(
+                "Voluntary and involuntary switches: what does each of them tell?",
+                "自愿切换与非自愿切换各说明什么？",
+            ),
+            Words(
+                "Voluntary: it waited, for a lock, a pipe or a disk. Involuntary: its time was up while others wanted "
+                "the core, so there are more runnable threads than cores.",
+                "自愿切换：它在等锁、管道或磁盘；非自愿切换：时间片用完而别人要用核，说明可运行线程多于核数。",
+            ),
+        ),
+    ),
+    needs=("linux",),
+    seconds=1.0,
+)

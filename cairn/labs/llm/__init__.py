@@ -1,0 +1,1 @@
+"""Labs about language models: one file each, found by `cairn.labs.catalogue`."""

@@ -1,0 +1,160 @@
+"""Prefer one answer to another without a reward model: DPO on a tiny model, from its loss of ln 2 at the start.
+
+loss = -log sigmoid( beta [ (log p(good) - log p0(good)) - (log p(bad) - log p0(bad)) ] )      p0: where it began
+"""
+
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.llm import _tiny
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cairn.models.transformer import Transformer
+
+BETA = 0.5
+LN_2 = 0.6931471805599453
+
+
+@_tiny.single_thread
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    good = _tiny.all_sums()
+    bad = good.clone()
+    bad[:, -1] = (bad[:, -1] + 1) % _tiny.BASE  # the same sum, off by one
+    model = _tiny.build(_tiny.small_spec())
+    bench.step("a base that knows the form but not the sums")
+    _tiny.train(model, torch.cat((good, bad)), bench.pick(30, 10))
+    with torch.no_grad():
+        begin_good, begin_bad = answer_logprob(model, good), answer_logprob(model, bad)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
+    losses, margins = [], []
+    bench.step("learning the preference")
+    for _ in range(bench.pick(50, 15)):
+        margin = (answer_logprob(model, good) - begin_good) - (
+            answer_logprob(model, bad) - begin_bad
+        )
+        loss = dpo_loss(margin)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        margins.append(margin.detach())
+    better = (margins[-1] > 0).float().mean().item()
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("loss before the first step: ln 2", "第一步之前的损失：ln 2"),
+                predicted=LN_2,
+                measured=losses[0],
+                unit="nats",
+                within=1e-5,
+            ),
+            Check(
+                what=Words(
+                    "pairs in which the good answer gained on the bad one",
+                    "好答案相对提升的样本对比例",
+                ),
+                predicted=0.9,
+                measured=better,
+                unit="share",
+                kind="at_least",
+            ),
+            Check(
+                what=Words("loss at the end", "最终损失"),
+                predicted=LN_2,
+                measured=losses[-1],
+                unit="nats",
+                kind="at_most",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("DPO loss", "DPO 损失"),
+                x=Words("step", "步"),
+                y=Words("nats", "nats"),
+                lines={"loss": list(enumerate(losses))},
+                limit=("ln 2", LN_2),
+            )
+        ],
+        notes=[
+            Words(
+                f"Log-probability of the good answers: {begin_good.mean().item():.2f} at the "
+                f"start, {answer_logprob(model, good).mean().item():.2f} at the end; DPO "
+                f"promises the difference of the two, not either of them.",
+                f"好答案的对数概率：开始 {begin_good.mean().item():.2f}，结束 "
+                f"{answer_logprob(model, good).mean().item():.2f}；DPO 只保证两者之差，不保证其"
+                f"中任何一个。",
+            )
+        ],
+    )
+
+
+def answer_logprob(model: "Transformer", rows: "Tensor") -> "Tensor":
+    """Of each row's answer as a whole, [B]."""
+    scores = _tiny.logits(model, rows)[:, _tiny.PROMPT - 1 : -1].log_softmax(-1)
+    return scores.gather(-1, rows[:, _tiny.PROMPT :, None]).sum((1, 2))
+
+
+def dpo_loss(margin: "Tensor") -> "Tensor":
+    import torch.nn.functional as F
+
+    return -F.logsigmoid(BETA * margin).mean()
+
+
+LAB = Lab(
+    name="dpo",
+    area="llm",
+    title=Words("Preferences without a reward model: DPO", "无需奖励模型的偏好对齐：DPO"),
+    hypothesis=Words(
+        "DPO begins at a loss of exactly ln 2, because policy and reference are the "
+        "same, and moves nearly every pair towards the preferred answer.",
+        "DPO 的初始损失恰好是 ln 2，因为策略与参考模型相同；随后几乎每一对样本都会向被"
+        "偏好的答案移动。",
+    ),
+    run=run,
+    causes=(
+        Words("too few steps for the rate", "在该学习率下步数太少"),
+        Words("pairs that contradict one another", "样本对之间互相矛盾"),
+    ),
+    code=("cairn/labs/llm/dpo.py:dpo_loss", "cairn/labs/llm/dpo.py:answer_logprob"),
+    reading=(
+        "Direct Preference Optimization: Your Language Model is Secretly a Reward Model (2023)",
+        "Training language models to follow instructions with human feedback (2022)",
+    ),
+    questions=(
+        Question(
+            Words("Where did the reward model of RLHF go?", "RLHF 的奖励模型去哪了？"),
+            Words(
+                "Into the policy: the optimal policy of the KL-bounded objective defines the "
+                "reward as beta log(p/p0) up to a constant per prompt, which cancels in a pair.",
+                "进了策略本身：带 KL 约束的最优策略把奖励定义为 beta·log(p/p0) 加上与提示有关的"
+                "常数，该常数在样本对里抵消。",
+            ),
+        ),
+        Question(
+            Words("What does beta do?", "beta 起什么作用？"),
+            Words(
+                "It is the price of leaving the reference: small beta lets the policy drift "
+                "far for the same loss, large beta keeps it near.",
+                "它是离开参考模型的代价：beta 小，策略可以走得很远；beta 大，则留在附近。",
+            ),
+        ),
+        Question(
+            Words(
+                "The log-probability of good answers falls during DPO. Is that a bug?",
+                "DPO 训练中好答案的对数概率在下降，是 bug 吗？",
+            ),
+            Words(
+                "Not in itself: the loss sees the difference, and both may fall while the bad "
+                "one falls faster. If it matters, add an SFT term on the good answers.",
+                "不一定：损失只看差值，两者可以同时下降而坏答案降得更快。若在意，就加一项对好答"
+                "案的 SFT 损失。",
+            ),
+        ),
+    ),
+    seconds=6.0,
+)

@@ -1,0 +1,167 @@
+"""How good is a model, and how sure are we? Bits per byte against a packer, and the error bar of a score.
+
+random weights: loss = ln(vocabulary)      accuracy p over n questions: standard error sqrt(p (1 - p) / n)
+"""
+
+import math
+import zlib
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.llm import _tiny
+from cairn.labs.workbench import Workbench
+
+
+@_tiny.single_thread
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    from cairn.models.runnable import open_model
+    from cairn.train.data.stories import story
+
+    untrained = _tiny.build(_tiny.small_spec())
+    with torch.no_grad():
+        start = _tiny.answer_loss(untrained, _tiny.all_sums()).item()
+    bench.step("cairn-tiny reads stories")
+    opened = open_model("cairn-tiny")
+    runnable = opened.load(device="cpu", dtype="float32")
+    texts = [story(99, number) for number in range(bench.pick(24, 6))]
+    ours = sum(_bits(runnable.model, opened.tokenizer.encode(text)) for text in texts)
+    size = sum(len(text.encode()) for text in texts)
+    packed = 8 * len(zlib.compress("\n".join(texts).encode(), 9)) / size
+    spread, predicted = _bootstrap(bench.pick(4000, 800))
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    "loss of an untrained model: ln of the vocabulary",
+                    "未训练模型的损失：词表大小的 ln",
+                ),
+                predicted=math.log(_tiny.VOCABULARY),
+                measured=start,
+                unit="nats",
+                within=0.15,
+            ),
+            Check(
+                what=Words(
+                    "bits per byte of cairn-tiny on fresh stories, against zlib",
+                    "cairn-tiny 在新故事上的每字节比特数，对比 zlib",
+                ),
+                predicted=packed,
+                measured=ours / size,
+                unit="bits/byte",
+                kind="at_most",
+            ),
+            Check(
+                what=Words(
+                    "standard error of 70% right answers of 100", "100 题答对 70% 时的标准误"
+                ),
+                predicted=predicted,
+                measured=spread,
+                unit="",
+                within=0.1,
+            ),
+        ],
+        table=Table(
+            columns=[Words("reader", "读者"), Words("bits per byte", "每字节比特")],
+            rows=[["uniform", 8.0], ["zlib -9", packed], ["cairn-tiny", ours / size]],
+        ),
+        notes=[
+            Words(
+                "70% of 100 questions means 70 ± 9 points at 95%: two models that are 3 points "
+                "apart cannot be told apart by it.",
+                "100 题中 70% 意味着 95% 置信区间约 70 ± 9 分：相差 3 分的两个模型无法用它区分。",
+            )
+        ],
+    )
+
+
+def _bits(model: "object", tokens: list[int]) -> float:
+    """What it takes to write the text down when this model guesses the next token."""
+    import torch
+
+    from cairn.models.attend import Packed
+    from cairn.train.loss import token_losses
+
+    row = torch.tensor(tokens)
+    attend = Packed([len(tokens)])
+    with torch.no_grad():
+        scores = model.logits(model(row, attend.positions_T(), attend))  # type: ignore[attr-defined,operator]
+    first = math.log2(scores.shape[-1])  # nothing was read before the first token
+    return token_losses(scores[:-1], row[1:]).sum().item() / math.log(2) + first
+
+
+def _bootstrap(rounds: int, share: float = 0.7, count: int = 100) -> tuple[float, float]:
+    import random
+
+    dice = random.Random(0)
+    answers = [1] * int(share * count) + [0] * (count - int(share * count))
+    scores = [sum(dice.choices(answers, k=count)) / count for _ in range(rounds)]
+    mean = sum(scores) / rounds
+    spread = math.sqrt(sum((score - mean) ** 2 for score in scores) / (rounds - 1))
+    return spread, math.sqrt(share * (1 - share) / count)
+
+
+LAB = Lab(
+    name="evaluation",
+    area="llm",
+    title=Words("Evaluation: loss, bits per byte, error bars", "评测：损失、每字节比特与误差线"),
+    hypothesis=Words(
+        "An untrained model loses ln(vocabulary) per token; our ten-million-parameter "
+        "model needs fewer bits for a story than zlib; and the error bar of a score "
+        "follows from the binomial formula.",
+        "未训练的模型每 token 损失为 ln(词表大小)；我们的千万参数模型写下一个故事所需比"
+        "特少于 zlib；分数的误差线由二项分布公式给出。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "weights drawn too large: an untrained model that is sure of itself loses more "
+            "than ln(vocabulary)",
+            "初始权重过大：未训练却很自信的模型损失会高于 ln(词表)",
+        ),
+        Words("text of another kind than the model was trained on", "文本类型与训练数据不同"),
+    ),
+    code=(
+        "cairn/train/loss.py:token_losses",
+        "cairn/models/runnable.py:open_model",
+        "cairn/labs/llm/evaluation.py:run",
+    ),
+    reading=(
+        "Scaling Laws for Neural Language Models (2020)",
+        "Adding Error Bars to Evals: A Statistical Approach to Language Model Evaluations (2024)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Why compare bits per byte instead of perplexity?",
+                "为什么比较每字节比特而不是困惑度？",
+            ),
+            Words(
+                "Perplexity is per token, and tokenizers cut differently; bytes are the same "
+                "for everybody.",
+                "困惑度按 token 计，而分词方式不同；字节对谁都一样。",
+            ),
+        ),
+        Question(
+            Words("What is contamination, and how is it found?", "什么是数据污染，怎样发现？"),
+            Words(
+                "Test questions in the training data. Search for shared n-grams, compare with "
+                "freshly written questions, and look for scores that fall when the wording "
+                "changes.",
+                "测试题出现在训练数据里。查找共享的 n-gram，与新写的题目对比，看换个措辞后分数"
+                "是否下降。",
+            ),
+        ),
+        Question(
+            Words("How many questions tell 70% from 73% apart?", "要区分 70% 和 73% 需要多少题？"),
+            Words(
+                "The difference of two independent scores has a standard error of sqrt(2 x 0.2 "
+                "/ n); two of those below 3 points takes n of about 1,800; with paired "
+                "questions fewer.",
+                "两个独立分数之差的标准误为 sqrt(2×0.2/n)；要使其两倍小于 3 分，n 约需 1,800；"
+                "若用同一批题配对比较则更少。",
+            ),
+        ),
+    ),
+    seconds=8.0,
+)

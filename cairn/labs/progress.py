@@ -1,0 +1,128 @@
+"""Who has learnt what: a topic is done when its labs have run and its question was answered.
+
+    answers.jsonl   one line for each question that was answered: topic, when, whether the person had it right
+    the lab record  which labs have run here
+
+`standing` is pure; only `Answers` touches a file. A topic whose labs this machine cannot run (no GPU) is done by its
+question alone, and says so: nobody should be stuck for want of hardware.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.labs.roadmap import Roadmap, Topic
+
+State = Literal["done", "begun", "ready", "later"]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    topic: str
+    at: str  # UTC, ISO 8601
+    right: bool  # in the person's own judgement, beside the model answer
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    state: State
+    labs_left: list[str]
+    labs_impossible: list[str]  # their needs are not met on this machine
+    answered: bool
+    missing: list[str]  # topics to learn first
+
+
+class Answers:
+    """The file of answers: appended to, never rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, topic: str, right: bool) -> None:
+        line = msgspec.json.encode(
+            Answer(topic, datetime.now(UTC).isoformat(timespec="seconds"), right)
+        )
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # One write of one line to a file opened for appending is not mixed with another process's.
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, line + b"\n")
+            finally:
+                os.close(handle)
+        except OSError as error:
+            hint = "set CAIRN_DATA to a folder that you own"
+            raise CairnError(f"cannot write {self.path}: {error}", hint=hint) from error
+
+    def right(self) -> set[str]:
+        """Topics whose latest answer was right."""
+        latest = {answer.topic: answer.right for answer in self._read()}
+        return {topic for topic, right in latest.items() if right}
+
+    def _read(self) -> Iterator[Answer]:
+        try:
+            lines = self.path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CairnError(f"cannot read {self.path}: {error}") from error
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield msgspec.json.decode(line, type=Answer)
+            except msgspec.DecodeError as error:
+                if number == len(lines):
+                    return  # a line that was being written when the machine went down
+                hint = "remove that line; the others stay good"
+                raise CairnError(f"{self.path} line {number}: {error}", hint=hint) from error
+
+
+def standing(
+    roadmap: Roadmap,
+    *,
+    labs_run: Collection[str],
+    labs_impossible: Mapping[str, str],
+    answered: Collection[str],
+) -> dict[str, Standing]:
+    """Where a person stands with each topic, in the roadmap's order."""
+    done = {
+        topic.id
+        for topic in roadmap.topics.values()
+        if topic.id in answered and not _labs_left(topic, labs_run, labs_impossible)
+    }
+    found = {}
+    for topic in roadmap.topics.values():
+        left = _labs_left(topic, labs_run, labs_impossible)
+        missing = [name for name in topic.requires if name not in done]
+        begun = topic.id in answered or any(lab in labs_run for lab in topic.labs)
+        found[topic.id] = Standing(
+            topic=topic.id,
+            state=_state(topic.id in done, begun, bool(missing)),
+            labs_left=left,
+            labs_impossible=[lab for lab in topic.labs if lab in labs_impossible],
+            answered=topic.id in answered,
+            missing=missing,
+        )
+    return found
+
+
+def next_topics(standings: Mapping[str, Standing], count: int) -> list[Standing]:
+    """What to do now: what was begun first, then what is ready, in the roadmap's order."""
+    begun = [one for one in standings.values() if one.state == "begun"]
+    ready = [one for one in standings.values() if one.state == "ready"]
+    return [*begun, *ready][:count]
+
+
+def _labs_left(topic: Topic, labs_run: Collection[str], impossible: Mapping[str, str]) -> list[str]:
+    return [lab for lab in topic.labs if lab not in labs_run and lab not in impossible]
+
+
+def _state(done: bool, begun: bool, blocked: bool) -> State:
+    if done:
+        return "done"
+    if begun:
+        return "begun"
+    return "later" if blocked else "ready"

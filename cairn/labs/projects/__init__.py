@@ -1,0 +1,1 @@
+"""Labs about the four projects: one file each, found by `cairn.labs.catalogue`."""

@@ -1,0 +1,1 @@
+"""Labs about PyTorch's execution model: one file each, found by `cairn.labs.catalogue`."""

@@ -1,0 +1,121 @@
+"""Runs one lab from its needs to its verdict, and leaves the process as it was.
+
+    unmet needs ──> skipped          raises, or takes too long ──> failed (the whole traceback is kept)
+    run(bench) ──judge──> held | off ──> what it measured goes into machine.json
+
+Prints nothing and writes no record: the caller does both. A lab that raises has told nothing about this machine's
+ceilings, so none of them is kept.
+"""
+
+import contextlib
+import gc
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from cairn.core.events import span
+from cairn.hw.ceilings import Ceilings
+from cairn.hw.machine import Machine
+from cairn.labs import calibration
+from cairn.labs.entry import Entry, Where, failed_entry, measured_entry, skipped_entry
+from cairn.labs.lab import Lab, judge
+from cairn.labs.needs import unmet
+from cairn.labs.workbench import Workbench
+
+LIMIT_S = 180.0  # a lab takes 30 s at most on an idle machine; beyond this it hangs
+
+
+class LabTimeout(Exception):
+    """A lab ran far beyond what labs may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What all labs of one command share."""
+
+    machine: Machine
+    ceilings: Ceilings
+    where: Where
+    quick: bool = False
+    limit_s: float = LIMIT_S
+    say: calibration.Say = lambda message: None
+
+
+def run_lab(
+    lab: Lab, session: Session, report: Callable[[str], None] = lambda label: None
+) -> Entry:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    quick, where = session.quick, session.where
+    if reasons := unmet(lab.needs, session.machine, session.ceilings.device):
+        return skipped_entry(lab, reasons, at=at, quick=quick, where=where)
+    began = time.perf_counter()
+    try:
+        with span("lab", name=lab.name), _alone(), _limit(lab.name, session.limit_s):
+            with tempfile.TemporaryDirectory(prefix=f"cairn-lab-{lab.name}-") as folder:
+                bench = Workbench(
+                    ceilings=session.ceilings, quick=quick, folder=Path(folder), report=report
+                )
+                outcome = lab.run(bench)
+            verdict = judge(lab, outcome)
+            calibration.merge(session.ceilings, outcome.calibrates)  # raises where one is nonsense
+    except Exception:  # noqa: BLE001  a lab is an experiment: its failure is a result, shown whole
+        seconds = time.perf_counter() - began
+        failure = traceback.format_exc()
+        return failed_entry(lab, failure, at=at, seconds=seconds, quick=quick, where=where)
+    seconds = time.perf_counter() - began
+    learned = calibration.learn(session.ceilings, outcome.calibrates, session.say)
+    return measured_entry(
+        lab, outcome, verdict, at=at, seconds=seconds, quick=quick, where=where,
+        calibrated=learned.better,
+    )  # fmt: skip
+
+
+def prepare(labs: int) -> None:
+    """Where several labs share a process, torch is there before the first, so that each can be undone."""
+    if labs > 1:
+        import torch  # noqa: F401
+
+
+@contextlib.contextmanager
+def _alone() -> Generator[None]:
+    """The next lab finds torch as this one did: threads, seed, gradients, and no garbage."""
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch is not None else None
+    try:
+        if torch is not None:
+            torch.manual_seed(0)
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if threads is not None and torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            torch.set_grad_enabled(True)
+        gc.collect()
+
+
+@contextlib.contextmanager
+def _limit(name: str, seconds: float) -> Generator[None]:
+    """Raises in the lab when it takes longer; only the main thread of a process can be asked to."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise LabTimeout(f"lab {name} did not end within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,1 @@
+"""Labs about serving: one file each, found by `cairn.labs.catalogue`."""

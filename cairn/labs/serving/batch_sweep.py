@@ -1,0 +1,151 @@
+"""How far does throughput grow with the batch, and where does latency begin to pay for it?
+
+    step time = max(bytes of the weights / bandwidth, FLOPs of the batch / rate)
+                ^ the same for 1 row or 30                ^ grows with every row
+
+Left of the ridge another row is free; right of it everybody's next token comes later.
+"""
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.serving._engine import (
+    SMALL, Rates, ask, host_rates, in_one_thread, small_engine, words,
+)  # fmt: skip
+from cairn.labs.workbench import Workbench
+from cairn.models.step_cost import Work, step_cost
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT = 8
+
+
+def floor_s(batch: int, rates: Rates) -> float:
+    cost = step_cost(SMALL, [Work(1, CONTEXT)] * batch, 4)
+    return max(cost.flops / rates.flops_per_s, cost.bytes / rates.bytes_per_s)
+
+
+@in_one_thread
+def run(bench: Workbench) -> Outcome:
+    rates = host_rates(bench)
+    batches = bench.pick(BATCHES, (1, 8, 32))
+    steps = bench.pick(10, 5)
+    engine = small_engine(SMALL, max_num_seqs=64, enable_prefix_caching=False)
+    rows, measured, limit, took = [], [], [], {}
+    for batch in batches:
+        bench.step(f"{batch} sequences decode")
+        for number in range(batch):
+            engine.add(ask(1000 * batch + number, words(CONTEXT, SMALL.vocab, number), steps + 3))
+        engine.step()  # all prompts
+        engine.step()
+        engine.times.clear()
+        engine.run()
+        seconds = sorted(step.total for step in engine.times)
+        took[batch] = seconds[len(seconds) // 2]
+        best = floor_s(batch, rates)
+        measured.append((float(batch), batch / took[batch]))
+        limit.append((float(batch), batch / best))
+        rows.append([batch, took[batch] * 1e3, best * 1e3, batch / took[batch], best / took[batch]])
+    last = batches[-1]
+    ridge = rates.flops_per_s / rates.bytes_per_s  # FLOP a byte
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    f"tokens per second at batch {last}, as the roofline says",
+                    f"批 {last} 的吞吐与屋顶线预测",
+                ),
+                predicted=last / floor_s(last, rates),
+                measured=last / took[last],
+                unit="tokens/s",
+                within=0.7,
+            ),
+            Check(
+                what=Words(
+                    f"throughput at batch {last} over batch 1", f"批 {last} 与批 1 的吞吐之比"
+                ),
+                predicted=1.5,
+                measured=took[1] * last / took[last],
+                unit="x",
+                kind="at_least",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Decode throughput by batch", "decode 吞吐随批大小的变化"),
+                x=Words("sequences in a step", "一步中的序列数"),
+                y=Words("tokens per second", "tokens/s"),
+                lines={"roofline": limit, "measured": measured},
+                log_x=True,
+                log_y=True,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("batch", "批大小"),
+                Words("step, ms", "单步（毫秒）"),
+                Words("floor, ms", "下限（毫秒）"),
+                Words("tokens/s", "tokens/s"),
+                Words("share of the limit", "达到上限的比例"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"The ridge of this CPU is {ridge:.1f} FLOP/byte; a batch of b does b/2 FLOP per byte of float32 weights, "
+                f"so the knee is at batch {2 * ridge:.0f}. On an H200 in bf16 it is near 160.",
+                f"本机拐点 {ridge:.1f} FLOP/字节；批大小 b 时 float32 权重每字节做 b/2 FLOP，所以拐点在批 {2 * ridge:.0f}；"
+                "H200 bf16 约在 160。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="batch-sweep",
+    area="serving",
+    title=Words("Throughput and latency by batch size", "吞吐和延迟随批大小的变化"),
+    hypothesis=Words(
+        "Decode throughput grows with the batch as the roofline of one step says: almost linearly while the weights are "
+        "the bound, not at all once arithmetic is; the time of a step does the opposite.",
+        "decode 吞吐随批大小的增长遵循单步的屋顶线：权重受限时近似线性，计算受限后不再增长；单步时间则相反。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "products of few rows reach a smaller share of the matmul rate than large ones",
+            "行数少的矩阵乘达不到大矩阵乘的速率",
+        ),
+        Words("fixed costs of a step, which a larger batch shares", "每步的固定开销，被大批量摊薄"),
+    ),
+    code=(
+        "cairn/models/step_cost.py:step_cost",
+        "cairn/serve/engine/loop.py:Engine",
+        "cairn/plan/serve_cost.py:step_seconds",
+    ),
+    reading=("Efficiently Scaling Transformer Inference (2022)",),
+    questions=(
+        Question(
+            Words("What stops the batch from growing before the ridge is reached?", "在到达拐点之前，什么先限制了批大小？"),
+            Words(
+                "Memory for KV: at 8k tokens and 144 KiB a token one 8B request holds 1.2 GB, so 100 GB of pages end at "
+                "about 85 requests, left of the ridge at 160.",
+                "KV 显存：每 token 144 KiB、8k 上下文时一个 8B 请求占 1.2 GB，100 GB 的页只能容纳约 85 个请求，还在拐点 160 的左边。",
+            ),
+        ),
+        Question(
+            Words("Why does KV reading not amortise with the batch as weights do?", "为什么 KV 的读取不像权重那样随批摊薄？"),
+            Words(
+                "Each sequence has its own: bytes grow with the batch. Attention stays at about one FLOP per byte times the "
+                "group size, so long contexts keep decode memory-bound at any batch.",
+                "每个序列有自己的 KV，字节数随批增长。attention 的强度约等于 GQA 组大小，长上下文下任何批大小都访存受限。",
+            ),
+        ),
+        Question(
+            Words("Which batch would you run in production?", "生产环境该用多大的批？"),
+            Words(
+                "The largest whose step time stays within the TPOT target; the curve of throughput over latency bends near "
+                "the knee, and beyond it only latency grows.",
+                "在满足 TPOT 目标的前提下尽量大；吞吐-延迟曲线在拐点附近变平，再大只增加延迟。",
+            ),
+        ),
+    ),
+    seconds=8.0,
+)

@@ -1,0 +1,131 @@
+"""Somebody sends a long prompt. How long does everybody else's answer pause?
+
+    one step    d d d [ PPPPPPPPPPPPPPPPPPPP ] d d d      everybody who decodes waits for the whole prompt
+    chunked     d d [PPPP]d [PPPP]d [PPPP]d d d           a pause no longer than one chunk
+
+The engine's own steps are timed: the pause is the longest step in which the others decode.
+"""
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.serving._engine import SMALL, ask, drain, in_one_thread, small_engine, words
+from cairn.labs.workbench import Workbench
+from cairn.models.step_cost import Work, step_cost
+
+DECODERS = 4
+
+
+def pause(chunk: int, prompt: int, outputs: int) -> tuple[float, float, int]:
+    """The longest step while others decode, the time to the long prompt's first token, and its chunks; seconds."""
+    engine = small_engine(SMALL, long_prefill_token_threshold=chunk, enable_prefix_caching=False)
+    drain(engine, [ask(-1, words(max(chunk, 32), SMALL.vocab, 7), 2)])
+    for number in range(DECODERS):
+        engine.add(ask(number, words(16, SMALL.vocab, number), outputs))
+    for _ in range(4):
+        engine.step()
+    engine.times.clear()
+    long = ask(99, words(prompt, SMALL.vocab, 99), 2)
+    engine.add(long)
+    engine.run()
+    mixed = [step.total for step in engine.times if step.prefill]
+    return max(mixed), long.ledger.first_token - long.ledger.arrived, long.ledger.prefill_chunks
+
+
+@in_one_thread
+def run(bench: Workbench) -> Outcome:
+    prompt = bench.pick(768, 384)
+    chunks = bench.pick((64, 128, 256, 0), (64, 0))
+    rows, curve, pauses = [], [], {}
+    for chunk in chunks:
+        size = chunk or prompt
+        bench.step(f"a prompt of {prompt} tokens in chunks of {size}")
+        pauses[size], first, counted = pause(chunk, prompt, 2 * (prompt // 64) + 8)
+        rows.append([size, counted, pauses[size] * 1e3, first * 1e3])
+        curve.append((float(size), pauses[size] * 1e3))
+    beside = [Work(1, 32)] * DECODERS
+    whole = step_cost(SMALL, [*beside, Work(prompt, 0)], 4).flops
+    part = step_cost(SMALL, [*beside, Work(64, prompt - 64)], 4).flops
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("chunks of the long prompt", "长 prompt 被切成的块数"),
+                predicted=prompt // 64,
+                measured=rows[0][1],
+                unit="chunks",
+            ),
+            Check(
+                what=Words("longest pause, whole prompt over chunks of 64", "最长停顿之比：整段 / 64 一块"),
+                predicted=whole / part,
+                measured=pauses[prompt] / pauses[64],
+                unit="x",
+                within=0.6,
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Longest pause of those who decode", "其他请求的最长停顿"),
+                x=Words("tokens of a chunk", "每块 token 数"),
+                y=Words("milliseconds", "毫秒"),
+                lines={"pause": curve},
+                log_x=True,
+                log_y=True,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("chunk, tokens", "块大小（token）"),
+                Words("chunks", "块数"),
+                Words("longest pause, ms", "最长停顿（毫秒）"),
+                Words("long prompt's first token, ms", "长 prompt 的首 token（毫秒）"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+LAB = Lab(
+    name="chunked-prefill",
+    area="serving",
+    title=Words("Chunked prefill and the pause of the others", "chunked prefill 与其他请求的停顿"),
+    hypothesis=Words(
+        "Who decodes waits for the longest step, and a step takes as long as its FLOPs: chunks of 64 shorten the pause by "
+        "the ratio of a whole prompt's FLOPs to a chunk's, and delay the long prompt itself only a little.",
+        "decode 的请求要等最长的一步，而一步的时间由 FLOPs 决定：切成 64 一块，停顿缩短为整段与一块 FLOPs 之比，长 prompt 自己只略微变慢。",
+    ),
+    run=run,
+    causes=(
+        Words("small chunks run at a lower FLOP/s than one large product", "小块的计算效率低于一次大矩阵乘"),
+        Words("one long step was hit by another process on this CPU", "某一步恰好被本机其他进程打断"),
+    ),
+    code=(
+        "cairn/serve/engine/scheduler.py:Scheduler",
+        "cairn/serve/engine/step_budget.py:tokens_within",
+        "cairn/serve/engine/request.py:Limits",
+    ),
+    reading=("Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve (2024)",),
+    questions=(
+        Question(
+            Words("How would you choose the token budget of a step?", "如何选择一步的 token 预算？"),
+            Words(
+                "From the TPOT target: tokens = target x matmul rate / FLOPs per token. An 8B model at 680 TFLOP/s and 25 ms "
+                "gives about 900 to 1,000 tokens.",
+                "由 TPOT 目标反推：token 数 = 目标时间 × 矩阵乘速率 / 每 token FLOPs。8B 模型、680 TFLOP/s、25 毫秒约为 900 到 1000。",
+            ),
+        ),
+        Question(
+            Words("What do small chunks cost?", "块切得太小有什么代价？"),
+            Words(
+                "The prompt's KV is read again by every later chunk, products with few rows are less efficient, and each "
+                "step has its fixed cost; below a few hundred tokens on a GPU prefill throughput falls.",
+                "后面的每一块都要重读前面的 KV，行数少的矩阵乘效率低，每步还有固定开销；GPU 上低于几百 token 时 prefill 吞吐下降。",
+            ),
+        ),
+        Question(
+            Words("Why mix prefill and decode in one step at all?", "为什么要把 prefill 和 decode 混在一步里？"),
+            Words(
+                "Decode leaves the arithmetic units idle; prompt tokens ride along with weights that are read anyway.",
+                "decode 时计算单元空闲，prompt 的 token 可以搭便车，共用反正要读的权重。",
+            ),
+        ),
+    ),
+    seconds=8.0,
+)

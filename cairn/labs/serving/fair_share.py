@@ -1,0 +1,200 @@
+"""One tenant floods the service. What is left for the others?
+
+    first come     the light tenant waits behind everything the heavy one has sent
+    fair           whoever has been served the fewest tokens goes next (a virtual token counter for each tenant)
+
+The engine's scheduler serves; the counter decides who is handed to it. With the counter the two shares can never drift
+apart by more than what is in flight, whatever the flood.
+"""
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.serve.engine.request import Request
+
+ROWS, STEP_S, PROMPT, OUTPUTS = 8, 0.02, 16, 24
+Line = list[tuple[float, str, "Request"]]
+
+
+class Counters:
+    """Queues by tenant, and the tokens that each has been granted."""
+
+    def __init__(self, fair: bool) -> None:
+        self.fair = fair
+        self.queues: dict[str, deque[Request]] = {}
+        self.served: dict[str, float] = {}
+        self.order: deque[str] = deque()  # of arrival
+
+    def push(self, tenant: str, request: "Request") -> None:
+        queue = self.queues.setdefault(tenant, deque())
+        if not queue:  # whoever was away has saved nothing up
+            busy = [self.served[name] for name, line in self.queues.items() if line]
+            self.served[tenant] = max(self.served.get(tenant, 0.0), min(busy, default=0.0))
+        queue.append(request)
+        self.order.append(tenant)
+
+    def pop(self) -> "tuple[str, Request] | None":
+        waiting = [tenant for tenant, queue in self.queues.items() if queue]
+        if not waiting:
+            return None
+        if self.fair:
+            tenant = min(waiting, key=lambda name: (self.served[name], name))
+            self.order.remove(tenant)
+        else:
+            tenant = self.order.popleft()
+        request = self.queues[tenant].popleft()
+        self.served[tenant] += len(request.prompt) + OUTPUTS
+        return tenant, request
+
+
+def trace(seconds: float) -> Line:
+    from cairn.labs.serving._engine import ask
+
+    draw = random.Random(9)
+    made: Line = []
+    for tenant, rate in (("heavy", 60.0), ("light", 6.0)):
+        at = 0.0
+        while (at := at + draw.expovariate(rate)) < seconds:
+            made.append((at, tenant, ask(len(made), [1] * PROMPT, OUTPUTS)))
+    return sorted(made, key=lambda one: one[0])
+
+
+def serve(line: Line, fair: bool) -> tuple[dict[str, list[float]], float]:
+    """Seconds to the first token by tenant, and how far granted tokens drifted apart while both waited."""
+    from cairn.labs.serving._fleet import Replica
+    from cairn.serve.engine.request import Limits
+
+    limits = Limits(rows=ROWS, step_tokens=512, context=128, pages=512, page_size=16, vocabulary=64)
+    engine = Replica(limits, lambda step: STEP_S, prefix_caching=False)
+    counters, coming, drift = Counters(fair), deque(line), 0.0
+    while coming or engine.scheduler.has_work or any(counters.queues.values()):
+        if not engine.scheduler.has_work and not any(counters.queues.values()):
+            engine.now = max(engine.now, coming[0][0])
+        while coming and coming[0][0] <= engine.now:
+            at, tenant, request = coming.popleft()
+            request.ledger.arrived = at
+            counters.push(tenant, request)
+        while engine.load < ROWS and (given := counters.pop()) is not None:
+            engine.scheduler.add(given[1])
+        if all(counters.queues.get(name) for name in ("heavy", "light")):
+            drift = max(drift, abs(counters.served["heavy"] - counters.served["light"]))
+        if engine.scheduler.has_work:
+            engine.advance(engine.now + STEP_S / 2)  # one step
+    times: dict[str, list[float]] = {"heavy": [], "light": []}
+    for _, tenant, request in line:
+        times[tenant].append(request.ledger.first_token - request.ledger.arrived)
+    return {tenant: sorted(values) for tenant, values in times.items()}, drift
+
+
+def run(bench: Workbench) -> Outcome:
+    seconds = bench.pick(40.0, 12.0)
+    rows, lights, drifts = [], {}, {}
+    for fair in (False, True):
+        name = "fair" if fair else "first come"
+        bench.step(f"{name}: a tenant sends ten times as much as the other")
+        times, drifts[name] = serve(trace(seconds), fair)
+        lights[name] = times["light"]
+        middle = {tenant: values[len(values) // 2] for tenant, values in times.items()}
+        rows.append([name, middle["heavy"], middle["light"], times["light"][-1], drifts[name]])
+    one = PROMPT + OUTPUTS
+    # With its own share free, a newcomer waits at most for the next row: an eighth of an answer, and one step.
+    foreseen = OUTPUTS * STEP_S / ROWS + STEP_S
+    median = lights["fair"][len(lights["fair"]) // 2]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("tokens by which the two may drift apart", "两个租户服务量之差的上界"),
+                predicted=2 * one,
+                measured=drifts["fair"],
+                unit="tokens",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("light tenant's first token, fair", "公平策略下轻租户的 TTFT 中位数"),
+                predicted=2 * foreseen * 1e3,
+                measured=median * 1e3,
+                unit="ms",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("light tenant's first token, first come over fair", "轻租户 TTFT：先来先服务 / 公平"),
+                predicted=10,
+                measured=lights["first come"][len(lights["first come"]) // 2] / median,
+                unit="x",
+                kind="at_least",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Light tenant: time to first token", "轻租户的 TTFT"),
+                x=Words("requests, sorted", "请求（排序后）"),
+                y=Words("seconds", "秒"),
+                lines={name: [(float(i), s) for i, s in enumerate(values)] for name, values in lights.items()},
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("policy", "策略"),
+                Words("heavy, median TTFT s", "重租户 TTFT 中位（秒）"),
+                Words("light, median TTFT s", "轻租户 TTFT 中位（秒）"),
+                Words("light, worst s", "轻租户最差（秒）"),
+                Words("drift, tokens", "服务差（token）"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+LAB = Lab(
+    name="fair-share",
+    area="serving",
+    title=Words("Fairness between tenants", "租户之间的公平"),
+    hypothesis=Words(
+        "First come, first served gives the flood everything; with a virtual token counter the granted tokens of two "
+        "tenants that both wait differ by at most two requests, and the light one waits for the next free row only.",
+        "先来先服务会让洪泛租户占满；用虚拟 token 计数器，两个都在等待的租户服务量之差不超过两个请求，轻租户只需等下一个空行。",
+    ),
+    run=run,
+    causes=(
+        Words("the light tenant sent a burst, and waits for itself", "轻租户自己突发，等的是自己"),
+        Words("lengths are charged before they are known: here they are, in life they are guessed", "长度需预先计费：这里已知，现实中要估计"),
+    ),
+    code=(
+        "cairn/labs/serving/fair_share.py:Counters",
+        "cairn/serve/engine/waiting_line.py:WaitingLine",
+        "cairn/serve/http/admission.py",
+    ),
+    reading=("Fairness in Serving Large Language Models (2024)", "Start-time Fair Queueing (1997)"),
+    questions=(
+        Question(
+            Words("Why count tokens and not requests?", "为什么按 token 而不是按请求计数？"),
+            Words(
+                "One request may be a hundred times another. Input tokens cost FLOPs, output tokens steps, so they are "
+                "weighted, two to one for example.",
+                "一个请求可能是另一个的上百倍。输入 token 消耗 FLOPs，输出 token 消耗步数，所以要加权，例如 1:2。",
+            ),
+        ),
+        Question(
+            Words("A tenant was silent for an hour. May it use all it has saved?", "某租户静默一小时后回来，能用攒下的额度吗？"),
+            Words(
+                "No: its counter is lifted to the least of those who are active, or it would lock out everybody for as long "
+                "as it was away.",
+                "不能：它的计数器要抬到活跃者的最小值，否则它会按离开的时长把别人全部挡住。",
+            ),
+        ),
+        Question(
+            Words("How do rate limits differ from fair shares?", "限流和公平份额有什么区别？"),
+            Words(
+                "A limit refuses even when the machine is idle; a fair share is work-conserving: unused shares go to whoever "
+                "asks. Services use both: limits for cost, shares for overload.",
+                "限流在机器空闲时也会拒绝；公平份额是 work-conserving 的，没人用的份额归需要的人。实际两者并用：限流控成本，份额管过载。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

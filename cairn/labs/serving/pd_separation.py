@@ -1,0 +1,201 @@
+"""Prefill and decode on one engine, or each on its own: who pauses, and what does moving the cache cost?
+
+    together   one engine: prompts and answers share every step
+    apart      prefill engine --KV pages--> decode engine: an answer is never paused by somebody's prompt
+
+The interference comes from the real scheduler on a trace (an 8B model on H200s, by the planner's cost of a step); the
+hand-over moves real pages between two caches with different page sizes, by the plan that engines use.
+"""
+
+import random
+import time
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+PROMPT, OUTPUT = 4096, 64
+LINK = 50e9  # bytes a second: one 400 Gb/s NIC
+
+
+def trace(count: int, rate: float, prompt: int, outputs: int) -> list[tuple[float, list[int], int]]:
+    draw = random.Random(11)
+    at, made = 0.0, []
+    for number in range(count):
+        at += draw.expovariate(rate)
+        made.append((at, [number % 50 + 1] + [7] * (prompt - 1), outputs))
+    return made
+
+
+def tpots(count: int, rate: float, prompt: int, prefix: bool) -> list[float]:
+    """Time between tokens of each answer; `prefix`: the prompt is there already, as on a decode engine."""
+    from cairn.labs.serving._engine import ask
+    from cairn.models.presets import preset
+    from cairn.plan.device import device
+    from cairn.plan.serve_cost import Served, step_seconds
+    from cairn.serve.engine.request import Limits
+    from cairn.serve.engine.scheduler import Step
+    from cairn.serve.simulate import Arrival, simulate
+
+    served = Served(spec=preset("qwen3-8b"), device=device("h200"))
+    cost = step_seconds(served)
+    moved_in = served.spec.kv_bytes(prompt, 2) / served.device.bytes_per_s if prefix else 0.0
+
+    def seconds(step: Step) -> float:
+        return cost(step) + moved_in * len(step.chunks)  # keys and values that came from elsewhere
+
+    limits = Limits(rows=256, step_tokens=16384, context=8192, pages=8000, page_size=64, vocabulary=1000)
+    # On a decode engine the prompt's pages have been moved in: only its last token is computed.
+    arrivals = [
+        Arrival(at, ask(n, tokens[:1] if prefix else tokens, outputs))
+        for n, (at, tokens, outputs) in enumerate(trace(count, rate, prompt, OUTPUT))
+    ]
+    result = simulate(arrivals, limits, seconds, prefix_caching=False)
+    return sorted(outcome.tpot or 0.0 for outcome in result.outcomes)
+
+
+def hand_over(tokens: int, repeats: int) -> tuple[int, int, float]:
+    """Move a sequence between caches with other pages: bytes of the plan, runs, best seconds."""
+    import numpy as np
+
+    from cairn.comm.transfer.copies import copy_runs
+    from cairn.comm.transfer.kv import Contents, KVLayout, plan_kv
+
+    contents = Contents(model="8b in small", layers=8, kv_heads=8, width=128)
+    source = KVLayout(contents=contents, page_size=16, pages=tokens // 16)
+    target = KVLayout(contents=contents, page_size=64, pages=tokens // 64)
+    draw = np.random.default_rng(0)
+    tables = [draw.permutation(side.pages).tolist() for side in (source, target)]
+    plan = plan_kv(source, tables[0], target, tables[1], (0, tokens))
+    (leg,) = plan.legs
+    here = draw.integers(0, 255, source.region_bytes(0), dtype=np.uint8)
+    there = np.zeros(target.region_bytes(0), dtype=np.uint8)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        copy_runs(here, there, leg.runs)
+        seconds.append(time.perf_counter() - began)
+    assert int(here.sum(dtype=np.int64)) == int(there.sum(dtype=np.int64))
+    return plan.nbytes, leg.runs.copies, min(seconds)
+
+
+def run(bench: Workbench) -> Outcome:
+    from cairn.models.presets import preset
+
+    count, rate = bench.pick((300, 5.0), (80, 5.0))
+    bench.step("prefill and decode in one engine")
+    together = tpots(count, rate, PROMPT, prefix=False)
+    bench.step("a decode engine of its own")
+    apart = tpots(count, rate, PROMPT, prefix=True)
+    tokens = bench.pick(2048, 512)
+    bench.step(f"moving the pages of {tokens} tokens")
+    moved, runs, seconds = hand_over(tokens, bench.pick(10, 4))
+    spec = preset("qwen3-8b")
+    bytes_8b = spec.kv_bytes(PROMPT, 2)
+    step = 3.9e-3  # weights of 8B once at 4.2 TB/s: what a decode step takes at least
+    p99 = [ordered[int(0.99 * len(ordered))] for ordered in (together, apart)]
+    rows = [
+        ["together", together[len(together) // 2] * 1e3, p99[0] * 1e3, 0.0],
+        ["apart", apart[len(apart) // 2] * 1e3, p99[1] * 1e3, bytes_8b / LINK * 1e3],
+    ]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("bytes of the hand-over", "移交的字节数"),
+                predicted=8 * 2 * 8 * 128 * 2 * tokens,
+                measured=moved,
+                unit="B",
+            ),
+            Check(
+                what=Words("time between tokens on a decode engine, median", "独立 decode 引擎的 TPOT 中位数"),
+                predicted=step * 1e3,
+                measured=apart[len(apart) // 2] * 1e3,
+                unit="ms",
+                within=0.3,
+            ),
+            Check(
+                what=Words("p99 between tokens, together over apart", "TPOT p99：合并 / 分离"),
+                predicted=2.0,
+                measured=p99[0] / p99[1],
+                unit="x",
+                kind="at_least",
+            ),
+            Check(
+                what=Words("hand-over of a 4k prompt over its prefill", "4k prompt 的移交时间 / prefill 时间"),
+                predicted=0.2,
+                measured=(bytes_8b / LINK) / (spec.forward_flops(PROMPT, 0, 1) / 680e12),
+                unit="x",
+                kind="at_most",
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("8B on H200, 5 requests/s of 4k + 64", "8B/H200，5 请求/秒，4k + 64"),
+                Words("TPOT p50, ms", "TPOT p50（毫秒）"),
+                Words("TPOT p99, ms", "TPOT p99（毫秒）"),
+                Words("hand-over at 50 GB/s, ms", "50 GB/s 下移交（毫秒）"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"Here {moved / 1e6:.0f} MB in {runs} runs went from pages of 16 to pages of 64 at "
+                f"{moved / seconds / 1e9:.1f} GB/s within this process.",
+                f"本机把 {moved / 1e6:.0f} MB、{runs} 段数据从 16 的页搬到 64 的页，进程内 {moved / seconds / 1e9:.1f} GB/s。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="pd-separation",
+    area="serving",
+    title=Words("Prefill and decode apart", "prefill 与 decode 分离"),
+    hypothesis=Words(
+        "On one engine a 4k prompt pauses every answer for its whole prefill; on an engine that only decodes, a token "
+        "comes every 4 ms. Moving the cache costs under a fifth of computing it, and exactly the bytes of its KV.",
+        "合并部署时，一个 4k prompt 会让所有回答停顿整个 prefill；只做 decode 的引擎约 4 毫秒一个 token。搬运 KV 的代价不到计算它的五分之一，字节数恰好等于 KV 大小。",
+    ),
+    run=run,
+    causes=(
+        Words("the load is so low that prompts and answers rarely meet", "负载太低，prompt 与回答很少相遇"),
+        Words("the planner's cost of a step counts host time that the floor leaves out", "规划器的单步代价包含下限未计入的主机开销"),
+    ),
+    code=(
+        "cairn/comm/transfer/kv.py:plan_kv",
+        "cairn/serve/simulate.py:simulate",
+        "cairn/plan/serve_cost.py:step_seconds",
+    ),
+    reading=(
+        "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving (2024)",
+        "Splitwise: Efficient Generative LLM Inference Using Phase Splitting (2023)",
+        "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving (2024)",
+    ),
+    questions=(
+        Question(
+            Words("How many prefill GPUs for each decode GPU?", "prefill 与 decode 的 GPU 比例怎么定？"),
+            Words(
+                "By the work of each phase: rate x prompt FLOPs / FLOP/s against rate x output tokens x step time / batch. "
+                "4k in and 64 out is mostly prefill; 500 in and 2k out mostly decode. It drifts, so roles must be changeable.",
+                "按各阶段的工作量：请求率 × prompt FLOPs / 算力，对比 请求率 × 输出 token × 单步时间 / 批大小。4k 入 64 出以 prefill 为主；"
+                "500 入 2k 出以 decode 为主。比例会漂移，所以角色要能切换。",
+            ),
+        ),
+        Question(
+            Words("Chunked prefill also limits the pause. Why separate at all?", "chunked prefill 也能限制停顿，为什么还要分离？"),
+            Words(
+                "Chunks trade TTFT against TPOT on the same GPU; apart, both targets are met independently, and each side "
+                "can have its own parallelism and hardware. Without fast links chunks are simpler and better.",
+                "分块只是在同一块 GPU 上用 TTFT 换 TPOT；分离后两个目标互不影响，两侧可用不同并行度和硬件。没有高速互联时，分块更简单也更好。",
+            ),
+        ),
+        Question(
+            Words("What must both sides agree on for a hand-over?", "移交 KV 时双方必须一致的是什么？"),
+            Words(
+                "The contents: model weights, layers, KV heads, head size, dtype. Page size, tensor parallel degree and "
+                "memory layout may differ; a plan of byte runs makes that good.",
+                "内容必须一致：模型权重、层数、KV 头数、头大小、dtype。页大小、TP 度和内存布局可以不同，由字节段的计划来转换。",
+            ),
+        ),
+    ),
+    seconds=5.0,
+)

@@ -1,0 +1,131 @@
+"""What is a common beginning worth?
+
+    system prompt (P tokens) + question 1        computed whole
+    system prompt (P tokens) + question 2        finds the full pages of P, computes the rest
+
+How many tokens are found is exact: all full pages of the common part, for everybody but the first.
+"""
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.serving._engine import SMALL, ask, drain, in_one_thread, small_engine, words
+from cairn.labs.workbench import Workbench
+from cairn.models.step_cost import Work, step_cost
+
+PAGE = 16
+
+
+@in_one_thread
+def run(bench: Workbench) -> Outcome:
+    requests, shared, own = bench.pick((6, 200, 24), (4, 100, 16))
+    head = words(shared, SMALL.vocab, 0)
+    prompts = [head + words(own, SMALL.vocab, number + 1) for number in range(requests)]
+    engines = {
+        on: small_engine(SMALL, enable_prefix_caching=on, block_size=PAGE) for on in (False, True)
+    }
+    seconds: dict[bool, float] = {}
+    answers: dict[bool, list[list[int]]] = {}
+    for on, engine in engines.items():
+        bench.step(f"{requests} requests, prefix caching {'on' if on else 'off'}")
+        drain(engine, [ask(1000, words(32, SMALL.vocab, 99), 2)])
+        asked = [ask(number, prompt, 4) for number, prompt in enumerate(prompts)]
+        seconds[on] = sum(drain(engine, [request]) for request in asked)  # one after another
+        answers[on] = [request.outputs for request in asked]
+    found = engines[True].scheduler.blocks.prefix.statistics
+    foreseen = (requests - 1) * (shared // PAGE) * PAGE
+    whole = step_cost(SMALL, [Work(shared + own, 0)], 4).flops
+    rest = step_cost(SMALL, [Work(shared + own - foreseen // (requests - 1), foreseen // (requests - 1))], 4).flops
+    decode = 3 * 2 * SMALL.matmul_parameters() * 4  # three more tokens, each about four times its FLOPs
+    gain = requests * (whole + decode) / (whole + decode + (requests - 1) * (rest + decode))
+    same = sum(a == b for a, b in zip(answers[False], answers[True], strict=True))
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("tokens found in the cache", "命中的 token 数"),
+                predicted=foreseen,
+                measured=found.hits,
+                unit="tokens",
+            ),
+            Check(
+                what=Words("answers that are the same with and without", "开关缓存后回答相同的个数"),
+                predicted=requests,
+                measured=same,
+                unit="answers",
+            ),
+            Check(
+                what=Words("gain in time", "时间收益"),
+                predicted=gain,
+                measured=seconds[False] / seconds[True],
+                unit="x",
+                within=0.5,
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("prefix caching", "前缀缓存"),
+                Words("tokens computed", "计算的 token 数"),
+                Words("seconds", "秒"),
+            ],
+            rows=[
+                ["off", requests * (shared + own), seconds[False]],
+                ["on", requests * (shared + own) - found.hits, seconds[True]],
+            ],
+        ),
+        notes=[
+            Words(
+                f"{shared} common tokens are {shared // PAGE} full pages of {PAGE}; the {shared % PAGE} tokens behind "
+                "them are in a page that is not full, has no hash and is never shared.",
+                f"{shared} 个公共 token 是 {shared // PAGE} 个满页；之后的 {shared % PAGE} 个 token 所在的页没满，没有哈希，不会共享。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="prefix-cache",
+    area="serving",
+    title=Words("What a shared prefix is worth", "共享前缀的价值"),
+    hypothesis=Words(
+        "Every request but the first finds exactly the full pages of the common beginning, answers do not change, and "
+        "time falls by the share of FLOPs that is no longer computed.",
+        "除第一个外，每个请求恰好命中公共前缀的全部满页；回答不变；时间按省去的 FLOPs 比例下降。",
+    ),
+    run=run,
+    causes=(
+        Words("short prompts run at a lower rate than long ones, so less is gained", "短 prompt 的计算效率更低，收益变小"),
+        Words("the CPU was busy in one of the two runs", "其中一次运行时 CPU 繁忙"),
+    ),
+    code=(
+        "cairn/serve/engine/prefix_cache.py:PrefixCache",
+        "cairn/serve/engine/block_manager.py:BlockManager",
+    ),
+    reading=(
+        "SGLang: Efficient Execution of Structured Language Model Programs (2023)",
+        "Efficient Memory Management for Large Language Model Serving with PagedAttention (2023)",
+    ),
+    questions=(
+        Question(
+            Words("Why does the hash of a page contain the hash of the page before it?", "为什么页的哈希要包含前一页的哈希？"),
+            Words(
+                "Keys and values depend on everything before them. Chaining makes one hash stand for the whole prefix, so "
+                "equal tokens behind different beginnings are not mixed up.",
+                "K、V 依赖于它之前的全部内容。链式哈希让一个哈希代表整个前缀，不会把不同开头后面的相同 token 混为一谈。",
+            ),
+        ),
+        Question(
+            Words("A user puts the date and time at the top of the system prompt. What happens?", "用户把当前时间写在 system prompt 最前面，会怎样？"),
+            Words(
+                "The first page differs in every request, so nothing behind it is ever found. Move what varies to the end.",
+                "每个请求的第一页都不同，之后全部无法命中。应把变化的内容放到最后。",
+            ),
+        ),
+        Question(
+            Words("Is sharing a cache between tenants a risk?", "不同租户共享前缀缓存有风险吗？"),
+            Words(
+                "Yes: a faster first token tells that somebody has sent this prefix before. A salt per tenant in the first "
+                "hash keeps them apart, at the price of hits.",
+                "有：首 token 变快会泄露“有人发过这个前缀”。给每个租户在首个哈希里加 salt 可以隔离，代价是命中率。",
+            ),
+        ),
+    ),
+    seconds=6.0,
+)

@@ -1,0 +1,1 @@
+"""Labs about distributed training: one file each, found by `cairn.labs.catalogue`."""

@@ -1,0 +1,63 @@
+"""What a lab has in its hands while it runs: this machine's ceilings, a clock, a progress bar, a folder.
+
+    bench.device     where torch computes here: "cuda:0" or "cpu"
+    bench.ceilings   the measured limits of this machine (machine.json)
+    bench.quick      a shorter look, for CI and the impatient: smaller sizes, fewer repeats
+    bench.step(...)  "this is what happens now", for the bar
+    bench.time(...)  the median of repeated calls, with its spread
+    bench.folder     an empty folder that is gone afterwards
+
+Knows nothing about labs. Loading or measuring the ceilings is the caller's business.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cairn.hw.ceilings import Ceilings
+from cairn.hw.timing import Timing, measure
+
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    ceilings: Ceilings
+    quick: bool
+    folder: Path
+    report: Callable[[str], None] = lambda label: None
+
+    @property
+    def device(self) -> str:
+        return self.ceilings.device
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def step(self, label: str) -> None:
+        """Shown beside the bar; never drawn while something is timed."""
+        self.report(label)
+
+    def pick(self, full: Choice, quick: Choice) -> Choice:
+        """The full size of something, or its quick one."""
+        return quick if self.quick else full
+
+    def time(
+        self,
+        call: Callable[..., object],
+        inputs: Sequence[tuple[Any, ...]] = ((),),
+        *,
+        budget_ms: float = 200.0,
+        device: str | None = None,
+        at_least: int = 5,
+    ) -> Timing:
+        """Time of one call on this machine's device; a quarter of the budget when quick."""
+        return measure(
+            call,
+            inputs,
+            device=self.device if device is None else device,
+            budget_ms=self.pick(budget_ms, budget_ms / 4),
+            at_least=self.pick(at_least, 3),
+        )

@@ -1,0 +1,13 @@
+"""Prefill and decode on engines of their own: one computes a prompt, the other goes on with its pages.
+
+    request --> PrefillSide --Handoff--> DecodeSide --> outputs
+                engine A     (a router)  engine B
+                pages  ------transfer--> pages            tcp | shm | nixl, see `cairn.comm.transfer`
+
+    holding   whose pages may be freed when: a block manager for both sides (pure)
+    memory    where an engine's pages lie, as the transfer sees them
+    prefill, decode   the two sides; `step` and no threads of their own
+    pair      both together, in one process or in two: what tests, labs and measurements call
+
+Tokens are those of one engine. If pages do not come, the decode side computes the prompt itself.
+"""

@@ -1,0 +1,111 @@
+"""Pages that outlive their request, and pages that are there before it: a block manager for a hand-over.
+
+    prefill side   keep(id) .. the request ends, its pages stay .. let_go(id)
+    decode side    reserve(request) .. bytes arrive .. arrived(id) .. the scheduler admits it with that table
+                                    '- give_up(id): they did not
+
+What is held for others stands in the books as any request's table, under a stand-in, so that everything adds up at
+any time. Pages that have arrived may be taken back when a running request needs them: their request is then computed
+here. Pages that bytes may still land in may not; `reserve` leaves enough for the longest request to come to its end.
+Pure: no torch, no transport.
+"""
+
+from collections.abc import Iterable
+
+from cairn.serve.engine.request import Request, RequestId
+from cairn.serve.engine.timed_blocks import TimedBlocks
+
+
+class HoldingBlocks(TimedBlocks):
+    def __init__(self, pages: int, page_size: int, *, prefix_caching: bool = True) -> None:
+        super().__init__(pages, page_size, prefix_caching=prefix_caching)
+        self._wanted: set[RequestId] = set()  # whose pages are to stay
+        self._kept: dict[RequestId, Request] = {}  # stand-ins: read by others
+        self._landing: dict[RequestId, Request] = {}  # written by others
+        self._arrived: dict[RequestId, Request] = {}  # there, and not admitted yet
+
+    # -- the side that computes prompts ----------------------------------------------------------
+
+    def keep(self, id: RequestId) -> None:
+        """When this request ends with an output, its pages stay."""
+        self._wanted.add(id)
+
+    def free(self, request: Request) -> None:
+        wanted = request.id in self._wanted
+        self._wanted.discard(request.id)
+        if not (wanted and request.outputs and request.blocks):
+            super().free(request)
+            return
+        stand_in = self._kept[request.id] = _stand_in(request)
+        self._pass_on(request, stand_in)
+        request.computed = 0
+
+    def table(self, id: RequestId) -> list[int]:
+        """Of a request that has ended; empty where nothing was kept."""
+        return self._kept[id].blocks if id in self._kept else []
+
+    def let_go(self, id: RequestId) -> None:
+        stand_in = self._kept.pop(id, None)
+        if stand_in is not None:
+            super().free(stand_in)
+
+    # -- the side that goes on -------------------------------------------------------------------
+
+    def reserve(self, request: Request, ends: Iterable[int]) -> Request | None:
+        """A stand-in with pages for the prompt: `blocks`, and `computed` tokens that are here already.
+
+        `ends`: tokens that each request of the engine, and those on their way, may grow to.
+        """
+        room = self.pages - 1 - sum(len(other.blocks) for other in self._landing.values())
+        longest = max((*ends, request.known), default=0)
+        needed = -(-len(request.prompt) // self.page_size)
+        if needed + -(-longest // self.page_size) > room:
+            return None
+        stand_in = _stand_in(request)
+        if super().allocate(stand_in, len(request.prompt)) is None:
+            return None
+        self._landing[request.id] = stand_in
+        return stand_in
+
+    def arrived(self, id: RequestId) -> None:
+        """All bytes are there."""
+        self._arrived[id] = self._landing.pop(id)
+
+    def give_up(self, id: RequestId) -> None:
+        """They did not come, or nobody wants them any more; nothing may land after this."""
+        stand_in = self._landing.pop(id, None) or self._arrived.pop(id, None)
+        if stand_in is not None:
+            super().free(stand_in)
+
+    def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
+        """One whose pages have arrived begins with them: the whole table counts as added."""
+        stand_in = self._arrived.pop(request.id, None)
+        if stand_in is None:
+            return self._allocate(request, upto_tokens)
+        self._pass_on(stand_in, request)
+        request.computed, request.cached = len(request.prompt), stand_in.cached
+        request.hashes = stand_in.hashes
+        self.prefix.resume(request, stand_in.published)
+        if self._allocate(request, upto_tokens) is None:
+            self._pass_on(request, stand_in)
+            request.computed = 0
+            self._arrived[request.id] = stand_in
+            return None
+        return list(request.blocks)
+
+    def _allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
+        """If pages are short, what has arrived for others is given up, the last first."""
+        while (added := super().allocate(request, upto_tokens)) is None and self._arrived:
+            self.give_up(next(reversed(self._arrived)))
+        return added
+
+    def _pass_on(self, giver: Request, taker: Request) -> None:
+        """The table changes hands; who holds which page does not change."""
+        del self._tables[giver]
+        self._tables[taker] = None
+        taker.blocks, giver.blocks = giver.blocks, []
+
+
+def _stand_in(request: Request) -> Request:
+    """Holds pages in the books, and is never scheduled."""
+    return Request(request.id, request.prompt, request.params, salt=request.salt)

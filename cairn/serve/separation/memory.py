@@ -1,0 +1,107 @@
+"""Where the pages of an engine lie, as a transfer sees them.
+
+    on a CPU      the pool itself moves into memory that the transport reaches; nothing is copied on this side
+    staged        pages are copied into host memory and read from there, or arrive there and are copied home:
+                  for a GPU's pool, which graphs know by its address
+
+One rank only: a tensor-parallel engine would have one of these for each.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cairn.comm.transfer.kv import REGION, Contents, KVLayout
+from cairn.comm.transfer.transport import Transport
+from cairn.core.errors import ConfigError
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.pages import PagePool
+from cairn.serve.engine.runner import Runner
+
+STAGED_PAGES = 512  # as many as the pool has, if that is less
+
+
+class KVMemory:
+    """An engine's pages in reach of `transport`, which must not listen yet."""
+
+    def __init__(
+        self, engine: Engine, transport: Transport, staged: bool | None = None, staged_pages: int = STAGED_PAGES
+    ) -> None:  # fmt: skip
+        runner = engine.runner
+        self._pool = pool = runner.pool
+        self._staged = pool.cache.is_cuda if staged is None else staged
+        if pool.cache.is_cuda and not self._staged:
+            raise ConfigError("the pages of a GPU are staged", hint="leave out staged=False")
+        pages = min(staged_pages, pool.pages) if self._staged else pool.pages
+        self.layout = layout_of(runner, pages)
+        memory = torch.from_numpy(transport.allocate(REGION, self.layout.region_bytes(0)))
+        shape = (*pool.cache.shape[:2], pages, *pool.cache.shape[3:])
+        cache = memory.view(pool.cache.dtype).view(shape)
+        self._stage: Tensor | None = None
+        if self._staged:
+            self._stage, self._free = cache, list(range(pages))
+        else:
+            _move(pool, cache)
+
+    def bytes_of(self, tokens: int) -> int:
+        contents = self.layout.contents
+        columns = contents.layers * contents.planes * contents.kv_heads * contents.width
+        return tokens * columns * contents.itemsize
+
+    def place(self, pages: Sequence[int]) -> list[int] | None:
+        """Where bytes of these pages are read from or written to; None: no room now."""
+        if self._stage is None:
+            return list(pages)
+        if len(self._free) < len(pages):
+            return None
+        return [self._free.pop() for _ in pages]
+
+    def take_back(self, table: Sequence[int]) -> None:
+        if self._stage is not None:
+            self._free += table
+
+    def copy_out(self, pages: Sequence[int], table: Sequence[int]) -> None:
+        """Before they are offered. Behind everything that the device was told to do so far."""
+        if self._stage is not None:
+            self._stage[:, :, list(table)] = self._pool.cache[:, :, list(pages)].cpu()
+
+    def copy_home(self, table: Sequence[int], pages: Sequence[int]) -> None:
+        """After they have arrived."""
+        if self._stage is not None:
+            cache = self._pool.cache
+            cache[:, :, list(pages)] = self._stage[:, :, list(table)].to(cache.device)
+
+
+def layout_of(runner: Runner, pages: int) -> KVLayout:
+    pool, spec = runner.pool, runner.model.spec
+    shards = runner.model.build.shards.size
+    if shards != 1:
+        raise ConfigError(
+            f"a hand-over between engines of {shards} ranks",
+            hint="tensor parallel 1 on both sides; the planner below knows more",
+        )
+    contents = Contents(
+        model=identity(runner.model), layers=spec.layers, kv_heads=spec.kv_heads,
+        width=spec.head_dim, dtype=str(pool.cache.dtype).removeprefix("torch."),
+    )  # fmt: skip
+    return KVLayout(
+        contents=contents, page_size=pool.page_size, pages=pages, heads_first=pool.heads_first
+    )
+
+
+def identity(model: Transformer) -> str:
+    """The same for engines of the same weights: its shape, and a few rows of it."""
+    rows = model.embedding.weight[:16].detach().float().cpu().numpy().tobytes()
+    digest = hashlib.sha256(repr(model.spec).encode() + rows).hexdigest()[:16]
+    return f"{model.spec.layers} x {model.spec.hidden} {digest}"
+
+
+def _move(pool: PagePool, cache: Tensor) -> None:
+    """The pool goes on in other memory; views of the old one are made again when they are asked for."""
+    cache.copy_(pool.cache)
+    pool.cache = cache
+    for view in ("by_slot", "slots", "layers", "rows"):
+        vars(pool).pop(view, None)

@@ -1,0 +1,187 @@
+"""The side that computes prompts: one token of each, and its pages on offer until somebody has read them.
+
+    add(Ask) --engine, one token--> Handoff(offer, first token)        the answer goes on elsewhere
+                                '-> Ended: it is over with that token, or was refused
+
+`step` does whatever there is to do and returns; one thread owns a side. A page is free again when its reader is
+through, has died, or has not come in time (`Terms`).
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.give import Give, offer_of
+from cairn.comm.transfer.handshake import Side
+from cairn.comm.transfer.lease import TERMS, Freed, Terms
+from cairn.comm.transfer.notes import Offer
+from cairn.core.errors import CairnError
+from cairn.serve.engine.loop import Engine, Output
+from cairn.serve.engine.request import Finish, Request, check_request
+from cairn.serve.engine.runner import TokenLogprobs
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.separation.holding import HoldingBlocks
+from cairn.serve.separation.memory import KVMemory
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request as it travels between processes. A grammar does not: such a request stays on one engine."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    salt: str = ""
+    eos_ids: list[int] = []
+
+    def request(self, params: SamplingParams | None = None) -> Request:
+        return Request(
+            self.id, self.prompt, params or self.params, priority=self.priority, salt=self.salt,
+            eos_ids=self.eos_ids,
+        )  # fmt: skip
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A prompt that is computed: its first token, and where its pages can be read."""
+
+    ask: Ask
+    first: int
+    offer: Offer
+    logprobs: TokenLogprobs | None = None
+    cached: int = 0  # tokens of the prompt that were found in the prefix cache
+    compute_s: float = 0.0  # from its admission to the first token
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """It needs no other engine."""
+
+    id: str
+    token: int | None
+    finish: Finish
+    stop_reason: int | str | None = None
+    error: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class PrefillSide:
+    def __init__(
+        self, engine: Engine, *, transport: str = "shm", staged: bool | None = None, terms: Terms = TERMS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.engine, self.blocks, self._clock = engine, hold_pages(engine), clock
+        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}")
+        self.memory = KVMemory(engine, self.transport, staged)
+        side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
+        self._give = Give(self.transport, side, terms)
+        self.address = self._give.listen()
+        self._asks: dict[str, Ask] = {}
+        self._waiting: list[tuple[Ask, Output]] = []  # computed, and no room to offer them yet
+        self._offers: dict[str, tuple[str, list[int]]] = {}  # by offer: request, where it is read
+        self._count = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute. Pages on offer need it too, now and then: see `holding`."""
+        return self.engine.has_work or bool(self._waiting)
+
+    @property
+    def holding(self) -> int:
+        """Sequences that nobody has read yet."""
+        return len(self._offers)
+
+    def add(self, ask: Ask) -> None:
+        """In line, or refused with a RequestError."""
+        params = ask.params
+        check_request(ask.request(), self.engine.scheduler.limits)  # of all that it asks for
+        one = msgspec.structs.replace(params, max_tokens=1, min_tokens=min(params.min_tokens, 1))
+        self.engine.add(ask.request(one))
+        self._asks[ask.id] = ask
+        if params.max_tokens != 1:
+            self.blocks.keep(ask.id)
+
+    def abort(self, id: str) -> None:
+        self.engine.abort(id)
+        self._asks.pop(id, None)
+        self._waiting = [one for one in self._waiting if one[0].id != id]
+        for offer, (request, _) in list(self._offers.items()):
+            if request == id:
+                self._free(self._give.withdraw(offer, self._clock()))
+        if all(request != id for request, _ in self._offers.values()):
+            self.blocks.let_go(id)
+
+    def step(self, wait_s: float = 0.0) -> list[Handoff | Ended]:
+        """`wait_s`: how long to wait for word of readers if there is nothing to compute."""
+        busy = self.has_work
+        outputs = self.engine.step() if self.engine.has_work else []
+        self._free(self._give.step(self._clock(), 0.0 if busy else wait_s))
+        found: list[Handoff | Ended] = []
+        for output in outputs:
+            ask = self._asks.pop(str(output.request.id), None)
+            if ask is None:
+                continue
+            if (
+                output.token is None
+                or output.request.finish != "length"
+                or ask.params.max_tokens == 1
+            ):
+                found.append(self._ended(output))
+            else:
+                self._waiting.append((ask, output))
+        return found + self._offer_what_has_room()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _ended(self, output: Output) -> Ended:
+        request = output.request
+        self.blocks.let_go(request.id)
+        return Ended(
+            id=str(request.id), token=output.token, finish=request.finish or "error",
+            stop_reason=request.stop_reason, error=request.error, logprobs=output.logprobs,
+        )  # fmt: skip
+
+    def _offer_what_has_room(self) -> list[Handoff | Ended]:
+        found: list[Handoff | Ended] = []
+        while self._waiting:
+            ask, output = self._waiting[0]
+            pages = self.blocks.table(ask.id)
+            table = self.memory.place(pages)
+            if table is None:
+                break
+            del self._waiting[0]
+            self.memory.copy_out(pages, table)
+            found.append(self._offer(ask, output, table))
+        return found
+
+    def _offer(self, ask: Ask, output: Output, table: list[int]) -> Handoff:
+        self._count += 1
+        name = f"{self.transport.name}/{self._count}"
+        self._offers[name] = (ask.id, table)
+        self._give.grant(name, table, self._clock())
+        offer = offer_of([self._give], [self.address], name, table, len(ask.prompt))
+        ledger = output.request.ledger
+        return Handoff(
+            ask=ask, first=output.token or 0, offer=offer, logprobs=output.logprobs,
+            cached=output.request.cached, compute_s=ledger.first_token - ledger.scheduled,
+        )  # fmt: skip
+
+    def _free(self, freed: list[Freed]) -> None:
+        for one in freed:
+            id, table = self._offers.pop(one.request)
+            self.memory.take_back(table)
+            self.blocks.let_go(id)
+
+
+def hold_pages(engine: Engine) -> HoldingBlocks:
+    """A block manager that can hold pages, in place of the engine's own, which must be unused."""
+    scheduler = engine.scheduler
+    if engine.has_work or scheduler.blocks.usage().used:
+        raise CairnError("the engine is at work already", hint="separate an engine that is new")
+    limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
+    scheduler.blocks = blocks = HoldingBlocks(
+        limits.pages, limits.page_size, prefix_caching=caching
+    )
+    return blocks

@@ -1,0 +1,152 @@
+"""Products with what stands before them, as one operation each with a backward of its own.
+
+    norm_product     norm(x + residual) -> enter -> @ weight.T      and the sum, for the next residual
+    gated_product    (act(gate) * up)            -> @ weight.T
+    plain_product    x                           -> @ weight.T
+
+What stands before a product is cheap to compute again and large to keep, so each may forget it. `enter` is a rank's
+word for "now come the columns of the weight": nothing for one process; under tensor parallelism the gradients of all
+ranks are summed there, under sequence parallelism tokens are gathered, too. A pipeline that wants weight gradients
+later gets them as debts (`owed`) and they are computed when it settles. Knows no layers.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cairn.kernels.activation import gated_activation
+from cairn.kernels.activation_backward import gated_activation_backward
+from cairn.kernels.rmsnorm import rmsnorm_with_rstd
+from cairn.kernels.rmsnorm_backward import rmsnorm_backward
+from cairn.models.shards import ALONE, Shards
+from cairn.models.spec import Activation
+from cairn.train.parallel.pipeline.deferred import Owed
+from cairn.train.parallel.tensor import TensorShards
+from cairn.train.products import OfWeight, Products
+
+
+class Settings(NamedTuple):
+    """What all products of a pass share."""
+
+    products: Products
+    keep_norms: bool = True  # their outputs, rather than compute them again
+    keep_activations: bool = True
+    shards: Shards = ALONE
+    owed: Owed | None = None  # where weight gradients go that are computed later; None: at once
+
+
+class Norm(NamedTuple):
+    weight: Tensor
+    eps: float
+    plus_one: bool
+
+
+def norm_product(
+    x: Tensor, residual: Tensor | None, norm: Norm, weight: Tensor, settings: Settings
+) -> tuple[Tensor, Tensor]:
+    """The product, and x + residual; x itself where there is none."""
+    how = (norm.eps, norm.plus_one, settings)
+    if residual is None:
+        return _NormProduct.apply(x, None, norm.weight, weight, *how), x
+    return _NormProduct.apply(x, residual, norm.weight, weight, *how)
+
+
+def gated_product(
+    inner: Tensor, weight: Tensor, activation: Activation, settings: Settings
+) -> Tensor:
+    return _GatedProduct.apply(inner, weight, activation, settings)
+
+
+def plain_product(x: Tensor, weight: Tensor, settings: Settings) -> Tensor:
+    return _PlainProduct.apply(x, weight, settings)
+
+
+class _NormProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, residual: Tensor | None, norm: Tensor, weight: Tensor,
+        eps: float, plus_one: bool, settings: Settings,
+    ) -> Any:  # fmt: skip
+        y, total, rstd = rmsnorm_with_rstd(x, residual, norm, eps, plus_one=plus_one)
+        y = settings.shards.enter(y)
+        out, kept = settings.products.forward(y, weight)
+        ctx.save_for_backward(total, rstd, norm, weight, y if settings.keep_norms else None, *kept)
+        ctx.parameter, ctx.plus_one, ctx.settings = weight, plus_one, settings
+        ctx.added = residual is not None
+        return (out, total) if residual is not None else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
+        total, rstd, norm, weight, y, *kept = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        g = grads[0].contiguous()
+        dy, of_weight = settings.products.backward(g, weight, tuple(kept))
+        dy = _left(settings.shards, dy)
+        beside = grads[1].contiguous() if ctx.added else None
+        again = torch.empty_like(dy) if y is None else None
+        dx, dn = rmsnorm_backward(
+            dy, total, rstd, norm, plus_one=ctx.plus_one, grad_residual=beside, y=again
+        )
+        y = y if again is None else settings.shards.enter(again)
+        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight)
+        return dx, dx if ctx.added else None, dn, dw, None, None, None
+
+
+class _GatedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, inner: Tensor, weight: Tensor, activation: Activation, settings: Settings
+    ) -> Tensor:
+        y = gated_activation(inner, None, activation)
+        out, kept = settings.products.forward(y, weight)
+        ctx.save_for_backward(inner, weight, y if settings.keep_activations else None, *kept)
+        ctx.parameter, ctx.activation, ctx.settings = weight, activation, settings
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
+        inner, weight, y, *kept = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        g = grads[0].contiguous()
+        dy, of_weight = settings.products.backward(g, weight, tuple(kept))
+        again = torch.empty_like(dy) if y is None else None
+        d_inner, _ = gated_activation_backward(dy, inner, None, ctx.activation, y=again)
+        y = y if again is None else again
+        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight)
+        return d_inner, dw, None, None
+
+
+class _PlainProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:  # type: ignore[override]
+        y, kept = settings.products.forward(x, weight)
+        ctx.save_for_backward(x, weight, *kept)
+        ctx.parameter, ctx.settings = weight, settings
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
+        x, weight, *kept = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        g = grads[0].contiguous()
+        dx, of_weight = settings.products.backward(g, weight, tuple(kept))
+        return dx, _weight_gradient(settings, ctx.parameter, x, g, of_weight), None
+
+
+def _left(shards: Shards, gradient: Tensor) -> Tensor:
+    """What `enter` does to gradients, where autograd does not see it."""
+    return shards.leave(gradient) if isinstance(shards, TensorShards) else gradient
+
+
+def _weight_gradient(
+    settings: Settings, weight: Any, x: Tensor, g: Tensor, of_weight: OfWeight
+) -> Tensor | None:
+    if settings.owed is None:
+        return of_weight(x)
+    settings.owed.append((weight, x, g))
+    return None

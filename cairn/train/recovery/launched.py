@@ -1,0 +1,194 @@
+"""A rank of a launched job (torchrun under `cairn launch`) that survives the loss of its node.
+
+    node a: launcher -- ranks .. node memory  <== copies over TCP ==>  node memory .. ranks -- launcher :node b
+
+The launcher starts ranks anew and replaces nodes; what is added here is where their state comes from. All ranks meet,
+decide together from which step they go on (`meeting`), read it from memory, and train with `GuardedLoop`'s copies and
+comparisons. A copy counts once all ranks have agreed that two nodes hold it. No supervisor: nobody decides alone.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cairn.core.errors import CairnError
+from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.peer_memory import PATIENCE_S
+from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, keep_at
+from cairn.train.config import Train
+from cairn.train.launch import LOST, failure_of, join_group
+from cairn.train.loop import Outcome
+from cairn.train.recovery import node_memory
+from cairn.train.recovery.board import STARTING, Board
+from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Post, RecallFailed
+from cairn.train.recovery.launched_ledger import LaunchedLedger
+from cairn.train.recovery.meeting import Agreement, Present, decide
+
+FOREVER = 2**62
+LOOPBACK = "127.0.0.1"
+
+
+def run_launched(
+    config: Train, rank: int, train: Callable[[Callable[..., Any]], Any], device: str
+) -> Any:
+    """`train(make_loop)`: the whole of a rank's work, once it has joined the others."""
+    world = config.parallel.world()
+    if world > 1:
+        join_group(rank, world, "env://", device)
+    node = node_memory.node_here()
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    hosts = _everybody(socket.gethostname(), world)
+    node_memory.find(
+        node, first, _own_address(hosts), config.recovery, config.folder, serves=rank == 0
+    )
+    board = NodeBoard(node)
+    agreement = decide(_everybody(_present(node, first, config, rank, board), world), rank)
+    _set_out(agreement, board, rank)
+    heart = Heart(board, rank, config.recovery.heartbeat_s)
+    heart.start()
+    reach = Reach(0, node.path, agreement.addresses)
+    post = Post(rank, world, reach, agreement.generation, agreement.recall)
+    ledger = LaunchedLedger(config.folder, agreement, world) if rank == 0 else None
+    make_loop = partial(LaunchedLoop, board=board, post=post, leads=agreement.leads, ledger=ledger)
+    try:
+        return train(make_loop)
+    except RuntimeError as error:
+        if not LOST.search(str(error)):
+            raise
+        inside = failure_of(rank, error).collective
+        raise PeerLost(
+            f"rank {rank} lost another one (last collective: {inside}): {str(error).splitlines()[0]}",
+            hint="the launcher starts it again, and it goes on from memory",
+        ) from None
+
+
+class PeerLost(CairnError):
+    """Another rank went away; this one is a bystander."""
+
+    exit_status = 1
+
+
+class NodeBoard(Board):
+    """The board of one node. What all nodes hold is only known once the ranks have agreed on it."""
+
+    def __init__(self, node: node_memory.Node) -> None:
+        super().__init__(node_memory.MOST_RANKS, 1, node.folder / node_memory.BOARD)
+        self.agreed = -1
+
+    def committed(self, world: int) -> int:
+        return self.agreed
+
+
+class LaunchedLoop(GuardedLoop):
+    def __init__(
+        self, *args: Any, leads: bool, ledger: LaunchedLedger | None, **named: Any
+    ) -> None:
+        super().__init__(*args, **named)
+        self.leads, self.ledger = leads, ledger
+        self.peers.patience_s = 0.0  # the waiting is done in `_agree`
+        self.forgotten = False
+
+    def run(self) -> Outcome:
+        outcome = super().run()
+        if self.ledger is not None and not outcome.stopped_early:
+            self.ledger.ended()
+        return outcome
+
+    def resume(self) -> bool:
+        found = super().resume()
+        if self.ledger is not None:
+            self.ledger.trained(self.state.step)
+        return found
+
+    def _recall(self) -> bool:
+        """What one rank cannot read from memory nobody goes on from; the disk is next."""
+        trouble, found = "", False
+        try:
+            found = super()._recall()
+        except RecallFailed as error:
+            trouble = str(error)
+        if not super(GuardedLoop, self)._anybody(bool(trouble)):
+            return found
+        self.say(f"warning: memory cannot be read, the disk has to do: {trouble or 'another rank'}")
+        forget(self.post.reach.addresses[0], FOREVER, -1)
+        if not folders.complete_steps(self.root):
+            raise RecallFailed(trouble or "another rank could not read its state from memory")
+        return False
+
+    def _one_step(self) -> None:
+        super()._one_step()
+        if self.ledger is not None:
+            waited = int(self.board.ranks["blocked_ns"][self.rank]) / 1e9
+            self.ledger.stepped(self.state.step, waited, self.board.committed(self.world))
+
+    def _copy(self) -> None:
+        began = time.monotonic_ns()
+        self._agree(0.0 if self.copy_soon else PATIENCE_S)
+        self.board.ranks["blocked_ns"][self.rank] += time.monotonic_ns() - began
+        super()._copy()
+
+    def _agree(self, patience_s: float) -> None:
+        """The newest step of which every rank's copy is on two nodes; all ranks learn it after the same step."""
+        line, rank = self.board.ranks, self.rank
+        deadline = time.monotonic() + patience_s
+        while line["replicated"][rank] < line["copied"][rank] and time.monotonic() < deadline:
+            time.sleep(0.002)
+        safe = torch.tensor(int(line["replicated"][rank]))
+        if self.control is not None:
+            dist.all_reduce(safe, dist.ReduceOp.MIN, group=self.control)
+        board: Any = self.board
+        board.agreed = int(safe)
+        if board.agreed >= 0 and not self.forgotten and self.leads:
+            forget(self.post.reach.addresses[0], self.post.generation, FOREVER)
+            self.forgotten = True  # what other layouts have left there is not needed any more
+
+
+def _present(
+    node: node_memory.Node, first: bool, config: Train, rank: int, board: Board
+) -> Present:
+    address = node.address
+    steps = folders.complete_steps(config.folder / "checkpoints") if rank == 0 else []
+    ago = time.monotonic() - int(board.nodes["began_ns"][0]) / 1e9
+    return Present(
+        address=address, host=socket.gethostname(), began=time.time() - ago,
+        holdings=tuple(ask_holdings(address)) if first else (), disk=steps[-1] if steps else 0,
+    )  # fmt: skip
+
+
+def _set_out(agreement: Agreement, board: NodeBoard, rank: int) -> None:
+    """The node's memory learns who keeps its copies and what is not gone on from; this rank has its line."""
+    own, recall = agreement.addresses[0], agreement.recall
+    if agreement.leads:
+        keep_at(own, agreement.keeper)
+        if recall is not None:
+            forget(own, recall.generation, recall.step)
+        else:
+            forget(own, agreement.generation, -1)
+    held = -1 if recall is None or recall.generation != agreement.generation else recall.step
+    board.set(rank, copied=held, replicated=held, blocked_ns=0, phase=STARTING, beat_ns=0, skipped=0)  # fmt: skip
+    board.set(rank, pid=os.getpid())
+    board.agreed = held
+
+
+def _everybody(mine: Any, world: int) -> list[Any]:
+    if world == 1:
+        return [mine]
+    heard: list[Any] = [None] * world
+    dist.all_gather_object(heard, mine)
+    return heard
+
+
+def _own_address(hosts: list[str]) -> str:
+    """Where other nodes reach this one; loopback if all of them are on this machine."""
+    others = [host for host in hosts if host != socket.gethostname()]
+    if not others or os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((others[0], 1))  # sends nothing: asks the routing table
+        return probe.getsockname()[0]

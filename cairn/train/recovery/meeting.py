@@ -1,0 +1,73 @@
+"""Ranks that were started one by one agree from where they go on. Each says what its node has; all decide alike.
+
+    rank 0 (node a) --.                                  holdings of a and b, and what the disk has
+    rank 1 (node a) ---+-- everybody hears everybody --> decide (pure): Agreement, the same on every rank
+    rank 2 (node b) --'                                  keepers of the copies to come, what is forgotten
+
+Every node is number 0 for its own ranks: that is how `Reach` and the board name it. No sockets, no clock.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cairn.train.checkpoint.peer_placement import keepers, newest_point
+from cairn.train.checkpoint.peer_recall import Recall
+from cairn.train.checkpoint.peer_wire import Held
+
+
+class Present(msgspec.Struct, frozen=True):
+    """What a rank says when all are there."""
+
+    address: str  # of its node's memory
+    host: str
+    began: float  # when that memory began, by the wall clock
+    holdings: tuple[Held, ...]  # of the node; said by its first rank
+    disk: int  # the newest step on disk; rank 0 says it for all
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """From where, and who keeps copies of whom from now on."""
+
+    addresses: tuple[str, ...]  # of all nodes, this rank's first
+    keeper: str  # of this node's copies; empty: nobody
+    recall: Recall | None  # None: from disk, or from nothing
+    generation: int
+    back_to: int
+    before: int  # how many ranks the life before had; 0: there was none that left copies
+    leads: bool  # whether this rank speaks to its node's memory for all of its node
+
+
+def decide(everybody: Sequence[Present], rank: int) -> Agreement:
+    nodes = list(dict.fromkeys(one.address for one in everybody))
+    mine = everybody[rank].address
+    addresses = (mine, *(address for address in nodes if address != mine))
+    held = {
+        addresses.index(one.address): one.holdings for one in everybody if one.holdings
+    }  # the first rank of each node has said it
+    newest = newest_point(held)
+    disk = everybody[0].disk
+    recall, before = newest if newest is not None else (None, 0)
+    if recall is not None and recall.step < disk:
+        recall = None
+    known = max((h.generation for copies in held.values() for h in copies), default=0)
+    same = recall is not None and before == len(everybody)
+    return Agreement(
+        addresses=addresses,
+        keeper=_keeper(everybody, nodes, mine),
+        recall=recall,
+        generation=recall.generation if recall is not None and same else known + 1,
+        back_to=recall.step if recall is not None else disk,
+        before=before,
+        leads=min(n for n, one in enumerate(everybody) if one.address == mine) == rank,
+    )
+
+
+def _keeper(everybody: Sequence[Present], nodes: list[str], mine: str) -> str:
+    """Another node, on another machine where there is one."""
+    hosts = list(dict.fromkeys(one.host for one in everybody))
+    host_of = {one.address: hosts.index(one.host) for one in everybody}
+    several = len(hosts) > 1
+    domains = [host_of[address] if several else n for n, address in enumerate(nodes)]
+    keeper = keepers(domains)[nodes.index(mine)]
+    return "" if keeper is None else nodes[keeper]

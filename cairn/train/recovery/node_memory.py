@@ -1,0 +1,177 @@
+"""One node of a launched job: a process that keeps copies in memory and outlives the ranks. A program.
+
+    torchrun (the node's launcher) --+-- rank 0, rank 1      die and come again
+             ^ followed              '..                     .
+             '---------- node memory  <--- copies, beats ---'     ends when the launcher does, and leaves nothing
+
+Started by the first rank of a node that finds none. Besides holding copies (`peer_agent`) it ends ranks that give no
+sign of life: a launcher sees only processes that exit. Knows neither torch nor what is trained.
+"""
+
+import argparse
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from cairn.core.errors import CairnError
+from cairn.core.job_ledger import FOLDER, METRICS
+from cairn.train.checkpoint.peer_agent import Agent, Doors
+from cairn.train.recovery.board import DONE, Board
+from cairn.train.recovery.metrics_page import serve_metrics
+from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.settings import Recovery
+
+MOST_RANKS = 8192  # of a job; the file is sparse
+SOCKET, BOARD, ADDRESS, LOG = "agent", "board", "address", "log"
+START_S = 60.0
+TICK_S = 0.2
+STARVED = 5  # a rank that can run has so many times the patience: a busy machine must not end it
+
+
+class NodeMemoryMissing(CairnError):
+    """The process that keeps copies did not start."""
+
+
+class Node(NamedTuple):
+    """Where the ranks of a node find their memory."""
+
+    folder: Path
+    launcher: int  # the process whose life is the node's life
+
+    @property
+    def path(self) -> str:
+        return str(self.folder / SOCKET)
+
+    @property
+    def address(self) -> str:
+        return (self.folder / ADDRESS).read_text()
+
+    def board(self) -> Board:
+        return Board(MOST_RANKS, 1, self.folder / BOARD)
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                link.connect(self.path)
+                return (self.folder / ADDRESS).exists()
+        return False
+
+
+def node_here() -> Node:
+    """The node of this rank: what its launcher started. `cluster.rank` stands between the two and says which it is."""
+    launcher = int(os.environ.get("CAIRN_NODE_LAUNCHER") or os.getppid())
+    born = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
+    name = f"cairn-node-{os.getuid()}-{launcher}-{born}"  # process numbers are used again
+    return Node(Path(tempfile.gettempdir()) / name, launcher)
+
+
+def find(node: Node, first: bool, host: str, settings: Recovery, run: Path, serves: bool) -> None:
+    """Until the node's memory answers; the `first` rank of the node starts it if nobody has."""
+    if first and not node.answers():
+        start(node, host, settings, run if serves else None)
+    deadline = time.monotonic() + START_S
+    while not node.answers():
+        if time.monotonic() > deadline:
+            words = (node.folder / LOG).read_text()[-500:] if (node.folder / LOG).exists() else ""
+            raise NodeMemoryMissing(
+                f"the memory of this node did not answer within {START_S:.0f} s: {words.strip()}",
+                hint="recovery.on = false trains without copies in memory",
+            )
+        time.sleep(0.02)
+
+
+def start(node: Node, host: str, settings: Recovery, run: Path | None) -> None:
+    node.folder.mkdir(mode=0o700, exist_ok=True)
+    argv = [
+        sys.executable, "-m", "cairn.train.recovery.node_memory", str(node.folder),
+        "--host", host, "--follow", str(node.launcher), "--silent", str(settings.silent_s),
+    ]  # fmt: skip
+    if run is not None and settings.metrics_port:
+        argv += ["--metrics", str(settings.metrics_port), "--run", str(run)]
+    null = os.open(os.devnull, os.O_RDWR)
+    log = os.open(node.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:  # not the rank's output: whoever reads that waits for its end
+        files = [(os.POSIX_SPAWN_DUP2, file, n) for n, file in enumerate((null, null, log))]
+        os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=files, setsid=True)
+    finally:
+        os.close(null)
+        os.close(log)
+
+
+# -- the program -----------------------------------------------------------------------------------
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="cairn.train.recovery.node_memory")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--follow", type=int, required=True)
+    parser.add_argument("--silent", type=float, default=3.0)
+    parser.add_argument("--metrics", type=int, default=0)
+    parser.add_argument("--run", type=Path)
+    given = parser.parse_args(words)
+    try:
+        launcher = os.pidfd_open(given.follow)
+    except ProcessLookupError:
+        shutil.rmtree(given.folder, ignore_errors=True)
+        return 0
+    try:
+        _live(given, launcher)
+    finally:
+        shutil.rmtree(given.folder, ignore_errors=True)
+    return 0
+
+
+def _live(given: argparse.Namespace, launcher: int) -> None:
+    folder = given.folder
+    before = (folder / ADDRESS).read_text() if (folder / ADDRESS).exists() else ":0"
+    (folder / SOCKET).unlink(missing_ok=True)  # of one that was killed; the port stays what it was
+    doors = Doors.open(str(folder / SOCKET), given.host, int(before.rpartition(":")[2]))
+    board = Board(MOST_RANKS, 1, folder / BOARD)
+    agent = Agent(0, doors, None, board)
+    threading.Thread(target=agent.run, daemon=True).start()
+    fresh = folder / f".{ADDRESS}"
+    fresh.write_text(doors.address)
+    fresh.replace(folder / ADDRESS)
+    if given.metrics:
+        with contextlib.suppress(OSError):  # somebody took the port; copies matter more
+            serve_metrics(given.run / FOLDER / METRICS, given.metrics)
+    poll = select.poll()
+    poll.register(launcher, select.POLLIN)
+    while not poll.poll(TICK_S * 1e3):
+        end_silent(board, given.silent)
+
+
+def end_silent(board: Board, silent_s: float) -> list[int]:
+    """Ranks that have begun and give no sign of life: ended, so that their launcher sees it."""
+    ended = []
+    now = time.monotonic_ns()
+    for rank in board.ranks["pid"].nonzero()[0].tolist():
+        line = board.ranks[rank]
+        pid, beat = int(line["pid"]), int(line["beat_ns"])
+        state = process_state(pid)
+        if state in ("", "Z"):
+            board.ranks["pid"][rank] = 0  # its number may be given to somebody else
+            continue
+        patience_s = silent_s * (1 if state == "T" else STARVED)
+        if not beat or line["phase"] == DONE or (now - beat) / 1e9 <= patience_s:
+            continue
+        board.ranks["pid"][rank] = 0
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            ended.append(rank)
+    return ended
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""A rank of a small launched training run, with faults at exact steps; for the tests of recovery under `cairn launch`.
+
+    python launched_worker.py RECIPE.json RUN
+
+At step 4 rank 1 stops itself (once); at step 8 the node of rank 1 goes, as when its power does (once).
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+from cairn.train.config import Train
+from cairn.train.recovery.launched import run_launched
+from cairn.train.run import run
+
+STOPPED, LOST = 4, 8
+
+
+def main(recipe: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    config = msgspec.json.decode(recipe.read_bytes(), type=Train, dec_hook=lambda kind, value: kind(value))  # fmt: skip
+    rank = int(os.environ["RANK"])
+
+    def train(make_loop):
+        def make(*args, **named):
+            loop = make_loop(*args, **named)
+            step = loop._one_step
+
+            def stepped():
+                step()
+                fault(loop.state.step, rank, folder)
+
+            loop._one_step = stepped
+            return loop
+
+        return run(config, rank, make_loop=make)
+
+    run_launched(config, rank, train, "cpu")
+
+
+def fault(step: int, rank: int, folder: Path) -> None:
+    if rank == 1 and step == STOPPED and once(folder / "stopped"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1 and step == LOST and once(folder / "lost"):
+        launcher = int(os.environ["CAIRN_NODE_LAUNCHER"])
+        os.killpg(os.getpgid(launcher), signal.SIGKILL)
+        time.sleep(60)  # the kernel ends this rank with its node
+
+
+def once(mark: Path) -> bool:
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,168 @@
+"""Training under `cairn launch` on two nodes: one is stopped, then lost whole; it goes on from the other's memory."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from local_job import ended, launch, nothing_left
+from tiny_runs import TINY, recipe
+
+from cairn.cluster import ettr
+from cairn.cluster.spec import Elastic, Job, Restart, Role
+from cairn.core.job_ledger import read_ledger
+from cairn.train.checkpoint.peer_wire import Held
+from cairn.train.config import Checkpoint, Data
+from cairn.train.launch import run_local
+from cairn.train.metrics_log import read_log
+from cairn.train.parallel.layout import Layout
+from cairn.train.recovery.board import TRAINING, Board
+from cairn.train.recovery.meeting import Present, decide
+from cairn.train.recovery.node_memory import end_silent
+from cairn.train.recovery.settings import Recovery
+from cairn.train.run import run
+
+WORKER = Path(__file__).with_name("launched_worker.py")
+STEPS = 12
+
+
+def config(folder):
+    return recipe(
+        folder, steps=STEPS, parallel=Layout(dp=2), model=TINY,
+        data=Data(sources=["random"], sequence=16, sequences=4, microbatch=1),
+        checkpoint=Checkpoint(every=0, export=False),
+        recovery=Recovery(on=True, memory_every=2, checksum_every=2, silent_s=1.5),
+    )  # fmt: skip
+
+
+def logged(folder):
+    return [(record.step, record.loss, record.norm, record.lr) for record in read_log(folder)]
+
+
+@pytest.mark.timeout(300)
+def test_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
+    wanted = config(tmp_path / "unbroken")
+    run_local(2, lambda rank, world: run(wanted, rank, say=lambda text: None).outcome)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    given = tmp_path / "recipe.json"
+    given.write_bytes(msgspec.json.encode(config(folder), enc_hook=str))
+    role = Role(argv=[sys.executable, str(WORKER), str(given), str(folder)], nodes=2, cpus=0.1,
+                memory="64MiB")  # fmt: skip
+    job = Job(
+        name="survives", roles=[role], time_limit="5m", elastic=Elastic(last_call="1s"),
+        restart=Restart(policy="in_place", grace="1s", max=5),
+    )  # fmt: skip
+    record = launch(job)
+    status = ended(record)
+    assert (status.state, status.reason) == ("done", "all 2 nodes finished"), status
+    assert logged(folder) == logged(tmp_path / "unbroken")  # to the bit, every step once
+    log = (record.logs / "worker-0.log").read_text() + (record.logs / "worker-1.log").read_text()
+    assert "going on from memory at step 4" in log
+    assert "going on from memory at step 8" in log
+    ledger = read_ledger(folder)
+    assert [incident.cause for incident in ledger.incidents] == ["killed", "hardware"]
+    assert [incident.rung for incident in ledger.incidents] == ["heal", "spare"]
+    assert all(0 <= incident.steps_lost <= 2 for incident in ledger.incidents)
+    assert (ledger.state, ledger.steps) == ("ended", STEPS)
+    assert sum(ledger.parts.values()) == pytest.approx(ledger.wall)
+    assert "answered by spare" in ettr.why(folder)
+    assert "cairn_job_incidents_total" in ettr.scrape(folder)
+    assert "Wall time" in (folder / "report.html").read_text()
+    assert nothing_left(tmp_path)
+    assert not list(Path(tempfile.gettempdir()).glob(f"cairn-node-*{record.supervisor}*"))
+
+
+def held(generation, world, step, ranks):
+    return tuple(Held(generation, rank, step, 1, 1, world) for rank in ranks)
+
+
+def present(address, copies=(), disk=0, host="h"):
+    return Present(address, host, 0.0, copies, disk)
+
+
+def test_the_ranks_decide_alike_and_number_their_own_node_first():
+    both = held(3, 4, 10, range(4)) + held(3, 4, 15, range(2))  # of 15 the others are not there
+    everybody = [present("a:1", both), present("a:1"), present("b:1"), present("b:1")]
+    agreed = [decide(everybody, rank) for rank in range(4)]
+    assert {(a.recall.step, a.generation, a.back_to, a.before) for a in agreed} == {(10, 3, 10, 4)}
+    assert [a.addresses for a in agreed[1:3]] == [("a:1", "b:1"), ("b:1", "a:1")]
+    assert [a.recall.copies[0].nodes for a in agreed[1:3]] == [(0,), (1,)]
+    assert [a.keeper for a in agreed] == ["b:1", "b:1", "a:1", "a:1"]
+    assert [a.leads for a in agreed] == [True, False, True, False]
+
+
+def test_another_number_of_ranks_is_another_generation_and_a_newer_disk_wins():
+    copies = held(3, 2, 10, range(2))
+    shrunk = decide([present("a:1", copies)], 0)
+    assert (shrunk.recall.step, shrunk.recall.generation, shrunk.generation) == (10, 3, 4)
+    assert (shrunk.before, shrunk.keeper) == (2, "")
+    newer = decide([present("a:1", copies, disk=11), present("b:1")], 0)
+    assert (newer.recall, newer.back_to, newer.generation) == (None, 11, 4)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 2), st.integers(1, 3), st.integers(0, 4)),
+        max_size=12,
+    ),
+    st.integers(1, 3),
+)
+def test_whatever_is_held_all_go_on_from_the_newest_step_that_is_whole(found, world):
+    nodes = [chr(ord("a") + rank) for rank in range(world)]
+    copies = {node: () for node in nodes}
+    for node, generation, rank, step in found:
+        if node in copies:
+            copies[node] += (Held(generation, rank - 1, step, 1, 1, generation + 1),)
+    everybody = [present(f"{node}:1", copies[node]) for node in nodes]
+    agreed = [decide(everybody, rank) for rank in range(world)]
+    known = {(h.generation, h.rank, h.step) for every in copies.values() for h in every}
+    whole = [
+        (step, generation)
+        for generation in (1, 2)
+        for step in range(5)
+        if all((generation, rank, step) in known for rank in range(generation + 1))
+    ]
+    for one in agreed:
+        if not whole:
+            assert one.recall is None
+            continue
+        assert (one.recall.step, one.recall.generation) == max(whole)
+        fresh = one.generation > max(generation for generation, _, _ in known)
+        assert fresh or one.generation == one.recall.generation
+        assert fresh == (one.recall.generation + 1 != world)
+
+
+def test_only_a_rank_without_a_sign_of_life_is_ended():
+    """Of processes that live, stop and are gone: the stopped one is ended; a starved one has more patience."""
+    import os
+    import signal
+    import subprocess
+    import time
+
+    board = Board(4, 1)
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    try:
+        old = time.monotonic_ns() - int(3e9)
+        for rank, sleeper in enumerate(sleepers):
+            board.set(rank, pid=sleeper.pid, phase=TRAINING, beat_ns=old)
+        os.kill(sleepers[1].pid, signal.SIGSTOP)
+        sleepers[2].kill()
+        while (
+            Path(f"/proc/{sleepers[1].pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+        ):
+            time.sleep(0.01)
+        assert end_silent(board, silent_s=2.0) == [1]
+        assert sleepers[1].wait(30) == -signal.SIGKILL
+        sleepers[2].wait(30)
+        assert end_silent(board, silent_s=2.0) == []
+        assert sleepers[0].poll() is None
+        assert board.ranks["pid"].tolist() == [sleepers[0].pid, 0, 0, 0]
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()

@@ -1,0 +1,279 @@
+"""A prompt on one engine, its answer on another: the tokens of one engine, whatever happens to the pages on the way."""
+
+import msgspec
+import pytest
+import tiny_engines
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_engines import VOCABULARY, at_rest, greedy, prompt_of, tiny_engine
+
+from cairn.comm.transfer.choose import TRANSPORTS, unusable
+from cairn.comm.transfer.lease import Terms
+from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.separation.decode import DecodeSide
+from cairn.serve.separation.holding import HoldingBlocks
+from cairn.serve.separation.pair import Separated
+from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
+
+MOST = 14
+PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 16, 17, 40, 63, 33))]
+
+
+def asks_of(prompts, **params):
+    wanted = {"temperature": 0.0, "max_tokens": MOST} | params
+    return [
+        Ask(id=f"r{number}", prompt=prompt, params=SamplingParams(**wanted))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def pair_of(family="qwen3", transport="tcp", prefill=None, decode=None, **both):
+    one = PrefillSide(tiny_engine(family, **(prefill or {})), transport=transport, **both)
+    return Separated(
+        one, DecodeSide(tiny_engine(family, **(decode or {})), transport=transport, **both)
+    )
+
+
+def rest(pair):
+    """Both engines have everything back; the last release may still be on its way."""
+    for _ in range(200):
+        pair.prefill.step(0.01)
+        pair.decode.step()
+        pair.decode._take.step(pair.decode._clock(), 0.005)
+        if not pair.prefill.holding:
+            break
+    for side in (pair.prefill, pair.decode):
+        at_rest(side.engine)
+    pair.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_tokens_of_two_engines_are_those_of_one(transport):
+    if (why := unusable(transport)) is not None:
+        pytest.skip(why)
+    pair = pair_of(transport=transport)
+    answers = pair.generate(asks_of(PROMPTS))
+    assert [one.tokens for one in answers] == [greedy("qwen3", prompt) for prompt in PROMPTS]
+    assert all(one.arrival.why_not is None for one in answers)
+    assert all(len(one.at_s) == len(one.tokens) == MOST for one in answers)
+    kv = pair.decode.memory.layout.contents
+    token = kv.layers * 2 * kv.kv_heads * kv.width * 4
+    assert [one.arrival.bytes for one in answers] == [token * len(prompt) for prompt in PROMPTS]
+    rest(pair)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral"])
+def test_other_families_and_staging_and_prompts_in_pieces(family):
+    """Staged memory is what a GPU's pages go through; here it is the same copies on a CPU."""
+    pair = pair_of(family, prefill={"chunked": True}, staged=True)
+    answers = pair.generate(asks_of(PROMPTS))
+    assert [one.tokens for one in answers] == [greedy(family, prompt) for prompt in PROMPTS]
+    rest(pair)
+
+
+def test_a_seed_penalties_and_least_lengths_go_on_where_they_were():
+    wanted = {
+        "temperature": 0.9, "seed": 7, "top_p": 0.9, "repetition_penalty": 1.3, "min_tokens": 9,
+        "stop_token_ids": list(range(0, VOCABULARY, 3)),
+    }  # fmt: skip
+    engine = tiny_engine("qwen3")
+    requests = tiny_engines.submit(engine, PROMPTS, **wanted)
+    engine.run()
+    pair = pair_of()
+    answers = pair.generate(asks_of(PROMPTS, **wanted))
+    assert [one.tokens for one in answers] == [request.outputs for request in requests]
+    assert [one.finish for one in answers] == [request.finish for request in requests]
+    rest(pair)
+
+
+def test_what_ends_with_its_first_token_needs_no_second_engine():
+    pair = pair_of()
+    first = [greedy("qwen3", prompt)[0] for prompt in PROMPTS]
+    answers = pair.generate(asks_of(PROMPTS, max_tokens=1))
+    assert [one.tokens for one in answers] == [[token] for token in first]
+    assert {one.finish for one in answers} == {"length"}
+    stopped = [
+        msgspec.structs.replace(ask, id=f"s{ask.id}")
+        for ask in asks_of(PROMPTS, stop_token_ids=first)
+    ]
+    answers = pair.generate(stopped)
+    assert [(one.tokens, one.finish) for one in answers] == [([token], "stop") for token in first]
+    assert not pair.decode.arrivals
+    rest(pair)
+
+
+def test_a_prefix_that_the_second_engine_has_does_not_travel_again():
+    pair = pair_of()
+    long = prompt_of(70, 3)
+    asks = asks_of([[*long, 1, 2, 3], [*long, 4, 5]])
+    answers = [*pair.generate(asks[:1]), *pair.generate(asks[1:])]
+    assert [one.tokens for one in answers] == [greedy("qwen3", ask.prompt) for ask in asks]
+    assert [one.arrival.cached for one in answers] == [0, 64]
+    rest(pair)
+
+
+def test_small_caches_on_both_sides():
+    """Pages are short: hand-overs wait, arrivals are given up, requests preempted; tokens stay the same."""
+    pair = pair_of(prefill={"pages": 6}, decode={"pages": 6})
+    answers = pair.generate(asks_of(PROMPTS, max_tokens=20))
+    assert [one.tokens for one in answers] == [greedy("qwen3", prompt, 20) for prompt in PROMPTS]
+    rest(pair)
+
+
+def test_pages_that_are_gone_are_computed_again():
+    pair = pair_of(terms=Terms(lease_s=0.5, beat_s=0.05, unclaimed_s=0.0, read_s=5.0))
+    for ask in asks_of(PROMPTS[:3]):
+        pair.prefill.add(ask)
+    handoffs = []
+    while len(handoffs) < 3:
+        handoffs += pair.prefill.step()
+    while pair.prefill.holding:  # nobody has claimed them in time
+        pair.prefill.step(0.01)
+    tokens = {handoff.ask.id: [handoff.first] for handoff in handoffs}
+    for handoff in handoffs:
+        pair.decode.add(handoff)
+    while pair.decode.has_work:
+        pair.prefill.step()
+        for output in pair.decode.step():
+            tokens[output.request.id].append(output.token)
+    assert list(tokens.values()) == [greedy("qwen3", prompt) for prompt in PROMPTS[:3]]
+    assert all("given its pages away" in one.why_not for one in pair.decode.arrivals)
+    rest(pair)
+
+
+def test_a_prefill_side_that_dies_before_its_pages_were_read():
+    pair = pair_of()
+    (ask,) = asks_of(PROMPTS[3:4])
+    pair.prefill.add(ask)
+    (handoff,) = pair.prefill.step()
+    pair.prefill.close()
+    pair.decode.add(handoff)
+    tokens = [handoff.first]
+    while pair.decode.has_work:
+        tokens += [output.token for output in pair.decode.step()]
+    assert tokens == greedy("qwen3", ask.prompt)
+    assert pair.decode.arrivals[0].why_not is not None
+    at_rest(pair.decode.engine)
+    pair.decode.close()
+
+
+def test_engines_of_different_models_refuse_each_other():
+    pair = pair_of()
+    other = DecodeSide(tiny_engine("llama"), transport="tcp")
+    pair.prefill.add(asks_of(PROMPTS[:1])[0])
+    (handoff,) = pair.prefill.step()
+    other.add(handoff)
+    while other.has_work:
+        other.step()
+        pair.prefill.step()
+    assert "differ" in other.arrivals[0].why_not
+    other.close()
+    pair.close()
+
+
+def test_aborted_anywhere_leaves_nothing():
+    pair = pair_of()
+    for ask in asks_of(PROMPTS):
+        pair.prefill.add(ask)
+    pair.prefill.abort("r0")  # in line
+    handoffs = []
+    while pair.prefill.has_work:
+        handoffs += pair.prefill.step()
+    assert {one.ask.id for one in handoffs} == {f"r{n}" for n in range(1, 6)}
+    pair.prefill.abort("r1")  # on offer
+    for handoff in handoffs[1:]:
+        pair.decode.add(handoff)
+    pair.decode.abort("r2")  # has no pages there yet
+    pair.decode._begin(0.0)
+    pair.decode.abort("r3")  # bytes may be under way
+    for _ in range(3):
+        pair.prefill.step(0.01)
+        pair.decode.step()
+    pair.decode.abort("r4")
+    tokens = [handoffs[-1].first]
+    while pair.decode.has_work:
+        pair.prefill.step()
+        for output in pair.decode.step():
+            tokens += [output.token] if output.request.id == "r5" else []
+    assert tokens[-MOST:] == greedy("qwen3", PROMPTS[5])[-len(tokens[-MOST:]) :]
+    rest(pair)
+
+
+def test_what_cannot_be_served_is_refused_by_name():
+    pair = pair_of(decode={"pages": 3})
+    context = pair.prefill.engine.scheduler.limits.context
+    refused = pair.generate(asks_of([[1, 2], [VOCABULARY]], max_tokens=context))
+    assert "exceed the context" in refused[0].error
+    assert "the vocabulary has" in refused[1].error
+    too_long = pair.generate(
+        [msgspec.structs.replace(ask, id="x") for ask in asks_of([prompt_of(63, 1)])]
+    )
+    assert "the whole cache has 3" in too_long[0].error
+    with pytest.raises(RequestError, match="two requests have one id"):
+        pair.generate(asks_of([[1]]) * 2)
+    busy = tiny_engine("qwen3")
+    tiny_engines.submit(busy, [[1, 2, 3]])
+    with pytest.raises(CairnError, match="at work already"):
+        PrefillSide(busy)
+    pair.close()
+
+
+def test_hand_offs_travel_as_bytes():
+    pair = pair_of()
+    pair.prefill.add(asks_of(PROMPTS[:1], logprobs=2)[0])
+    (handoff,) = pair.prefill.step()
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(handoff), type=Handoff)
+    assert again == handoff
+    pair.close()
+
+
+LENGTHS = st.lists(st.integers(1, 70), min_size=1, max_size=12)
+
+
+@given(lengths=LENGTHS, pages=st.integers(6, 20), moves=st.lists(st.integers(0, 4), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
+    """Requests come, end, are reserved for, arrive, are given up and admitted in any order."""
+    blocks = HoldingBlocks(pages, 16)
+    fresh = [Request(n, prompt_of(size, n % 3), SamplingParams()) for n, size in enumerate(lengths)]
+    running, landing, arrived, kept = [], [], [], []
+    for turn, move in enumerate(moves):
+        if move == 0 and fresh:
+            one = fresh.pop()
+            if turn % 2:
+                if blocks.reserve(one, [len(one.prompt) + 1]) is not None:
+                    landing.append(one)
+            elif blocks.allocate(one, one.total) is not None:
+                running.append(one)
+        elif move == 1 and landing:
+            one = landing.pop()
+            blocks.arrived(one.id)
+            arrived.append(one)
+        elif move == 2 and arrived:
+            one = arrived.pop(0)
+            table = blocks.allocate(one, len(one.prompt) + 1)
+            if table is not None:
+                assert len(table) * 16 > len(one.prompt)
+                running.append(one)
+            else:
+                blocks.give_up(one.id)
+        elif move == 3 and running:
+            one = running.pop(0)
+            blocks.keep(one.id)
+            one.outputs.append(1)
+            blocks.free(one)
+            kept.append(one)
+            assert blocks.table(one.id)
+        elif move == 4 and kept:
+            blocks.let_go(kept.pop().id)
+        blocks.check_integrity()
+    for one in landing + arrived:
+        blocks.give_up(one.id)
+    for one in kept:
+        blocks.let_go(one.id)
+    for one in running:
+        blocks.free(one)
+    blocks.check_integrity()
+    assert blocks.usage().used == 0
