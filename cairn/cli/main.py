@@ -49,6 +49,7 @@ VERBS = {
     "plan": Verb("cairn.cli.plan", "does it fit, how fast, which layout, at what cost"),
     "simulate": Verb("cairn.cli.simulate", "a cluster under a policy; the failures of 100k GPUs"),
     "lab": Verb("cairn.cli.lab", "experiments: each idea predicted, measured and judged here"),
+    "learn": Verb("cairn.cli.learn", "the roadmap: the map, topics, a quiz, plans"),
     "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),

@@ -45,8 +45,9 @@ def run(args: list[str]) -> int:
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s"
     )
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
+    from cairn.labs import learn_routes
     from cairn.serve.http.lifecycle import serve
-    from cairn.web.site import routes
+    from cairn.web import site
 
     began = time.perf_counter()
 
@@ -60,6 +61,6 @@ def run(args: list[str]) -> int:
             flush=True,
         )
 
-    serve(options, say, more=routes())
+    serve(options, say, more=[*site.routes(), *learn_routes.routes()])
     print("stopped", file=sys.stderr)
     return 0

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cairn.comm.bench_sweep import REDUCING, Row, Spec, Timing, bus_factor
+from cairn.comm.bench_operations import REDUCING
+from cairn.comm.bench_sweep import Row, Spec, Timing, bus_factor
 from cairn.core.units import format_bytes
 from cairn.report.page import element as html
 from cairn.report.page import facts, heading, join, page, paragraph, table

@@ -9,7 +9,9 @@ LL spends half of the wire on flags, LL128 8 bytes of 128. What NCCL learns by s
 (channels, bandwidth of each) stands in FABRICS.
 
 Three constants calibrate it to a machine that was measured: `launch` (host and kernel start, which
-the tuner leaves out), `ramp` (pipelines that fill, in the middle sizes), `scale` (of bandwidth).
+the tuner leaves out), `ramp` (pipelines that fill, in the middle sizes), `scale` (of bandwidth). Where
+clusters of one fabric differ in their number of nodes, three others: `launch`, `hop` (what a hop of the
+network takes beyond the tuner's figure) and the rate of a NIC, because what differs is the network.
 Does not know: the latency of switches, SHARP and other CollNet, symmetric kernels, NVLS for gather
 and scatter, broken links.
 """
@@ -96,6 +98,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int  # of each NVLink domain
     nodes: int
     nic_gb_per_s: float  # for each GPU
+    hop_us: float = 0.0  # of the network, beyond what the tuner knows
 
     @property
     def ranks(self) -> int:
@@ -103,11 +106,18 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """The three constants of one machine; as they stand the model is NCCL's own."""
+    """Constants of one machine, of which three are fitted; as they stand the model is NCCL's own."""
 
     launch_us: float = 0.0
     ramp_us: float = 0.0  # for a message of 1 MiB; grows with the square root
     scale: float = 1.0
+    hop_us: float = 0.0
+    nic_gb_per_s: float | None = None  # None: as the cluster says
+
+    def applied(self, cluster: Cluster) -> Cluster:
+        """The cluster with the network that was found."""
+        nic = cluster.nic_gb_per_s if self.nic_gb_per_s is None else self.nic_gb_per_s
+        return msgspec.structs.replace(cluster, nic_gb_per_s=nic, hop_us=self.hop_us)
 
 
 UNCALIBRATED = Calibration()
@@ -139,6 +149,7 @@ def times(
     cluster: Cluster, collective: Collective, size: int, calibration: Calibration = UNCALIBRATED
 ) -> list[Choice]:
     """Every algorithm and protocol that can do it, fastest first."""
+    cluster = calibration.applied(cluster)
     shared = calibration.launch_us + calibration.ramp_us * math.sqrt(size / (1 << 20))
     found = []
     for algorithm, protocol in itertools.product(get_args(Algorithm), PROTOCOLS):
@@ -200,6 +211,7 @@ def latency_us(
     levels = nodes.bit_length() - 1
     if cluster.gpus == 1:
         far = NETWORK_HOP_US["tree"][which]  # nothing else hides the network
+    far += cluster.hop_us
     match algorithm:
         case "ring" if collective in ("broadcast", "reduce"):
             return base + (far if nodes > 1 else near)

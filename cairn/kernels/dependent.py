@@ -10,7 +10,7 @@ a dependent is on its multiprocessors, past its first instructions, when its pre
 so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor. Settled is
 what no kernel writes that may still be running: weights while nobody trains, and what was written before the last
 kernel that was launched in the ordinary way, which starts when all before it have ended. Weights were pushed out of
-the caches since the last step: asking early hides a trip to the memory that takes as long as the rest of a small kernel.
+the caches since the last step, and a trip to the memory takes as long as the rest of a small kernel: ask early.
 CAIRN_OVERLAP=0 switches it off, to see what it is worth.
 """
 
@@ -25,7 +25,7 @@ from cairn.kernels.dispatch import capability
 
 
 @triton.jit
-def begin(OVERLAP: tl.constexpr, EARLY: tl.constexpr = False):
+def begin(OVERLAP: tl.constexpr, EARLY: tl.constexpr = tl.constexpr(False)):  # noqa: B008
     """Let the successor start as soon as all programs of this kernel have; wait for the predecessor, or not yet."""
     if OVERLAP:
         gdc_launch_dependents()

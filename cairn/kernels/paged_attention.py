@@ -105,6 +105,7 @@ def paged_attention(
     lse: Tensor | None = None,
     workspace: Workspace | None = None,
     settled: bool = False,
+    beside: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """The last tokens of each sequence attend to its pages; [T, H, C] as q.
@@ -112,7 +113,8 @@ def paged_attention(
     `max_query`: no sequence has more queries. `lse`: float32 [T, H], filled where given. Keys and values in fp8 (e4m3)
     need `k_scale` and `v_scale`, float32 with one element or one for each key head. `workspace`: from
     `paged_parts.lasting_workspace`, to save a launch; only for calls that follow one another on one stream. `settled`:
-    nothing that is still running writes lengths, tables or the cache, but for each sequence's newest token.
+    nothing that is still running writes lengths, tables or the cache, but for each sequence's newest token. `beside`:
+    another stream has work at the same time, for which a decode kernel should leave room.
     """
     call = checked(
         q_THC, cache_k, cache_v, block_tables, lengths, cu_seqlens_q, max_query, scale, window, softcap, sinks_H,
@@ -122,7 +124,7 @@ def paged_attention(
     if chosen == "reference":
         _fill_by_reference(call)
     elif q_THC.shape[0] and call.sequences:
-        _launch(call, workspace, settled, gluon=chosen == "gluon")
+        _launch(call, workspace, settled, beside, gluon=chosen == "gluon")
     return call.out_THC
 
 
@@ -142,10 +144,13 @@ def _is_decode(call: Paged) -> bool:
     return paged_decode.fits(call, call.max_query) and call.max_query <= FEW
 
 
-def _launch(call: Paged, workspace: Workspace | None, settled: bool, gluon: bool) -> None:
+def _launch(
+    call: Paged, workspace: Workspace | None, settled: bool, beside: bool, gluon: bool
+) -> None:
     if _is_decode(call):
         if gluon and workspace is not None:
-            paged_decode_gluon.decode(call, workspace, settled)
+            plan = paged_decode_gluon.BESIDE if beside else paged_decode_gluon.PLAN
+            paged_decode_gluon.decode(call, workspace, settled, plan)
         else:
             paged_decode.decode(call, call.max_query, workspace, settled)
         return

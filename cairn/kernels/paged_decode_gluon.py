@@ -25,6 +25,7 @@ class Plan(NamedTuple):
 
 
 PLAN = Plan()
+BESIDE = Plan(per_sm=1)  # leaves half of a multiprocessor to another kernel, and reads as fast
 
 
 def obstacle(call: Paged, workspace: Workspace | None) -> str | None:

@@ -118,6 +118,7 @@ def _turned(
             low, high = low.to(dtype), high.to(dtype)
         low, high = (low * w_low).to(dtype), (high * w_high).to(dtype)
     if cos is not None:
+        cos, sin = cos.to(tl.float32), sin.to(tl.float32)
         low, high = low.to(tl.float32), high.to(tl.float32)
         low, high = (low * cos - high * sin).to(dtype), (high * cos + low * sin).to(dtype)
     return low, high
@@ -185,8 +186,6 @@ def _rope_kernel(
         if q_weight is not None:
             q_w_low, q_w_high = _halves(q_weight, i, inside, C)
             k_w_low, k_w_high = _halves(k_weight, i, inside, C)
-    if table is not None:
-        cos, sin = cos.to(tl.float32), sin.to(tl.float32)
     q_low, q_high = _turned(q_low, q_high, q_w_low, q_w_high, cos, sin, eps, C, PLUS_ONE)
     _put(q_out + token * q_token + q * C + i, q_low, q_high, None, q, q_mask, C, 0)
     k_low, k_high = _turned(k_low, k_high, k_w_low, k_w_high, cos, sin, eps, C, PLUS_ONE)

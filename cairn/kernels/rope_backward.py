@@ -1,9 +1,9 @@
 """The gradients of `rope`: from dq, dk, dv back to the fused projection, and to the weights of the norms.
 
 Turning back is turning by the negative angle; then follows what rmsnorm_backward does, for each head of C columns.
-One launch: a share of the programs takes the heads of q, one those of k and one those of v (which are copied). Each
-program sums up its weight gradient and writes it once; the sums are added in a fixed order. Bytes moved: gradients
-of all heads in and out, and with norms q and k once more.
+One launch: a program takes some tokens and walks over their heads, so that angles are loaded once for all of them; v
+is copied. Each program sums up its weight gradients and writes them once; the sums are added in a fixed order. Bytes
+moved: gradients of all heads in and out, and with norms q and k once more.
 
 Attention leaves dq, dk and dv side by side in one tensor, as the projection has them. Who may overwrite it (`in_place`)
 turns the heads of q and k where they lie, and moves nothing for those of v.
@@ -26,7 +26,7 @@ from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import blocks, launch, multiprocessors, sum_parts, width
 from cairn.kernels.tuned import Tuning, tuned
 
-DEFAULT = {"rows": 16, "warps": 4, "stages": 1, "per_sm": 5}
+DEFAULT = {"rows": 16, "warps": 4, "per_sm": 4}
 Gradients = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -88,72 +88,88 @@ def rope_backward_reference(
     return torch.cat(found, dim=1).flatten(1).to(qkv_TE.dtype), weights[0], weights[1]
 
 
-@triton.jit(do_not_specialize=["tokens", "q_programs", "k_programs"])
-def _rope_backward_kernel(
-    dq, dk, dv, qkv, table, positions, q_weight, k_weight, dqkv, parts, tokens, eps,
-    q_programs, k_programs, dq_token, dk_token, dv_token, qkv_token, dqkv_token, table_row,
-    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
-    PLUS_ONE: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit
+def _halves(at, mask, C: tl.constexpr):
+    return tl.load(at, mask=mask, other=0.0), tl.load(at + C // 2, mask=mask, other=0.0)
+
+
+@triton.jit
+def _walk(
+    grad, x, out, weight, parts, table, positions, tokens, eps, grad_token, x_token, out_token,
+    table_row, HEADS: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Programs 0..q_programs-1 take the heads of q, the next k_programs those of k, the rest those of v."""
-    program = tl.program_id(0)
-    is_q, is_v = program < q_programs, program >= q_programs + k_programs
-    grad = tl.where(is_q, dq, tl.where(is_v, dv, dk))
-    grad_token = tl.where(is_q, dq_token, tl.where(is_v, dv_token, dk_token))
-    heads = tl.where(is_q, H, K)
-    column = tl.where(is_q, 0, tl.where(is_v, (H + K) * C, H * C))
-    others = tl.num_programs(0) - q_programs - k_programs
-    first = program - tl.where(is_q, 0, tl.where(is_v, q_programs + k_programs, q_programs))
-    step = tl.where(is_q, q_programs, tl.where(is_v, others, k_programs))
+    """Some tokens after others, and of each its heads: the next one is on its way while one is turned."""
     i = tl.arange(0, HALF)[None, :]
     inside = i < C // 2
-    w_low = tl.zeros([1, HALF], tl.float32)
-    w_high = tl.zeros([1, HALF], tl.float32)
-    if q_weight is not None:
-        weight = tl.where(is_q, q_weight, k_weight)
-        w_low = tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
-        w_high = tl.load(weight + i + C // 2, mask=inside, other=0.0).to(tl.float32)
+    sum_low = tl.zeros([ROWS, HALF], tl.float32)
+    sum_high = tl.zeros([ROWS, HALF], tl.float32)
+    if weight is not None:
+        w_low, w_high = _halves(weight + i, inside, C)
+        w_low, w_high = w_low.to(tl.float32), w_high.to(tl.float32)
         w_low += 1.0 if PLUS_ONE else 0.0
         w_high += 1.0 if PLUS_ONE else 0.0
-    dw_low = tl.zeros([ROWS, HALF], tl.float32)
-    dw_high = tl.zeros([ROWS, HALF], tl.float32)
-    rows = tokens * heads
-    for start in tl.range(first * ROWS, rows, step * ROWS, num_stages=STAGES):
+    for start in tl.range(tl.program_id(0) * ROWS, tokens, tl.num_programs(0) * ROWS, num_stages=1):
         row = start + tl.arange(0, ROWS)[:, None]
-        token, head = (row // heads).to(tl.int64), row % heads
-        mask = (row < rows) & inside
-        at = grad + token * grad_token + head * C + i
-        low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        high = tl.load(at + C // 2, mask=mask, other=0.0).to(tl.float32)
+        token, mask = row.to(tl.int64), (row < tokens) & inside
+        grad_at, x_at = grad + token * grad_token + i, x + token * x_token + i
+        out_at = out + token * out_token + i
+        next_low, next_high = _halves(grad_at, mask, C)
+        next_x_low, next_x_high = next_low, next_high
+        if weight is not None:
+            next_x_low, next_x_high = _halves(x_at, mask, C)
         if table is not None:
             position = token
             if positions is not None:
-                position = tl.load(positions + token, mask=row < rows, other=0).to(tl.int64)
-            angles = table + position * table_row + i
-            turned = mask & (is_v == 0)
-            cos = tl.load(angles, mask=turned, other=1.0).to(tl.float32)
-            sin = tl.load(angles + C // 2, mask=turned, other=0.0).to(tl.float32)
-            low, high = low * cos + high * sin, high * cos - low * sin
-        if q_weight is not None:
-            at = qkv + token * qkv_token + column + head * C + i
-            normed = mask & (is_v == 0)
-            x_low = tl.load(at, mask=normed, other=0.0).to(tl.float32)
-            x_high = tl.load(at + C // 2, mask=normed, other=0.0).to(tl.float32)
-            r = tl.rsqrt(tl.sum(x_low * x_low + x_high * x_high, axis=1)[:, None] / C + eps)
-            x_low, x_high = x_low * r, x_high * r
-            dw_low += low * x_low
-            dw_high += high * x_high
-            d_low, d_high = low * w_low, high * w_high
-            along = tl.sum(d_low * x_low + d_high * x_high, axis=1)[:, None] / C
-            low = tl.where(is_v, low, (d_low - x_low * along) * r)
-            high = tl.where(is_v, high, (d_high - x_high * along) * r)
-        at = dqkv + token * dqkv_token + column + head * C + i
-        tl.store(at, low.to(dqkv.dtype.element_ty), mask=mask)
-        tl.store(at + C // 2, high.to(dqkv.dtype.element_ty), mask=mask)
-    if q_weight is not None:
-        at = parts + program * C + i
-        tl.store(at, tl.sum(dw_low, axis=0)[None, :], mask=inside)
-        tl.store(at + C // 2, tl.sum(dw_high, axis=0)[None, :], mask=inside)
+                position = tl.load(positions + row, mask=row < tokens, other=0).to(tl.int64)
+            cos, sin = _halves(table + position * table_row + i, mask, C)
+            cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+        for head in tl.range(HEADS, num_stages=1):
+            low, high = next_low.to(tl.float32), next_high.to(tl.float32)
+            x_low, x_high = next_x_low.to(tl.float32), next_x_high.to(tl.float32)
+            more = mask & (head + 1 < HEADS)
+            next_low, next_high = _halves(grad_at + (head + 1) * C, more, C)
+            if weight is not None:
+                next_x_low, next_x_high = _halves(x_at + (head + 1) * C, more, C)
+            if table is not None:
+                low, high = low * cos + high * sin, high * cos - low * sin
+            if weight is not None:
+                r = tl.rsqrt(tl.sum(x_low * x_low + x_high * x_high, axis=1)[:, None] / C + eps)
+                x_low, x_high = x_low * r, x_high * r
+                sum_low += low * x_low
+                sum_high += high * x_high
+                low, high = low * w_low, high * w_high
+                along = tl.sum(low * x_low + high * x_high, axis=1)[:, None] / C
+                low, high = (low - x_low * along) * r, (high - x_high * along) * r
+            tl.store(out_at + head * C, low.to(out.dtype.element_ty), mask=mask)
+            tl.store(out_at + head * C + C // 2, high.to(out.dtype.element_ty), mask=mask)
+    if weight is not None:
+        tl.store(parts + i, tl.sum(sum_low, axis=0)[None, :], mask=inside)
+        tl.store(parts + i + C // 2, tl.sum(sum_high, axis=0)[None, :], mask=inside)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _rope_backward_kernel(
+    dq, dk, dv, qkv, table, positions, q_weight, k_weight, dqkv, parts, tokens, eps,
+    dq_token, dk_token, dv_token, qkv_token, dqkv_token, table_row,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    WITH_V: tl.constexpr, PLUS_ONE: tl.constexpr,
+):  # fmt: skip
+    """parts [programs, 2, C]: what a program adds to the gradients of q's and of k's weight."""
+    sums = parts + tl.program_id(0) * (2 * C)
+    _walk(
+        dq, qkv, dqkv, q_weight, sums, table, positions, tokens, eps, dq_token, qkv_token,
+        dqkv_token, table_row, H, C, HALF, ROWS, PLUS_ONE,
+    )  # fmt: skip
+    _walk(
+        dk, qkv + H * C, dqkv + H * C, k_weight, sums + C, table, positions, tokens, eps, dk_token,
+        qkv_token, dqkv_token, table_row, K, C, HALF, ROWS, PLUS_ONE,
+    )  # fmt: skip
+    if WITH_V:
+        _walk(
+            dv, qkv, dqkv + (H + K) * C, None, sums, None, None, tokens, eps, dv_token, qkv_token,
+            dqkv_token, table_row, K, C, HALF, ROWS, PLUS_ONE,
+        )  # fmt: skip
 
 
 def rope_backward(
@@ -214,41 +230,24 @@ def _launch(
     """`joined`: where the gradients lie side by side and where that of qkv shall be."""
     how = tuned("rope_backward", f"size={size},{short(qkv.dtype)}", DEFAULT)
     tokens = qkv.shape[0]
-    q_programs, k_programs, v_programs = _shares(
-        tokens, heads, how, qkv.device, with_v=joined is None
-    )
-    programs = q_programs + k_programs + v_programs
+    most = how["per_sm"] * multiprocessors(qkv.device)
+    programs = max(1, min(blocks(tokens, how["rows"]), most))
     dqkv = joined
     if dqkv is None:
         dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    parts = torch.empty(programs, size, dtype=torch.float32, device=qkv.device)
+    parts = torch.empty(programs, 2 * size, dtype=torch.float32, device=qkv.device)
     launch(
         _rope_backward_kernel, programs,
         *grads, qkv, table, positions, heads.q_weight, heads.k_weight, dqkv, parts, tokens,
-        heads.eps, q_programs, k_programs, *(grad.stride(0) for grad in grads), qkv.stride(0),
-        dqkv.stride(0), 0 if table is None else table.stride(0),
+        heads.eps, *(grad.stride(0) for grad in grads), qkv.stride(0), dqkv.stride(0),
+        0 if table is None else table.stride(0),
         H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), ROWS=how["rows"],
-        PLUS_ONE=heads.plus_one, STAGES=how["stages"], num_warps=how["warps"],
+        WITH_V=joined is None, PLUS_ONE=heads.plus_one, num_warps=how["warps"],
     )  # fmt: skip
     if heads.q_weight is None or heads.k_weight is None:
         return dqkv, None, None
-    of_q, of_k, _ = parts.split([q_programs, k_programs, v_programs])
-    return dqkv, sum_parts(of_q, heads.q_weight.dtype), sum_parts(of_k, heads.k_weight.dtype)
-
-
-def _shares(
-    tokens: int, heads: Heads, how: dict[str, int], device: torch.device, with_v: bool
-) -> tuple[int, int, int]:
-    """Programs for q, k and v in the ratio of the bytes they move: with norms v moves a third less, in place none."""
-    most = how["per_sm"] * multiprocessors(device)
-    moved = 3 if heads.q_weight is not None else 2
-    loads = [moved * heads.q, moved * heads.kv, 2 * heads.kv * with_v]
-    counts = [heads.q, heads.kv, heads.kv]
-    q, k, v = (
-        max(1, min(most * load // sum(loads), blocks(tokens * count, how["rows"])))
-        for load, count in zip(loads, counts, strict=True)
-    )
-    return q, k, v if with_v else 0
+    of_q, of_k = sum_parts(parts, heads.q_weight.dtype).split(size)
+    return dqkv, of_q, of_k.to(heads.k_weight.dtype)
 
 
 def cost(tokens: int, heads: Heads, size: int, normed: bool, element_bytes: int = 2) -> Cost:
@@ -257,18 +256,19 @@ def cost(tokens: int, heads: Heads, size: int, normed: bool, element_bytes: int 
     return Cost(6 * elements, elements * element_bytes)
 
 
-def _variant(heads: Heads, size: int, how: dict[str, int], normed: bool) -> Variant:
+def _variant(
+    heads: Heads, size: int, how: dict[str, int], normed: bool, in_place: bool = False
+) -> Variant:
     pointers = dict.fromkeys(("dq", "dk", "dv", "qkv", "dqkv"), "*bf16")
     pointers |= {"table": "*fp32", "positions": "*i64", "parts": "*fp32"}
     pointers |= dict.fromkeys(("q_weight", "k_weight"), "*bf16") if normed else {}
     strides = ("dq_token", "dk_token", "dv_token", "qkv_token", "dqkv_token", "table_row")
-    counts = dict.fromkeys(("tokens", "q_programs", "k_programs"), "i32")
     return Variant(
-        f"rope backward {heads.q}/{heads.kv} x {size}{' + norms' * normed}, {how}",
+        f"rope backward {heads.q}/{heads.kv} x {size}{' + norms' * normed}{' in place' * in_place}, {how}",
         _rope_backward_kernel,
-        pointers | dict.fromkeys(strides, "i32") | counts | {"eps": "fp32"},
+        pointers | dict.fromkeys(strides, "i32") | {"tokens": "i32", "eps": "fp32"},
         {"H": heads.q, "K": heads.kv, "C": size, "HALF": width(size // 2), "PLUS_ONE": False}
-        | {"ROWS": how["rows"], "STAGES": how["stages"]}
+        | {"ROWS": how["rows"], "WITH_V": not in_place}
         | ({} if normed else {"q_weight": None, "k_weight": None}),
         {"num_warps": how["warps"]},
         [*pointers, *strides],
@@ -276,13 +276,14 @@ def _variant(heads: Heads, size: int, how: dict[str, int], normed: bool) -> Vari
 
 
 _CANDIDATES = [
-    {"rows": rows, "warps": warps, "stages": stages, "per_sm": per_sm}
-    for rows, warps, stages, per_sm in (
-        (16, 4, 1, 5), (16, 4, 2, 4), (16, 4, 1, 10), (32, 4, 1, 3), (32, 4, 2, 2), (64, 8, 2, 1),
+    {"rows": rows, "warps": warps, "per_sm": per_sm}
+    for rows, warps, per_sm in (
+        (16, 4, 4), (16, 4, 3), (16, 8, 2), (8, 2, 8), (8, 4, 5), (4, 2, 12),
     )
 ]  # fmt: skip
 VARIANTS = [
     _variant(Heads(32, 8), 128, DEFAULT, True),
+    _variant(Heads(16, 8), 128, DEFAULT, True, in_place=True),
     _variant(Heads(32, 8), 128, DEFAULT, False),
     _variant(Heads(14, 2), 64, DEFAULT, False),
 ]

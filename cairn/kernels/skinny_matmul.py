@@ -40,6 +40,7 @@ from cairn.kernels.skinny_plans import (
     MOST_ROWS,
     PIECE,
     Plan,
+    beside_plan,
     candidates,
     default_plan,
     padded_rows,
@@ -64,9 +65,13 @@ def skinny_matmul(
     residual_MN: Tensor | None = None,
     out: Tensor | None = None,
     settled: bool = False,
+    beside: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `settled`."""
+    """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `settled`.
+
+    `beside`: attention runs at the same time in another stream, and this should fit beside it.
+    """
     check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
     x = as_rows("x_MK", x_MK)
     m, k = x.shape
@@ -78,7 +83,7 @@ def skinny_matmul(
     shape = (*x_MK.shape[:-1], epilogue.columns(n))
     if out is not None:
         output("out", out, shape, x.dtype, x)
-    plan, wins = _config(m, n, k, x.dtype)
+    plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
     offers = {"triton": _obstacle(x, w_NK, epilogue, plan), "torch": None, "reference": None}
     if wins == "torch":
         offers = {"torch": None, **offers}
@@ -94,11 +99,13 @@ def skinny_matmul(
     return y
 
 
-def skinny_parts(x_MK: Tensor, w_NK: Tensor, *, settled: bool = False) -> Tensor | None:
+def skinny_parts(
+    x_MK: Tensor, w_NK: Tensor, *, settled: bool = False, beside: bool = False
+) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     x, n = as_rows("x_MK", x_MK), w_NK.shape[0]
     m, k = x.shape
-    plan, wins = _config(m, n, k, x.dtype)
+    plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
     split = plan.parts(k)
     cut = plan.kernel == "stream" and split > 1 and wins == "triton" and m > 0
     if not cut or _obstacle(x, w_NK, Epilogue(), plan) is not None:
@@ -276,6 +283,13 @@ BATCHES = (1, 8, 16, 32, 64)
 _SHIPPED = [
     *(_variant(default_plan(m, p.n, p.k), m, p.k) for p in PROJECTIONS for m in BATCHES),
     *(_variant(default_plan(128, p.n, p.k), 128, p.k) for p in QWEN3_06B if pays(128, p.n, p.k)),
+    *(_variant(default_plan(256, p.n, p.k), 256, p.k) for p in QWEN3_06B if pays(256, p.n, p.k)),
+    *(
+        _variant(beside_plan(m, p.n, p.k), m, p.k)
+        for p in QWEN3_06B
+        for m in (32, 64, 128)
+        if pays(128, p.n, p.k)
+    ),
     *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64)),
     _variant(row_plan(2048, 2, 8), 1, 2048),
     _join_variant(4, swiglu=False),

@@ -9,9 +9,11 @@ network. Draws what `Entry` and `Lab` say; a lab that no longer exists still sho
 
 from collections.abc import Mapping, Sequence
 
+from cairn.labs import two_languages
 from cairn.labs.entry import CheckLine, Entry, PlotLines, TableLines, Where
 from cairn.labs.figures import kind_sign, shown, shown_cell, shown_gap
 from cairn.labs.lab import AREAS, Lab, Language, Words
+from cairn.labs.two_languages import both, language_tag, switch
 from cairn.report import plot
 from cairn.report.page import Level, Markup, element, heading, join, page, table
 from cairn.report.plot import Series, chart
@@ -29,37 +31,18 @@ def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language
     """The page of one run of labs, or of one lab."""
     first = labs.get(entries[0].lab) if len(entries) == 1 else None
     title = first.title if first is not None else Words("Lab report", "实验报告")
-    body = [_switch(language)]
+    body = [switch(language)]
     if first is None:
         body += [_summary(entries, labs)]
     if entries:
         body += [_machine(entries[-1].where)]
     body += [_lab(entry, labs.get(entry.lab), alone=first is not None) for entry in entries]
-    return page(title.of(language), *body, style=plot.STYLE + STYLE, language=_tag(language))
-
-
-def both(words: Words, tag: str = "span") -> Markup:
-    """The text in both languages; the switch shows one."""
-    if words.en == words.zh:
-        return element(tag, words.en)
-    return join(
-        [
-            element(tag, words.en, class_="en", lang="en"),
-            element(tag, words.zh, class_="zh", lang="zh-CN"),
-        ]
+    return page(
+        title.of(language),
+        *body,
+        style=plot.STYLE + two_languages.STYLE + STYLE,
+        language=language_tag(language),
     )
-
-
-def _switch(language: Language) -> Markup:
-    """Two radio buttons; the style sheet hides the language that is not chosen."""
-    parts = []
-    for name, label in (("en", "English"), ("zh", "中文")):
-        button = Markup(
-            f'<input type="radio" name="language" id="language-{name}"'
-            f"{' checked' if name == language else ''}>"
-        )
-        parts.append(join([button, element("label", label, for_=f"language-{name}")]))
-    return element("p", *parts, class_="switch")
 
 
 def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
@@ -153,7 +136,8 @@ def _table(lines: TableLines) -> Markup:
 def _plot(lines: PlotLines) -> Markup:
     """Drawn once for each language: the words of a plot are part of the picture."""
     return join(
-        element("div", _chart(lines, name), class_=name, lang=_tag(name)) for name in ("en", "zh")
+        element("div", _chart(lines, name), class_=name, lang=language_tag(name))
+        for name in ("en", "zh")
     )
 
 
@@ -190,13 +174,8 @@ def _titled(title: Words, *parts: Markup) -> Markup:
     return join([heading(both(title), 3), *parts])
 
 
-def _tag(language: str) -> str:
-    return "zh-CN" if language == "zh" else "en"
-
-
 STYLE = """
-body:has(#language-en:checked) .zh, body:has(#language-zh:checked) .en { display: none; }
-.switch label { margin: 0 1rem 0 .2rem; } section { border-top: 1px solid var(--line); margin-top: 2rem; }
+section { border-top: 1px solid var(--line); margin-top: 2rem; }
 h3 { font-size: .95rem; margin: 1.1rem 0 .3rem; } h2 code { color: var(--soft); font-weight: 400; }
 b.good { color: var(--good); } b.bad { color: var(--bad); } b.note { color: var(--soft); font-weight: 400; }
 section ul { margin: .2rem 0; padding-left: 1.2rem; } details { max-width: 75ch; margin: .3rem 0; }

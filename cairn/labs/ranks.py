@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from typing import Any
 from cairn.core.errors import CairnError
 from cairn.train.launch import LOST, Failure, die_with_parent, failure_of
 
+# What the clean process imports before it is forked.
+BASE = ("torch", "cairn.comm.backend", "cairn.labs.ranks")
+TRAINER = ("torch._dynamo", "cairn.train.parallel.wrap", "cairn.train.loss")
 GRACE_S = 1.0  # after the first failure, for another rank that failed for a reason of its own
 
 
@@ -44,7 +48,7 @@ def run_ranks(
     backend: str = "gloo",
 ) -> list[Any]:
     """`function(rank, count, *arguments)` on every rank; the results in order of rank."""
-    context = _context()
+    context = _context(function)
     pipes: list[Connection] = []
     processes: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:
@@ -73,15 +77,26 @@ def run_ranks(
                 pipe.close()
 
 
-def _context() -> Any:
+def _context(function: Callable[..., Any]) -> Any:
     """Forks of this process where it never had a second thread of torch's; of a clean one otherwise."""
     import torch
 
     if os.environ.get("OMP_NUM_THREADS") == "1" and not torch.cuda.is_available():
         return multiprocessing.get_context("fork")
     clean = multiprocessing.get_context("forkserver")
-    clean.set_forkserver_preload(["torch", "cairn.comm.backend", "cairn.labs.ranks"])
+    wanted = BASE + (TRAINER if function.__module__.startswith("cairn.labs.training") else ())
+    known = getattr(forkserver._forkserver, "_preload_modules", ())
+    if not set(wanted) <= set(known):
+        _end_clean_process()
+        clean.set_forkserver_preload(list(wanted))
     return clean
+
+
+def _end_clean_process() -> None:
+    """So that the next one imports more; without this, each rank would import it for itself."""
+    stop = getattr(forkserver._forkserver, "_stop", None)
+    if stop is not None:
+        stop()
 
 
 def _rank(

@@ -11,6 +11,7 @@ kernels cannot express (LayerNorm, learned positions, angles that depend on the 
 form; `obstacle` says so. The two agree up to the rounding of bfloat16.
 """
 
+import copy
 from typing import Protocol, cast
 
 import torch
@@ -67,6 +68,7 @@ class Fused:
         """`context`: positions that the rotations are tabulated for."""
         spec = model.spec
         self.model, self.spec, self.context, self.invariant = model, spec, context, invariant
+        self.shares = False  # the chip with attention of other rows
         weight = model.embedding.weight
         kinds = {spec.rope_of(layer) for layer in range(spec.layers)}
         self.tables: dict[Rope, Tensor] = {kind: _table(kind, spec, context, weight.device)
@@ -89,6 +91,24 @@ class Fused:
             after = self.model.norm if i == last else self.layers[i + 1].attention_norm
             y_TD, x_TD = self._add_norm(out_TD, x_TD, after)
         return y_TD
+
+    def sharing(self) -> "Fused":
+        """The same, in kernels that leave room for attention of other rows in another stream."""
+        twin = copy.copy(self)
+        twin.shares = True
+        return twin
+
+    def small(self, rows: int) -> bool:
+        """Do all products of a layer go through the kernels that can share the chip?"""
+        first = self.layers[0]
+        inner = first.feed_forward
+        if self.invariant or isinstance(inner, ExpertLayer) or first.attention.out.shards.size > 1:
+            return False
+        inner = cast(FeedForward, inner)
+        joined = [part.fused for part in (first.attention.qkv, inner.inner)]
+        weights = [part.weight for part in joined if part is not None]
+        weights += [first.attention.out.weight, inner.down.weight]
+        return all(pays(rows, *weight.shape) for weight in weights)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores [T, V], as the model's."""
@@ -140,7 +160,7 @@ class Fused:
         if part.shards.size == 1:
             few = pays(len(x_TF), *part.weight.shape) and not self.invariant
             if apart and few and part.bias is None:
-                sums_SMD = skinny_parts(x_TF, part.weight.data, settled=True)
+                sums_SMD = skinny_parts(x_TF, part.weight.data, settled=True, beside=self.shares)
                 if sums_SMD is not None:
                     return Parts(sums_SMD)
             return self._linear(x_TF, part.weight, part.bias)
@@ -156,7 +176,8 @@ class Fused:
             return y_MN
         if pays(len(x_MK), *w_NK.shape):
             how = "swiglu" if activation == "swiglu" else None
-            return skinny_matmul(x_MK, w_NK.data, bias_N=bias_N, activation=how, settled=True)
+            return skinny_matmul(x_MK, w_NK.data, bias_N=bias_N, activation=how, settled=True,
+                                 beside=self.shares)  # fmt: skip
         if activation == "swiglu":
             return matmul(x_MK, w_NK.data, bias_N=bias_N, activation="swiglu")
         return F.linear(x_MK, w_NK, bias_N)

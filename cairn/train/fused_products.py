@@ -37,14 +37,14 @@ class Settings(NamedTuple):
     owed: Owed | None = None  # where weight gradients go that are computed later; None: at once
 
 
-class Norm(NamedTuple):
+class Normed(NamedTuple):
     weight: Tensor
     eps: float
     plus_one: bool
 
 
 def norm_product(
-    x: Tensor, residual: Tensor | None, norm: Norm, weight: Tensor, settings: Settings
+    x: Tensor, residual: Tensor | None, norm: Normed, weight: Tensor, settings: Settings
 ) -> tuple[Tensor, Tensor]:
     """The product, and x + residual; x itself where there is none."""
     how = (norm.eps, norm.plus_one, settings)
@@ -73,7 +73,7 @@ class _NormProduct(torch.autograd.Function):
         y = settings.shards.enter(y)
         out, kept = settings.products.forward(y, weight)
         ctx.save_for_backward(total, rstd, norm, weight, y if settings.keep_norms else None, *kept)
-        ctx.parameter, ctx.plus_one, ctx.settings = weight, plus_one, settings
+        ctx.parameter, ctx.plus_one, ctx.settings = _owing(weight, settings), plus_one, settings
         ctx.added = residual is not None
         return (out, total) if residual is not None else out
 
@@ -103,7 +103,9 @@ class _GatedProduct(torch.autograd.Function):
         y = gated_activation(inner, None, activation)
         out, kept = settings.products.forward(y, weight)
         ctx.save_for_backward(inner, weight, y if settings.keep_activations else None, *kept)
-        ctx.parameter, ctx.activation, ctx.settings = weight, activation, settings
+        ctx.parameter, ctx.activation, ctx.settings = (
+            _owing(weight, settings), activation, settings,
+        )  # fmt: skip
         return out
 
     @staticmethod
@@ -125,7 +127,7 @@ class _PlainProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:  # type: ignore[override]
         y, kept = settings.products.forward(x, weight)
         ctx.save_for_backward(x, weight, *kept)
-        ctx.parameter, ctx.settings = weight, settings
+        ctx.parameter, ctx.settings = _owing(weight, settings), settings
         return y
 
     @staticmethod
@@ -136,6 +138,11 @@ class _PlainProduct(torch.autograd.Function):
         g = grads[0].contiguous()
         dx, of_weight = settings.products.backward(g, weight, tuple(kept))
         return dx, _weight_gradient(settings, ctx.parameter, x, g, of_weight), None
+
+
+def _owing(weight: Tensor, settings: Settings) -> Tensor | None:
+    """The parameter itself, to which a debt is paid; not what is kept of it for backward."""
+    return weight if settings.owed is not None else None
 
 
 def _left(shards: Shards, gradient: Tensor) -> Tensor:

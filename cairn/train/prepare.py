@@ -156,17 +156,19 @@ def _prepare_spread(
             f"fp8 with the layout {config.parallel.words()} is not there yet",
             hint="set precision.fp8 to none, or train on one GPU",
         )
-    config, found = settle_recompute(config, spec, device, fused=False)
+    fused, why = choose_form(config, spec, device)
+    config, found = settle_recompute(config, spec, device, fused)
     mesh = Mesh.join(config.parallel, str(device))
     on_gpu = device.type == "cuda"
     parallel = parallelize(
         spec, mesh, config.spread, dtype=dtype_of(config.precision), seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
         attend=Varlen if on_gpu and spec.head_dim in WIDTHS else None,
-        recompute=_kind(config),
+        recompute=_kind(config), fused_context=config.data.sequence if fused else None,
     )  # fmt: skip
-    notes = [f"layout {config.parallel.words()}, plain form", *found]
-    return Prepared(_state(config, spec, parallel, device, on_gpu), corpus, False, notes)
+    form = f"{'fused' if fused else 'plain'} form because {why}"
+    notes = [f"layout {config.parallel.words()}, {form}", *found]
+    return Prepared(_state(config, spec, parallel, device, on_gpu), corpus, fused, notes)
 
 
 def _state(

@@ -114,7 +114,7 @@ def test_another_number_of_ranks_is_another_generation_and_a_newer_disk_wins():
 )
 def test_whatever_is_held_all_go_on_from_the_newest_step_that_is_whole(found, world):
     nodes = [chr(ord("a") + rank) for rank in range(world)]
-    copies = {node: () for node in nodes}
+    copies = dict.fromkeys(nodes, ())
     for node, generation, rank, step in found:
         if node in copies:
             copies[node] += (Held(generation, rank - 1, step, 1, 1, generation + 1),)

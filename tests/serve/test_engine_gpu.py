@@ -13,6 +13,7 @@ from cairn.models.attend import Cached, KVCache
 from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import open_model
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine import halves
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
@@ -109,6 +110,25 @@ def test_a_prefix_that_all_share_is_read_once(loaded, eager):
     for request in requests:
         agrees(engine.runner.model, request)
     engine.scheduler.check_integrity()
+
+
+def test_two_halves_at_once(monkeypatch):
+    """One half's attention beside the other's products, in graphs and kernel by kernel."""
+    monkeypatch.setattr(halves, "FEWEST", 16)
+    opened = open_model("random:qwen3-0.6b")
+    runnable = opened.load("cuda", "bfloat16")
+    for eager in (False, True):
+        config = EngineConfig(
+            model="random:qwen3-0.6b", device="cuda", max_model_len=512, max_num_seqs=48,
+            num_gpu_blocks_override=300, enforce_eager=eager,
+        )  # fmt: skip
+        engine = start_with(opened, runnable, config).engine
+        assert engine.runner.halves is not None
+        requests = submit(engine, [prompt_of(20 + 7 * n, seed=n) for n in range(45)])
+        engine.run()
+        for request in requests[:: 20 if eager else 8]:
+            agrees(engine.runner.model, request)
+        engine.scheduler.check_integrity()
 
 
 def test_seeds_and_the_special_parameters(loaded):

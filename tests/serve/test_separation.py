@@ -5,13 +5,15 @@ import pytest
 import tiny_engines
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_engines import VOCABULARY, at_rest, greedy, prompt_of, tiny_engine
+from tiny_engines import PAGE, VOCABULARY, at_rest, greedy, prompt_of, tiny_engine
 
 from cairn.comm.transfer.choose import TRANSPORTS, unusable
 from cairn.comm.transfer.lease import Terms
 from cairn.core.errors import CairnError, RequestError
+from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start
 from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.pair import Separated
@@ -186,18 +188,22 @@ def test_aborted_anywhere_leaves_nothing():
     for handoff in handoffs[1:]:
         pair.decode.add(handoff)
     pair.decode.abort("r2")  # has no pages there yet
-    pair.decode._begin(0.0)
+    pair.decode._begin(pair.decode._clock())
     pair.decode.abort("r3")  # bytes may be under way
-    for _ in range(3):
-        pair.prefill.step(0.01)
-        pair.decode.step()
-    pair.decode.abort("r4")
-    tokens = [handoffs[-1].first]
-    while pair.decode.has_work:
-        pair.prefill.step()
+    tokens = {handoff.ask.id: [handoff.first] for handoff in handoffs}
+
+    def turn():
+        pair.prefill.step(0.001)
         for output in pair.decode.step():
-            tokens += [output.token] if output.request.id == "r5" else []
-    assert tokens[-MOST:] == greedy("qwen3", PROMPTS[5])[-len(tokens[-MOST:]) :]
+            tokens[output.request.id].append(output.token)
+
+    while len(tokens["r4"]) < 3:
+        turn()
+    pair.decode.abort("r4")  # in the middle of its answer
+    while pair.decode.has_work:
+        turn()
+    assert tokens["r5"] == greedy("qwen3", PROMPTS[5])
+    assert (len(tokens["r2"]), len(tokens["r3"]), len(tokens["r4"])) == (1, 1, 3)
     rest(pair)
 
 
@@ -277,3 +283,26 @@ def test_the_books_add_up_whatever_is_held_for_others(lengths, pages, moves):
         blocks.free(one)
     blocks.check_integrity()
     assert blocks.usage().used == 0
+
+
+def test_prefill_in_a_process_of_its_own_until_it_is_killed():
+    config = EngineConfig(
+        model="cairn-tiny", device="cpu", dtype="float32", weights="float", block_size=PAGE,
+        num_gpu_blocks_override=96, max_num_seqs=16,
+    )  # fmt: skip
+    engine = start(config).engine
+    alone = tiny_engines.submit(engine, PROMPTS)
+    engine.run()
+    with Separated.of(config, transport="shm") as pair:
+        asks = asks_of([*PROMPTS, [10**6]])
+        answers = pair.generate(asks, at=[0.0, 0.02, 0.04, 0.0, 0.0, 0.1, 0.0])
+        assert [one.tokens for one in answers[:-1]] == [request.outputs for request in alone]
+        assert all(one.arrival.why_not is None for one in answers[:-1])
+        assert "the vocabulary has" in answers[-1].error
+        pair.prefill._process.kill()
+        (lost,) = pair.generate([msgspec.structs.replace(asks[0], id="late")])
+        assert (lost.finish, lost.tokens) == ("error", [])
+        assert "the prefill process has ended (status -9)" in lost.error
+        (refused,) = pair.generate([msgspec.structs.replace(asks[0], id="later")])
+        assert "start the prefill process again" in refused.error
+        at_rest(pair.decode.engine)

@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "serve" / "http"))  # live_serve
 import live_server
 from page_driver import Tab
 
+from cairn.labs import learn_routes
 from cairn.web import site
 
 CONTEXT = 768
@@ -40,7 +41,7 @@ def chat_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(chromium, chat_folder):
-    with live_server.live(chat_folder, more=site.routes()) as made:
+    with live_server.live(chat_folder, more=[*site.routes(), *learn_routes.routes()]) as made:
         yield made
         made.at_rest()
 

@@ -15,22 +15,20 @@ WORTH = 600.0  # seconds that have to be left (by the limit) for a change of siz
 
 
 def decide_elastic(view: View) -> Action | None:
-    from cairn.cluster.simulate.policies import backfill  # policies names this function
-
+    """While nobody starts or ends, what was not possible still is not: then only newcomers may pass the first."""
+    if view.settled and not view.fresh:
+        return None
     if not view.waiting:
         return _grow(view)
     head = view.waiting[0]
+    if view.settled and head is not view.fresh[0]:
+        place = len(view.waiting) - len(view.fresh)
+        return backfill(view, head, view.fresh[: max(0, 1 + LOOK - place)])
     for gpus in sizes(head):
         pieces = view.fits(head, gpus)
         if pieces is not None:
             return Start(head, pieces, gpus)
-    shrunk = _shrink(view, head)
-    if shrunk is not None:
-        return shrunk
-    if len(view.waiting) == 1 or not view.free.idle:
-        return None
-    promise = view.reservation(head)
-    return backfill(view, view.waiting, promise.at, promise.nodes)
+    return _shrink(view, head) or backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
 
 
 def sizes(job: Job) -> list[int]:
@@ -44,27 +42,41 @@ def sizes(job: Job) -> list[int]:
 
 def _shrink(view: View, head: Job) -> Action | None:
     """One step towards room for the least size of the head, if room can be made at all."""
-    surplus = [run for run in view.running.values() if _can_halve(view, run)]
+    now = view.now
+    surplus = [run for run in view.elastic.values() if _can_halve(run, now)]
     wanted = sizes(head)[-1]
     if not surplus or view.free.idle + sum(run.gpus // 2 for run in surplus) < wanted:
         return None
     surplus.sort(key=lambda run: (-run.gpus, run.job.id))
-    if not _fits_with(view, head, wanted, surplus):
+    if view.shares.lacks(head) is not None or not _room_with(view.free, head, wanted, surplus):
         return None
     for run in surplus[:TRIED]:  # one that makes room alone is worth more than several
-        if _fits_with(view, head, wanted, [run]):
-            return _halve(view.free, run)
-    return _halve(view.free, surplus[0])
+        if _room_with(view.free, head, wanted, [run]):
+            return _halve(run)
+    return _halve(surplus[0])
 
 
-def _fits_with(view: View, head: Job, gpus: int, halved: list[Running]) -> bool:
-    halves = [upper_half(view.free, run) for run in halved]
-    for pieces in halves:
-        view.free.give(pieces)
-    found = view.fits(head, gpus) is not None
-    for pieces in halves:
-        view.free.take(pieces)
-    return found
+def _room_with(free: Free, head: Job, gpus: int, halved: list[Running]) -> bool:
+    """Whether a job that does not fit now would, if these were halved. Counts idle GPUs by node, moves nothing."""
+    if head.milli < MILLI:
+        return True  # every half is at least one whole GPU
+    masks, coming = free.masks, dict[int, int]()
+    for run in halved:
+        for node, mask, _ in upper_half(run):
+            coming[node] = mask | (coming[node] if node in coming else masks[node])
+    whole, rest = divmod(gpus, free.gpus)
+    if whole == 0 or (whole == 1 and not rest):
+        return any(mask.bit_count() >= gpus for mask in coming.values())
+    all_idle = (1 << free.gpus) - 1
+    idle = free.idle_nodes() + sum(mask == all_idle for mask in coming.values())
+    if idle != whole or not rest:
+        return idle >= whole
+    other = any(rest <= mask.bit_count() < free.gpus for mask in coming.values())
+    return other or any(
+        nodes for state, nodes in free.groups.items()
+        if rest <= state[0] < free.gpus and any(not nodes >> n & 1 for n in coming) is not None
+        and _besides(nodes, coming)
+    )  # fmt: skip
 
 
 def _can_halve(view: View, run: Running) -> bool:

@@ -42,6 +42,7 @@ class Free:
             for begin in range(0, cluster.nodes, cluster.rack)
         ]
         self._rack = cluster.rack
+        self._costs: dict[tuple[Rule, int, int], dict[State, float]] = {}
 
     def find(
         self, gpus: int, milli: int, rule: Rule, *, avoid: int = 0, packed: bool = False
@@ -55,12 +56,15 @@ class Free:
 
     def _node(self, gpus: int, milli: int, rule: Rule, avoid: int, packed: bool) -> int | None:
         best, cost = 0, float("inf")
+        known = self._costs.setdefault((rule, gpus, milli), {})
         for state, nodes in self.groups.items():
             if state[0] < gpus and not (milli < MILLI and state[-1] >= milli and len(state) > 1):
                 continue
             if avoid and not nodes & ~avoid:
                 continue
-            found = rule(state, gpus, milli)
+            found = known.get(state)
+            if found is None:  # states are few, and come again and again
+                found = known[state] = rule(state, gpus, milli)
             if found < cost:
                 best, cost = nodes & ~avoid if avoid else nodes, found
         if not best:
@@ -160,6 +164,11 @@ class Free:
     def largest(self) -> int:
         """Most idle GPUs of one node."""
         return max(state[0] for state in self.groups)
+
+    def too_many(self) -> int:
+        """So many whole GPUs, or more, do not fit, wherever they would go."""
+        nodes = self.idle_nodes()
+        return min(self.idle + 1, (nodes + 1) * self.gpus) if nodes else self.largest() + 1
 
     def idle_nodes(self) -> int:
         return self.groups.get((self.gpus,), 0).bit_count()

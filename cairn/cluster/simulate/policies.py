@@ -57,73 +57,94 @@ def decide_easy(view: View) -> Action | None:
     if not view.waiting:
         return None
     head = view.waiting[0]
-    if view.settled and all(job is not head for job in view.fresh):
-        return start_or_backfill(view, [head, *view.fresh]) if view.fresh else None
-    return start_or_backfill(view, view.waiting)
+    if not view.settled or (view.fresh and any(job is head for job in view.fresh)):
+        return start_or_backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
+    return backfill(view, head, view.fresh[:LOOK]) if view.fresh else None
 
 
-def start_or_backfill(view: View, ordered: Sequence[Job]) -> Action | None:
+def start_or_backfill(view: View, head: Job, others: Iterable[Job]) -> Action | None:
     """The first if it fits; else the next one that ends before the first could start, or keeps off its nodes."""
-    head = ordered[0]
     pieces = view.fits(head)
     if pieces is not None:
         return Start(head, pieces, head.gpus)
-    if len(ordered) == 1 or not _anything_free(view):
-        return None
-    promise = view.reservation(head)
-    return backfill(view, ordered, promise.at, promise.nodes)
+    return backfill(view, head, others)
 
 
-def backfill(view: View, ordered: Sequence[Job], at: float, nodes: int) -> Action | None:
-    """The first of the LOOK after the head that fits beside the promise (`nodes` from `at` on).
+def backfill(view: View, head: Job, others: Iterable[Job]) -> Action | None:
+    """The first of the others that fits beside what the head is promised (nodes, from some time on).
 
-    What is too large for the free GPUs, or for those off the promised nodes, is so for every larger job too.
+    What is too large for the free GPUs, or for those off the promised nodes, is so for every larger job too. Most
+    often nobody fits anyway: the promise is only worked out when somebody does.
     """
-    latest, idle = at - view.now, view.free.idle
-    too_large = too_large_off = 1 + idle  # GPUs that do not fit, anywhere or off the promised nodes
-    for job in islice(ordered, 1, 1 + LOOK):
-        short, gpus = job.limit <= latest, job.gpus
-        if job.milli == MILLI and gpus >= (too_large if short else too_large_off):
+    if not view.somebody_may_fit():
+        return None
+    # GPUs that do not fit, anywhere or off the promised nodes
+    too_large = too_large_off = view.free.too_many()
+    promise = view.known_promise(head)
+    for job in others:
+        gpus = job.gpus
+        if gpus >= too_large and job.milli == MILLI:
             continue
-        pieces = view.fits(job, avoid=0 if short else nodes)
+        whole = job.milli == MILLI
+        if promise is None:
+            if view.fits(job) is None:
+                if whole and view.shares.lacks(job) is None:
+                    too_large = too_large_off = gpus
+                continue
+            promise = view.reservation(head)
+        short = job.limit <= promise.at - view.now
+        if not short and whole and gpus >= too_large_off:
+            continue
+        pieces = view.fits(job, avoid=0 if short else promise.nodes)
         if pieces is not None:
             return Start(job, pieces, gpus)
-        if job.milli == MILLI and view.shares.lacks(job) is None:
+        if whole and view.shares.lacks(job) is None:
             too_large_off = min(too_large_off, gpus)
             too_large = min(too_large, gpus) if short else too_large
     return None
 
 
 def decide_fair(view: View) -> Action | None:
-    return _by_user(
-        view, sorted(view.users(), key=lambda user: (view.shares.usage(user, view.now), user))
-    )
+    shares, now = view.shares, view.now
+    return _by_user(view, lambda user: (shares.usage(user, now), user))
 
 
 def decide_drf(view: View) -> Action | None:
-    def share(user: str) -> tuple[float, float, str]:
-        return view.shares.dominant(user), view.shares.usage(user, view.now), user
+    shares, now = view.shares, view.now
+    return _by_user(
+        view, lambda user: (shares.dominant(user), shares.usage(user, now), user), shares.dominant
+    )
 
-    return _by_user(view, sorted(view.users(), key=share))
 
+def _by_user(
+    view: View, order: Callable[[str], tuple[float | str, ...]],
+    sooner: Callable[[str], float] | None = None,
+) -> Action | None:  # fmt: skip
+    """Each user's first job, in the order of users; then everybody's others, user by user.
 
-def _by_user(view: View, users: Iterable[str]) -> Action | None:
-    """Each user's first job, in the order of users; then everybody's others, user by user."""
-    if not view.waiting or (view.settled and not view.fresh):
+    `sooner` is what the order looks at first, where that alone is cheaper.
+    """
+    if not view.waiting or (view.settled and not view.fresh) or not view.somebody_may_fit():
         return None
-    queues = [view.queues[user] for user in users]
-    heads = [queue[0] for queue in queues]
+    if view.settled and not any(view.may_fit(job) for job in view.fresh):
+        return None
+    users: Iterable[str] = view.users()
+    if sooner is not None:
+        least = min(map(sooner, users))
+        users = [user for user in users if sooner(user) == least]
+    head = view.queues[min(users, key=order)][0]
     if view.settled:  # whoever did not fit still does not; only newcomers might
-        return start_or_backfill(
-            view, [heads[0], *(job for job in view.fresh if job is not heads[0])]
-        )
-    if view.fits(heads[0]) is None and _anything_free(view):
-        heads += islice(chain.from_iterable(islice(queue, 1, 1 + LOOK) for queue in queues), LOOK)
-    return start_or_backfill(view, heads)
-
-
-def _anything_free(view: View) -> bool:
-    return view.free.idle > 0 or any(len(state) > 1 for state in view.free.groups)
+        newcomers = (job for job in view.fresh if job is not head)
+        return start_or_backfill(view, head, islice(newcomers, LOOK))
+    pieces = view.fits(head)
+    if pieces is not None:
+        return Start(head, pieces, head.gpus)
+    if not view.somebody_may_fit():
+        return None
+    queues = [view.queues[user] for user in sorted(view.users(), key=order)]
+    heads = [queue[0] for queue in queues[1:]]
+    behind = chain.from_iterable(islice(queue, 1, 1 + LOOK) for queue in queues)
+    return backfill(view, head, islice(chain(heads, behind), LOOK))
 
 
 def by_arrival(job: Job) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ import msgspec
 
 from cairn.cluster.simulate.explain import explain
 from cairn.cluster.simulate.jobs import (
+    MILLI,
     Action,
     Cluster,
     Job,
@@ -168,7 +169,8 @@ class _Replay:
         self.view.fresh.append(job)
 
     def _wait(self, job: Job) -> None:
-        key = self.policy.key
+        key, sizes, size = self.policy.key, self.view.sizes, _size(job)
+        sizes[size] = sizes.get(size, 0) + 1
         for queue in (self.view.waiting, self.view.queues.setdefault(job.user, [])):
             if not queue or key(queue[-1]) <= key(job):  # most come last
                 queue.append(job)
@@ -177,7 +179,10 @@ class _Replay:
 
     def _leave(self, job: Job) -> None:
         """Out of the queue, whichever way."""
-        key = self.policy.key
+        key, sizes, size = self.policy.key, self.view.sizes, _size(job)
+        sizes[size] -= 1
+        if not sizes[size]:
+            del sizes[size]
         for queue in (self.view.waiting, self.view.queues[job.user]):
             place = 0 if queue[0].id == job.id else bisect_left(queue, key(job), key=key)
             if place == len(queue) or queue[place].id != job.id:
@@ -304,3 +309,8 @@ class _Replay:
         self._charge(run, lost=min(run.overhead, self.view.now - run.start))
         story.resized += 1
         self._run(run.job, action.pieces, action.gpus, self.settings.restart)
+
+
+def _size(job: Job) -> int:
+    """As `View.sizes` counts it."""
+    return job.gpus if job.milli == MILLI else 0

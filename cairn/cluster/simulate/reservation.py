@@ -18,29 +18,20 @@ class Reservation(msgspec.Struct, frozen=True):
     nodes: int  # bits
 
 
-class _Sketch:
-    """The nodes as they will be, only where they differ from now."""
+class _Shared:
+    """What shared GPUs will have left, only where that differs from now."""
 
     def __init__(self, free: Free) -> None:
         self._free = free
-        self._idle: dict[int, int] = {}
         self._left: dict[tuple[int, int], int] = {}
 
-    def idle(self, node: int) -> int:
-        return self._idle.get(node, self._free.state[node][0])
-
     def give(self, node: int, mask: int, milli: int) -> int:
-        """Most that one GPU of this node has left now, in thousandths."""
-        freed = mask.bit_count()
-        most = MILLI
-        if milli < MILLI:
-            gpu = mask.bit_length() - 1
-            left = self._left.get((node, gpu), self._free.shared[node].get(gpu, 0)) + milli
-            self._left[node, gpu] = most = left
-            freed = int(left == MILLI)
-        if freed:
-            self._idle[node] = self.idle(node) + freed
-        return most
+        """What the GPU has left once so much of it is given back, in thousandths."""
+        left = self._left.get((node, mask))
+        if left is None:
+            left = self._free.shared[node].get(mask.bit_length() - 1, 0)
+        self._left[node, mask] = left = left + milli
+        return left
 
 
 def reserve(
@@ -54,26 +45,36 @@ def reserve(
     whole, rest = divmod(job.gpus, free.gpus)
     if not (job.milli == MILLI and whole and (whole > 1 or rest)):
         return _one_node(free, ends, running, job, now)
-    sketch = _Sketch(free)
     first = free.groups.get((free.gpus,), 0)  # idle already
+    missing = whole - first.bit_count()
+    all_idle = (1 << free.gpus) - 1
+    masks, coming, shared = free.masks, {}, _Shared(free)  # idle GPUs by node: now, and by then
     later: list[int] = []  # nodes that become idle, in order
-    parts = (
-        {node for node, state in enumerate(free.state) if rest <= state[0] < free.gpus}
-        if rest
-        else set()
-    )
     for end, identity in ends:
         for node, mask, milli in running[identity].pieces:
-            sketch.give(node, mask, milli)
-            if sketch.idle(node) == free.gpus:
+            if milli < MILLI and shared.give(node, mask, milli) < MILLI:
+                continue
+            coming[node] = mask = mask | (coming[node] if node in coming else masks[node])
+            if mask == all_idle:
                 later.append(node)
-                parts.discard(node)
-            elif rest and sketch.idle(node) >= rest:
-                parts.add(node)
-        together = first.bit_count() + len(later)
-        if together >= whole + bool(rest) or (together == whole and parts):
+        if len(later) < missing:
+            continue
+        parts = _parts(free, coming, rest) if rest and len(later) == missing else set()
+        if not rest or parts or len(later) > missing:
             return Reservation(max(end, now), _promise(first, later, whole, bool(rest), parts))
     raise RuntimeError(f"job {job.id} does not fit an empty cluster")
+
+
+def _parts(free: Free, coming: Mapping[int, int], rest: int) -> set[int]:
+    """Nodes that are not idle, and have as many idle GPUs as the rest of a gang needs."""
+    found = {node for node, state in enumerate(free.state) if rest <= state[0] < free.gpus}
+    for node, mask in coming.items():
+        idle = mask.bit_count()
+        if rest <= idle < free.gpus:
+            found.add(node)
+        else:
+            found.discard(node)
+    return found
 
 
 def _promise(first: int, later: list[int], whole: int, rest: bool, parts: set[int]) -> int:
@@ -105,12 +106,16 @@ def _one_node(
         found = _one_node_whole(free, ends, running, job.gpus, now)
         if found is not None:
             return found
-    sketch = _Sketch(free)
+    masks, coming, shared = free.masks, {}, _Shared(free)
     for end, identity in ends:
         for node, mask, milli in running[identity].pieces:
-            left = sketch.give(node, mask, milli)
-            if sketch.idle(node) >= job.gpus or (job.milli < MILLI and left >= job.milli):
+            left = shared.give(node, mask, milli) if milli < MILLI else MILLI
+            if job.milli < MILLI and left >= job.milli:
                 return Reservation(max(end, now), 1 << node)
+            if left == MILLI:
+                coming[node] = mask | (coming[node] if node in coming else masks[node])
+                if coming[node].bit_count() >= job.gpus:
+                    return Reservation(max(end, now), 1 << node)
     raise RuntimeError(f"job {job.id} does not fit an empty cluster")
 
 

@@ -15,10 +15,13 @@ class Shares:
     def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
         """Without `track` nobody asks about users, and only what limits the cluster is counted."""
         self._capacity = (float(cluster.total), cluster.cpus, cluster.memory_gib)
+        self.limited = bool(cluster.cpus or cluster.memory_gib)  # by more than GPUs
         self._held: dict[str, list[float]] = {}
+        self._dominant: dict[str, float] = {}
         self._together = [0.0, 0.0, 0.0]
         self._usage: dict[str, tuple[float, float]] = {}  # user -> value, as of when
         self._half_life = half_life
+        self._now, self._known = float("-inf"), dict[str, float]()
         self._track = track
 
     def lacks(self, job: Job) -> str | None:
@@ -34,25 +37,33 @@ class Shares:
         """The job got (+1) or gave back (-1) these GPUs."""
         if not self._track and not job.cpus and not job.memory_gib:
             return
-        self._settle(job.user, now)
-        held = self._held.setdefault(job.user, [0.0, 0.0, 0.0])
-        amounts = (gpus * job.milli / MILLI, job.cpus, job.memory_gib)
-        for place, amount in enumerate(amounts):
-            held[place] += sign * amount
-            self._together[place] += sign * amount
-
-    def dominant(self, user: str) -> float:
+        user, gpus_held = job.user, sign * gpus * job.milli / MILLI
+        self._usage[user] = (self.usage(user, now), now)
         held = self._held.get(user)
         if held is None:
-            return 0.0
-        return max(h / c for h, c in zip(held, self._capacity, strict=True) if c)
+            held = self._held[user] = [0.0, 0.0, 0.0]
+        held[0] += gpus_held
+        self._together[0] += gpus_held
+        if not self.limited:
+            self._dominant[user] = held[0] / self._capacity[0]
+            return
+        for place, amount in ((1, job.cpus), (2, job.memory_gib)):
+            held[place] += sign * amount
+            self._together[place] += sign * amount
+        self._dominant[user] = max(h / c for h, c in zip(held, self._capacity, strict=True) if c)
+
+    def dominant(self, user: str) -> float:
+        return self._dominant.get(user, 0.0)
 
     def usage(self, user: str, now: float) -> float:
-        value, since = self._usage.get(user, (0.0, now))
-        return _decayed(value, self._gpus(user), now - since, self._half_life)
-
-    def _settle(self, user: str, now: float) -> None:
-        self._usage[user] = (self.usage(user, now), now)
+        if now != self._now:  # of one moment: whoever starts or ends has used nothing in it
+            self._now, self._known = now, {}
+        known = self._known.get(user)
+        if known is None:
+            value, since = self._usage.get(user, (0.0, now))
+            known = _decayed(value, self._gpus(user), now - since, self._half_life)
+            self._known[user] = known
+        return known
 
     def _gpus(self, user: str) -> float:
         held = self._held.get(user)

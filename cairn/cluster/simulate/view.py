@@ -7,7 +7,7 @@ nothing more to do at this time. Durations are hidden: a policy sees limits.
 from collections.abc import Iterable
 
 from cairn.cluster.simulate.free import Free, Rule, tightest
-from cairn.cluster.simulate.jobs import Cluster, Job, Pieces, Running
+from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Pieces, Running
 from cairn.cluster.simulate.reservation import Reservation, reserve
 from cairn.cluster.simulate.shares import Shares
 
@@ -21,6 +21,7 @@ class View:
         self.free = Free(cluster)
         self.waiting: list[Job] = []
         self.queues: dict[str, list[Job]] = {}  # the same, by user
+        self.sizes: dict[int, int] = {}  # GPUs -> how many of them wait; 0: those that share one
         self.running: dict[int, Running] = {}
         self.ends: list[tuple[float, int]] = []
         self.reserved: dict[int, float] = {}  # id of a waiting job -> when it was promised
@@ -35,7 +36,7 @@ class View:
     def fits(self, job: Job, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
         """Where the job could start now, or None; with another number of GPUs where it is elastic."""
         wanted = job.gpus if gpus is None else gpus
-        if self.shares.lacks(job) is not None:
+        if self.shares.limited and self.shares.lacks(job) is not None:
             return None
         return self.free.find(wanted, job.milli, self.rule, avoid=avoid, packed=self.packed)
 
@@ -44,12 +45,19 @@ class View:
 
         Whoever starts meanwhile ends before or keeps off the nodes, so what was promised stays true.
         """
-        memo = self._memo
-        if memo is not None and memo[0] == job.id and memo[1] == self.ended:
-            return memo[2]
+        known = self.known_promise(job)
+        if known is not None:
+            return known
         found = reserve(self.free, self.ends, self.running, job, self.now)
         self._memo = (job.id, self.ended, found)
         return found
+
+    def known_promise(self, job: Job) -> Reservation | None:
+        """What was worked out before, if it is still true."""
+        memo = self._memo
+        if memo is not None and memo[0] == job.id and memo[1] == self.ended:
+            return memo[2]
+        return None
 
     def try_without(self, run: Running) -> None:
         """As if this job were gone; `undo` puts it back, and has to."""
@@ -59,6 +67,17 @@ class View:
     def undo(self, run: Running) -> None:
         self.free.take(run.pieces)
         self.shares.change(run.job, run.gpus, +1, self.now)
+
+    def somebody_may_fit(self) -> bool:
+        """Whether any of those who wait is small enough for what is free; quick, and never wrong with a no."""
+        free, sizes = self.free, self.sizes
+        if 0 in sizes:
+            return free.idle > 0 or any(len(state) > 1 for state in free.groups)
+        return bool(sizes) and free.idle > 0 and min(sizes) < free.too_many()
+
+    def may_fit(self, job: Job) -> bool:
+        """As above, of one job."""
+        return job.milli < MILLI or job.gpus < self.free.too_many()
 
     def users(self) -> Iterable[str]:
         """Who has something waiting."""

@@ -187,8 +187,9 @@ class Collectives:
         combine: reduction.Combine | None = None,
     ) -> None:  # fmt: skip
         """Whatever goes wrong, everybody is told, and the group ends."""
-        self._guard.begin(call)
         record = self._flight.begin(call)
+        self._guard.begin(call)
+        record.admitted = True
         try:
             self._executor.run(call, program, views, combine, timeout_s)
         except Exception as error:

@@ -25,16 +25,17 @@ from cairn.comm.backend.wire import Call
 KEPT = 512  # records of each group
 FRAMES = 8  # of the program, innermost first
 VERSION = "2.10"  # of torch's format
-OURS = ("/cairn/comm/", "/torch/", "contextlib.py")  # files that are not the caller's
+OURS = ("/cairn/comm/", "/torch/", "/threading.py", "/contextlib.py")  # not the caller's files
 
 
 class Record:
     """One operation of this rank. `ended_ns` is 0 while it is under way."""
 
-    __slots__ = ("began_ns", "call", "ended_ns", "label", "thread")
+    __slots__ = ("admitted", "began_ns", "call", "ended_ns", "label", "thread")
 
     def __init__(self, call: Call, label: str = "") -> None:
         self.call, self.label = call, label  # the label of a message: "recv 2<-0"
+        self.admitted = bool(label)  # otherwise the group was stopped before it was called
         self.thread = threading.get_ident()
         self.began_ns, self.ended_ns = time.time_ns(), 0
 
@@ -89,6 +90,7 @@ class FlightRecorder:
             "profiling_name": f"cairn:{record.label or call.operation}",
             "input_sizes": [[elements]] if call.total else [], "input_dtypes": [dtype],
             "state": "completed" if done else "started", "retired": done,
+            "refused": not record.admitted,
             "time_created_ns": record.began_ns,
             "time_discovered_completed_ns": record.ended_ns or None, "frames": frames,
         }  # fmt: skip

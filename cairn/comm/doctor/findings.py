@@ -35,6 +35,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     entered_ns: int
     done: bool
     started: bool = True  # False: it waits behind others on its stream
+    refused: bool = False  # called when the group had failed already: too late to be waited for
     ended_ns: int | None = None
     frame: str = ""  # where in the program
 

@@ -91,6 +91,7 @@ def _call(entry: dict[str, Any]) -> Call:
         done=state == "completed" or bool(entry.get("retired")),
         started=state in ("started", "completed") or "gloo" in str(entry["profiling_name"]),
         ended_ns=entry.get("time_discovered_completed_ns"), frame=_where(frames),
+        refused=bool(entry.get("refused")),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Faults on purpose, in real ranks: who sleeps, who stays away, who calls something else.
 
-Every function leaves files as a user would have them: flight-recorder dumps of torch, or a probe. The
-hosts of a slow network are namespaces with limited rates where this machine permits them; elsewhere the
-sender is held back by as much time.
+Every function leaves files as a user would have them: flight-recorder dumps of torch and of our backend, or a
+probe. The hosts of a slow network are namespaces with limited rates where this machine permits them; elsewhere
+the sender is held back by as much time.
 """
 
 import random
@@ -25,7 +25,8 @@ SLOW_S, LOST_S, LOST_SHARE = 0.015, 0.2, 0.4
 
 
 def healthy(folder: Path, seed: int = 0) -> None:
-    dumps(folder, lambda rank, number: None)
+    """Ranks over gloo, and over our backend, in turn."""
+    dumps(folder, lambda rank, number: None, backend=("gloo", "cairn")[seed % 2])
     probe(folder, no_delay, seed)
 
 
@@ -33,9 +34,9 @@ def straggler(folder: Path, which: int = 2) -> None:
     dumps(folder, lambda rank, number: time.sleep(LATE_S) if rank == which else None)
 
 
-def missing(folder: Path, which: int = 1) -> None:
+def missing(folder: Path, which: int = 1, backend: str = "gloo") -> None:
     """One rank does something else before the sixth collective, and never comes."""
-    dumps(folder, lambda rank, number: rank == which and number == 5)
+    dumps(folder, lambda rank, number: rank == which and number == 5, backend=backend)
 
 
 def dead(folder: Path, which: int = 3) -> None:
@@ -43,12 +44,9 @@ def dead(folder: Path, which: int = 3) -> None:
     dumps(folder, lambda rank, number: rank == which and number == 5, silent=which)
 
 
-def other_size(folder: Path, which: int = 2) -> None:
-    dumps(
-        folder,
-        lambda rank, number: None,
-        last=lambda rank: ("all_reduce", 7 if rank == which else 5),
-    )
+def other_size(folder: Path, which: int = 2, backend: str = "gloo") -> None:
+    dumps(folder, lambda rank, number: None, backend=backend,
+          last=lambda rank: ("all_reduce", 7 if rank == which else 5))  # fmt: skip
 
 
 def other_operation(folder: Path, which: int = 1) -> None:
@@ -111,6 +109,7 @@ def _facts(hosts: list[str] | None = None) -> list[RankFacts]:
 def dumps(
     folder: Path, before: Callable[[int, int], Any],
     last: Callable[[int], tuple[str, int]] | None = None, silent: int | None = None,
+    backend: str = "gloo",
 ) -> None:  # fmt: skip
     """All-reduces; `before` may sleep, or return True to stay away from then on."""
 
@@ -132,9 +131,9 @@ def dumps(
             call = {"all_reduce": dist.all_reduce, "broadcast": _broadcast}[op]
             call(torch.ones(count), async_op=True)
             time.sleep(0.3)
-        return flight_recording()
+        return flight_recording(backend)
 
-    for rank, dump in enumerate(run_ranks(WORLD, work)):
+    for rank, dump in enumerate(run_ranks(WORLD, work, backend=backend)):
         if dump is not NO_ANSWER and dump is not None:
             (folder / f"fr_rank_{rank}").write_bytes(dump)
 

@@ -1,4 +1,4 @@
-"""Real ranks on this host: forked processes with a gloo group, and what each of them can tell.
+"""Real ranks on this host: forked processes with a group over gloo or our backend, and what each of them can tell.
 
     parent --fork--> rank 0 .. n-1        each answers once, or never: then it hangs or has died
 
@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cairn.core.errors import HardwareError
 
 Work = Callable[[int, int], Any]
@@ -34,7 +36,7 @@ NO_ANSWER = _NoAnswer()
 
 def run_ranks(
     world: int, work: Work, *, timeout_s: float = 60.0, interfaces: Sequence[str] | None = None,
-    enter: Callable[[int], None] = lambda rank: None,
+    enter: Callable[[int], None] = lambda rank: None, backend: str = "gloo",
 ) -> list[Any]:  # fmt: skip
     """What `work(rank, world)` returned on each rank; NO_ANSWER where it did not."""
     import torch
@@ -47,10 +49,8 @@ def run_ranks(
         for rank in range(world):
             receiver, sender = context.Pipe(duplex=False)
             name = interfaces[rank] if interfaces else "lo"
-            process = context.Process(
-                target=_child, args=(sender, Path(folder) / "join", rank, world, work, name, enter),
-                daemon=True,
-            )  # fmt: skip
+            about = (Path(folder) / "join", rank, world, work, name, enter, backend)
+            process = context.Process(target=_child, args=(sender, *about), daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
@@ -68,8 +68,12 @@ def run_ranks(
                 pipe.close()
 
 
-def flight_recording(stacks: bool = False) -> bytes:
+def flight_recording(backend: str = "gloo", stacks: bool = False) -> bytes:
     """This rank's dump, as torch writes it; to name the lines of the stacks takes seconds."""
+    if backend == "cairn":
+        from cairn.comm.backend import flight
+
+        return msgspec.json.encode(flight.dump())
     from torch._C import _distributed_c10d as c10d
 
     dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
@@ -80,10 +84,12 @@ def flight_recording(stacks: bool = False) -> bytes:
 
 def _child(
     sender: Connection, join: Path, rank: int, world: int, work: Work, interface: str,
-    enter: Callable[[int], None],
+    enter: Callable[[int], None], backend: str,
 ) -> None:  # fmt: skip
     import torch.distributed as dist
 
+    if backend == "cairn":
+        import cairn.comm.backend  # noqa: F401  registers it
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     # A rank that is made to fail says so on stderr in many lines; the doctor says it in one.
     null = os.open(os.devnull, os.O_WRONLY)
@@ -91,7 +97,7 @@ def _child(
     with contextlib.suppress(BaseException):
         enter(rank)
         dist.init_process_group(
-            "gloo", init_method=f"file://{join}", rank=rank, world_size=world,
+            backend, init_method=f"file://{join}", rank=rank, world_size=world,
             timeout=timedelta(seconds=JOIN_S),
         )  # fmt: skip
         sender.send(work(rank, world))

@@ -8,6 +8,7 @@ and no other cause is. Health is real ranks and all logs together, with another 
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +54,12 @@ def cases() -> list[Case]:
         Case("wrong interface", "wrong interface", "rank 1", inject.wrong_interface, said),
         Case("mismatched sizes", "mismatch", "rank 2", inject.other_size, real),
         Case("mismatched operations", "mismatch", "rank 1", inject.other_operation, real),
+        Case("missing rank, our backend", "hang", "rank 1",
+             partial(inject.missing, backend="cairn"), real),
+        Case("mismatched sizes, our backend", "mismatch", "rank 2",
+             partial(inject.other_size, backend="cairn"), real),
         *_log_cases(log),
-    ]
+    ]  # fmt: skip
 
 
 def _log_cases(by: str) -> list[Case]:

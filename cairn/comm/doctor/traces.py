@@ -80,7 +80,11 @@ def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | 
 
 
 def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:
-    """Somebody waits in a collective that somebody else has not entered."""
+    """Somebody waits in a collective that somebody else has not entered, or only when all was over."""
+    calls = {
+        rank: {number: call for number, call in mine.items() if not call.refused}
+        for rank, mine in calls.items()
+    }
     last = {rank: max(mine, default=0) for rank, mine in calls.items()}
     unfinished = {rank: [c for c in mine.values() if not c.done] for rank, mine in calls.items()}
     waiting = {

@@ -28,9 +28,7 @@ def forced(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> list[
 
     from cairn.comm.backend import Options
 
-    groups = [
-        dist.new_group(backend="cairn", pg_options=Options(schedule=name)) for name in TRIED
-    ]
+    groups = [dist.new_group(backend="cairn", pg_options=Options(schedule=name)) for name in TRIED]
     return [
         [
             times_us(lambda g=group, v=torch.ones(size // 4): dist.all_reduce(v, group=g), repeats)
@@ -69,7 +67,12 @@ def run(bench: Workbench) -> Outcome:
     ]
     regrets = []
     for at, size in enumerate(sizes):
-        order = [row.name for row in ranked("all_reduce", Places((0,) * RANKS), size, Link(alpha_us=60, gb_per_s=1))]
+        order = [
+            row.name
+            for row in ranked(
+                "all_reduce", Places((0,) * RANKS), size, Link(alpha_us=60, gb_per_s=1)
+            )
+        ]
         chosen = next(one for one in order if one in TRIED)
         regrets.append(best[TRIED.index(chosen)][at] / min(best[w][at] for w in range(len(TRIED))))
     return Outcome(
@@ -83,7 +86,8 @@ def run(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words(
-                    f"where {told.before} becomes {told.after}", f"{told.before} 切换到 {told.after} 的尺寸"
+                    f"where {told.before} becomes {told.after}",
+                    f"{told.before} 切换到 {told.after} 的尺寸",
                 ),
                 predicted=told.bytes / (1 << 20),
                 measured=found / (1 << 20),
@@ -167,9 +171,7 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words(
-                "What are LL, LL128 and Simple?", "LL、LL128 和 Simple 分别是什么？"
-            ),
+            Words("What are LL, LL128 and Simple?", "LL、LL128 和 Simple 分别是什么？"),
             Words(
                 "Ways to know that data has arrived: LL sends a 4-byte flag with every 4 bytes (50% of the bandwidth, "
                 "lowest latency), LL128 8 of 128 bytes (needs NVLink's ordering), Simple uses fences and full bandwidth.",

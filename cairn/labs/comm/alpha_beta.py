@@ -57,18 +57,14 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(
         checks=[
             Check(
-                what=Words(
-                    "median error of the sizes between", "中间各尺寸的预测误差中位数"
-                ),
+                what=Words("median error of the sizes between", "中间各尺寸的预测误差中位数"),
                 predicted=0.5,
                 measured=median(errors),
                 unit="share",
                 kind="at_most",
             ),
             Check(
-                what=Words(
-                    "large message over small, by rate", "大消息与最小消息的速率之比"
-                ),
+                what=Words("large message over small, by rate", "大消息与最小消息的速率之比"),
                 predicted=(sizes[-1] / model[-1]) / (sizes[1] / model[1]),
                 measured=rates[-1] / rates[1],
                 unit="x",
@@ -156,9 +152,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "What does the model leave out?", "这个模型忽略了什么？"
-            ),
+            Words("What does the model leave out?", "这个模型忽略了什么？"),
             Words(
                 "Contention, protocol switches (eager against rendezvous, LL against Simple), pipelines that fill, and "
                 "topology: real curves have kinks where the library changes its algorithm.",

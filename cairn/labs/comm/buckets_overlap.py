@@ -165,9 +165,7 @@ LAB = Lab(
         "cairn/train/parallel/buckets.py:Buckets",
         "cairn/train/parallel/data.py:Replicas",
     ),
-    reading=(
-        "PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",
-    ),
+    reading=("PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",),
     questions=(
         Question(
             Words(
@@ -181,9 +179,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "What limits how small a bucket should be?", "桶为什么不能太小？"
-            ),
+            Words("What limits how small a bucket should be?", "桶为什么不能太小？"),
             Words(
                 "Each pays a latency and runs at the bandwidth of a small message; 25 MB (DDP's default) is far above "
                 "alpha * beta of most networks.",

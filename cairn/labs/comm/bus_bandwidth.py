@@ -59,7 +59,8 @@ def run(bench: Workbench) -> Outcome:
         checks=[
             Check(
                 what=Words(
-                    "bytes of the busiest rank against 2(n-1)/n", "最忙 rank 的字节数与 2(n-1)/n 之差"
+                    "bytes of the busiest rank against 2(n-1)/n",
+                    "最忙 rank 的字节数与 2(n-1)/n 之差",
                 ),
                 predicted=0.0,
                 measured=wrong_bytes,
@@ -73,9 +74,7 @@ def run(bench: Workbench) -> Outcome:
                 within=0.05,
             ),
             Check(
-                what=Words(
-                    "algorithm bandwidth, 16 ranks over 2", "algbw：16 rank 与 2 rank 之比"
-                ),
+                what=Words("algorithm bandwidth, 16 ranks over 2", "algbw：16 rank 与 2 rank 之比"),
                 predicted=bus_factor("all_reduce", 2) / bus_factor("all_reduce", 16),
                 measured=alg[-1][1] / alg[0][1],
                 unit="x",
@@ -83,7 +82,8 @@ def run(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words(
-                    "real all-reduce over all-gather, by time", "真实 all-reduce 与 all-gather 的耗时比"
+                    "real all-reduce over all-gather, by time",
+                    "真实 all-reduce 与 all-gather 的耗时比",
                 ),
                 predicted=2.0,
                 measured=reduce / gather,
@@ -145,7 +145,8 @@ LAB = Lab(
     questions=(
         Question(
             Words(
-                "Why is the factor of an all-reduce 2(n-1)/n?", "all-reduce 的系数为什么是 2(n-1)/n？"
+                "Why is the factor of an all-reduce 2(n-1)/n?",
+                "all-reduce 的系数为什么是 2(n-1)/n？",
             ),
             Words(
                 "Each rank must send (n-1)/n of the vector to have it reduced and receive (n-1)/n of the result: "
@@ -166,9 +167,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "Which factor has an all-to-all, and why?", "all-to-all 的系数是多少，为什么？"
-            ),
+            Words("Which factor has an all-to-all, and why?", "all-to-all 的系数是多少，为什么？"),
             Words(
                 "(n-1)/n: a rank keeps its own n-th part and sends the rest once.",
                 "(n-1)/n：每个 rank 留下自己那 1/n，其余各发送一次。",

@@ -61,14 +61,18 @@ def run(bench: Workbench) -> Outcome:
                 within=0.0,
             ),
             Check(
-                what=Words("deadlines missed by fair sharing at 98%", "公平共享在 98% 负载下错过的比例"),
+                what=Words(
+                    "deadlines missed by fair sharing at 98%", "公平共享在 98% 负载下错过的比例"
+                ),
                 predicted=0.05,
                 measured=missed["fair"][-1][1],
                 unit="share",
                 kind="at_least",
             ),
             Check(
-                what=Words("slowest job, deadline over fair", "最受影响作业的步长：deadline 与 fair 之比"),
+                what=Words(
+                    "slowest job, deadline over fair", "最受影响作业的步长：deadline 与 fair 之比"
+                ),
                 predicted=1.0,
                 measured=slower,
                 unit="x",
@@ -143,7 +147,8 @@ LAB = Lab(
         ),
         Question(
             Words(
-                "Why is a training job's traffic friendly to scheduling?", "训练作业的流量为什么适合调度？"
+                "Why is a training job's traffic friendly to scheduling?",
+                "训练作业的流量为什么适合调度？",
             ),
             Words(
                 "It is periodic and known: the same bytes every step, with the compute phase as slack. Shifting phases of "

@@ -46,7 +46,9 @@ def run(bench: Workbench) -> Outcome:
     schedule = make("all_reduce", "switch", ranks, chunks=4, pool=2)
     summed = interpret(schedule, whole)[0].astype(np.float64) / scale
     error = float(np.abs(summed - np.sum(vectors, axis=0)).max())
-    apart = sum(int((one != interpret(schedule, whole)[0]).any()) for one in interpret(schedule, whole))
+    apart = sum(
+        int((one != interpret(schedule, whole)[0]).any()) for one in interpret(schedule, whole)
+    )
     return Outcome(
         checks=[
             Check(
@@ -56,7 +58,9 @@ def run(bench: Workbench) -> Outcome:
                 unit="vectors",
             ),
             Check(
-                what=Words("bytes of a large ring over the switch", "大规模 ring 与交换机方案的字节比"),
+                what=Words(
+                    "bytes of a large ring over the switch", "大规模 ring 与交换机方案的字节比"
+                ),
                 predicted=2.0,
                 measured=rows[-1][1] / rows[-1][2],
                 unit="x",
@@ -78,7 +82,9 @@ def run(bench: Workbench) -> Outcome:
         ],
         plots=[
             Plot(
-                title=Words("All-reduce of 64 MiB by the cost model", "代价模型下 64 MiB 的 all-reduce"),
+                title=Words(
+                    "All-reduce of 64 MiB by the cost model", "代价模型下 64 MiB 的 all-reduce"
+                ),
                 x=Words("ranks", "rank 数"),
                 y=Words("us", "微秒"),
                 lines={"ring": ring_line, "switch": switch_line},
@@ -151,9 +157,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "What are NVLS and SHARP?", "NVLS 和 SHARP 是什么？"
-            ),
+            Words("What are NVLS and SHARP?", "NVLS 和 SHARP 是什么？"),
             Words(
                 "Reductions inside NVSwitch (multimem instructions, NVLink domain) and inside InfiniBand switches (trees "
                 "over the fabric); NCCL uses both, also together.",

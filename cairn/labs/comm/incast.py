@@ -32,7 +32,8 @@ def run(bench: Workbench) -> Outcome:
         checks=[
             Check(
                 what=Words(
-                    f"the last of {many:.0f} senders is done", f"{many:.0f} 个发送者中最后完成的时间"
+                    f"the last of {many:.0f} senders is done",
+                    f"{many:.0f} 个发送者中最后完成的时间",
                 ),
                 predicted=many * alone_us,
                 measured=crowd[-1][1],
@@ -40,18 +41,14 @@ def run(bench: Workbench) -> Outcome:
                 within=0.1,
             ),
             Check(
-                what=Words(
-                    "how much slower the bystander is", "旁观流变慢的倍数"
-                ),
+                what=Words("how much slower the bystander is", "旁观流变慢的倍数"),
                 predicted=4.0,
                 measured=bystander[-1][1] / bystander[0][1],
                 unit="x",
                 kind="at_least",
             ),
             Check(
-                what=Words(
-                    "the uplink was stopped", "上行链路被暂停的时间"
-                ),
+                what=Words("the uplink was stopped", "上行链路被暂停的时间"),
                 predicted=alone_us,
                 measured=rows[-1][4],
                 unit="us",
@@ -113,9 +110,7 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words(
-                "Which AI workloads make incast?", "AI 负载里哪些会产生 incast？"
-            ),
+            Words("Which AI workloads make incast?", "AI 负载里哪些会产生 incast？"),
             Words(
                 "All-to-all of experts with a hot expert, parameter servers and checkpoints to one storage node, and the "
                 "gather of a KV cache by one decoder.",
@@ -134,9 +129,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "How is incast avoided in practice?", "实际中如何避免 incast？"
-            ),
+            Words("How is incast avoided in practice?", "实际中如何避免 incast？"),
             Words(
                 "Schedules in which each receiver has one sender at a time (pairwise all-to-all, rings), receiver-driven "
                 "credits, and ECN-based control (DCQCN) that slows senders before queues fill.",

@@ -57,7 +57,9 @@ def run(bench: Workbench) -> Outcome:
                 unit="ranks",
             ),
             Check(
-                what=Words("mismatch: seconds until the last knew", "不一致：最后一个 rank 得知的时间"),
+                what=Words(
+                    "mismatch: seconds until the last knew", "不一致：最后一个 rank 得知的时间"
+                ),
                 predicted=timeout_s / 2,
                 measured=max(seconds for _, _, seconds in mismatch),
                 unit="s",
@@ -147,9 +149,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "Name three bugs that make ranks disagree.", "列举三种导致 rank 不一致的 bug。"
-            ),
+            Words("Name three bugs that make ranks disagree.", "列举三种导致 rank 不一致的 bug。"),
             Words(
                 "A branch that depends on the rank's own data (an unused parameter, an early stop), an uneven last "
                 "batch, and groups or collectives created in a different order.",

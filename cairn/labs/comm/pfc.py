@@ -58,9 +58,7 @@ def run(bench: Workbench) -> Outcome:
                 unit="links",
             ),
             Check(
-                what=Words(
-                    "circle in the routes of a fat tree", "fat tree 路由中的环"
-                ),
+                what=Words("circle in the routes of a fat tree", "fat tree 路由中的环"),
                 predicted=0,
                 measured=len(tree),
                 unit="links",
@@ -115,9 +113,7 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words(
-                "What are the conditions for a PFC deadlock?", "PFC 死锁的条件是什么？"
-            ),
+            Words("What are the conditions for a PFC deadlock?", "PFC 死锁的条件是什么？"),
             Words(
                 "A cyclic buffer dependency: a circle of links, each of whose queues holds bytes for the next one, and all "
                 "of them above the pause threshold at the same time.",
@@ -125,9 +121,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "Why does RoCE want PFC at all?", "RoCE 为什么需要 PFC？"
-            ),
+            Words("Why does RoCE want PFC at all?", "RoCE 为什么需要 PFC？"),
             Words(
                 "Classic RoCE NICs recover from a loss by going back to the lost packet and sending everything again; a "
                 "drop rate of 0.1% can cost most of the throughput, so the fabric is made lossless.",
@@ -135,9 +129,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "How do operators keep deadlocks away?", "运维上如何避免死锁？"
-            ),
+            Words("How do operators keep deadlocks away?", "运维上如何避免死锁？"),
             Words(
                 "Up-down routing only, also after failures; a watchdog that drops a queue paused too long; and ECN early "
                 "enough that pauses stay rare.",

@@ -35,7 +35,9 @@ def run(bench: Workbench) -> Outcome:
         "tree": verify(make("all_reduce", "tree", ranks, chunks=1)).steps,
     }
     sizes = [1 << power for power in range(12, 30, bench.pick(1, 3))]
-    trees = {_chunks(size): make("all_reduce", "tree", ranks, chunks=_chunks(size)) for size in sizes}
+    trees = {
+        _chunks(size): make("all_reduce", "tree", ranks, chunks=_chunks(size)) for size in sizes
+    }
     around, up_down = [], []
     for size in sizes:
         bench.step(f"ring and tree of {ranks} ranks, {size} bytes")
@@ -60,12 +62,17 @@ def run(bench: Workbench) -> Outcome:
             *[
                 Check(
                     what=Words(f"ring at {label.en}", f"ring，{label.zh}"),
-                    predicted=estimate("all_reduce", "ring", ranks, sizes[at], link, "one_by_one").us,
+                    predicted=estimate(
+                        "all_reduce", "ring", ranks, sizes[at], link, "one_by_one"
+                    ).us,
                     measured=around[at][1],
                     unit="us",
                     within=0.1,
                 )
-                for at, label in ((0, Words("4 KiB", "4 KiB")), (-1, Words("the largest size", "最大尺寸")))
+                for at, label in (
+                    (0, Words("4 KiB", "4 KiB")),
+                    (-1, Words("the largest size", "最大尺寸")),
+                )
             ],
             Check(
                 what=Words("ring over tree, 4 KiB", "4 KiB 时 ring 与 tree 的耗时比"),
@@ -155,9 +162,7 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words(
-                "Why does NCCL use two trees instead of one?", "NCCL 为什么用两棵树而不是一棵？"
-            ),
+            Words("Why does NCCL use two trees instead of one?", "NCCL 为什么用两棵树而不是一棵？"),
             Words(
                 "In one binary tree half of the ranks are leaves and only send or receive half of the time. In a pair of "
                 "trees every leaf of one is an inner node of the other, so all links work in both directions.",
@@ -177,7 +182,8 @@ LAB = Lab(
         ),
         Question(
             Words(
-                "Why is halving-doubling not simply always the best?", "为什么不总是用 halving-doubling？"
+                "Why is halving-doubling not simply always the best?",
+                "为什么不总是用 halving-doubling？",
             ),
             Words(
                 "Its partners are 1, 2, 4, .. away with large messages to far ranks, which collide in a real topology, and "

@@ -69,9 +69,7 @@ def run(bench: Workbench) -> Outcome:
                 unit="elements",
             ),
             Check(
-                what=Words(
-                    "bytes and waits that the identity misses", "字节数与等待次数上的差额"
-                ),
+                what=Words("bytes and waits that the identity misses", "字节数与等待次数上的差额"),
                 predicted=0.0,
                 measured=worst,
                 unit="vectors",
@@ -148,9 +146,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "And ZeRO-3?", "那 ZeRO-3 呢？"
-            ),
+            Words("And ZeRO-3?", "那 ZeRO-3 呢？"),
             Words(
                 "Weights are gathered in forward and again in backward, then gradients are scattered: three half "
                 "operations instead of two, 1.5 times the bytes.",

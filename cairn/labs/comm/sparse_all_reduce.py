@@ -56,9 +56,7 @@ def run(bench: Workbench) -> Outcome:
     blocks = bench.pick(8192, 4096)
     densities = bench.pick(DENSITIES, DENSITIES[1:3])
     bench.step(f"{RANKS} ranks, {blocks} blocks, {len(densities)} densities")
-    found = run_ranks(
-        RANKS, reduced, blocks, densities, bench.pick(4, 2), backend="cairn"
-    )
+    found = run_ranks(RANKS, reduced, blocks, densities, bench.pick(4, 2), backend="cairn")
     first = found[0]
     predicted = [share(density, RANKS) for density in densities]
     return Outcome(
@@ -165,9 +163,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "Why send blocks and not single elements?", "为什么按块而不是按元素发送？"
-            ),
+            Words("Why send blocks and not single elements?", "为什么按块而不是按元素发送？"),
             Words(
                 "An index for each element doubles the bytes and scatters memory accesses; a bitmap of blocks of 256 costs "
                 "one bit for a kilobyte and every block is a straight copy.",

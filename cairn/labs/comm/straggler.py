@@ -80,7 +80,10 @@ def run(bench: Workbench) -> Outcome:
             rows=[[rank, step_s[rank] * 1e3, wait_s[rank] * 1e3] for rank in range(RANKS)],
         ),
         notes=[
-            Words(f"the doctor: {one.cause}, {one.where}: {one.evidence[0]}", f"doctor：{one.cause}，{one.where}：{one.evidence[0]}")
+            Words(
+                f"the doctor: {one.cause}, {one.where}: {one.evidence[0]}",
+                f"doctor：{one.cause}，{one.where}：{one.evidence[0]}",
+            )
             for one in findings
         ],
     )
@@ -128,9 +131,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "What makes one GPU of many slow?", "众多 GPU 中某一块变慢常见原因有哪些？"
-            ),
+            Words("What makes one GPU of many slow?", "众多 GPU 中某一块变慢常见原因有哪些？"),
             Words(
                 "Thermal or power throttling, ECC page retirement, a PCIe link that trained down, another process on the "
                 "host, garbage collection or a slow data loader on that rank.",

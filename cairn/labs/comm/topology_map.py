@@ -73,7 +73,9 @@ def run(bench: Workbench) -> Outcome:
         ],
         plots=[
             Plot(
-                title=Words("All-reduce of 256 MiB, 8 GPUs a node", "256 MiB 的 all-reduce，每节点 8 GPU"),
+                title=Words(
+                    "All-reduce of 256 MiB, 8 GPUs a node", "256 MiB 的 all-reduce，每节点 8 GPU"
+                ),
                 x=Words("nodes", "节点数"),
                 y=Words("us", "微秒"),
                 lines=lines,
@@ -141,9 +143,7 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words(
-                "What is a rail?", "什么是 rail？"
-            ),
+            Words("What is a rail?", "什么是 rail？"),
             Words(
                 "The network that joins the k-th GPU of every node through its own NIC: traffic between equal places of "
                 "nodes needs one switch hop, and everything else goes over NVLink first.",
@@ -162,9 +162,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "How do you see the map of a machine?", "如何查看一台机器的拓扑？"
-            ),
+            Words("How do you see the map of a machine?", "如何查看一台机器的拓扑？"),
             Words(
                 "`nvidia-smi topo -m` for NVLink, PCIe and NUMA between GPUs and NICs; NCCL_DEBUG=INFO for the rings that "
                 "NCCL made of it; `cairn doctor` for what this project found.",

@@ -60,7 +60,9 @@ def read_rates(kind: str, sizes: tuple[int, ...], total: int, repeats: int) -> l
 def run(bench: Workbench) -> Outcome:
     from cairn.comm.transfer.choose import unusable
 
-    kinds = ["memcpy", "tcp", "shm"] + (["nixl"] if not bench.quick and unusable("nixl") is None else [])
+    kinds = ["memcpy", "tcp", "shm"] + (
+        ["nixl"] if not bench.quick and unusable("nixl") is None else []
+    )
     sizes = bench.pick(RUNS, (RUNS[0], RUNS[-1]))
     rates: dict[str, list[float]] = {}
     for kind in kinds:
@@ -169,9 +171,7 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words(
-                "What would RDMA change?", "换成 RDMA 会有什么不同？"
-            ),
+            Words("What would RDMA change?", "换成 RDMA 会有什么不同？"),
             Words(
                 "The NIC reads registered memory and writes into the peer's without either CPU or kernel: no copies, "
                 "microseconds of latency, and with GPUDirect no host memory at all.",

@@ -96,7 +96,8 @@ def _burn_here(blocks: int) -> None:
     print("ready", flush=True)
     if not sys.stdin.buffer.read(1):
         return  # the parent has gone
-    before, began, spent = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter(), time.process_time()  # fmt: skip
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    began, spent = time.perf_counter(), time.process_time()
     burn(blocks)
     wall, cpu = time.perf_counter() - began, time.process_time() - spent
     after = resource.getrusage(resource.RUSAGE_SELF)

@@ -4,7 +4,8 @@
                      B ████████                                    B  █ █ █ █ █ █ █ █
 
 The scheduler divides a core fairly: two busy processes on one core get equal shares that add up to one core at most, so
-on an idle machine both take twice as long. The mask is what a process may use, and programs that size themselves by the machine's cores instead overload it.
+on an idle machine both take twice as long. The mask is what a process may use, and programs that size themselves by the
+machine's cores instead overload it.
 """
 
 import os
@@ -74,7 +75,8 @@ def run(bench: Workbench) -> Outcome:
             Words(
                 f"On one core both took {walls['both on one core'] / walls['one core each']:.2f} times as long as on "
                 "two; 2.0 on an idle machine.",
-                f"共用一核的耗时是各用一核的 {walls['both on one core'] / walls['one core each']:.2f} 倍；空闲机器上应为 2.0 倍。",
+                f"共用一核的耗时是各用一核的 {walls['both on one core'] / walls['one core each']:.2f} 倍；"
+                f"空闲机器上应为 2.0 倍。",
             )
         ],
     )
@@ -97,7 +99,8 @@ LAB = Lab(
     hypothesis=Words(
         "Pinned to the same core, two busy processes get equal shares that add up to one core at most, however many "
         "cores are idle; our probe counts the cores of the mask, not those of the machine.",
-        "把两个繁忙进程绑定到同一个核，两者份额相等、合计不超过一个核，不管别的核多空闲；本项目的探测按亲和性掩码计核，而不是按整机核数。",
+        "把两个繁忙进程绑定到同一个核，两者份额相等、合计不超过一个核，不管别的核多空闲；"
+        "本项目的探测按亲和性掩码计核，而不是按整机核数。",
     ),
     run=run,
     causes=(
@@ -134,7 +137,8 @@ LAB = Lab(
                 "os.cpu_count() 返回 64，但容器里的程序很慢，为什么？",
             ),
             Words(
-                "It counts the machine. The mask (sched_getaffinity) or the cgroup quota may allow four; 64 threads on "
+                "It counts the machine. The mask (sched_getaffinity) or the cgroup quota may allow four; 64 threads "
+                "on "
                 "four cores preempt each other. Size pools by the mask and the quota.",
                 "它数的是整机的核。掩码（sched_getaffinity）或 cgroup 配额可能只给 4 个核，64 个线程会互相抢占；"
                 "线程池应按掩码和配额来定。",

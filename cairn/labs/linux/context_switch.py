@@ -5,8 +5,8 @@
              └ switch                └ switch
 
 A byte goes to and fro through two pipes. On one core every round takes the core from each process exactly once, whether
-it goes to sleep (voluntary) or is pushed off by the one it woke (involuntary): the kernel counts both. Over TCP the same
-round also passes the network stack, so it cannot be quicker.
+it goes to sleep (voluntary) or is pushed off by the one it woke (involuntary): the kernel counts both. Over TCP the
+same round also passes the network stack, so it cannot be quicker.
 """
 
 import os
@@ -140,7 +140,8 @@ LAB = Lab(
     area="linux",
     title=Words("The price of waking somebody", "唤醒另一个进程的代价"),
     hypothesis=Words(
-        "A byte to another process and back on one core switches each of them out exactly once per round, costs a few "
+        "A byte to another process and back on one core switches each of them out exactly once per round, costs a "
+        "few "
         "microseconds, and is quicker than the same over TCP.",
         "同一个核上把一个字节发给另一进程再收回来，每轮双方各被换下恰好一次，代价为几微秒，并且比走 TCP 快。",
     ),
@@ -193,7 +194,8 @@ LAB = Lab(
                 "自愿切换与非自愿切换各说明什么？",
             ),
             Words(
-                "Voluntary: it waited, for a lock, a pipe or a disk. Involuntary: its time was up while others wanted "
+                "Voluntary: it waited, for a lock, a pipe or a disk. Involuntary: its time was up while others "
+                "wanted "
                 "the core, so there are more runnable threads than cores.",
                 "自愿切换：它在等锁、管道或磁盘；非自愿切换：时间片用完而别人要用核，说明可运行线程多于核数。",
             ),

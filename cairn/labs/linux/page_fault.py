@@ -2,8 +2,8 @@
 
     mmap ──> no memory yet ──touch──> minor fault: a zeroed page ──touch again──> nothing
 
-A mapping of n pages costs exactly n faults, whatever asks for it; used again it costs none. That is why our network code
-keeps its receive buffers, and why a first step is slower than the second.
+A mapping of n pages costs exactly n faults, whatever asks for it; used again it costs none. That is why our network
+code keeps its receive buffers, and why a first step is slower than the second.
 """
 
 import mmap
@@ -82,7 +82,7 @@ def run(bench: Workbench) -> Outcome:
 
 def small_pages(size: int) -> mmap.mmap:
     """Fresh memory of which the kernel may not make huge pages."""
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return memory
@@ -107,7 +107,8 @@ LAB = Lab(
     area="linux",
     title=Words("Memory begins at the first touch", "内存从第一次触碰开始"),
     hypothesis=Words(
-        "Fresh memory costs one minor fault for each page that is touched, exactly; touching it again costs none and is "
+        "Fresh memory costs one minor fault for each page that is touched, exactly; touching it again costs none and "
+        "is "
         "at least twice as quick.",
         "新内存每触碰一页就恰好产生一次次缺页（minor fault）；再次触碰不再缺页，至少快一倍。",
     ),
@@ -145,7 +146,8 @@ LAB = Lab(
                 "minor fault 与 major fault 有什么区别？",
             ),
             Words(
-                "Minor: the page is in memory (or only needs zeros) and is just mapped, about a microsecond. Major: it "
+                "Minor: the page is in memory (or only needs zeros) and is just mapped, about a microsecond. Major: "
+                "it "
                 "has to come from a disk, a hundred microseconds to milliseconds.",
                 "minor：页已在内存（或只需清零），映射一下即可，约 1 微秒；major：要从磁盘读，百微秒到毫秒级。",
             ),

@@ -81,7 +81,8 @@ def run(bench: Workbench) -> Outcome:
             Words(
                 f"A call costs {alpha * 1e9:.0f} ns here (Python's own share included): as much as copying "
                 f"{alpha * size / base:,.0f} bytes.",
-                f"本机一次调用约 {alpha * 1e9:.0f} 纳秒（含 Python 自身开销），相当于拷贝 {alpha * size / base:,.0f} 字节。",
+                f"本机一次调用约 {alpha * 1e9:.0f} 纳秒（含 Python 自身开销），相当于拷贝 {alpha * size / base:,.0f} "
+                f"字节。",
             )
         ],
     )
@@ -122,7 +123,8 @@ LAB = Lab(
     area="linux",
     title=Words("The price of entering the kernel", "进入内核的代价"),
     hypothesis=Words(
-        "Reading a cached file costs a fixed price per call plus a price per byte: two chunk sizes predict all others. "
+        "Reading a cached file costs a fixed price per call plus a price per byte: two chunk sizes predict all "
+        "others. "
         "Gathering makes the calls vanish: our event sink needs fewer than one write per hundred events.",
         "读缓存文件的耗时 = 每次调用的固定代价 + 每字节代价：由两个块大小就能预测其余。合并写入能消去调用："
         "本项目的事件写入器每一百个事件不到一次 write。",
@@ -148,7 +150,8 @@ LAB = Lab(
             Words(
                 "The processor changes its privilege level, saves registers and (since Meltdown) may switch page "
                 "tables or flush predictors: 100 to 1000 ns against 1 to 2 ns.",
-                "处理器要切换特权级、保存寄存器，Meltdown 之后还可能切页表、刷新预测器：100–1000 纳秒，而函数调用只要 1–2 纳秒。",
+                "处理器要切换特权级、保存寄存器，Meltdown 之后还可能切页表、刷新预测器：100–1000 纳秒，"
+                "而函数调用只要 1–2 纳秒。",
             ),
         ),
         Question(
@@ -157,7 +160,8 @@ LAB = Lab(
                 "面对大量小调用，有哪三种办法？",
             ),
             Words(
-                "Gather (buffered writes, writev, sendmmsg), share memory instead of calling (mmap, rings), and submit "
+                "Gather (buffered writes, writev, sendmmsg), share memory instead of calling (mmap, rings), and "
+                "submit "
                 "many at once (io_uring); kernel bypass such as RDMA is the end of that road.",
                 "合并（缓冲写、writev、sendmmsg）；用共享内存代替调用（mmap、环形队列）；一次提交多个（io_uring）。"
                 "走到尽头就是 RDMA 这类内核旁路。",
@@ -171,7 +175,8 @@ LAB = Lab(
             Words(
                 "High sys time in top or pidstat, then `strace -c -f` or `perf trace -s` for which calls, and "
                 "/proc/PID/io for how many. Many calls of a few bytes are the sign.",
-                "top/pidstat 里 sys 占比高，再用 `strace -c -f` 或 `perf trace -s` 看是哪些调用、/proc/PID/io 看次数；"
+                "top/pidstat 里 sys 占比高，再用 `strace -c -f` 或 `perf trace -s` 看是哪些调用、/proc/PID/io "
+                "看次数；"
                 "大量只有几字节的调用就是信号。",
             ),
         ),

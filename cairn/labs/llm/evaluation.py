@@ -5,10 +5,14 @@ random weights: loss = ln(vocabulary)      accuracy p over n questions: standard
 
 import math
 import zlib
+from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.llm import _tiny
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.models.transformer import Transformer
 
 
 @_tiny.single_thread
@@ -23,9 +27,11 @@ def run(bench: Workbench) -> Outcome:
         start = _tiny.answer_loss(untrained, _tiny.all_sums()).item()
     bench.step("cairn-tiny reads stories")
     opened = open_model("cairn-tiny")
-    runnable = opened.load(device="cpu", dtype="float32")
+    model, tokenizer = opened.load(device="cpu", dtype="float32").model, opened.tokenizer
+    if tokenizer is None:
+        raise RuntimeError("the shipped model has lost its tokenizer")
     texts = [story(99, number) for number in range(bench.pick(24, 6))]
-    ours = sum(_bits(runnable.model, opened.tokenizer.encode(text)) for text in texts)
+    ours = sum(_bits(model, tokenizer.encode(text)) for text in texts)
     size = sum(len(text.encode()) for text in texts)
     packed = 8 * len(zlib.compress("\n".join(texts).encode(), 9)) / size
     spread, predicted = _bootstrap(bench.pick(4000, 800))
@@ -75,7 +81,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _bits(model: "object", tokens: list[int]) -> float:
+def _bits(model: "Transformer", tokens: list[int]) -> float:
     """What it takes to write the text down when this model guesses the next token."""
     import torch
 
@@ -85,7 +91,7 @@ def _bits(model: "object", tokens: list[int]) -> float:
     row = torch.tensor(tokens)
     attend = Packed([len(tokens)])
     with torch.no_grad():
-        scores = model.logits(model(row, attend.positions_T(), attend))  # type: ignore[attr-defined,operator]
+        scores = model.logits(model(row, attend.positions_T(), attend))
     first = math.log2(scores.shape[-1])  # nothing was read before the first token
     return token_losses(scores[:-1], row[1:]).sum().item() / math.log(2) + first
 

@@ -10,6 +10,7 @@ from cairn.labs.llm import _tiny
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from cairn.models.transformer import Transformer
@@ -81,7 +82,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def sample(model: "Transformer", prompts: "Tensor", generator: "object") -> "Tensor":
+def sample(model: "Transformer", prompts: "Tensor", generator: "torch.Generator") -> "Tensor":
     """Answers drawn token by token at temperature 1."""
     import torch
 
@@ -89,7 +90,7 @@ def sample(model: "Transformer", prompts: "Tensor", generator: "object") -> "Ten
     with torch.no_grad():
         while rows.shape[1] < prompts.shape[1]:
             shares = _tiny.logits(model, rows)[:, -1].softmax(-1)
-            drawn = torch.multinomial(shares, 1, generator=generator)  # type: ignore[arg-type]
+            drawn = torch.multinomial(shares, 1, generator=generator)
             rows = torch.cat((rows, drawn), dim=1)
     return rows
 

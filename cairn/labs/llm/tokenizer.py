@@ -22,7 +22,7 @@ def run(bench: Workbench) -> Outcome:
         coded = [tokenizer.encode(text) for text in fresh]
         lost += sum(tokenizer.decode(ids) != text for ids, text in zip(coded, fresh, strict=True))
         tokens = sum(map(len, coded))
-        known = tokenizer.vocab_size if hasattr(tokenizer, "vocab_size") else len(tokenizer)
+        known = tokenizer.vocab_size
         rows.append([known, tokens, size / tokens, known * 64])
         line.append((float(known), size / tokens))
         if vocab is not None:

@@ -3,8 +3,8 @@
     arrivals --choose(replicas, request)--> replica 0: Scheduler, its own clock
                                             replica 1: ...
 
-`serve.simulate` runs one engine to the end of its trace; a router has to look at all of them at the moment of an arrival,
-so here each is brought up to that moment first. Pure but for the draw of whoever calls.
+`serve.simulate` runs one engine to the end of its trace; a router has to look at all of them at the moment of an
+arrival, so here each is brought up to that moment first. No clock, no device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +54,9 @@ class Replica:
 Choose = Callable[[Sequence[Replica], Request, float], int]
 
 
-def serve(replicas: Sequence[Replica], arrivals: Iterable[tuple[float, Request]], choose: Choose) -> None:
+def serve(
+    replicas: Sequence[Replica], arrivals: Iterable[tuple[float, Request]], choose: Choose
+) -> None:
     """Every request through the replica that is chosen for it when it arrives, until all have ended."""
     for at, request in arrivals:
         for replica in replicas:

@@ -3,8 +3,8 @@
     draft    looks for the last tokens earlier in the text and copies what followed them (prompt lookup)
     verify   one forward pass over the guesses; those that the model would have chosen itself stay, and one more
 
-Greedy, so what comes out is what the model alone would have written. `keep` is the rule for sampling: with it the tokens
-have the model's distribution whatever the draft was. Works on one sequence with the model's contiguous cache.
+Greedy, so what comes out is what the model alone would have written. `keep` is the rule for sampling: with it the
+tokens have the model's distribution whatever the draft was. Works on one sequence with the model's contiguous cache.
 """
 
 from collections.abc import Sequence
@@ -84,4 +84,6 @@ def keep(draft_V: "Tensor", target_V: "Tensor", token: int, chance: float, again
     if chance * float(draft_V[token]) <= float(target_V[token]):
         return token
     excess_V = (target_V - draft_V).clamp(min=0)
-    return int(torch.searchsorted(excess_V.cumsum(0) / excess_V.sum(), again).clamp(max=len(excess_V) - 1))
+    return int(
+        torch.searchsorted(excess_V.cumsum(0) / excess_V.sum(), again).clamp(max=len(excess_V) - 1)
+    )

@@ -101,8 +101,8 @@ LAB = Lab(
     area="serving",
     title=Words("Continuous against static batching", "连续批处理与静态批处理"),
     hypothesis=Words(
-        "A static batch takes as many steps as its longest answer; with continuous batching the steps are those of a "
-        "greedy packing of all answers into the rows. Throughput gains by the ratio of the two.",
+        "A static batch takes as many steps as its longest answer; with continuous batching the steps are those of "
+        "a greedy packing of all answers into the rows. Throughput gains by the ratio of the two.",
         "静态批的步数等于其中最长回答的长度；连续批处理的步数等于把所有回答贪心装入各行的结果。吞吐提升就是两者之比。",
     ),
     run=run,
@@ -111,7 +111,10 @@ LAB = Lab(
             "steps with fewer rows are a little cheaper, so time gains less than steps",
             "行数少的步略便宜，时间上的收益小于步数上的收益",
         ),
-        Words("another process took the CPU in one of the two runs", "其中一次运行时 CPU 被其他进程占用"),
+        Words(
+            "another process took the CPU in one of the two runs",
+            "其中一次运行时 CPU 被其他进程占用",
+        ),
     ),
     code=(
         "cairn/serve/engine/scheduler.py:Scheduler",
@@ -126,8 +129,8 @@ LAB = Lab(
                 "为什么语言模型可以逐步重组批，而图像模型不行？",
             ),
             Words(
-                "A request is many equal forward passes, so the batch may change between any two of them; all state of a "
-                "request is its KV cache and its position.",
+                "A request is many equal forward passes, so the batch may change between any two of them; all state "
+                "of a request is its KV cache and its position.",
                 "一个请求由许多次相同形式的前向组成，任意两次之间都可以换批成员；请求的全部状态只是 KV cache 和位置。",
             ),
         ),
@@ -137,8 +140,8 @@ LAB = Lab(
                 "什么情况下连续批处理没有收益？",
             ),
             Words(
-                "When all answers are equally long and arrive together: rows then fall free at the same time anyway. The "
-                "gain comes from the spread of the lengths.",
+                "When all answers are equally long and arrive together: rows then fall free at the same time "
+                "anyway. The gain comes from the spread of the lengths.",
                 "所有回答一样长且同时到达时：各行本来就同时空出。收益来自长度的离散程度。",
             ),
         ),
@@ -148,8 +151,8 @@ LAB = Lab(
                 "什么是动态批处理的等待窗口？为什么解码服务不需要它？",
             ),
             Words(
-                "A server waits some milliseconds to collect requests before it runs a fixed batch. With iteration-level "
-                "scheduling a newcomer joins the next step, so waiting only adds latency.",
+                "A server waits some milliseconds to collect requests before it runs a fixed batch. With "
+                "iteration-level scheduling a newcomer joins the next step, so waiting only adds latency.",
                 "服务器先等几毫秒凑齐一批再运行。迭代级调度中新请求下一步就能加入，等待只会增加延迟。",
             ),
         ),

@@ -5,7 +5,16 @@ sides of the roofline: `step_cost` says how many FLOPs and bytes each has, the m
 """
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
-from cairn.labs.serving._engine import SMALL, Rates, ask, drain, host_rates, in_one_thread, small_engine, words
+from cairn.labs.serving._engine import (
+    SMALL,
+    Rates,
+    ask,
+    drain,
+    host_rates,
+    in_one_thread,
+    small_engine,
+    words,
+)
 from cairn.labs.workbench import Workbench
 from cairn.models.step_cost import Work, step_cost
 
@@ -85,11 +94,12 @@ def run(bench: Workbench) -> Outcome:
         ),
         notes=[
             Words(
-                f"This CPU: {rates.flops_per_s / 1e9:.0f} GFLOP/s over {rates.bytes_per_s / 1e9:.0f} GB/s is a ridge of "
-                f"{rates.flops_per_s / rates.bytes_per_s:.1f} FLOP/byte. An H200 has about 160 in bf16, so there the gap "
-                "between the two phases is a hundred times wider.",
+                f"This CPU: {rates.flops_per_s / 1e9:.0f} GFLOP/s over {rates.bytes_per_s / 1e9:.0f} GB/s is a ridge "
+                f"of {rates.flops_per_s / rates.bytes_per_s:.1f} FLOP/byte. An H200 has about 160 in bf16, so there "
+                "the gap between the two phases is a hundred times wider.",
                 f"本机 CPU：{rates.flops_per_s / 1e9:.0f} GFLOP/s 比 {rates.bytes_per_s / 1e9:.0f} GB/s，拐点约 "
-                f"{rates.flops_per_s / rates.bytes_per_s:.1f} FLOP/字节；H200 的 bf16 约为 160，两个阶段的差距大两个数量级。",
+                f"{rates.flops_per_s / rates.bytes_per_s:.1f} FLOP/字节；H200 的 bf16 约为 160，"
+                "两个阶段的差距大两个数量级。",
             )
         ],
     )
@@ -132,10 +142,11 @@ LAB = Lab(
                 "TTFT 由什么决定？TPOT 由什么决定？",
             ),
             Words(
-                "TTFT: queueing plus the FLOPs of the prompt over the matmul rate. TPOT: bytes of the weights and of "
-                "all KV read in a step over memory bandwidth; an 8B model in bf16 on 4.2 TB/s cannot go below 3.9 ms.",
-                "TTFT：排队时间加上 prompt 的 FLOPs 除以矩阵乘速率。TPOT：一步中权重和全部 KV 的字节数除以显存带宽；8B bf16 "
-                "模型在 4.2 TB/s 上不可能低于 3.9 毫秒。",
+                "TTFT: queueing plus the FLOPs of the prompt over the matmul rate. TPOT: bytes of the weights and "
+                "of all KV read in a step over memory bandwidth; an 8B model in bf16 on 4.2 TB/s cannot go below "
+                "3.9 ms.",
+                "TTFT：排队时间加上 prompt 的 FLOPs 除以矩阵乘速率。TPOT：一步中权重和全部 KV 的字节数除以显存带宽；"
+                "8B bf16 模型在 4.2 TB/s 上不可能低于 3.9 毫秒。",
             ),
         ),
         Question(
@@ -144,9 +155,10 @@ LAB = Lab(
                 "FLOP/s 翻倍而显存不变的 GPU 能加快 decode 吗？",
             ),
             Words(
-                "At small batch hardly: decode sits far left of the ridge. It helps prefill, and it moves the batch at "
-                "which decode becomes compute-bound to twice the size.",
-                "小批量时几乎没有帮助：decode 远在拐点左侧。它加快 prefill，并把 decode 变为计算受限的批大小推到两倍。",
+                "At small batch hardly: decode sits far left of the ridge. It helps prefill, and it moves the batch "
+                "at which decode becomes compute-bound to twice the size.",
+                "小批量时几乎没有帮助：decode 远在拐点左侧。它加快 prefill，并把 decode "
+                "变为计算受限的批大小推到两倍。",
             ),
         ),
         Question(
@@ -155,9 +167,10 @@ LAB = Lab(
                 "为什么有时把两个阶段放到不同机器上？",
             ),
             Words(
-                "They want different things (FLOP/s against bandwidth and memory size) and disturb each other: a long "
-                "prompt in a step stalls everybody who decodes in it. Price: the KV cache has to be moved.",
-                "它们需要的资源不同（算力 vs 带宽与容量），且互相干扰：一步里混入长 prompt 会让所有 decode 停顿。代价是要搬运 KV cache。",
+                "They want different things (FLOP/s against bandwidth and memory size) and disturb each other: a "
+                "long prompt in a step stalls everybody who decodes in it. Price: the KV cache has to be moved.",
+                "它们需要的资源不同（算力 vs 带宽与容量），且互相干扰：一步里混入长 prompt 会让所有 decode 停顿。"
+                "代价是要搬运 KV cache。",
             ),
         ),
     ),

@@ -33,8 +33,12 @@ def run(bench: Workbench) -> Outcome:
     found = engines[True].scheduler.blocks.prefix.statistics
     foreseen = (requests - 1) * (shared // PAGE) * PAGE
     whole = step_cost(SMALL, [Work(shared + own, 0)], 4).flops
-    rest = step_cost(SMALL, [Work(shared + own - foreseen // (requests - 1), foreseen // (requests - 1))], 4).flops
-    decode = 3 * 2 * SMALL.matmul_parameters() * 4  # three more tokens, each about four times its FLOPs
+    rest = step_cost(
+        SMALL, [Work(shared + own - foreseen // (requests - 1), foreseen // (requests - 1))], 4
+    ).flops
+    decode = (
+        3 * 2 * SMALL.matmul_parameters() * 4
+    )  # three more tokens, each about four times its FLOPs
     gain = requests * (whole + decode) / (whole + decode + (requests - 1) * (rest + decode))
     same = sum(a == b for a, b in zip(answers[False], answers[True], strict=True))
     return Outcome(
@@ -46,7 +50,9 @@ def run(bench: Workbench) -> Outcome:
                 unit="tokens",
             ),
             Check(
-                what=Words("answers that are the same with and without", "开关缓存后回答相同的个数"),
+                what=Words(
+                    "answers that are the same with and without", "开关缓存后回答相同的个数"
+                ),
                 predicted=requests,
                 measured=same,
                 unit="answers",
@@ -72,9 +78,10 @@ def run(bench: Workbench) -> Outcome:
         ),
         notes=[
             Words(
-                f"{shared} common tokens are {shared // PAGE} full pages of {PAGE}; the {shared % PAGE} tokens behind "
-                "them are in a page that is not full, has no hash and is never shared.",
-                f"{shared} 个公共 token 是 {shared // PAGE} 个满页；之后的 {shared % PAGE} 个 token 所在的页没满，没有哈希，不会共享。",
+                f"{shared} common tokens are {shared // PAGE} full pages of {PAGE}; the {shared % PAGE} tokens "
+                "behind them are in a page that is not full, has no hash and is never shared.",
+                f"{shared} 个公共 token 是 {shared // PAGE} 个满页；之后的 {shared % PAGE} 个 token 所在的页没满，"
+                "没有哈希，不会共享。",
             )
         ],
     )
@@ -85,13 +92,16 @@ LAB = Lab(
     area="serving",
     title=Words("What a shared prefix is worth", "共享前缀的价值"),
     hypothesis=Words(
-        "Every request but the first finds exactly the full pages of the common beginning, answers do not change, and "
-        "time falls by the share of FLOPs that is no longer computed.",
+        "Every request but the first finds exactly the full pages of the common beginning, answers do not change, "
+        "and time falls by the share of FLOPs that is no longer computed.",
         "除第一个外，每个请求恰好命中公共前缀的全部满页；回答不变；时间按省去的 FLOPs 比例下降。",
     ),
     run=run,
     causes=(
-        Words("short prompts run at a lower rate than long ones, so less is gained", "短 prompt 的计算效率更低，收益变小"),
+        Words(
+            "short prompts run at a lower rate than long ones, so less is gained",
+            "短 prompt 的计算效率更低，收益变小",
+        ),
         Words("the CPU was busy in one of the two runs", "其中一次运行时 CPU 繁忙"),
     ),
     code=(
@@ -104,25 +114,33 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words("Why does the hash of a page contain the hash of the page before it?", "为什么页的哈希要包含前一页的哈希？"),
             Words(
-                "Keys and values depend on everything before them. Chaining makes one hash stand for the whole prefix, so "
-                "equal tokens behind different beginnings are not mixed up.",
-                "K、V 依赖于它之前的全部内容。链式哈希让一个哈希代表整个前缀，不会把不同开头后面的相同 token 混为一谈。",
+                "Why does the hash of a page contain the hash of the page before it?",
+                "为什么页的哈希要包含前一页的哈希？",
+            ),
+            Words(
+                "Keys and values depend on everything before them. Chaining makes one hash stand for the whole "
+                "prefix, so equal tokens behind different beginnings are not mixed up.",
+                "K、V 依赖于它之前的全部内容。链式哈希让一个哈希代表整个前缀，不会把不同开头后面的相同 token "
+                "混为一谈。",
             ),
         ),
         Question(
-            Words("A user puts the date and time at the top of the system prompt. What happens?", "用户把当前时间写在 system prompt 最前面，会怎样？"),
             Words(
-                "The first page differs in every request, so nothing behind it is ever found. Move what varies to the end.",
+                "A user puts the date and time at the top of the system prompt. What happens?",
+                "用户把当前时间写在 system prompt 最前面，会怎样？",
+            ),
+            Words(
+                "The first page differs in every request, so nothing behind it is ever found. Move what varies to "
+                "the end.",
                 "每个请求的第一页都不同，之后全部无法命中。应把变化的内容放到最后。",
             ),
         ),
         Question(
             Words("Is sharing a cache between tenants a risk?", "不同租户共享前缀缓存有风险吗？"),
             Words(
-                "Yes: a faster first token tells that somebody has sent this prefix before. A salt per tenant in the first "
-                "hash keeps them apart, at the price of hits.",
+                "Yes: a faster first token tells that somebody has sent this prefix before. A salt per tenant in "
+                "the first hash keeps them apart, at the price of hits.",
                 "有：首 token 变快会泄露“有人发过这个前缀”。给每个租户在首个哈希里加 salt 可以隔离，代价是命中率。",
             ),
         ),

@@ -14,8 +14,8 @@ from cairn.labs.workbench import Workbench
 
 ROWS, COLUMNS = 1024, 1024
 TEXT = (
-    "Once upon a time there was a little girl who lived near the forest. Every day she went to the river to play with "
-    "her friends. One day she found a small box under a tree. She opened it and saw a shiny key inside."
+    "Once upon a time there was a little girl who lived near the forest. Every day she went to the river to play "
+    "with her friends. One day she found a small box under a tree. She opened it and saw a shiny key inside."
 )
 
 
@@ -35,7 +35,7 @@ def run(bench: Workbench) -> Outcome:
     step_N1 = weight_NK.abs().amax(1, keepdim=True) / 127
     error8 = float(((weight_NK / step_N1).round() * step_N1 - weight_NK).pow(2).mean().sqrt())
     error4 = float((Levels(weight_NK).weight_NK() - weight_NK).pow(2).mean().sqrt())
-    # Of n draws from a normal distribution, the largest magnitude and the range, on average (tables of order statistics).
+    # Of n draws from a normal distribution, the largest magnitude and the range, by tables of order statistics.
     foreseen8 = uniform_error(2 * 3.45, 254)  # the largest of 1024: about 3.45 sigma
     # A group of 32 spans about 4.14 sigma, and its two ends are levels themselves: no error.
     foreseen4 = uniform_error(4.14, 15) * math.sqrt(30 / 32)
@@ -55,7 +55,10 @@ def run(bench: Workbench) -> Outcome:
                 within=0.05,
             ),
             Check(
-                what=Words(f"rounding error of int4 groups of {GROUP}", f"int4（每 {GROUP} 个一组）的舍入误差"),
+                what=Words(
+                    f"rounding error of int4 groups of {GROUP}",
+                    f"int4（每 {GROUP} 个一组）的舍入误差",
+                ),
                 predicted=foreseen4,
                 measured=error4,
                 unit="sigma",
@@ -88,8 +91,8 @@ def run(bench: Workbench) -> Outcome:
         ),
         notes=[
             Words(
-                "Activations are rounded to 8 bits per token as well (W8A8, W4A8); the few columns that are far larger "
-                "than the rest are multiplied in float32.",
+                "Activations are rounded to 8 bits per token as well (W8A8, W4A8); the few columns that are far "
+                "larger than the rest are multiplied in float32.",
                 "激活也按 token 舍入到 8 比特（W8A8、W4A8）；少数远大于其他列的激活列用 float32 单独相乘。",
             )
         ],
@@ -124,7 +127,11 @@ def _of_a_model(bench: Workbench) -> tuple[dict[str, float], dict[str, float], d
     if math.isnan(losses["int8"]):
         losses["int8"] = losses["float"]  # no 8-bit product here; the note of `cairn serve` says so
     bits, speed = {"int8": 8 + 32 / COLUMNS, "int4": math.nan}, {"int8": math.nan, "int4": math.nan}
-    weight_NK, x_1K, none = torch.randn(2048, 2048), torch.randn(1, 2048), torch.zeros(0, dtype=torch.long)
+    weight_NK, x_1K, none = (
+        torch.randn(2048, 2048),
+        torch.randn(1, 2048),
+        torch.zeros(0, dtype=torch.long),
+    )
     plain = bench.time(Float(weight_NK), [(x_1K,)], device="cpu", budget_ms=100).median_s
     if Int8.obstacle(2048, 2048) is None:
         packed8 = Int8(weight_NK, none)
@@ -141,14 +148,21 @@ LAB = Lab(
     area="serving",
     title=Words("Weights in 8 and 4 bits", "8 比特与 4 比特权重"),
     hypothesis=Words(
-        "The rounding error follows from range and levels alone (step / sqrt(12)): 0.0078 sigma for int8 rows of 1024, "
-        "0.077 for int4 groups of 32, ten times as much. A trained model does not notice the first.",
-        "舍入误差只由范围和级数决定（步长/√12）：1024 长的 int8 行约 0.0078σ，32 一组的 int4 约 0.077σ，相差十倍；训练好的模型察觉不到前者。",
+        "The rounding error follows from range and levels alone (step / sqrt(12)): 0.0078 sigma for int8 rows of "
+        "1024, 0.077 for int4 groups of 32, ten times as much. A trained model does not notice the first.",
+        "舍入误差只由范围和级数决定（步长/√12）：1024 长的 int8 行约 0.0078σ，32 一组的 int4 约 0.077σ，相差十倍；"
+        "训练好的模型察觉不到前者。",
     ),
     run=run,
     causes=(
-        Words("real weights are not normal: an outlier in a row widens its steps", "真实权重不是正态分布：行内离群值会放大步长"),
-        Words("activations, which are rounded as well, add the larger part of the error", "激活也被舍入，误差的大部分来自它"),
+        Words(
+            "real weights are not normal: an outlier in a row widens its steps",
+            "真实权重不是正态分布：行内离群值会放大步长",
+        ),
+        Words(
+            "activations, which are rounded as well, add the larger part of the error",
+            "激活也被舍入，误差的大部分来自它",
+        ),
     ),
     code=(
         "cairn/models/packed_weights.py:Int8",
@@ -163,27 +177,40 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words("Why do groups of 32 or 128 help int4 so much?", "为什么分组（32 或 128）对 int4 帮助很大？"),
             Words(
-                "The step is the range over 15: a group of 32 spans about 4.1 sigma, a row of 4096 about 7.3, and one outlier "
-                "spoils only its group. Price: a scale per group, half a bit of a weight for 32 in bf16.",
-                "步长 = 范围/15：32 一组的范围约 4.1σ，4096 一行约 7.3σ，而且离群值只影响自己那组。代价是每组一个 scale，bf16、32 一组约多 0.5 比特。",
+                "Why do groups of 32 or 128 help int4 so much?",
+                "为什么分组（32 或 128）对 int4 帮助很大？",
+            ),
+            Words(
+                "The step is the range over 15: a group of 32 spans about 4.1 sigma, a row of 4096 about 7.3, and "
+                "one outlier spoils only its group. Price: a scale per group, half a bit of a weight for 32 in "
+                "bf16.",
+                "步长 = 范围/15：32 一组的范围约 4.1σ，4096 一行约 7.3σ，而且离群值只影响自己那组。代价是每组一个 "
+                "scale，bf16、32 一组约多 0.5 比特。",
             ),
         ),
         Question(
-            Words("Why is quantising activations harder than weights?", "为什么量化激活比量化权重难？"),
             Words(
-                "They are not known beforehand, and a few channels are 20 to 100 times larger than the rest in every token. "
-                "SmoothQuant moves that factor into the weights; LLM.int8 keeps those channels in floating point.",
-                "激活事先未知，且少数通道在每个 token 上都比其余大 20 到 100 倍。SmoothQuant 把这个倍数移到权重里；LLM.int8 让这些通道保持浮点。",
+                "Why is quantising activations harder than weights?", "为什么量化激活比量化权重难？"
+            ),
+            Words(
+                "They are not known beforehand, and a few channels are 20 to 100 times larger than the rest in "
+                "every token. SmoothQuant moves that factor into the weights; LLM.int8 keeps those channels in "
+                "floating point.",
+                "激活事先未知，且少数通道在每个 token 上都比其余大 20 到 100 倍。SmoothQuant 把这个倍数移到权重里；"
+                "LLM.int8 让这些通道保持浮点。",
             ),
         ),
         Question(
-            Words("When does int4 make decode faster, and when not?", "int4 什么时候能加快 decode，什么时候不能？"),
             Words(
-                "Where reading weights is the bound (small batch): up to the ratio of bytes, about 3.5x against bf16. At "
-                "large batch the arithmetic decides, and unpacking costs extra.",
-                "读权重是瓶颈时（小批量）：最多按字节比加速，相对 bf16 约 3.5 倍。大批量时由算力决定，解包反而有额外开销。",
+                "When does int4 make decode faster, and when not?",
+                "int4 什么时候能加快 decode，什么时候不能？",
+            ),
+            Words(
+                "Where reading weights is the bound (small batch): up to the ratio of bytes, about 3.5x against "
+                "bf16. At large batch the arithmetic decides, and unpacking costs extra.",
+                "读权重是瓶颈时（小批量）：最多按字节比加速，相对 bf16 约 3.5 倍。大批量时由算力决定，"
+                "解包反而有额外开销。",
             ),
         ),
     ),

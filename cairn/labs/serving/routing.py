@@ -31,7 +31,9 @@ def round_robin(replicas: "Sequence[Replica]", request: "Request", at: float) ->
 def affinity(replicas: "Sequence[Replica]", request: "Request", at: float) -> int:
     """The replica with the highest hash together with the first page: a new replica takes over only its share."""
     first = str(request.prompt[:PAGE]).encode()
-    marks = [hashlib.blake2b(first + bytes([i]), digest_size=8).digest() for i in range(len(replicas))]
+    marks = [
+        hashlib.blake2b(first + bytes([i]), digest_size=8).digest() for i in range(len(replicas))
+    ]
     return marks.index(max(marks))
 
 
@@ -50,7 +52,9 @@ def conversations(count: int, turns: int) -> Requests:
     at, made = 0.0, []
     for number, which in enumerate(order):
         at += draw.expovariate(40.0)
-        made.append((at, ask(number, words(HEAD, 900, which) + words(24, 900, 10_000 + number), 16)))
+        made.append(
+            (at, ask(number, words(HEAD, 900, which) + words(24, 900, 10_000 + number), 16))
+        )
     return made
 
 
@@ -59,12 +63,16 @@ def run(bench: Workbench) -> Outcome:
     from cairn.serve.engine.request import Limits
 
     count, turns = bench.pick((40, 12), (20, 8))
-    limits = Limits(rows=32, step_tokens=2048, context=1024, pages=4000, page_size=PAGE, vocabulary=1000)
+    limits = Limits(
+        rows=32, step_tokens=2048, context=1024, pages=4000, page_size=PAGE, vocabulary=1000
+    )
     rows, hits, spread = [], {}, {}
     for choose in (round_robin, two_choices, affinity):
         name = choose.__name__.replace("_", " ")
         bench.step(f"{count * turns} requests, {name}")
-        replicas = [Replica(limits, lambda step: 2e-3 + 4e-5 * step.tokens) for _ in range(REPLICAS)]
+        replicas = [
+            Replica(limits, lambda step: 2e-3 + 4e-5 * step.tokens) for _ in range(REPLICAS)
+        ]
         made = conversations(count, turns)
         chosen: Counter[int] = Counter()
 
@@ -79,7 +87,7 @@ def run(bench: Workbench) -> Outcome:
         spread[name] = max(chosen.values()) / (count * turns / REPLICAS)
         rows.append([name, hits[name] / (count * turns * (HEAD + 24)), spread[name],
                      share_of(first, 0.5) * 1e3, share_of(first, 0.99) * 1e3])  # fmt: skip
-    # A conversation of t turns dealt to r replicas at random meets r (1 - (1 - 1/r)^t) of them, and each computes it once.
+    # t turns dealt to r replicas at random meet r (1 - (1 - 1/r)^t) of them, and each computes the prefix once.
     met = REPLICAS * (1 - (1 - 1 / REPLICAS) ** turns)
     return Outcome(
         checks=[
@@ -97,14 +105,19 @@ def run(bench: Workbench) -> Outcome:
                 within=0.05,
             ),
             Check(
-                what=Words("busiest replica with two choices, over the mean", "二选一时最忙副本 / 平均"),
+                what=Words(
+                    "busiest replica with two choices, over the mean", "二选一时最忙副本 / 平均"
+                ),
                 predicted=1.25,
                 measured=spread["two choices"],
                 unit="x",
                 kind="at_most",
             ),
             Check(
-                what=Words("busiest replica with affinity, over with two choices", "亲和路由的最忙副本 / 二选一"),
+                what=Words(
+                    "busiest replica with affinity, over with two choices",
+                    "亲和路由的最忙副本 / 二选一",
+                ),
                 predicted=1.0,
                 measured=spread["affinity"] / spread["two choices"],
                 unit="x",
@@ -129,14 +142,18 @@ LAB = Lab(
     area="serving",
     title=Words("Routing: load against cache", "路由：负载与缓存的权衡"),
     hypothesis=Words(
-        "With affinity all turns but the first find their prefix; dealt out blindly, a conversation of t turns computes its "
-        "prefix r (1 - (1 - 1/r)^t) times on r replicas. Affinity pays with a less even load.",
-        "亲和路由下除首轮外全部命中；盲目分发时，t 轮对话在 r 个副本上要计算前缀 r(1-(1-1/r)^t) 次。亲和的代价是负载更不均。",
+        "With affinity all turns but the first find their prefix; dealt out blindly, a conversation of t turns "
+        "computes its prefix r (1 - (1 - 1/r)^t) times on r replicas. Affinity pays with a less even load.",
+        "亲和路由下除首轮外全部命中；盲目分发时，t 轮对话在 r 个副本上要计算前缀 r(1-(1-1/r)^t) 次。"
+        "亲和的代价是负载更不均。",
     ),
     run=run,
     causes=(
         Words("a replica ran out of pages and forgot prefixes", "某个副本的页用完，淘汰了前缀"),
-        Words("few conversations: the hash happens to spread them evenly, or badly", "会话太少，哈希恰好分得很匀或很偏"),
+        Words(
+            "few conversations: the hash happens to spread them evenly, or badly",
+            "会话太少，哈希恰好分得很匀或很偏",
+        ),
     ),
     code=(
         "cairn/serve/engine/prefix_cache.py:PrefixCache",
@@ -150,25 +167,37 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words("One conversation is very hot. What does a good router do?", "某个前缀非常热，好的路由器会怎么做？"),
             Words(
-                "Affinity with a limit: when the owner's load exceeds the mean by a factor (1.25, say), the next one in hash "
-                "order takes it and computes the prefix once (bounded-load consistent hashing).",
-                "带上限的亲和：当主副本负载超过平均的一定倍数（如 1.25），按哈希顺序交给下一个副本并计算一次前缀（有界负载一致性哈希）。",
+                "One conversation is very hot. What does a good router do?",
+                "某个前缀非常热，好的路由器会怎么做？",
+            ),
+            Words(
+                "Affinity with a limit: when the owner's load exceeds the mean by a factor (1.25, say), the next "
+                "one in hash order takes it and computes the prefix once (bounded-load consistent hashing).",
+                "带上限的亲和：当主副本负载超过平均的一定倍数（如 1.25），按哈希顺序交给下一个副本并计算一"
+                "次前缀（有界负载一致性哈希）。",
             ),
         ),
         Question(
-            Words("Why two random choices and not the least loaded of all?", "为什么随机选两个，而不是选全局最空闲的？"),
             Words(
-                "Load reports are old; all routers would send to the same replica until the next report. Two choices take the "
-                "longest queue from log n to log log n without a herd.",
-                "负载信息有延迟，所有路由器会同时涌向同一副本。二选一把最长队列从 log n 降到 log log n，又不会羊群效应。",
+                "Why two random choices and not the least loaded of all?",
+                "为什么随机选两个，而不是选全局最空闲的？",
+            ),
+            Words(
+                "Load reports are old; all routers would send to the same replica until the next report. Two "
+                "choices take the longest queue from log n to log log n without a herd.",
+                "负载信息有延迟，所有路由器会同时涌向同一副本。二选一把最长队列从 log n 降到 log log n，"
+                "又不会羊群效应。",
             ),
         ),
         Question(
-            Words("What load figure should a router look at for language models?", "LLM 路由应看什么负载指标？"),
             Words(
-                "Not requests: tokens still to prefill, running rows, and free pages. One 30k prompt is worth a hundred chats.",
+                "What load figure should a router look at for language models?",
+                "LLM 路由应看什么负载指标？",
+            ),
+            Words(
+                "Not requests: tokens still to prefill, running rows, and free pages. One 30k prompt is worth a "
+                "hundred chats.",
                 "不是请求数，而是待 prefill 的 token 数、运行行数和空闲页。一个 30k 的 prompt 抵得上上百个聊天请求。",
             ),
         ),

@@ -1,17 +1,22 @@
 """Can several tokens come out of one pass without changing a single one of them?
 
-The shipped model continues a text with repetitions; guesses come from the text itself (prompt lookup), and one pass over
-them costs little more than one token, because decode reads the same weights either way.
+The shipped model continues a text with repetitions; guesses come from the text itself (prompt lookup), and one pass
+over them costs little more than one token, because decode reads the same weights either way.
 """
+
+from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.serving._engine import in_one_thread
 from cairn.labs.serving._speculate import expected_tokens, keep, speculate
 from cairn.labs.workbench import Workbench
 
+if TYPE_CHECKING:
+    from torch import Generator
+
 TEXT = (
-    "Tom has a red ball. Ann has a red ball. Tom has a blue ball. Ann has a blue ball. "
-    "Tom has a green ball. Ann has a green ball. Tom has a"
+    "Tom has a red ball. Ann has a red ball. Tom has a blue ball. Ann has a blue ball. Tom has a green ball. Ann "
+    "has a green ball. Tom has a"
 )
 
 
@@ -92,7 +97,7 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _distance(draw: "torch.Generator", trials: int) -> float:  # noqa: F821
+def _distance(draw: "Generator", trials: int) -> float:
     """Half the summed difference between what `keep` gives, with a bad draft, and the target."""
     import torch
 
@@ -111,9 +116,11 @@ LAB = Lab(
     area="serving",
     title=Words("Speculative decoding: guess, then check", "投机解码：先猜后验"),
     hypothesis=Words(
-        "Guessing changes no token; a pass yields 1 + a + ... + a^k tokens when a single guess is right with chance a; "
-        "and with the right acceptance rule a sampled token has the target's distribution even if the draft is bad.",
-        "猜测不改变任何 token；若单个猜测以概率 a 正确，则每次前向产出 1 + a + ... + a^k 个 token；用正确的接受规则，即使草稿很差，采样分布也等于目标分布。",
+        "Guessing changes no token; a pass yields 1 + a + ... + a^k tokens when a single guess is right with chance "
+        "a; and with the right acceptance rule a sampled token has the target's distribution even if the draft is "
+        "bad.",
+        "猜测不改变任何 token；若单个猜测以概率 a 正确，则每次前向产出 1 + a + ... + a^k 个 token；用正确的接受规则，"
+        "即使草稿很差，采样分布也等于目标分布。",
     ),
     run=run,
     causes=(
@@ -134,26 +141,35 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words("Why does checking k guesses cost about as much as one token?", "为什么验证 k 个猜测和生成一个 token 的代价差不多？"),
             Words(
-                "At small batch a pass is bound by reading the weights once; k + 1 rows instead of one stay left of the "
-                "ridge. At large batch the arithmetic is busy and speculation stops paying.",
+                "Why does checking k guesses cost about as much as one token?",
+                "为什么验证 k 个猜测和生成一个 token 的代价差不多？",
+            ),
+            Words(
+                "At small batch a pass is bound by reading the weights once; k + 1 rows instead of one stay left of "
+                "the ridge. At large batch the arithmetic is busy and speculation stops paying.",
                 "小批量时一次前向受读权重限制，k+1 行仍在拐点左侧。大批量时算力已满，投机就不划算。",
             ),
         ),
         Question(
-            Words("When is prompt lookup the right draft?", "什么时候适合用 prompt lookup 作草稿？"),
             Words(
-                "When answers repeat their input: editing code, summaries, extraction, JSON. It costs nothing; for free "
-                "text a small draft model or extra heads accept more.",
-                "输出大量重复输入时：改代码、摘要、抽取、JSON。它几乎零成本；自由文本则小草稿模型或额外的头接受率更高。",
+                "When is prompt lookup the right draft?", "什么时候适合用 prompt lookup 作草稿？"
+            ),
+            Words(
+                "When answers repeat their input: editing code, summaries, extraction, JSON. It costs nothing; for "
+                "free text a small draft model or extra heads accept more.",
+                "输出大量重复输入时：改代码、摘要、抽取、JSON。它几乎零成本；自由文本则小草稿模型或额外的头接"
+                "受率更高。",
             ),
         ),
         Question(
-            Words("What happens to the KV cache of a guess that was wrong?", "猜错的 token 写入的 KV 怎么办？"),
             Words(
-                "The sequence's length is set back to the last right token, and the next pass writes over it; nothing is "
-                "copied.",
+                "What happens to the KV cache of a guess that was wrong?",
+                "猜错的 token 写入的 KV 怎么办？",
+            ),
+            Words(
+                "The sequence's length is set back to the last right token, and the next pass writes over it; "
+                "nothing is copied.",
                 "把序列长度退回到最后一个正确的 token，下一次前向直接覆盖，不需要拷贝。",
             ),
         ),

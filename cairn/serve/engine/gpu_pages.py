@@ -29,6 +29,7 @@ class Extent(NamedTuple):
     fresh: bool = False  # no sequence has computed anything before
     invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
     shared: bool = False  # all decode, and begin with the same pages
+    beside: bool = False  # another stream computes the rest of this step at the same time
 
 
 class PagedOnGPU(Paged):
@@ -46,6 +47,13 @@ class PagedOnGPU(Paged):
     ) -> None:
         super().__init__(pool, slots_T, positions_T, lengths_B, tables_BP, bounds_B1)
         self.extent, self.workspace, self.cascade = extent, workspace, cascade
+
+    def part(self, rows: slice, workspace: Workspace) -> "PagedOnGPU":
+        """Some of the sequences of a decode step, while another stream has the others."""
+        return PagedOnGPU(
+            self.pool, self.slots_T[rows], self.positions_T[rows], self.lengths_B[rows], self.tables_BP[rows],
+            None, self.extent._replace(beside=True), workspace,
+        )  # fmt: skip
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
@@ -88,5 +96,5 @@ class PagedOnGPU(Paged):
         return paged_attention(
             q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
-            softcap=rule.softcap, workspace=self.workspace, settled=True,
+            softcap=rule.softcap, workspace=self.workspace, settled=True, beside=self.extent.beside,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cuda_graph import Graphs, Shape
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
+from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.scheduler import Chunk, Step
@@ -49,6 +50,10 @@ class GPURunner(Runner):
         self.workspace = lasting_workspace(self.device, rows, columns)
         self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
         spec = model.spec
+        self.halves = None
+        if self.fused is not None and suits(spec, self.fused):
+            other = lasting_workspace(self.device, rows, columns)
+            self.halves = Halves(self.fused, (self.workspace, other))
         self.shared = SharedPrefix(limits.page_size, spec.kv_heads * spec.head_dim)
 
     def warm_up(self) -> None:
@@ -100,4 +105,7 @@ class GPURunner(Runner):
             extent, self.workspace, cascade,
         )  # fmt: skip
         model = self.fused or self.model
+        rows = len(inputs.tokens_T)
+        if one_each and cascade is None and self.halves is not None and self.halves.worth(rows):
+            return self.compute(self.halves, model.logits, inputs, attend, staged)
         return self.compute(model, model.logits, inputs, attend, staged)

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -67,6 +68,16 @@ CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
 log = logging.getLogger("cairn")
+
+
+class Guarded(NamedTuple):
+    """A page of a floor above that asks for the same key as the API, and answers errors in its way."""
+
+    path: str
+    handle: Handle
+
+
+More = Sequence[BaseRoute | Guarded]  # what a floor above adds
 
 
 class Endpoint:
@@ -182,7 +193,7 @@ async def openapi(service: Service, call: Call, body: bytes) -> JSON:
 class Application:
     """Straight to the endpoint where the path says which, because every token would pass starlette's layers."""
 
-    def __init__(self, service: Service, more: Sequence[BaseRoute] = ()) -> None:
+    def __init__(self, service: Service, more: More = ()) -> None:
         """`more` is what a floor above adds: the page."""
         self.rest = starlette_application(service, more)
         plain = not self.rest.user_middleware  # else CORS and the hosts have to see every answer
@@ -196,7 +207,7 @@ class Application:
         await endpoint(scope, receive, send)
 
 
-def starlette_application(service: Service, more: Sequence[BaseRoute] = ()) -> Starlette:
+def starlette_application(service: Service, more: More = ()) -> Starlette:
     def get(path: str, handle: Handle, guarded: bool = True) -> Route:
         return Route(path, Endpoint(service, handle, guarded=guarded), methods=["GET"])
 
@@ -225,7 +236,7 @@ def starlette_application(service: Service, more: Sequence[BaseRoute] = ()) -> S
         get("/version", version, guarded=False),
         get("/metrics", metrics, guarded=False),
         get("/openapi.json", openapi, guarded=False),
-        *more,
+        *(get(*one) if isinstance(one, Guarded) else one for one in more),
     ]
 
     @asynccontextmanager

@@ -14,15 +14,14 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
 import uvicorn
-from starlette.routing import BaseRoute
 
 from cairn.core.errors import ConfigError
-from cairn.serve.http.api import Application
+from cairn.serve.http.api import Application, More
 from cairn.serve.http.backend import Backend, open_backend
 from cairn.serve.http.keys import Keys, read_keys
 from cairn.serve.http.service import Service
@@ -41,7 +40,7 @@ class Server(uvicorn.Server):
         self,
         service: Service,
         on_ready: Callable[[], None] = lambda: None,
-        more: Sequence[BaseRoute] = (),
+        more: More = (),
     ) -> None:
         """`on_ready` is called once it answers; `more` is served beside the API."""
         config = service.config
@@ -110,7 +109,7 @@ def serve(
     config: ServerConfig,
     on_ready: Callable[[str, Backend], None] = lambda address, backend: None,
     keys: Keys | None = None,
-    more: Sequence[BaseRoute] = (),
+    more: More = (),
 ) -> None:
     """Until it is told to stop. `on_ready` gets the address once it answers; `more` is served beside the API."""
     keys = read_keys(config.api_key_file) if keys is None else keys

@@ -10,7 +10,7 @@ layers are cut. A model that is not cut is a stage that is both first and last. 
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from cairn.models.rope import Rotation, rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import Experts, ModelSpec, Rope
 from cairn.models.transformer import Layer, Positions
+from cairn.train.fused_forward import FusedLayers
 from cairn.train.parallel.pipeline.deferred import Owed, deferring
 from cairn.train.parallel.tensor import GatherRows, SequenceShards, VocabularyShards
 from cairn.train.recompute import KEPT
@@ -75,6 +76,7 @@ class Stage(nn.Module):
         super().__init__()
         self.spec, self.share = spec, share
         self.recompute: Recompute = "none"
+        self.form: FusedLayers | None = None
         self.cut = build.shards if isinstance(build.shards, SequenceShards) else None
         ends = build._replace(shards=_for_vocabulary(build.shards))
         self.embedding = self.position_embedding = self.norm = self.head = None
@@ -101,6 +103,23 @@ class Stage(nn.Module):
 
         `owed`: where weight gradients go that are computed later, for a layer that is computed again.
         """
+        if self.form is not None:
+            x_TD = self._fused(self.form, x, positions_T, attend, owed)
+        else:
+            x_TD = self._plain(x, positions_T, attend, owed)
+        if self.norm is None:
+            return x_TD
+        if self.cut is not None:
+            x_TD = GatherRows.apply(x_TD, self.cut.group)
+        return x_TD if head is None else head(x_TD, self.vocabulary())
+
+    def fuse(self, form: FusedLayers) -> None:
+        """Layers run through `form` from now on; it also says what they forget."""
+        self.form = form
+        form.adopt({int(number): cast(Layer, layer) for number, layer in self.layers.items()})
+
+    def _plain(self, x: Tensor, positions_T: Tensor, attend: Attend, owed: Owed | None) -> Tensor:
+        """Through the layers, and normed if these are the last."""
         x_TD = self.embed(x, positions_T) if self.share.first else x
         rotations = self.rotations(positions_T, attend, x_TD.dtype)
         for number, layer in self.layers.items():
@@ -109,12 +128,18 @@ class Stage(nn.Module):
                 x_TD = layer(x_TD, rotate, attend)
             else:
                 x_TD = checkpoint(layer, x_TD, rotate, attend, **_forgetting(self.recompute, owed))
-        if self.norm is None:
-            return x_TD
-        hidden_TD = self.norm(x_TD)
-        if self.cut is not None:
-            hidden_TD = GatherRows.apply(hidden_TD, self.cut.group)
-        return hidden_TD if head is None else head(hidden_TD, self.vocabulary())
+        return x_TD if self.norm is None else self.norm(x_TD)
+
+    def _fused(
+        self, form: FusedLayers, x: Tensor, positions_T: Tensor, attend: Attend, owed: Owed | None
+    ) -> Tensor:
+        """The same, by larger operations."""
+        if self.embedding is not None and self.share.first:
+            x = form.embed(self.embedding, x)
+        y_TD, x_TD = form.through(self.layers.values(), x, positions_T, attend, owed)
+        if self.norm is not None:
+            return form.finish(y_TD, x_TD, self.norm)
+        return x_TD if y_TD is None else x_TD + y_TD
 
     def vocabulary(self) -> Vocabulary:
         """The output projection of the last stage."""

@@ -26,6 +26,7 @@ from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import fill_random
 from cairn.train.checkpoint.piece import Piece, whole
+from cairn.train.fused_forward import FusedLayers
 from cairn.train.parallel.balance import BalancedRouter
 from cairn.train.parallel.collectives import all_reduce
 from cairn.train.parallel.context import attend_for, local_batch
@@ -64,14 +65,20 @@ def parallelize(
     fill: Fill | None = None,
     attend: MakeAttend | None = None,
     recompute: Recompute = "none",
+    fused_context: int | None = None,
 ) -> "Spread":
-    """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone."""
+    """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
+
+    `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
+    """
     check(mesh.layout, mesh.layout.world(), spec, Work(options=options))
-    build = Build("meta", dtype, _shards(mesh, options))
+    build = Build("meta", dtype, _shards(mesh, options), fused=fused_context is not None)
     held = build_stages(spec, build, mesh, options)
     for stage in held:
         stage.recompute = recompute
         (fill or partial(_fill_random, device=mesh.device, seed=seed))(stage)
+        if fused_context is not None:
+            stage.fuse(FusedLayers(spec, mesh.device, fused_context, recompute=recompute))
     return Spread(spec, held, mesh, options, attend)
 
 

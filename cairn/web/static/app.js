@@ -1,7 +1,7 @@
 /**
  * The frame of the page: which view is shown, the pulse in the corner, the keys.
  *
- *     #/chat/ID   #/engine   #/requests/ID   #/model
+ *     #/chat/ID   #/engine   #/requests/ID   #/model   #/learn/TOPIC
  *
  * A view is {element, show(rest), hide()}, and is loaded when it is first wanted.
  */
@@ -18,6 +18,7 @@ const VIEWS = [
   ["engine", "Engine", () => import("./engine/view.js")],
   ["requests", "Requests", () => import("./requests/view.js")],
   ["model", "Model", () => import("./model/view.js")],
+  ["learn", "Learn", () => import("./learn/view.js")],
 ];
 
 const feed = new Feed();
@@ -92,6 +93,7 @@ const KEYS = [
   ["2", "the engine", go("engine")],
   ["3", "requests", go("requests")],
   ["4", "the model", go("model")],
+  ["5", "learn", go("learn")],
   ["n", "a new conversation", () => (location.hash = "#/chat/new")],
   ["/", "write", () => document.querySelector(".composer textarea")?.focus()],
   ["p", "parameters", press("[data-does=parameters]")],

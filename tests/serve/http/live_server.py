@@ -18,8 +18,8 @@ import tiny_tokenizers
 import tokenizers
 import torch
 import transformers
-from starlette.routing import BaseRoute
 
+from cairn.serve.http.api import More
 from cairn.serve.http.backend import ThreadedEngine, open_backend
 from cairn.serve.http.keys import Keys
 from cairn.serve.http.lifecycle import Server, address_of, bind
@@ -68,7 +68,7 @@ def make_folder(
 
 class Live:
     def __init__(
-        self, folder: Path, keys: Keys, more: Sequence[BaseRoute] = (), **settings: Any
+        self, folder: Path, keys: Keys, more: More = (), **settings: Any
     ) -> None:
         defaults: dict[str, Any] = dict(
             dtype="float32", device="cpu", num_gpu_blocks_override=256, max_num_seqs=8, port=0,

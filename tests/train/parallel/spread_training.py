@@ -77,9 +77,12 @@ def one_rank(
     per_step: int,
     tokens: int = 16,
     recompute: str = "none",
+    fused: bool = False,
 ) -> Trace:
     mesh = Mesh.join(layout)
-    parallel = parallelize(spec, mesh, options, seed=SEED, recompute=recompute)
+    parallel = parallelize(
+        spec, mesh, options, seed=SEED, recompute=recompute, fused_context=tokens if fused else None
+    )
     trace = train(parallel, spec, steps, per_step, tokens)
     trace["executed"] = parallel.executed
     return trace

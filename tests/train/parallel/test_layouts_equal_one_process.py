@@ -18,9 +18,11 @@ def expected(spec, per_step, tokens):
     return alone(spec, STEPS, per_step, tokens)
 
 
-def check(spec, layout, options=Options(), per_step=PER_STEP, tokens=16, recompute="none"):  # noqa: B008
+def check(
+    spec, layout, options=Options(), per_step=PER_STEP, tokens=16, recompute="none", fused=False,  # noqa: B008
+):  # fmt: skip
     traces = run_ranks(
-        layout.world(), one_rank, spec, layout, options, STEPS, per_step, tokens, recompute
+        layout.world(), one_rank, spec, layout, options, STEPS, per_step, tokens, recompute, fused
     )
     assert_same(traces, expected(spec, per_step, tokens))
     return traces
@@ -110,3 +112,27 @@ def test_three_dimensions_on_eight_ranks(spec, layout, options):
 )
 def test_recomputing_changes_nothing(recompute, layout, options):
     check(TIED, layout, options, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "options", "recompute"),
+    [
+        pytest.param(TIED, Layout(dp=2), Options(zero=2), "none", id="zero2"),
+        pytest.param(UNTIED, Layout(fsdp=2), Options(), "full", id="fsdp"),
+        pytest.param(TIED, Layout(tp=2), Options(), "selective", id="tp"),
+        pytest.param(UNTIED, Layout(cp=2), Options(attention="ulysses"), "norms", id="ulysses"),
+        pytest.param(TIED, Layout(pp=2), Options(order="zbv"), "full", id="zbv"),
+        pytest.param(WINDOWS, Layout(cp=2), Options(), "none", id="ring-post-norms"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), "none", id="ep"),
+        pytest.param(
+            UNTIED, Layout(fsdp=2, tp=2), Options(sequence_parallel=True), "norms", id="fsdp-tp-sp"
+        ),
+        pytest.param(
+            TIED, Layout(dp=2, pp=2, tp=2), Options(order="zb-h1", sequence_parallel=True), "none",
+            id="dp-pp-tp-sp",
+        ),
+    ],
+)  # fmt: skip
+def test_the_fused_form_on_many_ranks(spec, layout, options, recompute):
+    """Larger operations with a backward of their own, beside one process that knows none of them."""
+    check(spec, layout, options, recompute=recompute, fused=True)

@@ -1,0 +1,121 @@
+"""The records of the H200 as one page of tables, with the peer's figure beside ours where there is one.
+
+    python -m cairn.bench.overview benchmarks docs/benchmarks.md
+
+Reads `benchmarks/h200/*.json` and writes the tables of docs/benchmarks.md; a test holds the page against the records,
+so that no figure on it can be older than its file. Measures nothing.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+# What vLLM 0.23 and torchtitan 0.2.2 reached on the same kind of card with the same workloads.
+VLLM = {
+    ("qwen3-0.6b", "nano"): 23_121, ("qwen3-8b", "nano"): 9_042,
+    ("qwen3-0.6b", "latency"): 431, ("qwen3-8b", "latency"): 193,
+    ("qwen3-0.6b", "prefill"): 376_928, ("qwen3-8b", "prefill"): 41_480,
+    ("qwen3-0.6b", "decode"): 18_521, ("qwen3-8b", "decode"): 5_748,
+    ("qwen3-0.6b", "shared"): 13_861, ("qwen3-8b", "shared"): 5_069,
+}  # fmt: skip
+TORCHTITAN = {("qwen3-0.6b", "bf16"): 90_000, ("qwen3-1.7b", "bf16"): 45_200}
+BEGIN, END = "<!-- begin: tables -->", "<!-- end: tables -->"
+
+
+def tables(folder: Path) -> str:
+    """Every table, as Markdown."""
+    parts = [
+        _throughput(_read(folder / "h200/throughput.json")),
+        _serving(_read(folder / "h200/serve.json")),
+        _training(_read(folder / "h200/training.json")),
+        _first_token(_read(folder / "h200/first_token.json")),
+    ]
+    return "\n".join(parts)
+
+
+def put_into(page: str, folder: Path) -> str:
+    """The page with its tables renewed."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables(folder)}{END}{after}"
+
+
+def _throughput(record: dict[str, Any]) -> str:
+    rows = []
+    for row in sorted(record["rows"], key=lambda row: (row["shape"], row["workload"])):
+        prefill = row["workload"] == "prefill"
+        ours = row["input_tokens_per_s" if prefill else "output_tokens_per_s"]
+        peer = VLLM.get((row["shape"], row["workload"]))
+        rows.append([
+            row["shape"], row["workload"] + (" (prompt)" if prefill else ""), f"{ours:,.0f}",
+            f"{peer:,}" if peer else "", f"{ours / peer:.2f}x" if peer else "",
+            f"{row['fraction_of_limit']:.0%}", _commit(row, record),
+        ])  # fmt: skip
+    heads = ["shape", "workload", "tokens/s", "vLLM 0.23", "ratio", "of the roofline", "commit"]
+    return _titled("Serving: whole workloads", "cairn bench throughput", heads, rows)
+
+
+def _serving(record: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["shape"], row["load"], f"{row['requests_per_s']:.1f}", f"{_ms(row, 'ttft')}",
+            f"{_ms(row, 'tpot')}", _commit(row, record),
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    heads = ["shape", "load", "requests/s", "p99 TTFT ms", "p99 TPOT ms", "commit"]
+    return _titled("Serving: 1,024 tokens in, 128 out, over HTTP", "cairn bench serve", heads, rows)
+
+
+def _training(record: dict[str, Any]) -> str:
+    rows = []
+    for row in record["rows"]:
+        ours, peer = row["tokens_per_s"], TORCHTITAN.get((row["model"], row["dtype"]))
+        rows.append([
+            row["model"], row["dtype"], f"{ours:,.0f}", f"{row['mfu']:.1%}", f"{row['peak_gib']:.1f}",
+            f"{row['predicted_gib']:.1f}", f"{peer:,}" if peer else "",
+            f"{ours / peer:.2f}x" if peer else "", _commit(row, record),
+        ])  # fmt: skip
+    heads = ["model", "dtype", "tokens/s", "MFU", "GiB", "GiB predicted", "torchtitan 0.2.2", "ratio",
+             "commit"]  # fmt: skip
+    return _titled("Training: sequence 4,096, batch 8", "cairn bench train", heads, rows)
+
+
+def _first_token(record: dict[str, Any]) -> str:
+    rows = [
+        [str(number), *(f"{start[key]:.1f}" for key in sorted(start) if key.endswith("_s"))]
+        for number, start in enumerate(record["results"]["starts"], start=1)
+    ]
+    first = record["results"]["starts"][0]
+    names = [
+        key.removesuffix("_s").replace("_", " ") for key in sorted(first) if key.endswith("_s")
+    ]
+    title = f"From start to first token: {record['results']['shape']}, seconds"
+    return _titled(title, "python benchmarks/first_token.py", ["start", *names], rows)
+
+
+def _ms(row: dict[str, Any], name: str) -> str:
+    return f"{row[f'{name}_ms']['p99']:.0f}" if f"{name}_ms" in row else ""
+
+
+def _commit(row: dict[str, Any], record: dict[str, Any]) -> str:
+    return f"`{(row.get('commit') or record['commit'])[:9]}`"
+
+
+def _titled(title: str, command: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"### {title}", "", f"`{command}`", "", f"| {' | '.join(heads)} |"]
+    lines.append("|" + "---|" * len(heads))
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes())
+
+
+if __name__ == "__main__":
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    target.write_text(put_into(target.read_text(), source))

@@ -1,0 +1,184 @@
+"""Every operation that `cairn comm bench` measures: what a rank sends, where it arrives, and what must be there.
+
+    place = Place(rank, world, count, ...)          one rank, one size
+    form = FORMS["all_gather"](place)               its call, its tensors, its right answer
+
+Small whole numbers are sent, so every result has one right value in every type. In place means that the input lies
+where the result will be; torch has only that form of all_reduce, broadcast and reduce, so out of place is a copy and
+then the operation. Needs torch; measures nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv",
+    "gather", "scatter",
+]  # fmt: skip
+# size = all ranks' parts
+SHARED = ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+NEVER_IN_PLACE = ("alltoall", "sendrecv", "gather", "scatter")
+TYPES = {
+    "float": torch.float32, "double": torch.float64, "half": torch.float16,
+    "bfloat16": torch.bfloat16, "int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8,
+}  # fmt: skip
+REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG,
+}  # fmt: skip
+
+
+class Form(NamedTuple):
+    """What one rank calls, and what it must end with."""
+
+    call: Callable[[], None]
+    reset: Callable[[], object]  # before a call whose result is looked at
+    result: torch.Tensor
+    expected: torch.Tensor | None  # None: this rank receives nothing
+
+
+class Place:
+    """One rank of a group, with a vector of `count` elements and one for the result."""
+
+    def __init__(
+        self, rank: int, world: int, count: int, *, type: str, reduction: str, root: int, in_place: bool,
+        group: Any, device: str,
+    ) -> None:  # fmt: skip
+        self.rank, self.world, self.count, self.root = rank, world, count, root
+        self.in_place, self.group = in_place, group
+        self.dtype, self.reduction, self.op = TYPES[type], reduction, REDUCTIONS[reduction]
+        self.each = count // world
+        self.own = slice(rank * self.each, (rank + 1) * self.each)  # this rank's part of a vector
+        self.mine = self.values(rank).to(device)
+        self.result = torch.empty_like(self.mine)
+
+    def values(self, rank: int) -> torch.Tensor:
+        """What a rank brings: 1, 2, 3 in turn, beginning differently on each."""
+        return ((torch.arange(self.count) + rank) % 3 + 1).to(self.dtype)
+
+    def reduced(self) -> torch.Tensor:
+        every = torch.stack([self.values(rank).double() for rank in range(self.world)])
+        match self.reduction:
+            case "sum":
+                result = every.sum(0)
+            case "avg":
+                result = every.sum(0).to(self.dtype) / self.world
+            case "prod":
+                result = every.prod(0)
+            case "min":
+                result = every.amin(0)
+            case _:
+                result = every.amax(0)
+        return result.to(self.dtype)
+
+    def parts(self, part: slice | None = None) -> torch.Tensor:
+        """The same part of every rank's vector, one behind the other; without it, each one's first."""
+        return torch.cat(
+            [self.values(rank)[part or slice(self.each)] for rank in range(self.world)]
+        )
+
+    def worked_on(
+        self, operation: Callable[[torch.Tensor], object], expected: torch.Tensor | None
+    ) -> Form:
+        """An operation that has its result where its input was."""
+        result, mine = self.result, self.mine
+
+        def out_of_place() -> None:
+            result.copy_(mine)
+            operation(result)
+
+        def within() -> None:
+            operation(result)
+
+        call = within if self.in_place else out_of_place
+        reset = (lambda: result.copy_(mine)) if self.in_place else (lambda: result.fill_(0))
+        return Form(call, reset, result, expected)
+
+
+def all_reduce(at: Place) -> Form:
+    return at.worked_on(lambda x: dist.all_reduce(x, at.op, group=at.group), at.reduced())
+
+
+def broadcast(at: Place) -> Form:
+    return at.worked_on(
+        lambda x: dist.broadcast(x, at.root, group=at.group), at.values(at.root)
+    )  # fmt: skip
+
+
+def reduce(at: Place) -> Form:
+    expected = at.reduced() if at.rank == at.root else None
+    return at.worked_on(lambda x: dist.reduce(x, at.root, at.op, group=at.group), expected)
+
+
+def all_gather(at: Place) -> Form:
+    result, first = at.result, at.mine[: at.each]
+    source = result[at.own] if at.in_place else first.clone()
+
+    def call() -> None:
+        dist.all_gather_into_tensor(result, source, group=at.group)
+
+    reset = (lambda: source.copy_(first)) if at.in_place else (lambda: result.fill_(0))
+    return Form(call, reset, result, at.parts())
+
+
+def reduce_scatter(at: Place) -> Form:
+    source = at.result if at.in_place else at.mine
+    target = at.result[at.own] if at.in_place else at.result[: at.each].clone()
+
+    def call() -> None:
+        dist.reduce_scatter_tensor(target, source, at.op, group=at.group)
+
+    reset = (lambda: source.copy_(at.mine)) if at.in_place else (lambda: target.fill_(0))
+    return Form(call, reset, target, at.reduced()[at.own])
+
+
+def alltoall(at: Place) -> Form:
+    def call() -> None:
+        dist.all_to_all_single(at.result, at.mine, group=at.group)
+
+    return Form(call, lambda: at.result.fill_(0), at.result, at.parts(at.own))
+
+
+def sendrecv(at: Place) -> Form:
+    """Around a ring."""
+    after, before = (at.rank + 1) % at.world, (at.rank - 1) % at.world
+
+    def call() -> None:
+        work = dist.isend(at.mine, after, group=at.group)
+        dist.recv(at.result, before, group=at.group)
+        if work is not None:
+            work.wait()
+
+    return Form(call, lambda: at.result.fill_(0), at.result, at.values(before))
+
+
+def gather(at: Place) -> Form:
+    here = at.rank == at.root
+    source = at.mine[: at.each].clone()
+    into = list(at.result.split(at.each)) if here else None
+
+    def call() -> None:
+        dist.gather(source, into, at.root, group=at.group)
+
+    return Form(call, lambda: at.result.fill_(0), at.result, at.parts() if here else None)
+
+
+def scatter(at: Place) -> Form:
+    pieces = list(at.mine.split(at.each)) if at.rank == at.root else None
+    target = at.result[: at.each].clone()
+
+    def call() -> None:
+        dist.scatter(target, pieces, at.root, group=at.group)
+
+    return Form(call, lambda: target.fill_(0), target, at.values(at.root)[at.own])
+
+
+FORMS: dict[Operation, Callable[[Place], Form]] = {
+    "all_reduce": all_reduce, "all_gather": all_gather, "reduce_scatter": reduce_scatter,
+    "alltoall": alltoall, "broadcast": broadcast, "reduce": reduce, "sendrecv": sendrecv,
+    "gather": gather, "scatter": scatter,
+}  # fmt: skip

@@ -1,0 +1,190 @@
+"""A worker leaves, another comes back. Does the training notice?
+
+    4 workers   batch 12 = 3 + 3 + 3 + 3          each sums its samples' gradients, all are added up
+    3 workers   batch 12 = 4 + 4 + 4              the same sum, in another order
+    2 workers   batch 12 = 6 + 6
+
+As long as the batch of a step stays the same, so does the gradient. For the cluster elasticity is worth something, too:
+jobs that can shrink let others start, and take what is free when nobody waits.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BATCH, SIZE, STEPS = 12, 32, 30
+Workers = Callable[[int], int]  # how many there are in a step
+PLANS: dict[str, Workers] = {
+    "4 workers": lambda step: 4,
+    "4, then 3, then 2": lambda step: 4 - min(2, step // 10),
+    "1 worker": lambda step: 1,
+}
+
+
+def train(workers_at: Workers) -> "Tensor":
+    """Weights after all steps; sample i of a step goes to worker i % workers, and sums are added worker by worker."""
+    import torch
+
+    weight = torch.zeros(SIZE, SIZE, dtype=torch.float64)
+    for step in range(STEPS):
+        draw = torch.Generator().manual_seed(step)
+        x_BD = torch.randn(BATCH, SIZE, generator=draw, dtype=torch.float64)
+        y_BD = x_BD.flip(1)
+        workers = workers_at(step)
+        total = torch.zeros_like(weight)
+        for worker in range(workers):
+            own = slice(worker, None, workers)
+            total += x_BD[own].t() @ (x_BD[own] @ weight - y_BD[own])
+        weight -= 0.1 * total / BATCH
+    return weight
+
+
+def run(bench: Workbench) -> Outcome:
+    import msgspec
+
+    from cairn.cluster.simulate.jobs import Cluster, Job
+    from cairn.cluster.simulate.policies import POLICIES
+    from cairn.cluster.simulate.replay import Settings, replay
+    from cairn.cluster.simulate.summary import summarise
+    from cairn.cluster.simulate.traces import made_to_measure, synthetic
+    from cairn.train.parallel.layout import Layout
+    from cairn.train.recovery.templates import shrunk
+
+    bench.step("the same batches with 4, 3 and 2 workers")
+    found = {name: train(plan) for name, plan in PLANS.items()}
+    apart = max(float((weight - found["4 workers"]).abs().max()) for weight in found.values())
+    layout = Layout(dp=4)
+    smaller = shrunk(layout, 3, lambda one: BATCH % one.dp == 0)
+    bench.step("one elastic job and a newcomer")
+    pair = [Job(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
+            Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4)]  # fmt: skip
+    settings = Settings(restart=0.0)
+    starts = {
+        name: replay(Cluster(nodes=1, gpus=8), pair, POLICIES[name], settings).stories[1].first_start or 0.0
+        for name in ("easy", "elastic")
+    }
+    jobs = synthetic(bench.pick(1200, 500), seed=6).jobs
+    jobs = [msgspec.structs.replace(job, least=job.gpus // 4 if job.gpus >= 4 else 0) for job in jobs]
+    cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=1.6)
+    rows, lines, waits = [], {}, {}
+    for name in ("easy", "elastic"):
+        bench.step(f"{len(jobs)} jobs, {name}")
+        history = replay(cluster, jobs, POLICIES[name])
+        one = summarise(history)
+        waits[name] = one.wait_mean
+        rows.append([name, one.wait_mean / 3600, one.jct_mean / 3600, one.utilisation, one.resized])
+        step = max(1, len(history.samples) // 200)
+        lines[name] = [(sample.at / 3600, float(sample.busy)) for sample in history.samples[::step]]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("largest difference of a weight after 30 steps", "30 步后权重的最大差异"),
+                predicted=1e-10,
+                measured=apart,
+                unit="",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("replicas after one of four is lost (12 samples a step)", "四个副本丢一个后的副本数（每步 12 个样本）"),
+                predicted=3,
+                measured=smaller.dp if smaller else 0,
+                unit="replicas",
+            ),
+            Check(
+                what=Words("start of the newcomer with an elastic neighbour", "有弹性邻居时新作业的启动时刻"),
+                predicted=600.0,
+                measured=starts["elastic"],
+                unit="s",
+            ),
+            Check(
+                what=Words("mean wait of the drawn trace, elastic over not", "抽样 trace 的平均等待：弹性 / 非弹性"),
+                predicted=0.9,
+                measured=waits["elastic"] / max(waits["easy"], 1e-9),
+                unit="x",
+                kind="at_most",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("GPUs at work", "在用 GPU 数"),
+                x=Words("hours", "小时"),
+                y=Words("GPUs", "GPU"),
+                lines=lines,
+                limit=("all GPUs", float(cluster.total)),
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("policy", "策略"),
+                Words("mean wait, h", "平均等待（小时）"),
+                Words("mean completion, h", "平均完成（小时）"),
+                Words("utilisation", "利用率"),
+                Words("changes of size", "伸缩次数"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"Without elasticity the newcomer of the small example starts at {starts['easy']:.0f} s, when the other ends.",
+                f"没有弹性时，小例子里的新作业要到 {starts['easy']:.0f} 秒（前一个结束）才启动。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="elastic",
+    area="cluster",
+    title=Words("Elastic training", "弹性训练"),
+    hypothesis=Words(
+        "With the batch of a step held constant, weights are the same to rounding whether 4, 3 or 2 workers computed it; and a "
+        "cluster whose jobs can shrink lets newcomers start at once and waits less.",
+        "只要每步的 batch 不变，4、3、2 个 worker 算出的权重在舍入内相同；作业可缩的集群让新作业立刻启动，整体等待更短。",
+    ),
+    run=run,
+    causes=(
+        Words("a batch that grows with the workers: another learning rate is needed then", "batch 随 worker 数变化：需要不同的学习率"),
+        Words("restarts eat what resizing gains when jobs are short", "作业很短时，重启开销吃掉伸缩的收益"),
+    ),
+    code=(
+        "cairn/cluster/simulate/elastic.py:decide_elastic",
+        "cairn/train/recovery/templates.py:shrunk",
+        "cairn/cluster/elastic.py:agent_argv",
+    ),
+    reading=(
+        "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning (2021)",
+        "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models (2021)",
+    ),
+    questions=(
+        Question(
+            Words("What happens to gradient accumulation when a replica is lost?", "丢一个副本后，梯度累积怎么办？"),
+            Words(
+                "The others take more micro-batches, so that the product with the replicas stays the batch. 64 micro-batches on "
+                "8 replicas become 9 or 10 on 7; each sample still counts once.",
+                "其余副本多做几个 micro-batch，使总 batch 不变：8 副本 64 个，变成 7 副本各 9 或 10 个；每个样本仍只算一次。",
+            ),
+        ),
+        Question(
+            Words("What does torch elastic do, and what not?", "torch elastic 做什么，不做什么？"),
+            Words(
+                "It notices a lost worker, stops all, meets again (rendezvous) with whoever is there and starts them with new "
+                "ranks. State, data position and batch are the program's own business.",
+                "它发现 worker 丢失，停掉所有进程，和在场的重新集合并以新 rank 启动。状态、数据位置和 batch 由程序自己负责。",
+            ),
+        ),
+        Question(
+            Words("Why is tensor parallelism not elastic?", "为什么张量并行不弹性？"),
+            Words(
+                "Its ranks hold different parts of each matrix, wired over NVLink: losing one leaves no complete replica. Whole "
+                "groups come and go as units of data parallelism.",
+                "各 rank 持有矩阵的不同部分并靠 NVLink 相连，丢一个就没有完整副本。只能以整组为单位作为数据并行的增减。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

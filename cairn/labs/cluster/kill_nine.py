@@ -1,0 +1,174 @@
+"""kill -9 in the middle of training: what is lost, and is what comes after the same as if nothing had happened?
+
+    steps   1 2 3 4 [5] 6 7 8 9 [10] 11 12 13 X        [n] checkpoint, X killed
+    again                        10  11 12 13 14 ...   from the newest checkpoint that is complete
+
+A real process is killed without a chance to say anything, and once more while a checkpoint is half written.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+EVERY = 5
+PATIENCE_S = 60.0
+
+
+def start(root: Path, steps: int, pause_s: float) -> "BaseProcess":
+    from cairn.labs.cluster._trainee import train
+    from cairn.labs.ranks import _context
+
+    process = _context(train).Process(target=train, args=(root, steps, EVERY, pause_s), daemon=True)
+    process.start()
+    return process
+
+
+def killed_at(root: Path, process: "BaseProcess", step: int) -> int:
+    """Waits for a step, kills, and says how far it had come."""
+    from cairn.labs.cluster._trainee import step_of
+
+    deadline = time.monotonic() + PATIENCE_S
+    while step_of(root) < step and time.monotonic() < deadline and process.is_alive():
+        time.sleep(0.002)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(PATIENCE_S)
+    return step_of(root)
+
+
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    from cairn.labs.cluster._trainee import resume, step_of, train
+
+    steps, kills = bench.pick((40, (13, 27)), (20, (8,)))
+    broken, calm = bench.folder / "broken", bench.folder / "calm"
+    died, exits, came_back = [], [], []
+    for kill in kills:
+        bench.step(f"a run that is killed after step {kill}")
+        process = start(broken, steps, 0.02)
+        died.append(killed_at(broken, process, kill))
+        exits.append(process.exitcode)
+        came_back.append(step_of(broken, "resumed"))
+        half = broken / f"step-{(died[-1] // EVERY + 1) * EVERY:08d}"
+        half.mkdir(exist_ok=True)  # a checkpoint that was being written when the machine went down
+        (half / "__0_0.distcp").write_bytes(b"half of it")
+    bench.step("again, to the end")
+    process = start(broken, steps, 0.0)
+    process.join(PATIENCE_S)
+    came_back = [*came_back[1:], step_of(broken, "resumed")]  # where it came back after each kill
+    last = resume(broken, [])
+    bench.step("the same run, left alone")
+    before = torch.get_num_threads()
+    reference = train(calm, steps, EVERY)
+    torch.set_num_threads(before)
+    lost = [gone - back for gone, back in zip(died, came_back, strict=True)]
+    rows = [[died[i], came_back[i], lost[i], str(exits[i])] for i in range(len(kills))]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("step at which it came back after the first kill", "第一次被杀后恢复到的步"),
+                predicted=died[0] // EVERY * EVERY,
+                measured=came_back[0],
+                unit="step",
+            ),
+            Check(
+                what=Words("steps lost, at most", "最多丢失的步数"),
+                predicted=EVERY,
+                measured=max(lost),
+                unit="steps",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("steps done at the end", "最终完成的步数"),
+                predicted=steps,
+                measured=last.step,
+                unit="steps",
+            ),
+            Check(
+                what=Words("numbers of the state that differ from a run left alone", "与未中断运行不同的状态数值个数"),
+                predicted=0,
+                measured=int((last.weight != reference.weight).sum() + (last.momentum != reference.momentum).sum()),
+                unit="numbers",
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("killed after step", "被杀时的步"),
+                Words("came back at", "恢复到"),
+                Words("steps lost", "丢失步数"),
+                Words("exit status", "退出状态"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"Loss at the end {last.loss():.4f}, of the run left alone {reference.loss():.4f}. A half-written checkpoint "
+                "(no COMPLETE) lay in the folder and was passed over.",
+                f"最终损失 {last.loss():.4f}，未中断运行 {reference.loss():.4f}。目录里有一个写了一半的 checkpoint（没有 COMPLETE），被跳过。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="kill-nine",
+    area="cluster",
+    title=Words("kill -9 and the way back", "kill -9 之后如何回来"),
+    hypothesis=Words(
+        "A killed run loses the steps since its last complete checkpoint, at most one interval; a half-written one is passed "
+        "over; and the end is equal to the bit to a run that was left alone.",
+        "被杀的运行只丢失最近一个完整 checkpoint 之后的步，最多一个间隔；写了一半的会被跳过；最终状态与未中断的运行逐位相同。",
+    ),
+    run=run,
+    causes=(
+        Words("state that was not saved: momentum, the position in the data, random numbers", "有状态没保存：动量、数据位置、随机数"),
+        Words("sums in another order after the restart (threads, layout)", "重启后求和顺序不同（线程数、布局）"),
+    ),
+    code=(
+        "cairn/train/checkpoint/save.py:Saver",
+        "cairn/train/checkpoint/folder.py:newest",
+        "cairn/train/recovery/ladder.py:respond",
+        "cairn/cluster/chaos.py:run_chaos",
+    ),
+    reading=(
+        "CheckFreq: Frequent, Fine-Grained DNN Checkpointing (2021)",
+        "All File Systems Are Not Created Equal: On the Complexity of Crafting Crash-Consistent Applications (2014)",
+    ),
+    questions=(
+        Question(
+            Words("What has to be in a checkpoint for the run to go on exactly?", "要精确续跑，checkpoint 里必须有什么？"),
+            Words(
+                "Weights, optimizer state, step and schedule, position in the data, random states, loss scale. If batches are a "
+                "function of the step, the position is one number.",
+                "权重、优化器状态、步数与学习率计划、数据位置、随机数状态、loss scale。若 batch 由步数决定，数据位置就是一个数。",
+            ),
+        ),
+        Question(
+            Words("How is a half-written checkpoint told from a good one?", "怎样区分写了一半的 checkpoint？"),
+            Words(
+                "A marker written last, after fsync, by rename: COMPLETE with sizes and checksums of every file. Without it the "
+                "folder does not count; removing begins with it.",
+                "最后才写的标记：fsync 之后用 rename 写入 COMPLETE，含每个文件的大小和校验和。没有它就不算；删除时也先删它。",
+            ),
+        ),
+        Question(
+            Words("Why test with SIGKILL and not with an exception?", "为什么用 SIGKILL 而不是抛异常来测试？"),
+            Words(
+                "Nothing runs afterwards: no finally, no flush, no goodbye to peers. Power loss, the OOM killer and preemption "
+                "look like that.",
+                "之后什么都不会执行：没有 finally、没有 flush、不会通知其他 rank。断电、OOM killer、抢占都是这个样子。",
+            ),
+        ),
+    ),
+    needs=("linux",),
+    seconds=8.0,
+)

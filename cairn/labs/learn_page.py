@@ -1,0 +1,119 @@
+"""The roadmap as one self-contained page: the map with what is done, and every topic behind its chip.
+
+    courses ── sections ── topics (● done ◐ begun ○ ready · later)
+    below: each topic with what, why, how to debug it, code, labs with their newest verdict, reading, a self-check
+
+For a person without a server; the Learn view of the server's page shows the same. Both languages are in it.
+"""
+
+from cairn.labs import two_languages
+from cairn.labs.catalogue import all_labs
+from cairn.labs.code_place import find_place
+from cairn.labs.lab import Language, Words
+from cairn.labs.learner import Learner
+from cairn.labs.roadmap import Heading, Topic
+from cairn.labs.two_languages import both, language_tag, switch
+from cairn.report.page import Markup, element, heading, join, page
+
+SIGNS = {"done": "●", "begun": "◐", "ready": "○", "later": "·"}
+TITLE = Words("The roadmap", "学习路线")
+
+
+def map_page(learner: Learner, language: Language) -> str:
+    """Everything: the map, then the topics section by section."""
+    done = Words(
+        f"{learner.done} of {len(learner.standings)} topics done",
+        f"{len(learner.standings)} 个主题中已完成 {learner.done} 个",
+    )
+    sections = learner.roadmap.map.section
+    return page(
+        TITLE.of(language),
+        switch(language),
+        both(done, "p"),
+        *(_course(learner, course) for course in learner.roadmap.map.course),
+        *(_topics(learner, section) for section in sections),
+        style=two_languages.STYLE + STYLE,
+        language=language_tag(language),
+    )
+
+
+def topic_page(learner: Learner, topic: Topic, language: Language) -> str:
+    return page(
+        topic.text(language).title,
+        switch(language),
+        *_about(learner, topic),
+        style=two_languages.STYLE + STYLE,
+        language=language_tag(language),
+    )
+
+
+def _course(learner: Learner, course: Heading) -> Markup:
+    parts: list[Markup] = [element("h2", f"{course.id} ", both(Words(course.en, course.zh)))]
+    if course.requires:
+        parts.append(element("p", "← ", ", ".join(course.requires), class_="soft"))
+    for section in learner.roadmap.map.section:
+        if section.course == course.id:
+            chips = [_chip(learner, topic) for topic in learner.roadmap.of_section(section.id)]
+            parts += [heading(both(Words(section.en, section.zh)), 3)]
+            parts += [element("p", *chips, class_="chips")]
+    return element("section", *parts)
+
+
+def _chip(learner: Learner, topic: Topic) -> Markup:
+    state = learner.standings[topic.id].state
+    title = both(Words(topic.en.title, topic.zh.title))
+    return element("a", f"{SIGNS[state]} ", title, href=f"#{topic.id}", class_=f"chip {state}")
+
+
+def _topics(learner: Learner, section: Heading) -> Markup:
+    parts = [element("h2", both(Words(section.en, section.zh)))]
+    for topic in learner.roadmap.of_section(section.id):
+        title = both(Words(topic.en.title, topic.zh.title))
+        parts.append(
+            element("details", element("summary", title), *_about(learner, topic), id=topic.id)
+        )
+    return element("section", *parts)
+
+
+def _about(learner: Learner, topic: Topic) -> list[Markup]:
+    en, zh = topic.en, topic.zh
+    places = (element("li", element("code", str(find_place(written)))) for written in topic.code)
+    parts = [
+        both(Words(en.what, zh.what), "p"),
+        _titled(Words("Which problem it solves", "解决什么问题"), both(Words(en.problem, zh.problem), "p")),
+        _titled(Words("How to see and debug it", "如何观察与调试"), both(Words(en.debug, zh.debug), "p")),
+        _titled(Words("The code here", "本项目中的代码"), element("ul", *places)),
+    ]  # fmt: skip
+    if topic.labs:
+        labs = element("ul", *(_lab(learner, name) for name in topic.labs))
+        parts.append(_titled(Words("Labs", "实验"), labs))
+    if topic.commands:
+        commands = (element("li", element("code", command)) for command in topic.commands)
+        parts.append(_titled(Words("Commands", "命令"), element("ul", *commands)))
+    if topic.reading:
+        titles = (element("li", title) for title in topic.reading)
+        parts.append(_titled(Words("Reading", "阅读"), element("ul", *titles)))
+    answer = both(Words(en.answer, zh.answer), "p")
+    check = element("details", element("summary", both(Words(en.ask, zh.ask))), answer)
+    return [*parts, _titled(Words("Check yourself", "自测"), check)]
+
+
+def _lab(learner: Learner, name: str) -> Markup:
+    title = both(all_labs()[name].title)
+    run = learner.runs.get(name)
+    said = both(run.verdict.words) if run is not None else element("code", f"cairn lab run {name}")
+    return element("li", title, ": ", said)
+
+
+def _titled(title: Words, part: Markup) -> Markup:
+    return join([heading(both(title), 4), part])
+
+
+STYLE = """
+.chips { display: flex; flex-wrap: wrap; gap: .35rem; max-width: none; }
+.chip { border: 1px solid var(--line); border-radius: 1rem; padding: .1rem .6rem; color: var(--ink);
+  text-decoration: none; }
+.chip.done { border-color: var(--good); } .chip.later { color: var(--soft); } .soft { color: var(--soft); }
+h3 { font-size: .95rem; margin: .9rem 0 .3rem; } h4 { font-size: .85rem; margin: .8rem 0 .2rem; color: var(--soft); }
+details { max-width: 75ch; margin: .3rem 0; } summary { cursor: pointer; } ul { margin: .2rem 0; padding-left: 1.2rem; }
+"""

@@ -1,0 +1,124 @@
+"""One person on the roadmap: what has run and was answered here, and the map as a document with that in it.
+
+    look()  ──>  Learner  ──map_document──>  `cairn learn --json`, the page's map
+                          ──topic_document─>  `cairn learn TOPIC --json`, the page's topic
+
+Reads the lab record, the answers and the machine; draws nothing. Both languages are in every document.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cairn.hw.probe import probe
+from cairn.labs import record
+from cairn.labs.catalogue import all_labs
+from cairn.labs.code_place import find_place
+from cairn.labs.entry import Entry
+from cairn.labs.needs import unmet
+from cairn.labs.progress import Answers, Standing, next_topics, standing
+from cairn.labs.roadmap import Heading, Roadmap, Topic, load
+
+ANSWERS = "answers.jsonl"
+PROPOSALS = 5
+
+
+class Learner(NamedTuple):
+    roadmap: Roadmap
+    standings: dict[str, Standing]
+    runs: dict[str, Entry]  # the newest of each lab
+    trouble: list[str]  # what of the record could not be read
+
+    @property
+    def done(self) -> int:
+        return sum(one.state == "done" for one in self.standings.values())
+
+
+def answers() -> Answers:
+    return Answers(record.data_folder() / ANSWERS)
+
+
+def look() -> Learner:
+    """Where the person at this machine stands."""
+    roadmap, machine, kept = load(), probe(), record.read()
+    runs = {
+        name: entry for name, entry in record.latest(kept.entries).items() if entry.status != "failed"
+    }  # fmt: skip
+    impossible = {
+        name: reasons[0].en
+        for name, lab in all_labs().items()
+        if (reasons := unmet(lab.needs, machine))
+    }
+    standings = standing(
+        roadmap, labs_run=runs, labs_impossible=impossible, answered=answers().right()
+    )
+    return Learner(roadmap, standings, runs, kept.trouble)
+
+
+def map_document(learner: Learner) -> dict[str, Any]:
+    """The whole map: courses, sections, topics with their state, and what to do next."""
+    the_map = learner.roadmap.map
+    return {
+        "topics": len(learner.standings),
+        "done": learner.done,
+        "courses": [
+            {
+                **_heading(course),
+                "requires": course.requires,
+                "months": course.months,
+                "sections": [
+                    _section(learner, section)
+                    for section in the_map.section
+                    if section.course == course.id
+                ],
+            }
+            for course in the_map.course
+        ],
+        "next": [one.topic for one in next_topics(learner.standings, PROPOSALS)],
+        "plans": {
+            "week": [msgspec.to_builtins(stage) for stage in the_map.week],
+            "year": [msgspec.to_builtins(stage) for stage in the_map.year],
+        },
+        "labs": {name: _run(entry) for name, entry in learner.runs.items()},
+    }
+
+
+def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
+    """Everything about one topic, and the newest run of each of its labs."""
+    return {
+        **msgspec.to_builtins(topic),
+        "standing": msgspec.to_builtins(learner.standings[topic.id]),
+        "places": [str(find_place(written)) for written in topic.code],
+        "lab_titles": {name: dict(all_labs()[name].title._asdict()) for name in topic.labs},
+        "runs": [msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs],
+    }  # fmt: skip
+
+
+def _section(learner: Learner, section: Heading) -> dict[str, Any]:
+    topics = learner.roadmap.of_section(section.id)
+    return {
+        **_heading(section),
+        "topics": [
+            {
+                "id": topic.id,
+                "en": topic.en.title,
+                "zh": topic.zh.title,
+                "requires": topic.requires,
+                "labs": topic.labs,
+                "state": learner.standings[topic.id].state,
+            }
+            for topic in topics
+        ],
+    }
+
+
+def _heading(heading: Heading) -> dict[str, Any]:
+    return {"id": heading.id, "en": heading.en, "zh": heading.zh}
+
+
+def _run(entry: Entry) -> dict[str, Any]:
+    return {
+        "at": entry.at,
+        "status": entry.status,
+        "verdict": {"en": entry.verdict.en, "zh": entry.verdict.zh},
+    }

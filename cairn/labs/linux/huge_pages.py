@@ -1,0 +1,184 @@
+"""One fault for 2 MiB instead of 512: what huge pages change, and whether this kernel gives them.
+
+    4 KiB pages    64 MiB = 16,384 faults, 16,384 entries of the page table
+    2 MiB pages    64 MiB =     32 faults,     32 entries, and the TLB reaches 512 times as far
+
+The kernel's switch says who gets them: always, madvise (who asks) or never. The prediction is read from that switch.
+"""
+
+import mmap
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cairn.hw.sysfs import read_int, read_text
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.linux.page_fault import PAGE, small_pages, touched
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SWITCH = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+def run(bench: Workbench) -> Outcome:
+    mebibytes = bench.pick(128, 32)
+    size = mebibytes << 20
+    huge = read_int(SWITCH / "hpage_pmd_size") or 2 << 20
+    given = huge_allowed(read_text(SWITCH / "enabled") or "never")
+    found = {}
+    for name, make in (("4 KiB", small_pages), ("huge", _huge)):
+        bench.step(f"{mebibytes} MiB in {name} pages")
+        memory = make(size + huge)  # a piece that is aligned lies inside
+        faults, seconds = touched(memory)
+        found[name] = (faults, seconds, _random_ns(memory, bench.pick(400_000, 100_000)))
+        memory.close()
+    small, large = found["4 KiB"], found["huge"]
+    expected = size / huge + huge / PAGE if given else (size + huge) / PAGE
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("faults with small pages", "小页的缺页数"),
+                predicted=(size + huge) / PAGE,
+                measured=small[0],
+                unit="faults",
+                within=0.02,
+            ),
+            Check(
+                what=Words("faults where huge pages are asked for", "请求大页时的缺页数"),
+                predicted=expected,
+                measured=large[0],
+                unit="faults",
+                kind="at_most",
+                within=1.0,
+            ),
+            Check(
+                what=Words("first touch, huge over small", "首次触碰耗时：大页比小页"),
+                predicted=1.0,
+                measured=large[1] / small[1],
+                unit="x",
+                kind="at_most",
+                within=0.2,
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("pages", "页"),
+                Words("faults", "缺页"),
+                Words("ms, first touch", "首次触碰毫秒"),
+                Words("ns, random read", "随机读纳秒"),
+            ],
+            rows=[
+                [name, faults, seconds * 1e3, read] for name, (faults, seconds, read) in found.items()
+            ],
+        ),
+        notes=[
+            Words(
+                f"transparent_hugepage is '{(read_text(SWITCH / 'enabled') or 'absent').strip()}': who asks "
+                f"{'gets' if given else 'does not get'} huge pages here.",
+                f"transparent_hugepage 为“{(read_text(SWITCH / 'enabled') or '无').strip()}”："
+                f"本机上请求大页的程序{'会' if given else '不会'}得到大页。",
+            )
+        ],
+    )  # fmt: skip
+
+
+def huge_allowed(switch: str) -> bool:
+    """Whether memory that was advised gets huge pages: the word in brackets counts."""
+    return "[always]" in switch or "[madvise]" in switch
+
+
+def _huge(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _random_ns(memory: mmap.mmap, count: int) -> float:
+    """A read at a random place: a miss of the TLB walks the page table."""
+    import numpy as np
+
+    view = np.frombuffer(memory, np.int64)
+    places = np.random.default_rng(0).integers(0, len(view), count)
+    seconds = median(_gather_s(view, places) for _ in range(5))
+    del view
+    return seconds / count * 1e9
+
+
+def _gather_s(view: "np.ndarray", places: "np.ndarray") -> float:
+    began = time.perf_counter()
+    view.take(places)
+    return time.perf_counter() - began
+
+
+LAB = Lab(
+    name="huge-pages",
+    area="linux",
+    title=Words("One fault for two mebibytes", "一次缺页换来 2 MiB"),
+    hypothesis=Words(
+        "Where the kernel's switch allows it, memory that asks for huge pages takes one fault for each 2 MiB instead "
+        "of "
+        "512, and its first touch is not slower.",
+        "只要内核开关允许，请求大页的内存每 2 MiB 只缺页一次而不是 512 次，首次触碰也不会更慢。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "free memory is too fragmented for 2 MiB in one piece",
+            "空闲内存碎片化，凑不出连续的 2 MiB",
+        ),
+        Words(
+            "a hypervisor or container switch overrides the kernel's own",
+            "虚拟化或容器的设置覆盖了内核开关",
+        ),
+    ),
+    code=("cairn/labs/linux/page_fault.py:touched", "cairn/hw/sysfs.py:read_text"),
+    reading=(
+        "Coordinated and Efficient Huge Page Management with Ingens (2016)",
+        "Transparent Hugepage Support, Linux kernel documentation",
+    ),
+    questions=(
+        Question(
+            Words(
+                "What does a TLB have to do with the size of a page?",
+                "TLB 与页大小有什么关系？",
+            ),
+            Words(
+                "It holds perhaps 1500 entries. With 4 KiB pages they cover 6 MiB, with 2 MiB pages 3 GiB: beyond "
+                "that "
+                "a random read also walks the page table.",
+                "TLB 大约 1500 项：4 KiB 页只覆盖 6 MiB，2 MiB 页能覆盖 3 GiB；超出范围的随机读还要走一遍页表。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why do databases often switch transparent huge pages off?",
+                "为什么数据库常常关闭透明大页？",
+            ),
+            Words(
+                "Compaction stalls an allocation for milliseconds, a small write copies 2 MiB after a fork, and "
+                "memory "
+                "grows by what is never touched: the tail latency suffers.",
+                "内存规整会让分配停顿数毫秒，fork 后一次小写入要复制 2 MiB，还会占用从未触碰的内存：尾延迟变差。",
+            ),
+        ),
+        Question(
+            Words(
+                "Do huge pages matter for a GPU?",
+                "大页对 GPU 重要吗？",
+            ),
+            Words(
+                "Yes: pinned host buffers map with far fewer entries in the IOMMU and the NIC, and the GPU's own "
+                "memory "
+                "is mapped in 2 MiB pages, which is the granularity of its virtual memory API.",
+                "重要：锁页主机缓冲在 IOMMU 和网卡里的映射项少得多；GPU 显存本身就按 2 MiB 映射，"
+                "这也是其虚拟内存 API 的粒度。",
+            ),
+        ),
+    ),
+    needs=("linux",),
+    seconds=1.0,
+)

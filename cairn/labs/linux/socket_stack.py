@@ -1,0 +1,203 @@
+"""Where do 40 ms come from? A small message in two writes meets Nagle's algorithm and a delayed acknowledgement.
+
+    A  write header ──>  B: not a whole message yet, acknowledges later (Linux: 40 ms)
+    A  write body    x   held back: something small is still unacknowledged
+       ············· 40 ms ·············· ACK ──> body ──> answer
+
+TCP_NODELAY sends the body at once, and one write for both needs no switch at all. The same exchange is timed over TCP
+in three ways, over a Unix socket and, for the price of the stack alone, compared with this machine's loopback ceiling.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Generator
+from statistics import median
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+HEADER, BODY = b"h" * 16, b"b" * 48
+DELAYED_ACK_S = 0.040  # Linux: TCP_DELACK_MIN
+PATIENCE_S = 5.0
+WARM_UP = 25  # a new connection acknowledges at once for a while
+
+
+def run(bench: Workbench) -> Outcome:
+    rounds = bench.pick(20, 6)
+    found = {}
+    for name, family, no_delay, parts in (
+        ("TCP, two writes, Nagle", socket.AF_INET, False, 2),
+        ("TCP, two writes, TCP_NODELAY", socket.AF_INET, True, 2),
+        ("TCP, one write, Nagle", socket.AF_INET, False, 1),
+        ("Unix socket, two writes", socket.AF_UNIX, False, 2),
+    ):
+        bench.step(name)
+        with connected(family, no_delay) as (here, there):
+            found[name] = median(exchange(here, there, rounds, parts))
+    stalled, quick, whole, local = found.values()
+    trip = bench.ceilings.loopback_round_trip
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("round trip with Nagle and two writes", "Nagle 加两次写的往返时间"),
+                predicted=DELAYED_ACK_S * 1e3,
+                measured=stalled * 1e3,
+                unit="ms",
+                within=0.25,
+            ),
+            Check(
+                what=Words("round trip with TCP_NODELAY", "开启 TCP_NODELAY 的往返时间"),
+                predicted=DELAYED_ACK_S / 10 * 1e3,
+                measured=quick * 1e3,
+                unit="ms",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("one write needs no switch: round trip", "合并成一次写的往返时间"),
+                predicted=DELAYED_ACK_S / 10 * 1e3,
+                measured=whole * 1e3,
+                unit="ms",
+                kind="at_most",
+            ),
+        ],
+        table=Table(
+            columns=[Words("how", "方式"), Words("us per round trip", "往返微秒")],
+            rows=[
+                *([name, seconds * 1e6] for name, seconds in found.items()),
+                ["ceiling: two processes, 64 bytes", trip.value * 1e6 if trip else "–"],
+            ],
+        ),
+        notes=[
+            Words(
+                f"The stall costs {stalled / quick:,.0f} times the round trip; a Unix socket takes "
+                f"{local / quick:.2f} of TCP's time.",
+                f"停顿使往返时间变成 {stalled / quick:,.0f} 倍；Unix 套接字耗时为 TCP 的 {local / quick:.2f}。",
+            )
+        ],
+    )
+
+
+@contextlib.contextmanager
+def connected(family: int, no_delay: bool) -> Generator[tuple[socket.socket, socket.socket]]:
+    """Two ends on this machine; each gives up after a few seconds."""
+    if family == socket.AF_UNIX:
+        ends = socket.socketpair()
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(PATIENCE_S)
+            near = socket.create_connection(server.getsockname(), timeout=PATIENCE_S)
+            ends = (near, server.accept()[0])
+        for end in ends:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(no_delay))
+    with ends[0], ends[1]:
+        for end in ends:
+            end.settimeout(PATIENCE_S)
+        yield ends
+
+
+def exchange(here: socket.socket, there: socket.socket, rounds: int, parts: int) -> list[float]:
+    """Seconds of each request and its answer; the other end is a thread, which only waits."""
+    answering = threading.Thread(target=_answer, args=(there, rounds + WARM_UP), daemon=True)
+    answering.start()
+    seconds = []
+    for _ in range(rounds + WARM_UP):
+        began = time.perf_counter()
+        if parts == 2:
+            here.sendall(HEADER)
+            here.sendall(BODY)
+        else:
+            here.sendall(HEADER + BODY)
+        _take(here, 1)
+        seconds.append(time.perf_counter() - began)
+    answering.join(PATIENCE_S)
+    return seconds[WARM_UP:]
+
+
+def _answer(there: socket.socket, rounds: int) -> None:
+    for _ in range(rounds):
+        _take(there, len(HEADER) + len(BODY))
+        there.sendall(b"!")
+
+
+def _take(end: socket.socket, count: int) -> None:
+    while count:
+        piece = end.recv(count)
+        if not piece:
+            raise ConnectionError("the other end has gone")
+        count -= len(piece)
+
+
+LAB = Lab(
+    name="socket-stack",
+    area="linux",
+    title=Words("Forty milliseconds from nowhere", "凭空而来的 40 毫秒"),
+    hypothesis=Words(
+        "A small request in two writes over TCP with its defaults takes 40 ms, the delayed acknowledgement; with "
+        "TCP_NODELAY, or in one write, it takes less than a tenth of that.",
+        "默认设置下，TCP 上分两次写的小请求要 40 毫秒（延迟确认）；开启 TCP_NODELAY 或合并成一次写，不到其十分之一。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "the kernel acknowledged at once (quick ACK mode, or another system's timer)",
+            "内核立即确认（quick ACK 模式，或其他系统的定时器）",
+        ),
+        Words(
+            "the machine was busy and the answering thread came late",
+            "机器繁忙，应答线程被调度得晚",
+        ),
+    ),
+    code=(
+        "cairn/comm/backend/tcp_link.py:TcpLink",
+        "cairn/hw/loopback.py:travel",
+        "cairn/train/checkpoint/peer_wire.py",
+    ),
+    reading=(
+        "Congestion Control in IP/TCP Internetworks (RFC 896, 1984)",
+        "tcp(7), Linux manual pages",
+    ),
+    questions=(
+        Question(
+            Words(
+                "What does Nagle's algorithm do, and why does it exist?",
+                "Nagle 算法做什么？为什么存在？",
+            ),
+            Words(
+                "It holds a small segment back while an earlier one is unacknowledged, so that keystrokes do not "
+                "become "
+                "packets of 1 byte under 40 bytes of header each.",
+                "只要还有未确认的小段，就先攒着不发，避免每次击键都变成“1 字节数据 + 40 字节头”的小包。",
+            ),
+        ),
+        Question(
+            Words(
+                "An RPC has a floor of exactly 40 ms. What do you look at?",
+                "某个 RPC 的延迟下限恰好 40 毫秒，看什么？",
+            ),
+            Words(
+                "Two writes for one message on a connection without TCP_NODELAY: strace shows the writes, tcpdump "
+                "the pause "
+                "before the second packet. Gather the writes or set NODELAY.",
+                "是否在没开 TCP_NODELAY 的连接上把一条消息分成两次写：strace 看写调用，tcpdump 看第二个包前的停顿；"
+                "合并写或开 NODELAY。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why does TCP over loopback still cost tens of microseconds?",
+                "为什么回环上的 TCP 仍要几十微秒？",
+            ),
+            Words(
+                "Two system calls, two passes through the stack with copies into and out of kernel memory, and two "
+                "wake-ups. "
+                "Shared memory skips all but the wake-ups; RDMA skips them on a real network.",
+                "两次系统调用、两遍协议栈（拷进拷出内核）再加两次唤醒。共享内存只剩唤醒；在真实网络上 RDMA "
+                "也能绕过这些。",
+            ),
+        ),
+    ),
+    needs=("linux",),
+    seconds=2.5,
+)

@@ -1,0 +1,253 @@
+"""A small device manager at work: how busy are the devices, how fair is it, and is a lease really a lease?
+
+    simulated   three tenants, one of them greedy, on this machine's devices: first come first served against fair
+    real        processes pinned to the device of their lease; one does not stop, and is ended at its deadline
+
+With more work than devices every device should be busy all the time under both policies; the difference is who gets it.
+Queueing says what the greedy tenant's share is: with first come its share of the requests, with fairness a third.
+"""
+
+import contextlib
+import heapq
+import os
+import time
+from typing import NamedTuple
+
+from cairn.hw.probe import probe
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.linux._partner import allowed_cpus, started
+from cairn.labs.projects._device_manager import (
+    Device,
+    Events,
+    Lease,
+    Manager,
+    enumerate_devices,
+    jain,
+)
+from cairn.labs.workbench import Workbench
+
+TENANTS = {"greedy": 4, "steady": 1, "small": 1}  # requests of each per round
+HELD_S = 0.4  # the real leases
+
+
+class Shares(NamedTuple):
+    busy: float  # of all device time
+    fairness: float  # Jain's index over the tenants
+    greedy: float  # its share of what was used
+
+
+def run(bench: Workbench) -> Outcome:
+    devices = enumerate_devices(probe(), allowed_cpus())[:4]
+    bench.step("a day of requests, simulated twice")
+    rounds = bench.pick(400, 100)
+    first = simulate(Manager(devices, fair=False), rounds)
+    fair = simulate(Manager(devices, fair=True), rounds)
+    bench.step("real processes on real leases")
+    ended, late_s, doubled = enforce(devices, bench.pick(HELD_S, 0.2))
+    asked = TENANTS["greedy"] / sum(TENANTS.values())
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("devices busy, fair", "公平策略的设备利用率"),
+                predicted=1.0,
+                measured=fair.busy,
+                unit="of the time",
+                within=0.05,
+            ),
+            Check(
+                what=Words("greedy tenant's share, first come", "先来先服务时大户的份额"),
+                predicted=asked,
+                measured=first.greedy,
+                unit="share",
+                within=0.1,
+            ),
+            Check(
+                what=Words("fairness of the fair policy (Jain)", "公平策略的 Jain 指数"),
+                predicted=1.0,
+                measured=fair.fairness,
+                unit="",
+                within=0.05,
+            ),
+            Check(
+                what=Words("holders that had to be ended", "到期被终止的持有者"),
+                predicted=1,
+                measured=ended,
+                unit="processes",
+            ),
+            Check(
+                what=Words("devices that two had at once", "被同时占用的设备数"),
+                predicted=0,
+                measured=doubled,
+                unit="devices",
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("policy", "策略"),
+                Words("devices busy", "设备利用率"),
+                Words("fairness (Jain)", "公平性（Jain）"),
+                Words("greedy tenant's share", "大户份额"),
+            ],
+            rows=[["first come", *first], ["fair", *fair]],
+        ),
+        notes=[
+            Words(
+                f"Devices: {', '.join(one.name for one in devices)}. The overdue holder was gone {late_s * 1e3:.0f} "
+                f"ms "
+                "after its deadline.",
+                f"设备：{', '.join(one.name for one in devices)}。超期的持有者在到期后 {late_s * 1e3:.0f} "
+                f"毫秒被终止。",
+            )
+        ],
+    )
+
+
+def simulate(manager: Manager, rounds: int) -> Shares:
+    """More requests than devices, in virtual time; measured over the stretch in which all tenants wait."""
+    count = len(manager.devices)
+    arrivals = [
+        (number * 6.0 / count, tenant)
+        for number in range(rounds)
+        for tenant, requests in TENANTS.items()
+        for _ in range(requests)
+    ]
+    for _, tenant in arrivals:  # all are there from the start: the queue never runs dry
+        manager.ask(tenant, 1, 1.0, now=0.0)
+    ends: list[tuple[float, int]] = []
+    end = rounds * TENANTS["small"] * len(TENANTS) / count * 0.9  # until then everybody still waits
+    now = 0.0
+    while now < end:
+        for lease in manager.advance(now).granted:
+            heapq.heappush(ends, (lease.deadline, lease.number))
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            heapq.heappop(ends)
+    used = {tenant: manager.usage(tenant, now) for tenant in TENANTS}
+    total = sum(used.values())
+    return Shares(total / (count * now), jain(used.values()), used["greedy"] / total)
+
+
+def enforce(devices: list[Device], seconds: float) -> tuple[int, float, int]:
+    """Processes ended at their deadline, how late (s), and devices that two held at once (never)."""
+    manager, ended, late, doubled = Manager(devices), 0, 0.0, 0
+    for holder in range(len(devices) + 1):
+        # The first works far longer than its lease; the others finish at once.
+        manager.ask(f"holder {holder}", 1, seconds, time.monotonic())
+    with contextlib.ExitStack() as stack:
+        running: dict[int, tuple[Lease, object]] = {}
+        deadline = time.monotonic() + 20
+        while (manager.waiting or running) and time.monotonic() < deadline:
+            now = time.monotonic()
+            events: Events = manager.advance(now)
+            for lease in events.expired:
+                process = running.pop(lease.number)[1]
+                process.kill()  # type: ignore[attr-defined]
+                process.wait(5)  # type: ignore[attr-defined]
+                ended += 1
+                late = max(late, time.monotonic() - lease.deadline)
+            for lease in events.granted:
+                blocks = 1 << 30 if lease.number == 1 else 1
+                running[lease.number] = (lease, stack.enter_context(_worker(lease, blocks)))
+            held = [device for lease, _ in running.values() for device in lease.devices]
+            doubled += len(held) - len(set(held))
+            for number, (_, process) in list(running.items()):
+                if process.poll() is not None:  # type: ignore[attr-defined]
+                    del running[number]
+                    manager.give_back(number, time.monotonic())
+            time.sleep(0.01)
+    return ended, late, doubled
+
+
+@contextlib.contextmanager
+def _worker(lease: Lease, blocks: int):  # noqa: ANN202  a generator of subprocess.Popen
+    """A process on the core of its lease (a GPU's worker would get CUDA_VISIBLE_DEVICES), already at work."""
+    device = lease.devices[0]
+    cores = [device.index] if device.kind == "cpu" else list(os.sched_getaffinity(0))
+    with started("burn", str(blocks), cpus=cores) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"g")
+        process.stdin.flush()
+        yield process
+
+
+LAB = Lab(
+    name="device-manager",
+    area="projects",
+    title=Words(
+        "A device manager: allocate, schedule, enforce", "设备管理器：枚举、分配、调度、回收"
+    ),
+    hypothesis=Words(
+        "With more requests than devices both policies keep every device busy; first come gives the greedy tenant "
+        "its share "
+        "of the requests, fairness gives all the same; and a holder that overstays is ended, exactly once, while no "
+        "device "
+        "ever has two.",
+        "请求多于设备时，两种策略都能让设备满载；先来先服务按请求占比给大户，公平策略人人均等；"
+        "超期的持有者恰好被终止一次，任何设备从不被两个租约同时占用。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "so busy a machine that well-behaved workers missed their deadline too",
+            "机器太忙，正常的进程也错过了期限",
+        ),
+        Words(
+            "tenants ran out of requests, so that the rest had the devices alone",
+            "某租户请求耗尽，其余租户独占设备",
+        ),
+    ),
+    code=(
+        "cairn/labs/projects/_device_manager.py:Manager",
+        "cairn/labs/projects/_device_manager.py:enumerate_devices",
+        "cairn/hw/probe.py:probe",
+        "cairn/cluster/simulate",
+    ),
+    reading=(
+        "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types (2011)",
+        "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache Consistency (1989)",
+        "A Quantitative Measure of Fairness and Discrimination (1984)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Why leases instead of locks?",
+                "为什么用租约而不是锁？",
+            ),
+            Words(
+                "A holder that dies or hangs never unlocks. A lease ends by the clock, so the device comes back "
+                "without "
+                "anybody's help; the holder renews while it lives.",
+                "持有者崩溃或卡死就永远不会解锁；租约按时钟到期，设备无需任何人配合就能收回，活着的持有者自己续约。",
+            ),
+        ),
+        Question(
+            Words(
+                "Small requests could slip past a large one that does not fit yet. Why are they not allowed to here?",
+                "大请求暂时放不下时，为什么不让小请求先过？",
+            ),
+            Words(
+                "It could wait for ever: freed devices would always go to the next small one. Backfilling is right "
+                "only with "
+                "run times that are known, so that the large one is not delayed.",
+                "否则大请求可能永远等不到：空出的设备总被下一个小请求拿走。只有知道运行时长、保证不推迟大请求时，"
+                "回填才正确。",
+            ),
+        ),
+        Question(
+            Words(
+                "How does Kubernetes learn about GPUs, and what does it not know?",
+                "Kubernetes 如何得知 GPU？它不知道什么？",
+            ),
+            Words(
+                "A device plugin registers with the kubelet, lists device ids and their health, and answers Allocate "
+                "with "
+                "device nodes and environment. Counts only: topology and sharing need more (topology manager, DRA).",
+                "device plugin 向 kubelet 注册，上报设备 ID 与健康状态，并在 Allocate 时返回设备节点和环境变量。"
+                "它只知道数量；"
+                "拓扑与共享要靠 topology manager、DRA 等。",
+            ),
+        ),
+    ),
+    needs=("linux",),
+    seconds=3.0,
+)

@@ -1,0 +1,226 @@
+"""One matrix product on several devices: cut it in two ways, put it together with a collective of ours.
+
+    rows       [A0]       [A0 B]                     inner     [A0 A1] [B0]  =  A0 B0 + A1 B1
+               [A1] B  =  [A1 B]   all-gather                          [B1]     all-reduce of whole results
+
+Cut by rows each rank owns a part of the result, and an all-gather joins the parts; cut along the inner dimension each
+has a whole but partial result, and an all-reduce adds them. Our cost model says how many bytes pass through a rank:
+twice as many for the second. Each rank computes on its own GPU where there are some, else on a core, where its CPU time
+counts: other programs that use the core do not make the work more.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cairn.comm.cost import shape_of
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RANKS = 2
+
+
+def run(bench: Workbench) -> Outcome:
+    n = bench.pick(720, 360)  # no power of two: caches like those least
+    repeats = bench.pick(5, 3)
+    bench.step("one device")
+    ((alone, _, _),) = run_ranks(1, one_device, n, repeats, bench.on_gpu)
+    bench.step("two devices, two cuts")
+    found = run_ranks(RANKS, both_cuts, n, repeats, bench.on_gpu, backend="cairn", timeout_s=60)
+    rows, inner = ([rank[way] for rank in found] for way in (0, 1))
+    wrong = max(one[2] for one in (*rows, *inner))
+    traffic = {
+        "rows": shape_of("all_gather", "ring", RANKS).traffic,
+        "inner": shape_of("all_reduce", "ring", RANKS).traffic,
+    }
+    compute = max(one[0] for one in rows), max(one[0] for one in inner)
+    joined = max(one[1] for one in rows), max(one[1] for one in inner)
+    size = 4 * n * n
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("largest error of an element", "元素的最大误差"),
+                predicted=1e-4 * n**0.5,
+                measured=wrong,
+                unit="",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("bytes of the inner cut over the cut by rows", "按内维切与按行切的通信量之比"),
+                predicted=2.0,
+                measured=traffic["inner"] / traffic["rows"],
+                unit="x",
+            ),
+            Check(
+                what=Words("compute of half the product over the whole", "半个矩阵乘与整个的计算时间比"),
+                predicted=0.5,
+                measured=min(compute) / alone,
+                unit="x",
+                within=0.4,
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("cut", "切法"),
+                Words("product, ms", "矩阵乘毫秒"),
+                Words("collective, ms", "集合通信毫秒"),
+                Words("bytes through a rank, MB", "每 rank 通信 MB"),
+                Words("speed-up", "加速比"),
+            ],
+            rows=[
+                ["none", alone * 1e3, 0.0, 0.0, 1.0],
+                ["by rows, all-gather", compute[0] * 1e3, joined[0] * 1e3, traffic["rows"] * size / 1e6,
+                 alone / (compute[0] + joined[0])],
+                ["inner, all-reduce", compute[1] * 1e3, joined[1] * 1e3, traffic["inner"] * size / 1e6,
+                 alone / (compute[1] + joined[1])],
+            ],
+        ),
+    )  # fmt: skip
+
+
+def one_device(
+    rank: int, count: int, n: int, repeats: int, on_gpu: bool
+) -> tuple[float, float, float]:
+    a, b, _ = _matrices(n, _device(rank, on_gpu))
+    return _timed(lambda: a @ b, repeats, clock(on_gpu)), 0.0, 0.0
+
+
+def both_cuts(
+    rank: int, count: int, n: int, repeats: int, on_gpu: bool
+) -> list[tuple[float, float, float]]:
+    """Of each cut: seconds of the product, of the collective, and the largest error."""
+    import torch
+
+    from cairn.train.parallel.collectives import all_gather, all_reduce
+
+    a, b, expected = _matrices(n, _device(rank, on_gpu))
+    mine = slice(rank * n // count, (rank + 1) * n // count)
+    world = torch.distributed.group.WORLD
+    found = []
+    for part, other, join in (
+        (a[mine].contiguous(), b, lambda x: all_gather(x, world)),
+        (a[:, mine].contiguous(), b[mine].contiguous(), lambda x: all_reduce(x, world)),
+    ):
+        local = (part @ other).cpu()  # our collectives move host memory
+        whole = join(local)
+        product_s = _timed(lambda part=part, other=other: part @ other, repeats, clock(on_gpu))
+        torch.distributed.barrier()
+        join_s = _timed(lambda join=join, local=local: join(local), repeats, time.perf_counter)
+        found.append((product_s, join_s, float((whole - expected).abs().max())))
+    return found
+
+
+def _matrices(n: int, device: str) -> "tuple[Tensor, Tensor, Tensor]":
+    """The same numbers on every rank, and their product."""
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(n, n, generator=generator) for _ in range(2))
+    return a.to(device), b.to(device), a @ b
+
+
+def _device(rank: int, on_gpu: bool) -> str:
+    if not on_gpu:
+        return "cpu"
+    import torch
+
+    return f"cuda:{rank % torch.cuda.device_count()}"
+
+
+def clock(on_gpu: bool) -> Callable[[], float]:
+    """What a product on this device is timed with: the wall, or the CPU time of the rank's one thread."""
+    return time.perf_counter if on_gpu else time.thread_time
+
+
+def _timed(call: Callable[[], object], repeats: int, now: Callable[[], float]) -> float:
+    """Seconds of one call, the median; a GPU is waited for."""
+    import torch
+
+    seconds = []
+    for _ in range(repeats + 1):
+        began = now()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(now() - began)
+    return median(seconds[1:])
+
+
+LAB = Lab(
+    name="multi-device-matmul",
+    area="projects",
+    title=Words("A matrix product on two devices", "两个设备上的矩阵乘"),
+    hypothesis=Words(
+        "Cut by rows or along the inner dimension, two ranks compute the same product as one; each does half of the "
+        "work, "
+        "and the inner cut moves exactly twice the bytes of the cut by rows.",
+        "按行切或按内维切，两个 rank 得到与单设备相同的乘积；各做一半计算，内维切的通信量恰好是按行切的两倍。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "the ranks shared a core or a GPU, so halves ran one after another",
+            "两个 rank 共用一个核或一块 GPU，两半只能先后执行",
+        ),
+        Words(
+            "half a product is too small to run at the full rate",
+            "半个矩阵太小，跑不满速率",
+        ),
+    ),
+    code=(
+        "cairn/train/parallel/collectives.py:all_gather",
+        "cairn/train/parallel/collectives.py:all_reduce",
+        "cairn/comm/backend/group.py:CairnGroup",
+        "cairn/comm/cost.py:shape_of",
+        "cairn/train/parallel/tensor.py",
+    ),
+    reading=(
+        "SUMMA: Scalable Universal Matrix Multiplication Algorithm (1997)",
+        "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism (2019)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Which cut does Megatron use for the two products of an MLP, and why?",
+                "Megatron 对 MLP 的两个矩阵乘分别怎么切，为什么？",
+            ),
+            Words(
+                "The first by columns, the second along its inner dimension: the activation between them stays where "
+                "it is, "
+                "and one all-reduce per MLP is enough.",
+                "第一个按列切，第二个按内维切：中间激活不用搬动，每个 MLP 只需一次 all-reduce。",
+            ),
+        ),
+        Question(
+            Words(
+                "When does a second GPU speed up an n x n product?",
+                "n×n 矩阵乘在什么情况下加第二块 GPU 能变快？",
+            ),
+            Words(
+                "When n³ work per n² bytes is worth it: half of 2n³ / F saved must exceed 2n² / B for gathering half "
+                "in bf16. At 700 "
+                "TFLOP/s and 400 GB/s that is n above about 2000 to 4000.",
+                "省下的计算 n³/F 要大于通信时间（bf16 传一半约 n²/B）。按 700 TFLOP/s、400 GB/s 估算，n 约大于 "
+                "2000–4000 才划算。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why are the results of the two cuts not bit-identical?",
+                "两种切法的结果为什么不是逐位相同？",
+            ),
+            Words(
+                "The inner cut adds two partial sums that were rounded separately; floating-point addition is not "
+                "associative. By rows every sum runs as it does on one device.",
+                "内维切把两个各自舍入过的部分和相加，而浮点加法不满足结合律；按行切时每个求和与单设备一致。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=6.0,
+)

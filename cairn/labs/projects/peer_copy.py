@@ -1,0 +1,237 @@
+"""From one device to another: straight, or through somebody in the middle?
+
+    straight   A ─────────────> B         one way
+    staged     A ──> host ────> B         two, one after the other: the sum of both
+
+On a GPU machine the two are copies between GPUs (or within the one there is) against a copy down to pinned host memory
+and up again: the ceilings predict both. On a CPU three ranks play it: A sends to B through our shared-memory link, then
+A sends to a third that passes it on; storing before forwarding doubles the time.
+"""
+
+import time
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.workbench import Workbench
+
+SIZES = (1 << 20, 4 << 20, 16 << 20)
+GPU_SIZES = (16 << 20, 64 << 20, 256 << 20)
+
+
+def run(bench: Workbench) -> Outcome:
+    if bench.on_gpu:
+        sizes = bench.pick(GPU_SIZES, GPU_SIZES[:2])
+        bench.step("between devices, straight and through the host")
+        straight, staged = gpu_times(sizes, bench.pick(9, 5))
+    else:
+        sizes = bench.pick(SIZES, SIZES[:2])
+        bench.step("three ranks: straight, and through the third")
+        first = run_ranks(3, relay_times, sizes, bench.pick(9, 4), backend="cairn", timeout_s=60)[0]
+        straight, staged = first
+    expected = predicted_ratio(bench)
+    ratios = [b / a for a, b in zip(straight, staged, strict=True)]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("staged over straight, largest copy", "中转与直传耗时比（最大拷贝）"),
+                predicted=expected,
+                measured=ratios[-1],
+                unit="x",
+                within=0.5,
+            ),
+            Check(
+                what=Words("staged over straight, every size", "中转与直传耗时比（所有尺寸）"),
+                predicted=1.0,
+                measured=min(ratios),
+                unit="x",
+                kind="at_least",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Rate of a copy", "拷贝速率"),
+                x=Words("MiB", "MiB"),
+                y=Words("GB/s", "GB/s"),
+                lines={
+                    name: [(n / 2**20, n / s / 1e9) for n, s in zip(sizes, times, strict=True)]
+                    for name, times in (("straight", straight), ("staged", staged))
+                },
+                log_x=True,
+                log_y=True,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("MiB", "MiB"),
+                Words("straight, ms", "直传毫秒"),
+                Words("staged, ms", "中转毫秒"),
+                Words("staged over straight", "中转/直传"),
+            ],
+            rows=[
+                [n / 2**20, a * 1e3, b * 1e3, b / a]
+                for n, a, b in zip(sizes, straight, staged, strict=True)
+            ],
+        ),
+    )
+
+
+def predicted_ratio(bench: Workbench) -> float:
+    """Two ways instead of one on a CPU; on a GPU what the ceilings of bus and memory say."""
+    limits = bench.ceilings
+    down, up, copy = limits.device_to_host_pinned, limits.host_to_device_pinned, limits.copy
+    if not bench.on_gpu or down is None or up is None or copy is None:
+        return 2.0
+    import torch
+
+    staged = 1 / down.value + 1 / up.value
+    if torch.cuda.device_count() > 1:
+        return staged * down.value  # between GPUs at the rate of one way over the bus, at least
+    return staged / (2 / copy.value)  # within one GPU a byte is read and written
+
+
+def relay_times(
+    rank: int, count: int, sizes: tuple[int, ...], repeats: int
+) -> tuple[list[float], list[float]]:
+    """Rank 0 to rank 1; and to rank 2, which stores and forwards. Seconds, as rank 0 sees the answer."""
+    import torch
+    import torch.distributed as dist
+
+    found: tuple[list[float], list[float]] = ([], [])
+    for size in sizes:
+        data, done = torch.ones(size // 4), torch.zeros(1)
+        for way, route in enumerate(((0, 1), (0, 2, 1))):
+            samples = []
+            for _ in range(repeats + 1):
+                dist.barrier()
+                began = time.perf_counter()
+                for source, target in pairwise(route):
+                    if rank == source:
+                        dist.send(data, target)
+                    elif rank == target:
+                        dist.recv(data, source)
+                if rank == 1:
+                    dist.send(done, 0)
+                elif rank == 0:
+                    dist.recv(done, 1)
+                samples.append(time.perf_counter() - began)
+            found[way].append(median(samples[1:]))
+    return found
+
+
+def gpu_times(sizes: tuple[int, ...], repeats: int) -> tuple[list[float], list[float]]:
+    import torch
+
+    here, there = "cuda:0", f"cuda:{1 if torch.cuda.device_count() > 1 else 0}"
+    straight, staged = [], []
+    for size in sizes:
+        source = torch.ones(size, dtype=torch.uint8, device=here)
+        target = torch.empty(size, dtype=torch.uint8, device=there)
+        middle = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        straight.append(_gpu_s(lambda a=source, b=target: b.copy_(a), repeats))
+        staged.append(_gpu_s(lambda a=source, m=middle, b=target: _through(a, m, b), repeats))
+    return straight, staged
+
+
+def _through(source: Any, middle: Any, target: Any) -> None:
+    middle.copy_(source, non_blocking=True)
+    if source.device != target.device:
+        import torch
+
+        torch.cuda.synchronize(source.device)
+    target.copy_(middle, non_blocking=True)
+
+
+def _gpu_s(call: Any, repeats: int) -> float:
+    samples = []
+    for _ in range(repeats + 2):
+        _wait_for_all()
+        began = time.perf_counter()
+        call()
+        _wait_for_all()
+        samples.append(time.perf_counter() - began)
+    return median(samples[2:])
+
+
+def _wait_for_all() -> None:
+    import torch
+
+    for number in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(number)
+
+
+LAB = Lab(
+    name="peer-copy",
+    area="projects",
+    title=Words("Peer to peer against staged through the host", "点对点直传与经主机中转"),
+    hypothesis=Words(
+        "A copy that stops in the middle takes the sum of its two ways: twice as long between processes, and between "
+        "GPUs "
+        "as much longer as the bus is slower than the link between them.",
+        "中途停靠的拷贝耗时是两段之和：进程之间是两倍；GPU 之间则取决于总线比直连链路慢多少。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "the ranks were not all running: more ranks than free cores",
+            "rank 比空闲核多，没有全部在运行",
+        ),
+        Words(
+            "GPUs without peer access: the driver stages a 'straight' copy itself",
+            "GPU 之间没有 peer access：驱动把“直传”也改成了中转",
+        ),
+    ),
+    code=(
+        "cairn/comm/backend/shared_link.py:SharedLink",
+        "cairn/comm/backend/messages.py",
+        "cairn/hw/measure_device.py:transfer_rate",
+        "cairn/hw/transfer_path.py",
+    ),
+    reading=(
+        "Evaluating Modern GPU Interconnect: PCIe, NVLink, NV-SLI, NVSwitch and GPUDirect (2019)",
+        "GPUDirect RDMA, NVIDIA documentation",
+    ),
+    questions=(
+        Question(
+            Words(
+                "What does GPUDirect RDMA leave out?",
+                "GPUDirect RDMA 省掉了什么？",
+            ),
+            Words(
+                "The stop in host memory: the NIC reads the GPU's memory over PCIe itself. Two copies and their "
+                "latency "
+                "vanish, and the host's memory bandwidth is not used.",
+                "省掉在主机内存的停靠：网卡直接经 PCIe 读显存，少两次拷贝和相应延迟，也不占主机内存带宽。",
+            ),
+        ),
+        Question(
+            Words(
+                "How do you hide the second way of a staged copy?",
+                "中转拷贝的第二段如何隐藏？",
+            ),
+            Words(
+                "In pieces: while one goes up the next comes down, on two streams with pinned buffers. Then the "
+                "slower way "
+                "counts, not the sum.",
+                "分块流水：一块上行时下一块在下行，用两个 stream 加锁页缓冲；这样只计较慢的一段，而不是两段之和。",
+            ),
+        ),
+        Question(
+            Words(
+                "nvidia-smi topo -m shows SYS between two GPUs. What do you expect?",
+                "nvidia-smi topo -m 显示两块 GPU 之间是 SYS，意味着什么？",
+            ),
+            Words(
+                "The path crosses the sockets' link: peer copies are slow or staged by the driver, often 10 to 20 "
+                "GB/s. "
+                "NV# means NVLink, PIX and PXB one or more PCIe switches.",
+                "路径要穿过插槽互连：peer 拷贝很慢，或由驱动中转，通常只有 10–20 GB/s。NV# 表示 NVLink，PIX/PXB "
+                "表示经过一个或多个 PCIe 交换芯片。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=5.0,
+)

@@ -1,0 +1,219 @@
+"""The whole trainer on one process and on two: the same losses, sooner. How much sooner is predicted.
+
+    one    ████████ forward, backward     ░ update
+    two    ████ | ████                    ▒▒ all-reduce of the gradients   ░ update
+
+    speed-up = t1 / (t1 / 2 + all-reduce)      the same batch, half of it on each
+
+The all-reduce comes from our cost model with the loopback's measured latency and bandwidth. Losses are compared number
+by number: two processes are one larger machine, not another training.
+"""
+
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cairn.comm.cost import Link, choose
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.workbench import Workbench
+
+SAME = 1e-4  # float32, sums in another order
+
+
+def run(bench: Workbench) -> Outcome:
+    steps = bench.pick(8, 4)
+    found = {}
+    for count in (1, 2):
+        bench.step(f"{count} process(es)")
+        folder = str(bench.folder / str(count))
+        found[count] = run_ranks(count, train, folder, steps, timeout_s=90)[0]
+    (one, size), (two, _) = found[1], found[2]
+    t1, t2 = (median(row[1] for row in rows[1:]) for rows in (one, two))
+    cpu1, cpu2 = (median(row[2] for row in rows[1:]) for rows in (one, two))
+    link = link_of(bench)
+    reduce_s = choose("all_reduce", 2, size, link)[0].us / 1e6
+    apart = max(abs(a[0] - b[0]) for a, b in zip(one, two, strict=True))
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("largest difference of a loss", "loss 的最大差异"),
+                predicted=SAME,
+                measured=apart,
+                unit="",
+                kind="at_most",
+            ),
+            Check(
+                what=Words(
+                    "CPU time of a rank's step, two over one",
+                    "每 rank 每步 CPU 时间：双进程比单进程",
+                ),
+                predicted=0.5,
+                measured=cpu2 / cpu1,
+                unit="x",
+                within=0.4,
+            ),
+            Check(
+                what=Words("speed-up, the model's as the limit", "加速比（以模型预测为上限）"),
+                predicted=t1 / (t1 / 2 + reduce_s),
+                measured=t1 / t2,
+                unit="x",
+                kind="at_most",
+                within=0.25,
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("The same training", "同一个训练过程"),
+                x=Words("step", "步"),
+                y=Words("loss", "loss"),
+                lines={
+                    "one process": [(step, row[0]) for step, row in enumerate(one, 1)],
+                    "two processes": [(step, row[0]) for step, row in enumerate(two, 1)],
+                },
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("processes", "进程数"),
+                Words("ms per step", "每步毫秒"),
+                Words("CPU ms per step", "每步 CPU 毫秒"),
+                Words("last loss", "最后 loss"),
+                Words("all-reduce, predicted ms", "预测 all-reduce 毫秒"),
+            ],
+            rows=[
+                [1, t1 * 1e3, cpu1 * 1e3, one[-1][0], 0.0],
+                [2, t2 * 1e3, cpu2 * 1e3, two[-1][0], reduce_s * 1e3],
+            ],
+        ),
+    )
+
+
+def link_of(bench: Workbench) -> Link:
+    """The network between two processes of this machine, as calibrated."""
+    trip, rate = bench.ceilings.loopback_round_trip, bench.ceilings.loopback_throughput
+    return Link(
+        alpha_us=trip.value / 2 * 1e6 if trip else 20.0,
+        gb_per_s=rate.value / 1e9 if rate else 1.0,
+    )
+
+
+def train(
+    rank: int, count: int, folder: str, steps: int
+) -> tuple[list[tuple[float, float, float]], int]:
+    """(loss, seconds, CPU seconds of this rank) of each step, and the bytes of all gradients."""
+    from cairn.train.loop import Loop
+    from cairn.train.metrics_log import Record
+    from cairn.train.prepare import prepare
+
+    prepared = prepare(recipe(Path(folder), count, steps))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[float, float, float]] = []
+    spent = time.process_time()
+
+    def told(record: Record) -> None:
+        nonlocal spent
+        now = time.process_time()
+        rows.append((record.loss or float("nan"), record.seconds, now - spent))
+        spent = now
+
+    Loop(prepared.state, prepared.corpus.source, count, rank, lambda text: None, told).run()
+    size = sum(4 * part.numel() for part in prepared.state.parallel.parameters().values())
+    return rows, size
+
+
+def recipe(folder: Path, processes: int, steps: int) -> Any:
+    """A small model over random tokens; the batch of a step is the same however many share it."""
+    from cairn.train.config import Checkpoint, Data, Log, Model, Optim, Train
+    from cairn.train.parallel.layout import Layout
+
+    return Train(
+        steps=steps,
+        out=folder,
+        model=Model(preset="tiny-qwen3", layers=4, hidden=128, heads=4, kv_heads=2, intermediate=256, vocab=512),
+        optim=Optim(lr=3e-3),
+        data=Data(sources=["random"], sequence=64, sequences=8, microbatch=4),
+        checkpoint=Checkpoint(every=0, export=False),
+        log=Log(every=1),
+        parallel=Layout(dp=processes),
+        device="cpu",
+    )  # fmt: skip
+
+
+LAB = Lab(
+    name="single-multi-training",
+    area="projects",
+    title=Words("One process against two: the whole trainer", "单进程与双进程训练对比"),
+    hypothesis=Words(
+        "The trainer on two processes has the same losses as on one, to rounding; each rank computes half as much, "
+        "and "
+        "the speed-up cannot exceed what half the compute and one all-reduce of the gradients allow.",
+        "双进程训练的 loss 与单进程相同（仅舍入误差）；每个 rank 的计算减半，"
+        "加速比不超过“计算减半再加一次梯度 all-reduce”的预测。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "the two processes had to share their cores with others",
+            "两个进程的核被其他程序占用",
+        ),
+        Words(
+            "the update and the Python around a step do not shrink with the batch",
+            "更新和每步的 Python 开销不随批减小",
+        ),
+    ),
+    code=(
+        "cairn/train/loop.py:Loop",
+        "cairn/train/step.py:train_step",
+        "cairn/train/parallel/data.py",
+        "cairn/comm/cost.py:choose",
+    ),
+    reading=(
+        "PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",
+        "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "Strong and weak scaling: which one is this, and which one do big runs report?",
+                "强扩展与弱扩展：这里是哪种？大规模训练通常报告哪种？",
+            ),
+            Words(
+                "Strong: the batch stays, each process gets less. Big runs mostly grow the batch with the GPUs "
+                "(weak), which "
+                "keeps the compute per GPU and looks better.",
+                "强扩展：总批不变，每个进程分得更少。大规模训练多是随 GPU 数增大批（弱扩展），每卡计算量不变，"
+                "数字更好看。",
+            ),
+        ),
+        Question(
+            Words(
+                "When does the second device not pay?",
+                "什么时候第二个设备不划算？",
+            ),
+            Words(
+                "When the all-reduce takes as long as half of the compute: bytes / bandwidth >= t1 / 2. A 1B model "
+                "in bf16 "
+                "moves 2 GB of gradients per step, 40 ms at 50 GB/s.",
+                "当 all-reduce 时间达到计算的一半：字节数 / 带宽 ≥ t1 / 2。1B 模型 bf16 每步要传 2 GB 梯度，50 GB/s "
+                "下要 40 毫秒。",
+            ),
+        ),
+        Question(
+            Words(
+                "The losses of one and two GPUs differ in the fifth digit. Is that a bug?",
+                "单卡与双卡的 loss 在第五位不同，是 bug 吗？",
+            ),
+            Words(
+                "Usually not: sums in another order round differently. A bug shows as a difference in the first step "
+                "that is "
+                "larger than rounding (1e-6 in fp32, 1e-2 in bf16), or one that grows from a certain step on.",
+                "通常不是：求和顺序不同导致舍入不同。若第一步的差异就超过舍入（fp32 约 1e-6、bf16 约 1e-2），"
+                "或从某步起发散，才像 bug。",
+            ),
+        ),
+    ),
+    needs=("2 processes", "2 cores"),
+    seconds=8.0,
+)

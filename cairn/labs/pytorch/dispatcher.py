@@ -1,0 +1,195 @@
+"""What lies between `x * y` and the loop that multiplies? The dispatcher: a table from (operation, keys) to a function.
+
+    Python -> aten::mul -> Autograd (records a node) -> CPU or CUDA kernel           about 1 to 5 us, whatever the size
+
+On small tensors that way is all there is, so a model's time is a count of operations. A norm is written three times
+in this project: as six operations, as four, and as one kernel on a GPU.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from cairn.labs.gpu._ceiling import ceiling
+from cairn.labs.gpu._one_thread import one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.pytorch._tiny_model import tiny_model
+from cairn.labs.workbench import Workbench
+
+PLAIN = ("pow", "mean", "add", "rsqrt", "mul", "mul")
+LEAN = ("linalg_vector_norm", "hypot_", "div", "mul_")
+
+
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    from cairn.kernels.rmsnorm import rmsnorm_reference
+    from cairn.labs.pytorch._watched import Watched
+    from cairn.models.lean import LeanNorm
+
+    model = tiny_model()
+    x = torch.randn(1, model.spec.hidden)
+    weight = model.norm.weight.detach()
+    lean = LeanNorm(model.norm)
+    seen = {}
+    for name, call in (
+        ("plain", lambda: rmsnorm_reference(x, weight, 1e-6)),
+        ("lean", lambda: lean(x)),
+    ):
+        bench.step(f"operations of the {name} norm")
+        with torch.no_grad(), Watched() as watched:
+            call()
+        seen[name] = [_short(operation) for operation in watched.names]
+    with one_thread(), torch.no_grad():
+        bench.step("times of both")
+        plain_s = _each(bench, lambda: rmsnorm_reference(x, weight, 1e-6))
+        lean_s = _each(bench, lambda: lean(x))
+        six_s, twelve_s = (_each(bench, lambda n=n: _multiply(x, n)) for n in (6, 12))
+        recorded_s = _with_gradient(bench, x)
+    per_operation = plain_s / len(PLAIN)
+    gap = float((rmsnorm_reference(x, weight, 1e-6) - lean(x)).abs().max())
+    launch = ceiling(bench.ceilings, "launch")
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("operations of the plain norm", "普通 norm 的算子数"),
+                predicted=float(len(PLAIN)),
+                measured=float(len(seen["plain"])),
+                unit="",
+            ),
+            Check(
+                what=Words("operations of the lean norm", "精简 norm 的算子数"),
+                predicted=float(len(LEAN)),
+                measured=float(len(seen["lean"])),
+                unit="",
+            ),
+            Check(
+                what=Words(
+                    "twelve multiplications of one row over six", "单行上十二次乘法与六次的耗时比"
+                ),
+                predicted=2.0,
+                measured=twelve_s / six_s,
+                unit="x",
+                within=0.3,
+            ),
+            Check(
+                what=Words(
+                    "plain norm over lean norm, time on one row", "单行上普通与精简 norm 的耗时比"
+                ),
+                predicted=len(PLAIN) / len(LEAN),
+                measured=plain_s / lean_s,
+                unit="x",
+                kind="at_least",
+                within=0.25,
+            ),
+            Check(
+                what=Words("largest difference of their results", "两者结果的最大差"),
+                predicted=1e-5,
+                measured=gap,
+                unit="",
+                kind="at_most",
+            ),
+        ],
+        table=Table(
+            columns=[Words("what", "项目"), Words("us", "us")],
+            rows=[
+                ["plain norm: " + " ".join(seen["plain"]), plain_s * 1e6],
+                ["lean norm: " + " ".join(seen["lean"]), lean_s * 1e6],
+                ["one operation of it", per_operation * 1e6],
+                ["one addition, calibrated", launch * 1e6],
+                ["one operation with autograd recording", recorded_s * 1e6],
+            ],
+        ),
+    )
+
+
+def _short(name: str) -> str:
+    """aten::mul.Tensor -> mul"""
+    return name.partition("::")[2].partition(".")[0]
+
+
+def _multiply(x: Any, times: int) -> None:
+    for _ in range(times):
+        x * x
+
+
+def _each(bench: Workbench, call: Callable[[], object]) -> float:
+    """Seconds of one call, out of a hundred in a row."""
+
+    def burst() -> None:
+        for _ in range(100):
+            call()
+
+    return bench.time(burst, device="cpu", budget_ms=300).p10_s / 100
+
+
+def _with_gradient(bench: Workbench, x: Any) -> float:
+    import torch
+
+    with torch.enable_grad():
+        tracked = torch.ones(1, 1, requires_grad=True)
+        return _each(bench, lambda: x * tracked)
+
+
+LAB = Lab(
+    name="dispatcher",
+    area="pytorch",
+    title=Words("The dispatcher: time is a count of operations", "dispatcher：耗时就是算子个数"),
+    hypothesis=Words(
+        "On one row a norm's time is its number of operations: six against four take one and a half times as "
+        "long, whatever they compute.",
+        "在单行上，耗时就是算子个数：十二次是六次的两倍；六个算子的 norm 至少是四个算子的一倍半。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "operations differ in how much Python and shape arithmetic they need",
+            "各算子的 Python 与形状计算开销不同",
+        ),
+        Words("a busy machine in one of the two measurements", "其中一次测量时机器繁忙"),
+    ),
+    code=(
+        "cairn/models/lean.py:LeanNorm",
+        "cairn/kernels/rmsnorm.py:rmsnorm_reference",
+        "cairn/labs/pytorch/_watched.py:Watched",
+    ),
+    reading=("PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",),
+    questions=(
+        Question(
+            Words(
+                "Which keys does a multiplication pass on its way?",
+                "一次乘法经过哪些 dispatch key？",
+            ),
+            Words(
+                "Modes and functorch if active, Autocast, Autograd (records the node, saves inputs), then "
+                "the backend key of its tensors: CPU or CUDA. Each layer removes its key and dispatches again.",
+                "若启用则先过 mode 与 functorch，再是 Autocast、Autograd（记录节点、保存输入），"
+                "最后是张量的后端 key：CPU 或 CUDA。每层去掉自己的 key 再次分发。",
+            ),
+        ),
+        Question(
+            Words(
+                "What is the difference between aten::square and aten::pow in a trace?",
+                "trace 里为什么 aten::square 变成 aten::pow？",
+            ),
+            Words(
+                "square is composite: it has no kernel of its own and calls pow above autograd, so below it "
+                "only pow is seen and only pow needs a gradient.",
+                "square 是复合算子，没有自己的内核，在 autograd 之上就调用 pow；往下只看得到 pow，也只有 pow "
+                "需要梯度公式。",
+            ),
+        ),
+        Question(
+            Words(
+                "How does one remove dispatch cost from a decode step?",
+                "解码时如何去掉 dispatch 开销？",
+            ),
+            Words(
+                "Fewer and larger operations (fused kernels, joined projections), or none at all: a captured "
+                "CUDA graph replays kernels without Python and dispatcher.",
+                "更少更大的算子（融合内核、合并投影），或者干脆没有：CUDA graph 重放内核，不经过 Python 和 "
+                "dispatcher。",
+            ),
+        ),
+    ),
+    seconds=2.0,
+)

@@ -1,0 +1,232 @@
+"""How does a model leave this program? As weights that others load, and as a graph that others run.
+
+    checkpoint   names, shapes and bytes: safetensors is a header of JSON and then the tensors, nothing else
+    graph        torch.export: one graph of ATen operations with symbolic sizes, no Python left; what ONNX, AOTInductor
+                 and TensorRT start from
+
+The checkpoint must come back bit by bit, and be as large as its numbers; the graph must serve sizes it never saw.
+"""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.pytorch._tiny_model import hidden, tiny_model, tokens_of
+from cairn.labs.workbench import Workbench
+
+
+def run(bench: Workbench) -> Outcome:
+    bench.step("a checkpoint, there and back")
+    numbers, size, different = _round_trip(bench)
+    bench.step("a graph with a symbolic size")
+    products, worst, refused, expected = _graph(bench)
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    "bytes of the weights file, 4 per number and a header",
+                    "权重文件字节：每个数 4 字节加头部",
+                ),
+                predicted=4.0 * numbers,
+                measured=float(size),
+                unit="B",
+                within=0.05,
+            ),
+            Check(
+                what=Words("logits that differ after loading", "重新加载后不同的 logits 个数"),
+                predicted=0.0,
+                measured=float(different),
+                unit="",
+            ),
+            Check(
+                what=Words(
+                    "matrix products of the graph, as counted when running",
+                    "图中的矩阵乘个数，与运行时计数相同",
+                ),
+                predicted=float(expected),
+                measured=float(products),
+                unit="",
+            ),
+            Check(
+                what=Words(
+                    "largest error at sizes that were not traced", "未追踪过的形状上的最大误差"
+                ),
+                predicted=1e-5,
+                measured=worst,
+                unit="",
+                kind="at_most",
+            ),
+            Check(
+                what=Words(
+                    "a size outside the declared range is refused (1 = yes)",
+                    "超出声明范围的形状被拒绝（1 = 是）",
+                ),
+                predicted=1.0,
+                measured=float(refused),
+                unit="",
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("form", "形式"),
+                Words("carries", "包含"),
+                Words("read by", "可被谁读取"),
+            ],
+            rows=[
+                [
+                    "safetensors + config.json",
+                    "weights, shape of the model",
+                    "transformers, vLLM, SGLang, cairn",
+                ],
+                [
+                    "torch.export",
+                    "ATen graph, weights, size constraints",
+                    "AOTInductor, ONNX exporter, TensorRT",
+                ],
+                [
+                    "ONNX",
+                    "graph of another operator set, weights",
+                    "ONNX Runtime, TensorRT, mobile runtimes",
+                ],
+                ["GGUF", "quantised weights, tokenizer", "llama.cpp, cairn"],
+            ],
+        ),
+    )
+
+
+def _round_trip(bench: Workbench) -> tuple[int, int, int]:
+    """Numbers in the model, bytes of its file, and logits that changed on the way."""
+    import torch
+
+    from cairn.models.checkpoint import open_checkpoint
+    from cairn.models.export import export
+    from cairn.models.layers import Build
+    from cairn.models.weights import load_model
+
+    model = tiny_model(layers=2, hidden=64, intermediate=256)
+    folder = bench.folder / "exported"
+    export(model, folder)
+    opened = open_checkpoint(folder)
+    again = load_model(opened.spec, opened.tensors, Build("cpu", torch.float32))
+    tokens_T = tokens_of(model, 12)
+    with torch.no_grad():
+        before, after = (one.logits(hidden(one, tokens_T)) for one in (model, again))
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return sum(p.numel() for p in model.parameters()), size, int((before != after).sum())
+
+
+def _graph(bench: Workbench) -> tuple[int, float, bool, int]:
+    """Operations of the exported graph, its worst error, whether a wrong size is refused; and operations "
+    "when run."""
+    import torch
+    from torch.export import Dim
+
+    from cairn.labs.pytorch._watched import Watched
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            model = tiny_model(layers=1)
+            self.norm, self.feed_forward = model.norm, model.layers[0].feed_forward
+
+        def forward(self, x_TD: Any) -> Any:
+            return self.feed_forward(self.norm(x_TD)).relu()
+
+    block = Block()
+    width = block.norm.weight.shape[0]
+    rows = Dim("rows", min=2, max=64)
+    example = torch.randn(8, width)
+    with torch.no_grad():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+            exported = torch.export.export(block, (example,), dynamic_shapes={"x_TD": {0: rows}})
+        run_it = exported.module()
+        with Watched() as watched:
+            block(example)
+        worst = max(
+            float((run_it(x) - block(x)).abs().max())
+            for x in (torch.randn(count, width) for count in (2, 5, 33, 64))
+        )
+        refused = _refuses(run_it, torch.randn(65, width))
+    names = (str(node.target) for node in exported.graph.nodes if node.op == "call_function")
+    return _products(names), worst, refused, _products(watched.names)
+
+
+def _products(names: Iterable[str]) -> int:
+    """Matrix products, by whichever name; the rest is named differently from version to version."""
+    return sum("mm" in name or "linear" in name for name in names)
+
+
+def _refuses(run_it: Any, x: Any) -> bool:
+    try:
+        run_it(x)
+    except (RuntimeError, AssertionError, ValueError):
+        return True
+    return False
+
+
+LAB = Lab(
+    name="export",
+    area="pytorch",
+    title=Words("Export: weights and graphs that leave", "导出：离开本程序的权重与图"),
+    hypothesis=Words(
+        "A checkpoint comes back bit by bit and is as large as its numbers; an exported graph has the "
+        "operations that a run has, serves sizes it never saw and refuses those outside its declared range.",
+        "检查点逐位还原，大小就是数的大小；导出的图与实际运行的矩阵乘个数相同，能用于没见过的形状，"
+        "并拒绝声明范围之外的形状。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "another version of torch.export, which decomposes operations differently",
+            "torch.export 版本不同，分解规则不同",
+        ),
+        Words(
+            "tied weights that are stored once, or metadata in the header",
+            "绑定权重只存一份，或头部含有元数据",
+        ),
+    ),
+    code=(
+        "cairn/models/export.py:export",
+        "cairn/models/weights.py:load_model",
+        "cairn/models/safetensors_file.py",
+    ),
+    reading=(
+        "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph "
+        "Compilation (2024)",
+        "Open Neural Network Exchange: the ONNX specification (2019)",
+    ),
+    questions=(
+        Question(
+            Words("torch.compile or torch.export?", "torch.compile 还是 torch.export？"),
+            Words(
+                "compile is just in time: it may break the graph, guard and recompile, and needs Python. "
+                "export is ahead of time: one whole graph or an error, with declared dynamic sizes, to run "
+                "elsewhere.",
+                "compile 是即时的：可断图、可 guard、可重编译，离不开 Python；export 是预先的："
+                "要么一张完整的图，要么报错，动态形状要声明，可在别处运行。",
+            ),
+        ),
+        Question(
+            Words("Why safetensors instead of a pickle?", "为什么用 safetensors 而不是 pickle？"),
+            Words(
+                "Loading a pickle can run code. safetensors is a JSON header with offsets and raw bytes: "
+                "safe, memory-mappable, and a shard reads only the slices it needs.",
+                "加载 pickle 可能执行代码；safetensors 是带偏移的 JSON 头加原始字节：安全、可 mmap，"
+                "分片时只读所需部分。",
+            ),
+        ),
+        Question(
+            Words("What usually fails when exporting to ONNX?", "导出 ONNX 时通常卡在哪里？"),
+            Words(
+                "Branches on data, shapes that become constants, operations without a counterpart (fused "
+                "attention, custom kernels) and precision: check outputs at several sizes, not only at the "
+                "example's.",
+                "依赖数据的分支、被固化成常量的形状、没有对应项的算子（融合注意力、自定义内核）以及精度："
+                "要在多种形状上比对，而不只是示例形状。",
+            ),
+        ),
+    ),
+    seconds=6.0,
+)

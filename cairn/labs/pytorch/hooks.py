@@ -1,0 +1,203 @@
+"""When exactly do hooks run, and what are they good for?
+
+    module(x)      pre-forward hooks -> forward -> forward hooks                 not when forward() is called directly
+    backward       a parameter's post-accumulate hook runs when its gradient is complete: last layers first
+
+The second kind is how communication overlaps with backward: our buckets of gradients are sent the moment that their
+last gradient is there, long before backward ends.
+"""
+
+import itertools
+from typing import Any
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.pytorch._tiny_model import hidden, tiny_model, tokens_of
+from cairn.labs.workbench import Workbench
+
+
+def run(bench: Workbench) -> Outcome:
+    layers = bench.pick(6, 4)
+    model = tiny_model(layers=layers, tied=False)
+    tokens_T = tokens_of(model, 16)
+    bench.step("hooks of modules")
+    calls = _module_calls(model, tokens_T)
+    bench.step("hooks of gradients")
+    order = _gradient_order(model, tokens_T)
+    falling = [number for number in order if number is not None]
+    turns = sum(later > earlier for earlier, later in itertools.pairwise(falling))
+    bench.step("buckets on their way during backward")
+    launched, sent_early, whole = _buckets(model, tokens_T)
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    "layer hooks that ran in one forward pass", "一次前向中运行的层 hook 数"
+                ),
+                predicted=2.0 * layers,
+                measured=float(len(calls)),
+                unit="",
+            ),
+            Check(
+                what=Words(
+                    "and when forward() is called past them", "绕过 __call__ 直接调 forward() 时"
+                ),
+                predicted=0.0,
+                measured=float(_bypassed(model, tokens_T)),
+                unit="",
+            ),
+            Check(
+                what=Words(
+                    "gradients that came before those of a later layer", "早于更后层的梯度个数"
+                ),
+                predicted=0.0,
+                measured=float(turns),
+                unit="",
+            ),
+            Check(
+                what=Words("buckets launched, of all", "发出的桶数（共计）"),
+                predicted=float(whole),
+                measured=float(launched),
+                unit="",
+            ),
+            Check(
+                what=Words("buckets on their way before backward ended", "反向结束前已发出的桶数"),
+                predicted=float(whole - 1),
+                measured=float(sent_early),
+                unit="",
+                kind="at_least",
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("hook", "hook"),
+                Words("runs", "何时运行"),
+                Words("used here for", "在本项目中的用途"),
+            ],
+            rows=[
+                ["forward pre / forward", "around module(x)", "profiling spans, activation probes"],
+                ["full backward", "when a module's input gradient is there", "debugging NaN"],
+                [
+                    "post accumulate grad",
+                    "when .grad of a parameter is complete",
+                    "gradient buckets, overlap",
+                ],
+                ["saved tensors", "when autograd keeps or needs a tensor", "offload, recompute"],
+            ],
+        ),
+    )
+
+
+def _module_calls(model: Any, tokens_T: Any) -> list[str]:
+    calls: list[str] = []
+    handles = []
+    for number, layer in enumerate(model.layers):
+        handles.append(
+            layer.register_forward_pre_hook(lambda *_, n=number: calls.append(f"before {n}"))
+        )
+        handles.append(layer.register_forward_hook(lambda *_, n=number: calls.append(f"after {n}")))
+    hidden(model, tokens_T)
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+def _bypassed(model: Any, tokens_T: Any) -> int:
+    """Calls of a hook when its module's forward is called like a plain function."""
+    calls: list[int] = []
+    handle = model.norm.register_forward_hook(lambda *_: calls.append(1))
+    model.norm.forward(model.embedding(tokens_T))
+    handle.remove()
+    return len(calls)
+
+
+def _gradient_order(model: Any, tokens_T: Any) -> list[int | None]:
+    """The layer of each parameter, in the order in which gradients were complete."""
+    order: list[int | None] = []
+    handles = []
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        layer = int(parts[1]) if parts[0] == "layers" else None
+        handles.append(
+            parameter.register_post_accumulate_grad_hook(lambda _, n=layer: order.append(n))
+        )
+    model.logits(hidden(model, tokens_T)).sum().backward()
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    return order
+
+
+def _buckets(model: Any, tokens_T: Any) -> tuple[int, int, int]:
+    """Buckets that were launched in all, and before backward returned; and how many there are."""
+    from cairn.train.parallel.buckets import Buckets
+
+    launched: list[list[str]] = []
+    parameters = dict(model.named_parameters())
+    buckets = Buckets(parameters, launched.append, most_bytes=16 << 10)
+    buckets.arm()
+    model.logits(hidden(model, tokens_T)).sum().backward()
+    early = len(launched)
+    buckets.flush()
+    return len(launched), early, len(buckets.buckets)
+
+
+LAB = Lab(
+    name="hooks",
+    area="pytorch",
+    title=Words("Hooks: around modules, after gradients", "hook：模块前后与梯度之后"),
+    hypothesis=Words(
+        "Module hooks run only through module(x), gradients are complete layer by layer from the last to the "
+        "first, and all buckets but the last are on their way before backward ends.",
+        "模块 hook 只在 module(x) 时运行；梯度从最后一层到第一层依次完成；除最后一个外，"
+        "所有桶都在反向结束前已发出。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "a parameter that is used in several layers completes late", "多层共用的参数完成得晚"
+        ),
+        Words("an order of parameters that is not the order of use", "参数的顺序与使用顺序不一致"),
+    ),
+    code=(
+        "cairn/train/parallel/buckets.py:Buckets",
+        "cairn/train/parallel/buckets.py:fill",
+        "cairn/models/transformer.py:Transformer",
+    ),
+    reading=("PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",),
+    questions=(
+        Question(
+            Words(
+                "Why does module.forward(x) skip hooks?", "为什么 module.forward(x) 不触发 hook？"
+            ),
+            Words(
+                "Hooks live in Module.__call__, which runs them around forward. Code that calls forward "
+                "directly also escapes FSDP's gathering and compiled wrappers.",
+                "hook 在 Module.__call__ 里，围绕 forward 运行；直接调 forward 还会绕过 FSDP 的 all-gather "
+                "和编译包装。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why are buckets filled in reverse order of the parameters?",
+                "为什么桶按参数的逆序填充？",
+            ),
+            Words(
+                "Backward finishes the last layers first, so a bucket of neighbours from the end is complete "
+                "early and its all-reduce hides under the rest of backward.",
+                "反向先完成最后几层，把末尾相邻的参数放一桶就能早早凑齐，其 all-reduce 藏在剩余反向之下。",
+            ),
+        ),
+        Question(
+            Words(
+                "What goes wrong when one rank skips a layer?", "某个 rank 跳过一层会出什么问题？"
+            ),
+            Words(
+                "Its bucket never completes, the others wait in the collective: a hang. Buckets must be "
+                "launched in the same order on all ranks, so unused parameters are flushed at the end.",
+                "它的桶永远凑不齐，其他 rank 卡在集合通信里。所有 rank 必须同序发出，未用到的参数在最后统一 "
+                "flush。",
+            ),
+        ),
+    ),
+    seconds=1.0,
+)

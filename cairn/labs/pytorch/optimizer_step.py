@@ -1,0 +1,215 @@
+"""What does the optimizer's step move? Seven numbers for each parameter: weight, gradient and two states.
+
+    AdamW in float32:  read w, g, m, v   write w, m, v    =  28 bytes per parameter, a dozen FLOPs: memory decides
+
+Written with torch's operations one after another the same update passes over memory many times. The bytes of that are
+counted while it runs; the fused form is torch's on a CPU and our kernel on a GPU. All forms must agree.
+"""
+
+from typing import Any
+
+from cairn.labs.gpu._one_thread import one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+LR, DECAY = 1e-3, 0.1
+
+
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    from cairn.kernels.adamw import State, cost
+    from cairn.labs.gpu._traffic import Traffic
+
+    count = (1 << 26) if bench.on_gpu else bench.pick(1 << 22, 1 << 20)
+    bench.step("three forms of one update")
+    gap = _disagreement()
+    state = State(*([torch.randn(count, device=bench.device).abs_()] for _ in range(4)))
+    least = cost(count, 4, 4, 4, masters=False).bytes
+    with Traffic() as traffic:
+        _plain(state)
+    with one_thread():
+        bench.step("operations one after another")
+        slow = bench.time(lambda: _plain(state), budget_ms=800).p10_s
+        bench.step("fused")
+        fast = bench.time(lambda: _fused(state), budget_ms=400).p10_s
+    clipped = _clip_checks()
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("bytes per parameter of the fused form", "融合形式每参数字节"),
+                predicted=28.0,
+                measured=least / count,
+                unit="B",
+            ),
+            Check(
+                what=Words("plain over fused, time", "未融合与融合的耗时比"),
+                predicted=1.3,
+                measured=slow / fast,
+                unit="x",
+                kind="at_least",
+            ),
+            Check(
+                what=Words("and no more than the ratio of bytes", "且不超过字节之比"),
+                predicted=traffic.bytes / least,
+                measured=slow / fast,
+                unit="x",
+                kind="at_most",
+                within=0.35,
+            ),
+            Check(
+                what=Words("largest disagreement of the three forms", "三种形式的最大差异"),
+                predicted=1e-6,
+                measured=gap,
+                unit="",
+                kind="at_most",
+            ),
+            Check(
+                what=Words("length of clipped gradients, limit 1", "裁剪后梯度的长度，上限 1"),
+                predicted=1.0,
+                measured=clipped,
+                unit="",
+                within=1e-4,
+            ),
+        ],
+        table=Table(
+            columns=[
+                Words("form", "形式"),
+                Words("bytes per parameter", "每参数字节"),
+                Words("ms", "ms"),
+                Words("GB/s", "GB/s"),
+            ],
+            rows=[
+                ["plain", traffic.bytes / count, slow * 1e3, traffic.bytes / slow / 1e9],
+                ["fused", least / count, fast * 1e3, least / fast / 1e9],
+            ],
+        ),
+    )
+
+
+def _plain(state: Any) -> None:
+    """m, v, then the weights, as one would write it down; results in place where that is possible."""
+    [w], [g], [m], [v] = state.weights, state.grads, state.m, state.v
+    m.mul_(0.9).add_(g * 0.1)
+    v.mul_(0.95).add_(g * g * 0.05)
+    step = m / (v.sqrt() + 1e-8)
+    w.mul_(1 - LR * DECAY).sub_(step * LR)
+
+
+def _fused(state: Any) -> None:
+    import torch
+
+    from cairn.kernels.adamw import Step, adamw
+
+    if state.weights[0].is_cuda:
+        adamw(state, Step(1, LR, weight_decay=DECAY))
+        return
+    fused: Any = torch._fused_adamw_
+    fused(
+        list(state.weights), list(state.grads), list(state.m), list(state.v), [], [torch.tensor(1.0)],
+        lr=LR, beta1=0.9, beta2=0.95, weight_decay=DECAY, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def _disagreement() -> float:
+    """Our reference, our optimizer class and torch's AdamW after three steps on one small problem."""
+    import torch
+    from torch import nn
+
+    from cairn.kernels.adamw import State, Step, adamw_reference
+    from cairn.train.config import Optim
+    from cairn.train.optim.adamw import AdamW
+
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(8, 8, generator=generator)
+    gradients = [torch.randn(8, 8, generator=generator) for _ in range(3)]
+    by_hand = State([start.clone()], [start.clone()], [torch.zeros(8, 8)], [torch.zeros(8, 8)])
+    ours = nn.Parameter(start.clone())
+    optimizer = AdamW({"w": ours}, Optim(lr=LR, weight_decay=DECAY), masters=False)
+    theirs = nn.Parameter(start.clone())
+    torchs = torch.optim.AdamW([theirs], lr=LR, betas=(0.9, 0.95), weight_decay=DECAY)
+    for number, gradient in enumerate(gradients, start=1):
+        adamw_reference(by_hand._replace(grads=[gradient]), Step(number, LR, weight_decay=DECAY))
+        optimizer.update({"w": gradient}, number, LR, torch.ones(()))
+        theirs.grad = gradient.clone()
+        torchs.step()
+    results = [by_hand.weights[0], ours.detach(), theirs.detach()]
+    return max(float((a - b).abs().max()) for a in results for b in results)
+
+
+def _clip_checks() -> float:
+    """The length of gradients after our factor: the limit, where they were longer."""
+    import torch
+
+    from cairn.train.step import clip_factor
+
+    gradients = [torch.randn(50, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    factor = clip_factor(norm, 1.0)
+    return float(torch.stack([(g * factor).square().sum() for g in gradients]).sum().sqrt())
+
+
+LAB = Lab(
+    name="optimizer-step",
+    area="pytorch",
+    title=Words("The optimizer's step: bytes per parameter", "优化器的一步：每个参数多少字节"),
+    hypothesis=Words(
+        "AdamW in float32 cannot move fewer than 28 bytes per parameter; written operation by operation it "
+        "moves several times that and takes longer, with the same result.",
+        "float32 的 AdamW 每参数至少搬 28 字节；逐个算子写会搬数倍的字节、用更多时间，而结果相同。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "tensors that fit into caches, where passes are cheap", "张量放得进缓存，多走几遍也便宜"
+        ),
+        Words(
+            "arithmetic: a division and a root per parameter on a core without wide vectors",
+            "运算：每参数一次除法和开方，向量较窄的核心上成为瓶颈",
+        ),
+    ),
+    code=(
+        "cairn/kernels/adamw.py:adamw",
+        "cairn/kernels/adamw.py:cost",
+        "cairn/train/optim/adamw.py:AdamW",
+        "cairn/train/step.py:clip_factor",
+    ),
+    reading=(
+        "Decoupled Weight Decay Regularization (2019)",
+        "8-bit Optimizers via Block-wise Quantization (2022)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "How long does the step of an 8B model take on an H200?",
+                "8B 模型的优化器一步在 H200 上要多久？",
+            ),
+            Words(
+                "8e9 parameters x 28 bytes is 224 GB; at 4.26 TB/s that is 53 ms, whatever the batch. It "
+                "counts little beside a large batch and much beside a small one.",
+                "8e9 个参数×28 字节 = 224 GB，按 4.26 TB/s 是 53 ms，与 batch 无关：大 batch 下不显眼，小 "
+                "batch 下很显眼。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why does zero_grad(set_to_none=True) exist?",
+                "为什么有 zero_grad(set_to_none=True)？",
+            ),
+            Words(
+                "Writing zeros and adding the first gradient to them is a write and a read of every gradient "
+                "for nothing; with None the first backward stores its result as it is.",
+                "先写零再把第一个梯度加上去，等于白写白读一遍；置 None 时第一次反向直接存结果。",
+            ),
+        ),
+        Question(
+            Words("Where must clipping happen with several ranks?", "多 rank 时裁剪要放在哪里？"),
+            Words(
+                "After gradients are reduced: square sums of the shards are added over all ranks, then one "
+                "factor is applied. Clipping local gradients before would change the direction.",
+                "在梯度归约之后：各分片的平方和先跨 rank 相加，再用同一个系数。先裁本地梯度会改变方向。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

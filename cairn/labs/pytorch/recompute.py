@@ -1,0 +1,187 @@
+"""What does it cost to remember less? About a third more arithmetic, for a fraction of the memory.
+
+    none   every operation of every layer keeps what its gradient needs
+    full   a layer keeps its input, T x D numbers; backward computes the layer again     F + 2F  ->  2F + 2F
+           (but for its last product: only what a gradient needs is computed again)
+
+Memory is what is still alive after forward, counted by storage; FLOPs are counted by torch. Both beside the formulas
+that the planner uses, and the gradients must be the same to the last bit.
+"""
+
+from typing import Any, NamedTuple
+
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.pytorch._tiny_model import tiny_model, tokens_of
+from cairn.labs.workbench import Workbench
+
+
+class Pass(NamedTuple):
+    alive_bytes: int  # between forward and backward
+    flops: int  # of both
+    gradients: list[Any]
+
+
+def predicted_flops(spec: Any) -> float:
+    """With full recomputing over without: 4F / 3F, less the last product, whose result nobody needs again."""
+    last = spec.hidden * spec.intermediate
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    all_products = spec.hidden * (2 * queries + 2 * keys) + 3 * last
+    return (4 - last / all_products) / 3
+
+
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    from cairn.train.config import Precision
+    from cairn.train.memory import layer_bytes
+
+    model = tiny_model(layers=4, hidden=128, head_dim=32, intermediate=384)
+    tokens = bench.pick(256, 64)
+    passes = {}
+    for kind in ("none", "selective", "full"):
+        bench.step(f"recompute {kind}")
+        passes[kind] = _pass(model, tokens_of(model, tokens), kind)
+    everything, one = layer_bytes(model.spec, Precision(recompute="none"), tokens, fused=False)
+    inputs = layer_bytes(model.spec, Precision(recompute="full"), tokens, fused=False)[0] - one
+    differing = sum(
+        int((a != b).sum())
+        for kind in ("selective", "full")
+        for a, b in zip(passes["none"].gradients, passes[kind].gradients, strict=True)
+    )
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("kept by all layers without recomputing", "不重计算时各层保留的字节"),
+                predicted=everything / 1024,
+                measured=passes["none"].alive_bytes / 1024,
+                unit="KiB",
+                within=0.25,
+            ),
+            Check(
+                what=Words(
+                    "kept with full recomputing: one input per layer",
+                    "完全重计算时保留的字节：每层一个输入",
+                ),
+                predicted=inputs / 1024,
+                measured=passes["full"].alive_bytes / 1024,
+                unit="KiB",
+                within=0.35,
+            ),
+            Check(
+                what=Words("FLOPs with full over without", "完全重计算与不重计算的 FLOP 之比"),
+                predicted=predicted_flops(model.spec),
+                measured=passes["full"].flops / passes["none"].flops,
+                unit="x",
+                within=0.01,
+            ),
+            Check(
+                what=Words("numbers of the gradients that differ", "梯度中不同的数的个数"),
+                predicted=0.0,
+                measured=float(differing),
+                unit="",
+            ),
+        ],
+        table=Table(
+            columns=[Words("kind", "方式"), Words("KiB kept", "保留 KiB"), Words("MFLOP", "MFLOP")],
+            rows=[[kind, p.alive_bytes / 1024, p.flops / 1e6] for kind, p in passes.items()],
+        ),
+        notes=[
+            Words(
+                f"{torch.get_num_threads()} threads; counts do not depend on them.",
+                f"{torch.get_num_threads()} 个线程；计数与此无关。",
+            )
+        ],
+    )
+
+
+def _pass(model: Any, tokens_T: Any, kind: Any) -> Pass:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from cairn.labs.pytorch._watched import Watched
+    from cairn.models.attend import Packed
+    from cairn.train.recompute import recomputing
+
+    model.zero_grad()
+    attend = Packed([len(tokens_T)])
+    forward, positions_T = recomputing(model, kind), attend.positions_T()
+    with Watched() as watched:
+        states_TD = forward(tokens_T, positions_T, attend)
+    # The last norm and the rotations belong to no layer; what the loss would keep is not there yet.
+    alive = watched.alive_bytes(apart_from=(states_TD, *model.parameters()))
+    alive -= _outside_layers(model, len(tokens_T))
+    with FlopCounterMode(display=False) as counter:
+        forward(tokens_T, positions_T, attend).square().sum().backward()
+    gradients = [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+    return Pass(alive, counter.get_total_flops(), gradients)
+
+
+def _outside_layers(model: Any, tokens: int) -> int:
+    """Cosines and sines of the positions, and what the last norm keeps: its input, before and after the "
+    "scaling."""
+    spec = model.spec
+    return 4 * tokens * (2 * spec.head_dim + 2 * spec.hidden)
+
+
+LAB = Lab(
+    name="recompute",
+    area="pytorch",
+    title=Words("Recompute: memory for time", "激活重计算：用时间换显存"),
+    hypothesis=Words(
+        "With full recomputing a layer keeps its input alone, the step does exactly 4/3 of the FLOPs, and "
+        "the gradients do not change by a bit.",
+        "完全重计算时每层只保留输入，一步的 FLOP 为 4/3（减去每层最后一个矩阵乘），而梯度一个比特都不变。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "operations that keep other tensors than the formula lists (a new version of torch)",
+            "算子保存的张量与公式不同（torch 版本变化）",
+        ),
+        Words(
+            "an attention whose FLOPs the counter does not know", "FLOP 计数器不认识的注意力实现"
+        ),
+    ),
+    code=(
+        "cairn/train/recompute.py:recomputing",
+        "cairn/train/memory.py:layer_bytes",
+        "cairn/train/memory.py:fitting",
+    ),
+    reading=(
+        "Training Deep Nets with Sublinear Memory Cost (2016)",
+        "Reducing Activation Recomputation in Large Transformer Models (2022)",
+    ),
+    questions=(
+        Question(
+            Words("Why 4/3 and not 2?", "为什么是 4/3 而不是 2？"),
+            Words(
+                "Backward is two products for each of forward: F + 2F = 3F. Recomputing adds one more F: 4F "
+                "/ 3F.",
+                "前向每个矩阵乘在反向对应两个：F + 2F = 3F；重计算最多再加一个 F：4F / 3F。检查点会提前停止，"
+                "每层最后一个乘法的结果不被梯度需要，可以省掉。",
+            ),
+        ),
+        Question(
+            Words(
+                "What does selective recomputing leave out, and why?",
+                "选择性重计算丢掉什么？为什么？",
+            ),
+            Words(
+                "Results of norms, activations and rotations: many bytes, few FLOPs. Results of products and "
+                "attention are kept, so almost no time is lost for a good part of the memory.",
+                "丢掉 norm、激活和旋转的结果：字节多、FLOP 少；保留矩阵乘和注意力的结果，"
+                "于是几乎不费时间就省下大块内存。",
+            ),
+        ),
+        Question(
+            Words("Does recomputing change MFU or HFU?", "重计算影响 MFU 还是 HFU？"),
+            Words(
+                "MFU counts the model's 3F only, so it falls when time goes to recomputing; HFU counts all "
+                "FLOPs done, so it stays. Compare runs by MFU.",
+                "MFU 只算模型的 3F，时间花在重计算上就会下降；HFU 算所有做过的 FLOP，不变。比较训练要看 MFU。",
+            ),
+        ),
+    ),
+    seconds=2.0,
+)

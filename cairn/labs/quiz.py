@@ -1,0 +1,86 @@
+"""The mock interview: which questions, their model answers, and what this machine has measured about each.
+
+    topics and labs ──pool──> Asked ──choose──> a few of them, those not yet answered first
+
+Evidence is the newest verdict of a lab on the person's own machine: an answer with a number from there is a good one.
+Pure: nobody is asked here, and nothing is written.
+"""
+
+import random
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from cairn.labs.catalogue import all_labs
+from cairn.labs.entry import Entry, Text
+from cairn.labs.figures import shown
+from cairn.labs.lab import Words
+from cairn.labs.learner import Learner
+from cairn.labs.roadmap import Topic
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    lab: str | None  # None: the topic's own self-check
+    ask: Text
+    answer: Text
+    evidence: list[Text]  # measured on this machine
+
+
+def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
+    """Every question of these topics: their own, then those of their labs; a lab's questions once."""
+    found, labs_seen = [], set()
+    for topic in topics:
+        runs = [learner.runs[name] for name in topic.labs if name in learner.runs]
+        found.append(
+            Asked(
+                topic=topic.id,
+                lab=None,
+                ask=Text(topic.en.ask, topic.zh.ask),
+                answer=Text(topic.en.answer, topic.zh.answer),
+                evidence=[line for run in runs for line in _evidence(run)],
+            )
+        )
+        for name in topic.labs:
+            if name not in labs_seen:
+                labs_seen.add(name)
+                found += _of_lab(topic.id, name, learner)
+    return found
+
+
+def choose(
+    questions: Sequence[Asked], answered: Collection[str], count: int, seed: int
+) -> list[Asked]:
+    """A mixed handful; self-checks of topics that were not answered yet come before anything else."""
+    dice = random.Random(seed)
+    mixed = dice.sample(list(questions), len(questions))
+    fresh = [one for one in mixed if one.lab is None and one.topic not in answered]
+    rest = [one for one in mixed if one not in fresh]
+    wanted = min(count, len(mixed))
+    first = fresh[: max(wanted - wanted // 3, wanted - len(rest))]  # a third from the labs
+    return [*first, *rest][:wanted]
+
+
+def _of_lab(topic: str, name: str, learner: Learner) -> list[Asked]:
+    evidence = _evidence(learner.runs[name]) if name in learner.runs else []
+    return [
+        Asked(
+            topic=topic, lab=name, ask=Text(*one.ask), answer=Text(*one.answer), evidence=evidence
+        )
+        for one in all_labs()[name].questions
+    ]
+
+
+def _evidence(entry: Entry) -> list[Text]:
+    """The verdict and its checks, one line each."""
+    lines = [Words(f"{entry.lab}: {entry.verdict.en}", f"{entry.lab}：{entry.verdict.zh}")]
+    for check in entry.checks:
+        figures = f"{shown(check.measured, check.unit)}"
+        wanted = f"{shown(check.predicted, check.unit)}"
+        lines.append(
+            Words(
+                f"{check.what.en}: {figures} (predicted {wanted})",
+                f"{check.what.zh}：{figures}（预测 {wanted}）",
+            )
+        )
+    return [Text(*line) for line in lines]

@@ -1,0 +1,211 @@
+"""A hundred fine-tunes, one base model: can requests of different adapters share a step?
+
+    y = x W^T + (x A_i^T) B_i^T          W once for the whole batch, A_i and B_i of the row's own adapter
+
+    merged     a copy of W for each adapter, and a product for each: nothing is shared
+    batched    one product with W, and two small ones gathered by row
+
+The adapters add r (in + out) / (in x out) to bytes and FLOPs; the results have to be the same.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.serving._engine import in_one_thread
+from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Adapters(NamedTuple):
+    """All adapters of one matrix, side by side."""
+
+    a_IRK: "Tensor"
+    b_INR: "Tensor"
+
+
+def batched(x_MK: "Tensor", weight_NK: "Tensor", adapters: Adapters, which_M: "Tensor") -> "Tensor":
+    """One product with the base; then each row with its own two small matrices."""
+    import torch
+
+    low_MR = torch.einsum("mk,mrk->mr", x_MK, adapters.a_IRK[which_M])
+    return x_MK @ weight_NK.t() + torch.einsum("mr,mnr->mn", low_MR, adapters.b_INR[which_M])
+
+
+def grouped(x_MK: "Tensor", weight_NK: "Tensor", adapters: Adapters, which_M: "Tensor") -> "Tensor":
+    """The same, with the rows of one adapter together: one small product for each adapter that is there."""
+    y_MN = x_MK @ weight_NK.t()
+    for index in which_M.unique().tolist():
+        rows = (which_M == index).nonzero()[:, 0]
+        y_MN[rows] += x_MK[rows] @ adapters.a_IRK[index].t() @ adapters.b_INR[index].t()
+    return y_MN
+
+
+def merged(x_MK: "Tensor", merged_INK: "Tensor", which_M: "Tensor") -> "Tensor":
+    """Every adapter folded into its own copy of the matrix."""
+    import torch
+
+    y_MN = torch.empty(len(x_MK), merged_INK.shape[1])
+    for index in which_M.unique().tolist():
+        rows = (which_M == index).nonzero()[:, 0]
+        y_MN[rows] = x_MK[rows] @ merged_INK[index].t()
+    return y_MN
+
+
+@in_one_thread
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    size, rank, adapters_count, batch = bench.pick((1024, 8, 16, 16), (768, 8, 8, 8))
+
+    def made(*shape: int) -> "Tensor":
+        return torch.randn(*shape, generator=draw) / shape[-1] ** 0.5
+
+    weight_NK = made(size, size)
+    adapters = Adapters(made(adapters_count, rank, size), made(adapters_count, size, rank))
+    copies_INK = torch.stack(
+        [weight_NK + adapters.b_INR[i] @ adapters.a_IRK[i] for i in range(adapters_count)]
+    )
+    rows, lines = [], {"merged": [], "batched": [], "base alone": []}
+    far = 0.0
+    for kinds in sorted({1, adapters_count // 4, adapters_count}):
+        bench.step(f"{batch} rows of {kinds} adapters")
+        which_M = torch.arange(batch) % kinds
+        x_MK = made(batch, size)
+        reference_MN = merged(x_MK, copies_INK, which_M)
+        for form in (batched, grouped):
+            apart_MN = form(x_MK, weight_NK, adapters, which_M) - reference_MN
+            far = max(far, float(apart_MN.abs().max()))
+        took = {
+            "merged": bench.time(
+                merged, [(x_MK, copies_INK, which_M)], device="cpu", budget_ms=120
+            ),
+            "batched": bench.time(
+                batched, [(x_MK, weight_NK, adapters, which_M)], device="cpu", budget_ms=120
+            ),
+            "base alone": bench.time(lambda x=x_MK: x @ weight_NK.t(), device="cpu", budget_ms=120),
+        }
+        for name, timing in took.items():
+            lines[name].append((float(kinds), timing.p10_s * 1e3))
+        rows.append(
+            [kinds, *(took[name].p10_s * 1e3 for name in ("base alone", "batched", "merged"))]
+        )
+    added = rank * 2 * size / size**2
+    last = {name: points[-1][1] for name, points in lines.items()}
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("difference to merged weights", "与合并权重结果之差"),
+                predicted=1e-4,
+                measured=far,
+                unit="",
+                kind="at_most",
+            ),
+            Check(
+                what=Words(
+                    "memory of all adapters over one merged copy each",
+                    "全部 adapter 占合并副本内存的比例",
+                ),
+                predicted=added,
+                measured=(adapters.a_IRK.nbytes + adapters.b_INR.nbytes) / copies_INK.nbytes,
+                unit="share",
+                within=1e-9,
+            ),
+            Check(
+                what=Words(
+                    f"{adapters_count} adapters in one step: merged over batched",
+                    f"一步中 {adapters_count} 个 adapter：合并/批处理",
+                ),
+                predicted=1.3,
+                measured=last["merged"] / last["batched"],
+                unit="x",
+                kind="at_least",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("One matrix, one step", "单个矩阵、单步"),
+                x=Words("adapters in the step", "一步中的 adapter 数"),
+                y=Words("milliseconds", "毫秒"),
+                lines=lines,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("adapters", "adapter 数"),
+                Words("base alone, ms", "仅基座（毫秒）"),
+                Words("batched, ms", "批处理（毫秒）"),
+                Words("merged copies, ms", "合并副本（毫秒）"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"Rank {rank} adds {added:.1%} to the matrix. At 4096 x 4096 it is 0.4%: a hundred adapters are as "
+                "large as four tenths of the base.",
+                f"rank {rank} 给该矩阵增加 {added:.1%}；4096×4096 时只有 0.4%，一百个 adapter 也只有基座的四成。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="multi-lora",
+    area="serving",
+    title=Words("Many adapters in one batch", "一个批里的多个 LoRA"),
+    hypothesis=Words(
+        "Rows of different adapters can share the base product: the result equals merged weights to rounding, "
+        "memory grows by r (in + out) / (in x out) for each adapter, and with many adapters in a step it beats a "
+        "merged copy of each.",
+        "不同 adapter 的行可以共享基座矩阵乘：结果与合并权重在舍入内相同，每个 adapter 只增加 r(in+out)/(in·out) "
+        "的内存；一步中 adapter 多时快于各自的合并副本。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "gathering adapters by row copies them; a fused kernel would not",
+            "按行 gather adapter 会产生拷贝，融合 kernel 不会",
+        ),
+        Words("all merged copies fit the last-level cache", "所有合并副本都放得进末级缓存"),
+    ),
+    code=(
+        "cairn/labs/serving/multi_lora.py:batched",
+        "cairn/models/layers.py:Columns",
+    ),
+    reading=(
+        "LoRA: Low-Rank Adaptation of Large Language Models (2021)",
+        "Punica: Multi-Tenant LoRA Serving (2023)",
+        "S-LoRA: Serving Thousands of Concurrent LoRA Adapters (2023)",
+    ),
+    questions=(
+        Question(
+            Words("Why not merge the adapter into the weights?", "为什么不把 adapter 合并进权重？"),
+            Words(
+                "For one adapter one should. For a hundred, memory holds one merged copy of an 8B model (16 GB) or "
+                "thousands of adapters of 40 MB, and merged requests cannot share a batch.",
+                "只有一个 adapter 时应该合并。一百个时，显存放一份合并的 8B（16 GB）就占满，而 adapter 每个才 40 MB；"
+                "合并后的请求也无法共享批。",
+            ),
+        ),
+        Question(
+            Words("May two adapters share a prefix cache?", "两个 adapter 能共享前缀缓存吗？"),
+            Words(
+                "No: keys and values depend on the adapter wherever it touches k or v, or an earlier layer. The "
+                "adapter's name belongs into the hash (a salt).",
+                "不能：只要 adapter 改了 k、v 或更前面的层，KV 就不同。哈希里要加入 adapter 名（salt）。",
+            ),
+        ),
+        Question(
+            Words("What does a fused kernel for this (SGMV) do?", "SGMV 这类融合 kernel 做什么？"),
+            Words(
+                "Sorts rows into segments by adapter and runs each segment's small product from the adapter's place "
+                "in memory, in one launch: no gather copies, no launch per adapter.",
+                "把行按 adapter 分段，一次启动内直接从 adapter 的内存位置做每段的小矩阵乘：没有 gather 拷贝，"
+                "也不用每个 adapter 启动一次。",
+            ),
+        ),
+    ),
+    seconds=4.0,
+)

@@ -1,0 +1,182 @@
+"""Who has the most work when a long sequence is cut over ranks? The last one, unless the cut is a zigzag.
+
+    causal: token t sees t + 1 keys
+    contiguous    rank 0: chunks 0 1     rank 1: chunks 2 3      the last rank has up to twice the mean
+    zigzag        rank 0: chunks 0 3     rank 1: chunks 1 2      everybody the same
+
+Pairs of (query, key) are counted exactly; then each rank's attention is timed by itself; then the ring trains on two real
+ranks, and its gradients are those of one process.
+"""
+
+import time
+
+from cairn.labs.gpu._one_thread import one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
+from cairn.labs.workbench import Workbench
+from cairn.train.parallel.layout import Layout
+
+
+def contiguous_excess(ranks: int) -> float:
+    """Pairs of the last rank over the mean, for a long sequence cut into equal stretches."""
+    return 2 - 1 / ranks
+
+
+def pairs(tokens: int, ranks: int, zigzag: bool) -> list[int]:
+    """How many keys the queries of each rank see."""
+    from cairn.train.parallel.context import indices
+
+    kind = "ring" if zigzag else "ulysses"  # ulysses keeps tokens in contiguous stretches
+    return [int((indices(tokens, rank, ranks, kind) + 1).sum()) for rank in range(ranks)]
+
+
+@one_thread()
+def run(bench: Workbench) -> Outcome:
+    rows, cut, woven = [], [], []
+    worst = 0.0
+    for ranks in (2, 4, 8, 16):
+        tokens = 32 * 1024
+        straight, zigzag = (pairs(tokens, ranks, one) for one in (False, True))
+        mean = sum(straight) / ranks
+        worst = max(worst, max(zigzag) / mean - 1)
+        cut.append((float(ranks), max(straight) / mean))
+        woven.append((float(ranks), max(zigzag) / mean))
+        rows.append([ranks, contiguous_excess(ranks), max(straight) / mean, max(zigzag) / mean])
+    bench.step("attention of the busiest rank, timed")
+    slow, even = _attention_s(bench)
+    setting = Setting(tiny(), Layout(cp=2), steps=1, per_step=2, tokens=32)
+    bench.step("ring attention on two real ranks")
+    apart = difference(run_ranks(2, on_ranks, setting), alone(setting))
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("zigzag: most loaded rank over the mean, less one", "zigzag：最忙 rank 超出均值的比例"),
+                predicted=0.0,
+                measured=worst,
+                unit="share",
+            ),
+            Check(
+                what=Words("contiguous, 16 ranks: most over mean", "连续切分 16 rank：最忙与均值之比"),
+                predicted=contiguous_excess(16),
+                measured=cut[-1][1],
+                unit="x",
+                within=0.01,
+            ),
+            Check(
+                what=Words("attention time, contiguous over zigzag, 4 ranks", "4 rank：连续切分与 zigzag 的注意力耗时比"),
+                predicted=contiguous_excess(4),
+                measured=slow / even,
+                unit="x",
+                within=0.35,
+            ),
+            Check(
+                what=Words("ring on two ranks against one process", "两 rank 环形注意力与单进程的差异"),
+                predicted=1e-5,
+                measured=apart,
+                unit="",
+                kind="at_most",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Work of the busiest rank", "最忙 rank 的工作量"),
+                x=Words("ranks", "rank 数"),
+                y=Words("times the mean", "均值的倍数"),
+                lines={"contiguous": cut, "zigzag": woven},
+                log_x=True,
+                limit=("balanced", 1.0),
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("ranks", "rank 数"),
+                Words("predicted, contiguous", "连续切分预测"),
+                Words("contiguous", "连续切分"),
+                Words("zigzag", "zigzag"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+def _attention_s(bench: Workbench) -> tuple[float, float]:
+    """Best seconds of the busiest of four ranks, contiguous and zigzag: its queries against all keys they may see."""
+    import torch
+
+    from cairn.train.parallel.context import indices
+
+    ranks, tokens, heads, width = 4, bench.pick(2048, 1024), 2, 64
+    height = tokens // (8 * ranks)
+    k, v = torch.randn(heads, tokens, width), torch.randn(heads, tokens, width)
+    q = torch.randn(heads, height, width)
+    work = {
+        "contiguous": indices(tokens, ranks - 1, ranks, "ulysses").split(height),
+        "zigzag": indices(tokens, 0, ranks, "ring").split(height),
+    }
+
+    def attend(blocks: tuple[torch.Tensor, ...]) -> float:
+        began = time.perf_counter()
+        for block in blocks:
+            seen = int(block[-1]) + 1
+            torch.softmax(q @ k[:, :seen].transpose(1, 2), dim=-1) @ v[:, :seen]
+        return time.perf_counter() - began
+
+    times = [(attend(work["contiguous"]), attend(work["zigzag"])) for _ in range(bench.pick(40, 20))]
+    return min(one for one, _ in times), min(two for _, two in times)
+
+
+LAB = Lab(
+    name="cp-zigzag",
+    area="training",
+    title=Words("Context parallel and the zigzag", "上下文并行与 zigzag 切分"),
+    hypothesis=Words(
+        "Under a causal mask the last of n contiguous stretches has 2 - 1/n times the mean work; a chunk from the front and "
+        "one from the back give every rank exactly the same. The ring's gradients are those of one process.",
+        "因果掩码下，连续切分时最后一个 rank 的工作量是均值的 2 - 1/n 倍；每个 rank 取一段靠前、一段靠后则完全相等。环形注意力的梯度与单进程一致。",
+    ),
+    run=run,
+    causes=(
+        Words("small blocks run at another rate than large ones", "小块与大块的计算效率不同"),
+        Words("documents: with masks inside the sequence work is not a triangle any more", "文档掩码：序列内有多个文档时工作量不再是三角形"),
+    ),
+    code=(
+        "cairn/train/parallel/context.py:Ring",
+        "cairn/train/parallel/context.py:Ulysses",
+        "cairn/train/parallel/context.py:indices",
+        "cairn/train/parallel/ring_blocks.py:merge",
+    ),
+    reading=(
+        "Ring Attention with Blockwise Transformers for Near-Infinite Context (2023)",
+        "Striped Attention: Faster Ring Attention for Causal Transformers (2023)",
+        "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models (2023)",
+    ),
+    questions=(
+        Question(
+            Words("Why do keys and values travel and not queries?", "为什么传 K、V 而不是传 Q？"),
+            Words(
+                "With grouped heads they are smaller, and the running softmax (max, sum, output) can stay where the queries "
+                "are instead of travelling along.",
+                "GQA 下 K、V 更小；而且在线 softmax 的状态（最大值、和、输出）可以留在 Q 所在的 rank，不必跟着传。",
+            ),
+        ),
+        Question(
+            Words("Ring or Ulysses?", "选 ring 还是 Ulysses？"),
+            Words(
+                "Ulysses exchanges tokens for heads by two all-to-alls and runs any attention kernel unchanged, but only up "
+                "to as many ranks as there are KV heads; a ring has no such limit and hides its transfers behind blocks.",
+                "Ulysses 用两次 all-to-all 把 token 换成 head，注意力核不用改，但 rank 数受 KV head 数限制；ring 没有这个限制，且能用分块计算掩盖传输。",
+            ),
+        ),
+        Question(
+            Words("When is the ring's communication hidden?", "环的通信何时能被掩盖？"),
+            Words(
+                "When attention on a chunk takes longer than sending its keys and values: compute grows with the square of "
+                "the chunk, bytes linearly, so long chunks hide it and short ones do not.",
+                "当一个 chunk 的注意力计算长于传它的 K、V：计算随 chunk 长度平方增长，字节线性增长，所以长 chunk 能掩盖，短的不能。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=6.0,
+)

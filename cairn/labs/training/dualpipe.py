@@ -1,0 +1,163 @@
+"""Can a pipeline have no bubble? By cutting backward in two and putting the part that nobody waits for into the gaps.
+
+    1f1b        idle per rank   (p-1) (F + I + W)
+    zb-h1                       (p-1) (F + I - W)          the same activations as 1F1B
+    zbv, dualpipev              (p-1) F of a stage         two chunks in a V; F of one beside B of the other can overlap
+
+All four schedules are timed on paper, run by threads that sleep, and DualPipeV trains a tiny model on two real ranks.
+"""
+
+from cairn.labs.gpu._one_thread import one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.ranks import run_ranks
+from cairn.labs.training._sleepers import idle_share
+from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
+from cairn.labs.workbench import Workbench
+from cairn.train.parallel.layout import Layout, Options
+
+STAGES, MICROBATCHES = 4, 12
+NAMES = ("1f1b", "zb-h1", "zbv", "dualpipev")
+# In forwards of a rank's whole share, with F = I = W = 1; a stage of a V is half of a rank's share.
+IDLE = {"1f1b": 3.0, "zb-h1": 1.0, "zbv": 0.5, "dualpipev": 0.5}
+
+
+@one_thread()
+def run(bench: Workbench) -> Outcome:
+    from cairn.train.parallel.pipeline.schedules import schedule
+    from cairn.train.parallel.pipeline.simulate import Costs, simulate
+
+    costs = Costs(forward=1.0, input_gradient=1.0, weight_gradient=1.0)
+    rows, checks = [], []
+    for name in NAMES:
+        bench.step(f"{name}: on paper")
+        line = simulate(schedule(name, STAGES, MICROBATCHES), costs)
+        predicted = (STAGES - 1) * IDLE[name]
+        idle = sum(line.idle) / STAGES
+        checks.append(
+            Check(
+                what=Words(
+                    f"{name}: idle of a rank, in forwards",
+                    f"{name}：每个 rank 的空闲（以前向为单位）",
+                ),
+                predicted=predicted,
+                measured=round(idle, 9),
+                unit="F",
+                within=1e-6,
+            )
+        )
+        rows.append([name, predicted, idle, line.bubble, max(line.stash)])
+    unit = bench.pick(0.006, 0.003)
+    shares = {}
+    for name in ("1f1b", "dualpipev"):
+        bench.step(f"{name}: threads that sleep")
+        shares[name] = idle_share(schedule(name, STAGES, MICROBATCHES), costs, unit)
+    checks.append(
+        Check(
+            what=Words(
+                "idle of DualPipeV over 1F1B, really waiting",
+                "真实等待中 DualPipeV 与 1F1B 的空闲比",
+            ),
+            predicted=0.6,
+            measured=shares["dualpipev"] / shares["1f1b"],
+            unit="x",
+            kind="at_most",
+        )
+    )
+    checks.append(_same_training(bench))
+    return Outcome(
+        checks=checks,
+        table=Table(
+            columns=[
+                Words("schedule", "调度"),
+                Words("predicted idle, F", "预测空闲（F）"),
+                Words("simulated idle, F", "模拟空闲（F）"),
+                Words("bubble", "气泡比例"),
+                Words("microbatches kept", "保存激活的 microbatch 数"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                "on a GPU the pairs of DualPipe overlap their all-to-alls with each other's compute, which this paper "
+                "timeline does not count",
+                "在 GPU 上 DualPipe 成对的前反向还能用彼此的计算掩盖 all-to-all，本时间线未计入这一收益",
+            )
+        ],
+    )
+
+
+def _same_training(bench: Workbench) -> Check:
+    setting = Setting(tiny(), Layout(pp=2), Options(order="dualpipev"), steps=1, per_step=4)
+    bench.step("DualPipeV on two real ranks")
+    apart = difference(run_ranks(2, on_ranks, setting), alone(setting))
+    return Check(
+        what=Words(
+            "DualPipeV against one process, largest difference", "DualPipeV 与单进程的最大差异"
+        ),
+        predicted=1e-5,
+        measured=apart,
+        unit="",
+        kind="at_most",
+    )
+
+
+LAB = Lab(
+    name="dualpipe",
+    area="training",
+    title=Words("Zero bubble and DualPipe", "零气泡与 DualPipe"),
+    hypothesis=Words(
+        "With backward cut into input and weight gradients a rank idles (p-1)(F+I-W) in ZB-H1 and (p-1) forwards of one "
+        "stage in ZBV and DualPipeV, in place of (p-1)(F+I+W); and what is learnt is the same.",
+        "把反向拆成输入梯度和权重梯度后，每个 rank 的空闲从 (p-1)(F+I+W) 降为 ZB-H1 的 (p-1)(F+I-W)，"
+        "ZBV 与 DualPipeV 只剩 (p-1) 个 stage 前向；训练结果不变。",
+    ),
+    run=run,
+    causes=(
+        Words(
+            "F, I and W are not equal on real hardware, and gaps no longer fit",
+            "真实硬件上 F、I、W 不等长，空隙不再恰好填满",
+        ),
+        Words("threads wake late on a busy machine", "机器繁忙时线程唤醒延迟"),
+    ),
+    code=(
+        "cairn/train/parallel/pipeline/dualpipe.py:dualpipev",
+        "cairn/train/parallel/pipeline/zero_bubble.py:zb_h1",
+        "cairn/train/parallel/pipeline/deferred.py:deferring",
+    ),
+    reading=(
+        "Zero Bubble Pipeline Parallelism (2024)",
+        "DeepSeek-V3 Technical Report (2024)",
+        "Pipeline Parallelism with Controllable Memory (2024)",
+    ),
+    questions=(
+        Question(
+            Words("Why can weight gradients wait?", "权重梯度为什么可以推迟？"),
+            Words(
+                "No other stage needs them: only the optimizer at the end of the step does. Input gradients are what the "
+                "stage before waits for.",
+                "没有其他 stage 依赖它，只有步末的优化器需要；前一个 stage 等待的是输入梯度。",
+            ),
+        ),
+        Question(
+            Words("What do zero-bubble schedules cost?", "零气泡调度的代价是什么？"),
+            Words(
+                "Activations and output gradients are kept until W has run, backward is walked in two parts that autograd "
+                "does not offer by itself, and clipping or NaN checks must not stall the fill of the next step.",
+                "激活和输出梯度要保留到 W 执行完；反向要拆成两段，autograd 本身不提供；梯度裁剪和 NaN 检查不能卡住下一步的填充。",
+            ),
+        ),
+        Question(
+            Words(
+                "Why did DeepSeek want forward and backward side by side?",
+                "DeepSeek 为什么让前向和反向并排执行？",
+            ),
+            Words(
+                "Expert parallel all-to-alls take about as long as compute; a forward chunk of one micro-batch beside a "
+                "backward chunk of another lets each hide the other's communication.",
+                "专家并行的 all-to-all 与计算耗时相当；让一个 micro-batch 的前向与另一个的反向并排，可以互相掩盖通信。",
+            ),
+        ),
+    ),
+    needs=("2 processes",),
+    seconds=6.0,
+)

@@ -1,0 +1,163 @@
+"""What does an unbalanced router cost, and does a bias that steers it help? The busiest expert sets the pace.
+
+    time of an expert layer on n ranks = tokens of the busiest rank / rate        balanced: the mean
+    bias += rate * sign(mean load - load)      after every step, for choosing only (DeepSeek)
+
+A router that prefers some experts sees the same stream of tokens with and without steering; every choice is counted.
+"""
+
+from typing import Any
+
+from cairn.labs.gpu._one_thread import one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+EXPERTS, PER_TOKEN, RANKS = 16, 2, 4
+
+
+def skewed_router(rate: float) -> Any:
+    """A router whose weights prefer low numbers, and so would be a hot spot."""
+    import msgspec
+    import torch
+
+    from cairn.models.layers import Build
+    from cairn.models.presets import preset
+    from cairn.models.spec import Experts
+    from cairn.train.parallel.balance import BalancedRouter
+
+    experts = Experts(count=EXPERTS, per_token=PER_TOKEN, intermediate=32)
+    spec = msgspec.structs.replace(preset("tiny-qwen3"), experts=experts)
+    router = BalancedRouter(Build("cpu", torch.float32), spec, experts, 0.0, rate, None)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        router.weight.normal_(std=0.05)
+        router.weight[:, 0] += torch.linspace(0.5, -0.5, EXPERTS)
+    return router
+
+
+@one_thread()
+def run(bench: Workbench) -> Outcome:
+    import torch
+
+    tokens, steps = 1024, bench.pick(300, 200)
+    curves: dict[str, list[tuple[float, float]]] = {}
+    lost, rows = 0, []
+    for name, rate in (("plain", 0.0), ("steered", 0.004)):
+        bench.step(f"{name}: {steps} steps of {tokens} tokens")
+        router = skewed_router(rate)
+        generator = torch.Generator().manual_seed(1)
+        line = []
+        for step in range(steps):
+            x = torch.randn(tokens, router.weight.shape[1], generator=generator)
+            x[:, 0] = x[:, 0].abs() + 1.0  # all tokens agree about the preferred experts
+            _, chosen = router(x)
+            load = torch.bincount(chosen.flatten(), minlength=EXPERTS).float()
+            lost += int(tokens * PER_TOKEN - load.sum())
+            by_rank = load.view(RANKS, -1).sum(1)
+            line.append((float(step), float(by_rank.max() / by_rank.mean())))
+            router.steer(None)
+        curves[name] = line
+        rows.append([name, line[0][1], sum(y for _, y in line[-10:]) / 10, float(load.max() / load.mean())])
+    settled = rows[1][2]
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("steered: busiest rank over the mean, at the end", "有偏置：最后阶段最忙 rank 与均值之比"),
+                predicted=1.0,
+                measured=settled,
+                unit="x",
+                kind="at_most",
+                within=0.25,
+            ),
+            Check(
+                what=Words("plain: busiest rank over the mean", "无偏置：最忙 rank 与均值之比"),
+                predicted=1.5,
+                measured=rows[0][2],
+                unit="x",
+                kind="at_least",
+            ),
+            Check(
+                what=Words("choices that were dropped", "被丢弃的路由选择"),
+                predicted=0,
+                measured=lost,
+                unit="tokens",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Busiest rank of four", "四个 rank 中最忙者"),
+                x=Words("step", "步"),
+                y=Words("times the mean load", "均值的倍数"),
+                lines=curves,
+                limit=("balanced", 1.0),
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("router", "路由器"),
+                Words("first step", "第一步"),
+                Words("last steps", "最后几步"),
+                Words("busiest expert", "最忙专家"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"an expert layer without steering takes {rows[0][2] / settled:.2f} times as long as with it",
+                f"没有偏置调节时，专家层耗时是有调节的 {rows[0][2] / settled:.2f} 倍",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="expert-balance",
+    area="training",
+    title=Words("Keeping experts equally busy", "让专家负载均衡"),
+    hypothesis=Words(
+        "A router with a preference loads its busiest rank half as much again as the mean or more; a bias that moves by a "
+        "fixed step against the load brings it within a quarter of the mean, and no token is dropped.",
+        "有偏好的路由器会让最忙 rank 的负载达到均值的 1.5 倍以上；每步朝相反方向移动固定幅度的偏置能把它压到均值的 1.25 倍以内，且不丢 token。",
+    ),
+    run=run,
+    causes=(
+        Words("few tokens for many experts: chance alone makes loads unequal", "token 少专家多：随机性本身就造成不均"),
+        Words("the rate: too small a step is still on its way, too large a one swings", "调节步长：太小还没收敛，太大会振荡"),
+    ),
+    code=(
+        "cairn/train/parallel/balance.py:BalancedRouter",
+        "cairn/train/parallel/expert.py:SpreadExperts",
+    ),
+    reading=(
+        "Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity (2021)",
+        "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts (2024)",
+        "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding (2020)",
+    ),
+    questions=(
+        Question(
+            Words("Why is the bias used for choosing but not for weighing?", "偏置为什么只用于选择而不用于加权？"),
+            Words(
+                "It should move tokens, not change what a chosen expert contributes: the gate's gradient then still says "
+                "only how good an expert is, which an auxiliary loss disturbs.",
+                "它只应改变 token 去向，不应改变被选专家的贡献；这样门控梯度仍只反映专家好坏，而辅助损失会干扰它。",
+            ),
+        ),
+        Question(
+            Words("What is a capacity factor, and what is the alternative?", "什么是 capacity factor，替代方案是什么？"),
+            Words(
+                "A limit of tokens per expert; what is above is dropped, so shapes stay fixed. Dropless layers exchange "
+                "counts first and use grouped products over uneven rows, as here.",
+                "每个专家的 token 上限，超出的被丢弃，从而形状固定；无丢弃方案先交换计数，再用分组矩阵乘处理不等长行，如本项目所做。",
+            ),
+        ),
+        Question(
+            Words("How does imbalance show in a profile?", "负载不均在 profile 里表现为什么？"),
+            Words(
+                "As waiting in the second all-to-all on all ranks but one, and as memory that peaks on the rank of the hot "
+                "expert; count tokens per expert and step to be sure.",
+                "除一个 rank 外，其余都在第二次 all-to-all 中等待，且热点专家所在 rank 内存达到峰值；按步统计每专家 token 数即可确认。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

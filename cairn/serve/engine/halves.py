@@ -1,0 +1,62 @@
+"""A decode step in two halves on two streams: while one half's attention reads the cache, the other's products compute.
+
+    one stream    products | attention of all rows ...... | products | attention of all rows ...... |
+    two streams   products | attention ....... | products | attention ....... |
+                           products | attention ....... | products | attention ....... |
+
+Attention is bound by the memory, and products of so few rows by latency: one after the other each leaves the chip idle
+in its own way. The halves are independent forward passes over different rows, so the result is the same; what they
+have in common, the weights, is read twice, which pays only where a model is small beside its cache. In a CUDA graph
+the two streams become two branches. CAIRN_HALVES=0 switches it off, to see what it is worth.
+"""
+
+import os
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.paged_parts import Workspace
+from cairn.models.fused import Fused
+from cairn.models.spec import ModelSpec
+from cairn.serve.engine.gpu_pages import PagedOnGPU
+from cairn.serve.engine.pages import Paged
+
+FEWEST = 96  # rows of a step that is worth two halves
+MOST_HALF = 128  # rows of a half: what the kernels that share the chip take
+STEP = 8  # rows that a half is a multiple of: addresses stay multiples of 16 bytes
+
+
+def suits(spec: ModelSpec, fused: Fused | None) -> bool:
+    """Is there a form of every kernel that leaves room for others?"""
+    if fused is None or os.environ.get("CAIRN_HALVES") == "0" or not fused.small(MOST_HALF):
+        return False
+    plain = not any(spec.windows) and not spec.attention_softcap
+    return plain and spec.head_dim in (64, 128) and spec.heads // spec.kv_heads <= 16
+
+
+class Halves:
+    """Called as the model, with the attend of all rows."""
+
+    def __init__(self, fused: Fused, workspaces: tuple[Workspace, Workspace]) -> None:
+        self.model, self.workspaces = fused.sharing(), workspaces
+        self.side = torch.cuda.Stream()
+
+    @staticmethod
+    def worth(rows: int) -> bool:
+        return FEWEST <= rows <= 2 * MOST_HALF
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
+        whole, rows = cast(PagedOnGPU, attend), len(tokens_T)
+        half = -(-rows // (2 * STEP)) * STEP
+        main = torch.cuda.current_stream()
+        parts = []
+        self.side.wait_stream(main)
+        for rows_of, stream, workspace in zip(
+            (slice(0, half), slice(half, rows)), (main, self.side), self.workspaces, strict=True
+        ):
+            with torch.cuda.stream(stream):
+                mine = whole.part(rows_of, workspace)
+                parts.append(self.model(tokens_T[rows_of], positions_T[rows_of], mine))
+        main.wait_stream(self.side)
+        return torch.cat(parts)

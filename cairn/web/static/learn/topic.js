@@ -1,0 +1,33 @@
+/** One topic: what, why, how to debug it, the code here, its labs with their newest verdict, a self-check. */
+
+import { h } from "../dom.js";
+import { said, word } from "./words.js";
+
+export function topicPage(topic) {
+  const text = said(topic);
+  const runs = new Map(topic.runs.map((run) => [run.lab, run]));
+  return [
+    h("p", {}, h("a", { href: "#/learn" }, `← ${word("back")}`)),
+    h("div", { class: "head" }, h("h1", {}, text.title), h("p", { class: "soft" }, `${topic.id} · ${word(topic.standing.state)}`)),
+    h("p", {}, text.what),
+    titled("problem", h("p", {}, text.problem)),
+    titled("debug", h("p", {}, text.debug)),
+    titled("code", lines(topic.places)),
+    topic.labs.length ? titled("labs", h("ul", { class: "notes" }, topic.labs.map((name) => labLine(name, topic.lab_titles[name], runs.get(name))))) : null,
+    topic.commands.length ? titled("commands", lines(topic.commands)) : null,
+    topic.reading.length ? titled("reading", h("ul", { class: "notes" }, topic.reading.map((title) => h("li", {}, title)))) : null,
+    topic.requires.length ? titled("requires", h("p", {}, topic.requires.map((id) => [h("a", { href: `#/learn/${id}` }, id), " "]))) : null,
+    titled("ask", h("p", {}, text.ask), h("details", {}, h("summary", {}, word("answer")), h("p", {}, text.answer)),
+      h("p", { class: "hint" }, h("code", {}, `cairn learn quiz --topic ${topic.id}`))),
+  ].filter(Boolean);
+}
+
+const titled = (name, ...children) => [h("h2", {}, word(name)), ...children].reduce((all, one) => (all.append(one), all), h("div", { class: "part" }));
+
+const lines = (texts) => h("ul", { class: "notes" }, texts.map((text) => h("li", {}, h("code", {}, text))));
+
+function labLine(name, title, run) {
+  const verdict = run ? said(run.verdict) : `${word("notRun")}: cairn lab run ${name}`;
+  return h("li", {}, h("a", { href: `#/learn/lab:${name}` }, said(title)), " · ",
+    h("span", { class: `verdict ${run?.status ?? ""}` }, verdict));
+}

@@ -1,0 +1,43 @@
+/**
+ * The roadmap: the map with what is done, one topic, the report of a lab.
+ *
+ *     #/learn   #/learn/TOPIC   #/learn/lab:NAME
+ *
+ * Reads only; labs run and questions are answered in the terminal, and the commands for it are on the page.
+ */
+
+import { troubleNotice } from "../chat/trouble.js";
+import { h } from "../dom.js";
+import { getJSON } from "../server.js";
+import { labReport } from "./lab.js";
+import { mapOf } from "./map.js";
+import { topicPage } from "./topic.js";
+import { chosenLanguage, languageSwitch } from "./words.js";
+
+export function makeView() {
+  const body = h("div", { class: "learn" });
+  const element = h("section", { class: "inside", "aria-label": "Learn" }, body);
+  let turn = 0; // a slow answer must not overwrite a later choice
+  let place = "";
+
+  async function show(rest) {
+    place = rest;
+    const mine = ++turn;
+    try {
+      const drawn = await draw(rest);
+      if (mine !== turn) return;
+      body.lang = chosenLanguage() === "zh" ? "zh-CN" : "en";
+      body.replaceChildren(languageSwitch(() => show(place)), ...drawn);
+      element.scrollTop = 0;
+    } catch (error) {
+      if (mine === turn) body.replaceChildren(troubleNotice(error, () => show(place)));
+    }
+  }
+  return { element, show, hide: () => turn++ };
+}
+
+async function draw(rest) {
+  if (rest === "") return mapOf(await getJSON("/cairn/learn"));
+  if (rest.startsWith("lab:")) return labReport(await getJSON(`/cairn/learn/labs/${encodeURIComponent(rest.slice(4))}`));
+  return topicPage(await getJSON(`/cairn/learn/topics/${encodeURIComponent(rest)}`));
+}

@@ -1,0 +1,113 @@
+"""The roadmap maps every topic it was given to code that exists and to something that runs."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cairn.cli.main import VERBS, main
+from cairn.labs import roadmap
+from cairn.labs.code_place import find_place
+from cairn.labs.roadmap import load, problems
+
+ITEMS = Path(__file__).with_name("roadmap_items.txt")
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+
+
+def items():
+    lines = ITEMS.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_every_item_of_the_roadmap_is_a_topic():
+    named = {name for topic in load().topics.values() for name in topic.names}
+    assert [item for item in items() if item not in named] == []
+
+
+def test_nothing_points_nowhere():
+    assert problems(load()) == []
+
+
+def test_every_text_is_there_in_both_languages():
+    faults = []
+    for topic in load().topics.values():
+        for field in topic.en.__struct_fields__:
+            english, chinese = getattr(topic.en, field), getattr(topic.zh, field)
+            if not english.strip() or CHINESE.search(english):
+                faults.append(f"{topic.id}.en.{field}")
+            if not chinese.strip() or (field != "title" and not CHINESE.search(chinese)):
+                faults.append(f"{topic.id}.zh.{field}")
+    assert faults == []
+
+
+def commands():
+    found = {command for topic in load().topics.values() for command in topic.commands}
+    return sorted(command for command in found if command.startswith("cairn "))
+
+
+def test_commands_name_verbs_and_flags_that_exist():
+    """Each verb is asked for its help once, and must know every flag that a topic shows."""
+    faults, helps = [], {}
+    for command in commands():
+        words = shlex.split(command)[1:]
+        if words[0] not in VERBS:
+            faults.append(f"{command}: no verb {words[0]}")
+            continue
+        verb = _verb_of(words)
+        if verb not in helps:
+            helps[verb] = _help(verb)
+        status, text = helps[verb]
+        if status != 0:
+            faults.append(f"{command}: `cairn {' '.join(verb)} --help` leaves with {status}")
+        for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+            if flag not in ("--help", "--json") and flag not in text:
+                faults.append(f"{command}: no flag {flag}")
+    assert faults == []
+
+
+def _verb_of(words):
+    """`lab run roofline` is the verb `lab run`; `train tiny-cpu` is the verb `train`."""
+    verb, rest = words[0], words[1:]
+    if rest and not rest[0].startswith("-"):
+        status, text = _help((verb,))
+        names = re.findall(r"usage: cairn \w+ (\S+) \[ARGUMENTS\]", text)
+        if status == 0 and names and rest[0] in names[0].split("|"):
+            return verb, rest[0]
+    return (verb,)
+
+
+def _help(verb):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main([*verb, "--help"])
+    return status, out.getvalue()
+
+
+def test_a_place_is_found_with_its_line():
+    place = find_place("cairn/labs/roadmap.py:Roadmap.topic")
+    lines = (Path(roadmap.__file__)).read_text().splitlines()
+    assert lines[place.line - 1].strip().startswith("def topic(")
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["cairn/labs/nowhere.py", "cairn/labs/roadmap.py:nobody", "../etc/passwd", "cairn/../setup.py"],
+)
+def test_a_place_that_is_not_there_is_an_error(written):
+    with pytest.raises(ValueError, match=re.escape(written)):
+        find_place(written)
+
+
+def test_a_circle_of_prerequisites_is_named():
+    topics = load().topics
+    one, other = list(topics.values())[:2]
+    import msgspec
+
+    circle = {
+        "a": msgspec.structs.replace(one, id="a", requires=["b"]),
+        "b": msgspec.structs.replace(other, id="b", requires=["a"]),
+    }
+    assert any("a -> b -> a" in line for line in problems(roadmap.Roadmap(load().map, circle)))

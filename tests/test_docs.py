@@ -1,0 +1,53 @@
+"""The documentation points to files that exist, and its generated parts are what their programs write."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cairn.bench.overview import put_into
+from cairn.labs.roadmap import load
+from cairn.labs.roadmap_markdown import markdown
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|json|md|js|css))`")
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+FOLDERS = ("cairn", "tests", "docs", "benchmarks", "examples", "deploy")
+EXAMPLE = re.compile(r"(^|[/_])[A-Z]{2,}\b|/name\.py$")  # cairn/labs/AREA/name.py stands for many
+
+
+@cache
+def files():
+    return [f"/{path.relative_to(ROOT)}" for one in FOLDERS for path in (ROOT / one).rglob("*.*")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    """A page may begin a path at its own floor: `engine/batch.py`."""
+    named = {name for name in FILE.findall(page.read_text()) if not EXAMPLE.search(name)}
+    missing = [name for name in named if not any(f"/{name}" in path for path in files())]
+    assert sorted(missing) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_lead_somewhere(page):
+    targets = [link for link, _ in LINK.findall(page.read_text()) if "://" not in link]
+    assert [link for link in targets if not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    listed = {page for entry in nav for page in entry.values()}
+    assert listed == {page.name for page in ROOT.glob("docs/*.md")}
+
+
+def test_the_benchmark_page_has_the_records_figures():
+    page = ROOT / "docs" / "benchmarks.md"
+    assert page.read_text() == put_into(page.read_text(), ROOT / "benchmarks")
+
+
+def test_the_roadmap_page_has_every_topic():
+    assert (ROOT / "docs" / "roadmap.md").read_text() == markdown(load())
