@@ -10,8 +10,7 @@ rests. The requests are those of `workload`, sampled at temperature 0.6. Prints 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +21,7 @@ from cairn.bench import record
 from cairn.bench.limit import Limit, device_name, limit, measure_ceiling
 from cairn.bench.record import Origin, all_commands, grouped, not_again
 from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
+from cairn.core.collector import quiet_collector
 from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
@@ -186,7 +186,7 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
     engine.scheduler.blocks.reset()
     first = engine.steps
-    with _no_collection():
+    with quiet_collector():
         began = time.perf_counter()
         added = submit(engine, chosen)
         while engine.has_work:
@@ -292,19 +292,6 @@ def ledger(times: Sequence["StepTimes"]) -> StepLedger:
 
 def _key(row: Row) -> tuple[str, str, str, float, bool]:
     return row.shape, row.workload, row.dtype, row.scale, row.plain
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing that exists now is looked at again, and nothing is collected until the run is over."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 def release() -> None:

@@ -19,6 +19,7 @@ import msgspec
 from cairn.bench import record
 from cairn.bench.limit import device_name, measure_ceiling
 from cairn.bench.record import Origin, all_commands, grouped, not_again
+from cairn.core.collector import quiet_collector
 from cairn.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -182,10 +183,8 @@ def _timed(blank: Row, bench: Bench, ran: Ran) -> Row:
     seconds, launched = [], []
     loss = float("nan")
     for number in range(setup.rounds):
-        gc.collect()
-        gc.disable()
-        took, host, loss = _steps(bench, setup.steps)
-        gc.enable()
+        with quiet_collector():
+            took, host, loss = _steps(bench, setup.steps)
         seconds.append(took / setup.steps)
         launched.append(host / setup.steps)
         ran(f"{setup.model} {setup.dtype} {number + 1}/{setup.rounds}")

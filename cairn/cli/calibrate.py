@@ -61,7 +61,7 @@ def run(args: list[str]) -> int:
     path = options.out or ceilings.machine_file()
     ceilings.require_writable(path)
     machine = probe()
-    with _progress() as progress:
+    with progress_bar() as progress:
         measured = calibrate(machine, quick=options.quick, progress=progress)
     ceilings.save(measured, path)
     if options.json:
@@ -162,7 +162,7 @@ def _reasons(ceilings: "Ceilings") -> dict[str, list[str]]:
 
 
 @contextmanager
-def _progress() -> Generator["Progress | None"]:
+def progress_bar() -> Generator["Progress | None"]:
     """A bar on stderr where a person watches; nothing in a log."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

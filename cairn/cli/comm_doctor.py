@@ -26,7 +26,7 @@ class Doctor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name the cause, with the evidence: message too small, wrong interface, transport downgrade, rank mapping,
     slow link or host, straggler, hang, mismatch.
 
-    Reads flight-recorder dumps of torch (one for each rank, the rank last in the name), logs of NCCL
+    Reads flight-recorder dumps of torch or of our backend (one for each rank, the rank last in the name), logs of NCCL
     (NCCL_DEBUG=INFO), JSON of NCCL Inspector, output of nccl-tests, and folders of them. --probe measures ranks
     itself; under torchrun it joins the ranks that torchrun started, on all their hosts.
     """

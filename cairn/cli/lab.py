@@ -20,9 +20,10 @@ import tyro
 
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
-from cairn.core.errors import UsageError
+from cairn.core.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from cairn.hw.ceilings import Ceilings
     from cairn.hw.machine import Machine
     from cairn.labs.entry import Entry
     from cairn.labs.lab import Lab
@@ -122,7 +123,6 @@ def run_run(args: list[str]) -> int:
         _require_place(options.report)
     from cairn.cli.lab_progress import LabProgress
     from cairn.hw.probe import probe
-    from cairn.labs import record
     from cairn.labs.runner import prepare, run_lab
 
     machine = probe()
@@ -132,15 +132,20 @@ def run_run(args: list[str]) -> int:
     session = _session(machine, options.quick)
     prepare(len(labs))
     entries: list[Entry] = []
+    kept = True  # a record that cannot be written is said once, and costs no measurement
     progress = LabProgress(labs, options.quick)
-    for lab in labs:
-        with progress.of(lab) as step:
-            entry = run_lab(lab, session, step)
-        entries.append(entry)
-        if entry.status != "skipped":
-            record.append(entry)
-        if not options.json:
-            print("\n".join(_text(lab, entry, options, alone)), flush=True)
+    try:
+        for lab in labs:
+            with progress.of(lab) as step:
+                entry = run_lab(lab, session, step)
+            entries.append(entry)
+            kept = kept and _keep(entry)
+            if not options.json:
+                print("\n".join(_text(lab, entry, options, alone)), flush=True)
+    except KeyboardInterrupt:
+        _say(f"stopped after {len(entries)} of {len(labs)} labs")
+        _finish(labs, entries, options)
+        raise
     return _finish(labs, entries, options)
 
 
@@ -149,27 +154,30 @@ def run_report(args: list[str]) -> int:
     from cairn.cli import lab_show
     from cairn.labs import record
     from cairn.labs.catalogue import all_labs, labs_of
+    from cairn.labs.figures import totals
 
     if options.html is not None:
         _require_place(options.html)
-    names = None if options.area is None else {lab.name for lab in labs_of(options.area)}
+    labs = all_labs()
+    wanted = labs if options.area is None else {lab.name for lab in labs_of(options.area)}
     kept = record.read()
     for trouble in kept.trouble:
         _say(trouble)
-    entries = [
-        entry for name, entry in record.latest(kept.entries).items() if names is None or name in names
-    ]  # fmt: skip
+    newest = record.latest(kept.entries)
+    entries = [newest[name] for name in labs if name in newest and name in wanted]
+    if options.area is None:  # a lab that is gone leaves its figures
+        entries += [entry for name, entry in newest.items() if name not in labs]
     if options.html is not None:
-        _write_page(entries, all_labs(), options.html, options.lang)
+        _write_page(entries, labs, options.html, options.lang)
     if options.json:
-        runs = _documents(entries, all_labs())
+        runs = _documents(entries, labs)
         _print_json({"record": str(record.record_file()), "runs": runs})
     elif not entries:
         print("the lab record is empty; begin with: cairn lab run roofline")
     else:
         for entry in entries:
             print(f"{entry.at[:10]}  {lab_show.line(entry, options.lang)}")
-        print(lab_show.total(entries, options.lang))
+        print(totals(entries).of(options.lang))
     return 0
 
 
@@ -212,9 +220,30 @@ def _session(machine: "Machine", quick: bool) -> "Session":
     from cairn.labs.entry import where_of
     from cairn.labs.runner import Session
 
-    ceilings = calibration.ready(machine, calibration.quick_look, _say)
+    ceilings = calibration.ready(machine, _quick_look, _say)
     where = where_of(ceilings, __version__, current_commit())
     return Session(machine=machine, ceilings=ceilings, where=where, quick=quick, say=_say)
+
+
+def _keep(entry: "Entry") -> bool:
+    from cairn.labs import record
+
+    if entry.status == "skipped":
+        return True
+    try:
+        record.append(entry)
+    except DataError as error:
+        _say(f"{error.message}; these runs are not kept ({error.hint})")
+        return False
+    return True
+
+
+def _quick_look(machine: "Machine") -> "Ceilings":
+    from cairn.cli.calibrate import progress_bar
+    from cairn.hw.calibrate import calibrate
+
+    with progress_bar() as progress:
+        return calibrate(machine, quick=True, progress=progress)
 
 
 def _text(lab: "Lab", entry: "Entry", options: Run, alone: bool) -> list[str]:
@@ -226,7 +255,7 @@ def _text(lab: "Lab", entry: "Entry", options: Run, alone: bool) -> list[str]:
 
 
 def _finish(labs: "list[Lab]", entries: "list[Entry]", options: Run) -> int:
-    from cairn.cli import lab_show
+    from cairn.labs.figures import totals
 
     by_name = {lab.name: lab for lab in labs}
     if options.report is not None:
@@ -234,7 +263,7 @@ def _finish(labs: "list[Lab]", entries: "list[Entry]", options: Run) -> int:
     if options.json:
         _print_json({"runs": _documents(entries, by_name)})
     elif len(labs) > 1:
-        print(lab_show.total(entries, options.lang))
+        print(totals(entries).of(options.lang))
     failed = [entry for entry in entries if entry.failure is not None]
     for entry in failed:
         sys.stdout.flush()

@@ -52,7 +52,9 @@ class LabProgress:
         total = sum(self._weights.values())
         place = f"{self._count + 1}/{len(self._weights)}"
         with Progress(*columns, console=self._console, transient=True, auto_refresh=False) as bars:
-            bar = bars.add_task("starting", total=total, place=place, lab=lab.name, left="?")
+            bar = bars.add_task(
+                "starting", total=total, place=place, lab=lab.name, left=_clock(total)
+            )
 
             def step(label: str) -> None:
                 inside = min(time.monotonic() - began, 0.95 * weight)

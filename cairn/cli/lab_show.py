@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn.labs.code_place import find_place
 from cairn.labs.entry import CheckLine, Entry, PlotLines, Text
-from cairn.labs.figures import kind_sign, shown, shown_cell, shown_gap
+from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.report.terminal_plot import draw
 
@@ -40,28 +40,13 @@ def line(entry: Entry, language: Language) -> str:
     return f"{SIGNS[entry.status]} {entry.lab}: {entry.verdict.words.of(language)}{took}"
 
 
-def total(entries: Sequence[Entry], language: Language) -> str:
-    counts = {status: sum(entry.status == status for entry in entries) for status in SIGNS}
-    seconds = sum(entry.seconds for entry in entries)
-    minutes, rest = divmod(round(seconds), 60)
-    if language == "zh":
-        return (
-            f"{len(entries)} 个实验：{counts['held']} 个与预测一致，{counts['off']} 个有偏差，"
-            f"{counts['skipped']} 个跳过，{counts['failed']} 个出错；共 {minutes} 分 {rest:02} 秒"
-        )
-    return (
-        f"{len(entries)} labs: {counts['held']} as predicted, {counts['off']} off, "
-        f"{counts['skipped']} skipped, {counts['failed']} failed; {minutes}:{rest:02} in all"
-    )
-
-
 def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str]:
     text = [f"{lab.title.of(language)}  ({lab.area}/{lab.name})", ""]
     text += _section("hypothesis", _wrapped(lab.hypothesis.of(language)), language)
     for plot in entry.plots:
         text += [*_plot(plot, language), ""]
     if entry.table is not None:
-        rows = [[shown_cell(cell) for cell in row] for row in entry.table.rows]
+        rows = [[shown_cell(cell).of(language) for cell in row] for row in entry.table.rows]
         text += [*columns([_of(name, language) for name in entry.table.columns], rows), ""]
     if entry.checks:
         text += _section("checks", _checks(entry.checks, language), language)
@@ -136,8 +121,8 @@ def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
     rows = [
         [
             f"{'✓' if check.held else '≠'} {_of(check.what, language)}",
-            shown(check.predicted, check.unit),
-            shown(check.measured, check.unit),
+            with_unit(check.predicted, check.unit).of(language),
+            with_unit(check.measured, check.unit).of(language),
             shown_gap(check.gap),
             kind_sign(check),
         ]

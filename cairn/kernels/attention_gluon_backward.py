@@ -225,6 +225,7 @@ def _from_slopes() -> Variant:
 
 VARIANTS = [
     *(_variant(part, width, True, True) for part in ("keys", "queries") for width in WIDTHS),
+    _variant("keys", 128, False, True),
     *(
         _variant(part, 128, causal, False)
         for part in ("keys", "queries")

@@ -22,10 +22,12 @@ class Plan(NamedTuple):
     box: int = 16  # tokens of a copy: what a last tile has not is not read
     registers: int = 64  # of a thread of the copying warp
     most: int = 128  # of any thread
+    early: bool = True  # let the successor start before this one has ended
 
 
 PLAN = Plan()
-BESIDE = Plan(per_sm=1)  # leaves half of a multiprocessor to another kernel, and reads as fast
+# Leaves half of a multiprocessor to another stream: to its kernels, not to a successor that would only wait there.
+BESIDE = Plan(per_sm=1, early=False)
 
 
 def obstacle(call: Paged, workspace: Workspace | None) -> str | None:
@@ -83,5 +85,5 @@ def constants(
 ) -> dict[str, Any]:  # fmt: skip
     return dict(
         KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),
-        BUFFERS=plan.buffers, SETTLED=settled, REGISTERS=plan.registers,
+        BUFFERS=plan.buffers, EARLY=plan.early, SETTLED=settled, REGISTERS=plan.registers,
     )  # fmt: skip

@@ -260,7 +260,8 @@ def decode_kernel(
     k_view, v_view, q, tables, lengths, out, partial, partial_lse, arrivals,
     sequences, scale_log2, table_stride, q_token, q_head, out_token, out_head, page_rows, head_rows, head_columns,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SEQUENCES: gl.constexpr,
-    BUFFERS: gl.constexpr, OVERLAP: gl.constexpr, SETTLED: gl.constexpr, REGISTERS: gl.constexpr,
+    BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, SETTLED: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_view.dtype
     BOX: gl.constexpr = k_view.block_type.shape[0]
@@ -268,7 +269,8 @@ def decode_kernel(
         swizzle_byte_width=128, element_bitwidth=16, rank=2
     )
     if OVERLAP:
-        gdc_launch_dependents()
+        if EARLY:
+            gdc_launch_dependents()
         if not SETTLED:
             gdc_wait()
     line = _cut(lengths, sequences, KV_HEADS, SEQUENCES)

@@ -42,7 +42,7 @@ def quantize_tensor_reference(x: Tensor, scale: Tensor | None = None) -> Quantiz
 
 
 @triton.jit
-def _largest_kernel(x, largest, elements, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def largest_kernel(x, largest, elements, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """The largest magnitude that each program has seen."""
     seen = tl.zeros([BLOCK], tl.float32)
     step = tl.num_programs(0).to(tl.int64) * BLOCK
@@ -54,21 +54,27 @@ def _largest_kernel(x, largest, elements, BLOCK: tl.constexpr, STAGES: tl.conste
     tl.store(largest + tl.program_id(0), tl.max(seen))
 
 
+@triton.jit
+def factor_of(scale, largest, parts, LIMIT: tl.constexpr, PARTS: tl.constexpr):
+    """What values are multiplied by. PARTS 0: by the given scale; otherwise by the largest of all programs of the
+    pass before, and the first program writes the scale."""
+    if PARTS == 0:
+        return tl.div_rn(1.0, tl.load(scale))
+    else:
+        part = tl.arange(0, PARTS)
+        notes = tl.load(largest + part, mask=part < parts, other=0.0)
+        whole = tl.maximum(tl.max(notes), SMALLEST_LARGEST)
+        if tl.program_id(0) == 0:
+            tl.store(scale, tl.div_rn(whole, LIMIT))
+        return tl.div_rn(LIMIT, whole)
+
+
 @triton.jit(do_not_specialize=["parts"])
 def _quantize_tensor_kernel(
     x, values, scale, largest, elements, parts,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """PARTS 0: by the given scale; otherwise by the largest of all programs of the pass before."""
-    if PARTS == 0:
-        factor = tl.div_rn(1.0, tl.load(scale))
-    else:
-        part = tl.arange(0, PARTS)
-        notes = tl.load(largest + part, mask=part < parts, other=0.0)
-        whole = tl.maximum(tl.max(notes), SMALLEST_LARGEST)
-        factor = tl.div_rn(FP8_LIMIT, whole)
-        if tl.program_id(0) == 0:
-            tl.store(scale, tl.div_rn(whole, FP8_LIMIT))
+    factor = factor_of(scale, largest, parts, FP8_LIMIT, PARTS)
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     start = tl.program_id(0).to(tl.int64) * BLOCK
     for first in tl.range(start, elements, step, num_stages=STAGES):
@@ -104,7 +110,7 @@ def _launch(x: Tensor, quantized: Quantized, dynamic: bool) -> None:
     parts, largest = 0, quantized.scale
     if dynamic:
         parts, largest = programs, torch.empty(programs, dtype=torch.float32, device=x.device)
-        launch(_largest_kernel, programs, x, largest, x.numel(), **meta)
+        launch(largest_kernel, programs, x, largest, x.numel(), **meta)
     arguments = (x, quantized.values, quantized.scale, largest, x.numel(), parts)
     padded = width(parts) if dynamic else 0
     launch(_quantize_tensor_kernel, programs, *arguments, PARTS=padded, **meta)
@@ -131,7 +137,7 @@ _TYPES = {"x": "*bf16", "values": "*fp8e4nv", "scale": "*fp32", "largest": "*fp3
 VARIANTS = [
     Variant(
         "largest",
-        _largest_kernel,
+        largest_kernel,
         {"x": "*bf16", "largest": "*fp32", "elements": "i64"},
         {"BLOCK": 8192, "STAGES": 1},
         {"num_warps": 8},

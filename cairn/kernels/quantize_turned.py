@@ -23,8 +23,8 @@ from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
-from cairn.kernels.quantize import SMALLEST, SMALLEST_LARGEST
-from cairn.kernels.quantize_tensor import _largest_kernel
+from cairn.kernels.quantize import SMALLEST
+from cairn.kernels.quantize_tensor import factor_of, largest_kernel
 from cairn.kernels.rows import blocks, launch, multiprocessors, width
 from cairn.kernels.tuned import Tuning, tuned
 
@@ -59,16 +59,7 @@ def _turn_kernel(
     x, values, turned, scale, largest, rows, columns, parts,
     LIMIT: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """PARTS 0: by the given scale; otherwise by the largest of all programs of the pass before."""
-    if PARTS == 0:
-        factor = tl.div_rn(1.0, tl.load(scale))
-    else:
-        part = tl.arange(0, PARTS)
-        notes = tl.load(largest + part, mask=part < parts, other=0.0)
-        whole = tl.maximum(tl.max(notes), SMALLEST_LARGEST)
-        factor = tl.div_rn(LIMIT, whole)
-        if tl.program_id(0) == 0:
-            tl.store(scale, tl.div_rn(whole, LIMIT))
+    factor = factor_of(scale, largest, parts, LIMIT, PARTS)
     across = tl.cdiv(columns, BN)
     row = (tl.program_id(0) // across) * BM + tl.arange(0, BM)
     column = (tl.program_id(0) % across) * BN + tl.arange(0, BN)
@@ -116,7 +107,7 @@ def _launch(x: Tensor, values: Tensor | None, turned: Tensor, scale: Tensor, dyn
         most = PER_SM * multiprocessors(x.device)
         parts = min(blocks(x.numel(), FINDING["BLOCK"]), most)
         largest = torch.empty(parts, dtype=torch.float32, device=x.device)
-        launch(_largest_kernel, parts, x, largest, x.numel(), **FINDING)
+        launch(largest_kernel, parts, x, largest, x.numel(), **FINDING)
     rows, columns = x.shape
     programs = blocks(rows, how["block_m"]) * blocks(columns, how["block_n"])
     launch(

@@ -104,6 +104,7 @@ def _walk(
     inside = i < C // 2
     sum_low = tl.zeros([ROWS, HALF], tl.float32)
     sum_high = tl.zeros([ROWS, HALF], tl.float32)
+    w_low, w_high = 1.0, 1.0
     if weight is not None:
         w_low, w_high = _halves(weight + i, inside, C)
         w_low, w_high = w_low.to(tl.float32), w_high.to(tl.float32)
@@ -118,6 +119,7 @@ def _walk(
         next_x_low, next_x_high = next_low, next_high
         if weight is not None:
             next_x_low, next_x_high = _halves(x_at, mask, C)
+        cos, sin = 1.0, 0.0
         if table is not None:
             position = token
             if positions is not None:

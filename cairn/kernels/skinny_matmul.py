@@ -290,7 +290,7 @@ _SHIPPED = [
         for m in (32, 64, 128)
         if pays(128, p.n, p.k)
     ),
-    *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64)),
+    *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64, 128)),
     _variant(row_plan(2048, 2, 8), 1, 2048),
     _join_variant(4, swiglu=False),
     _join_variant(1, swiglu=True),

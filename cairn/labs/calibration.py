@@ -53,12 +53,6 @@ def ready(machine: Machine, measure: Measure, say: Say, path: Path | None = None
     return fresh
 
 
-def quick_look(machine: Machine) -> Ceilings:
-    from cairn.hw.calibrate import calibrate
-
-    return calibrate(machine, quick=True)
-
-
 def learn(
     ceilings: Ceilings, found: Mapping[str, Measured], say: Say, path: Path | None = None
 ) -> Merged:

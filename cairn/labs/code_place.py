@@ -5,6 +5,7 @@ files of this package: the text of a lab or a topic never leads anywhere else.
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,10 +33,15 @@ def find_place(written: str) -> Place:
         return Place(path, 1, "")
     if file.suffix != ".py":
         raise ValueError(f"{written}: only a Python file has names")
-    line = _line_of(ast.parse(file.read_text()), name.split("."))
+    line = _line_of(_tree(file), name.split("."))
     if line is None:
         raise ValueError(f"{written}: {path} has no {name}")
     return Place(path, line, name)
+
+
+@cache
+def _tree(file: Path) -> ast.AST:
+    return ast.parse(file.read_text())
 
 
 def _line_of(tree: ast.AST, names: list[str]) -> int | None:

@@ -1,6 +1,6 @@
 """What one run of a lab leaves behind: the line of the record, the JSON of `cairn lab run`, what the page draws.
 
-    Lab + Outcome + Verdict ──write_down──> Entry ──> record (JSONL), --json, terminal, page
+    Lab + Outcome + Verdict ──measured_entry──> Entry ──> record (JSONL), --json, terminal, page
 
 Everything that was measured is in it, in both languages. What never changes (hypothesis, code, questions) stays in the
 lab's file and joins it again in `about`. A number that is none (NaN, infinity) is null. Runs nothing, opens nothing.
@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from cairn.hw.ceilings import Ceilings, Identity
+from cairn.labs.glossary import label
 from cairn.labs.lab import Check, Kind, Lab, Outcome, Plot, Verdict, Words
 
 SCHEMA = 1  # of an entry; another number is another format
@@ -89,23 +90,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[Text] = []
     calibrated: list[str] = []  # ceilings of machine.json that got better by this run
     failure: str | None = None  # the whole traceback
-
-
-# Names of lines that many labs use; another one stands for itself in both languages.
-LINE_NAMES = {
-    "measured": "实测",
-    "predicted": "预测",
-    "model": "模型",
-    "limit": "上限",
-    "ideal": "理想",
-    "roofline": "屋顶线",
-    "simulated": "模拟",
-    "theory": "理论",
-    "formula": "公式",
-    "ceiling": "上限",
-    "floor": "下限",
-    "capacity": "容量",
-}
 
 
 def measured_entry(
@@ -219,7 +203,7 @@ def _plot(plot: Plot) -> PlotLines:
 def _named(name: str | Words) -> Text:
     if isinstance(name, Words):
         return Text(*name)
-    return Text(name, LINE_NAMES.get(name, name))
+    return Text(*label(name))
 
 
 def _table(outcome: Outcome) -> TableLines | None:

@@ -1,10 +1,23 @@
-"""How the numbers of a lab are written for a person: four digits, their unit, the gap as a share."""
+"""How the numbers of labs are written for a person: four digits, their unit, the gap as a share; and how many held."""
 
-from cairn.labs.entry import CheckLine
+from collections import Counter
+from collections.abc import Sequence
+
+from cairn.labs.entry import CheckLine, Entry
+from cairn.labs.glossary import label
+from cairn.labs.lab import Words
 
 
 def shown(value: float | None, unit: str = "") -> str:
-    return f"{figure(value)} {unit}".rstrip() if value is not None else "–"
+    """A measured value with its unit, in English."""
+    return with_unit(value, unit).en
+
+
+def with_unit(value: float | None, unit: str) -> Words:
+    if value is None:
+        return Words("–", "–")
+    english, chinese = label(unit)
+    return Words(f"{figure(value)} {english}".rstrip(), f"{figure(value)} {chinese}".rstrip())
 
 
 def figure(value: float) -> str:
@@ -19,10 +32,10 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
-def shown_cell(cell: str | int | float | None) -> str:
+def shown_cell(cell: str | int | float | None) -> Words:
     if cell is None:
-        return "–"
-    return cell if isinstance(cell, str) else figure(cell)
+        return Words("–", "–")
+    return label(cell) if isinstance(cell, str) else Words(figure(cell), figure(cell))
 
 
 def shown_gap(gap: float | None) -> str:
@@ -41,3 +54,15 @@ def kind_sign(check: CheckLine) -> str:
 
 def _share(within: float) -> str:
     return f"{within:.0%}" if within >= 0.01 else f"{within:.0e}"
+
+
+def totals(entries: Sequence[Entry]) -> Words:
+    """121 labs: 115 as predicted, 4 off, 2 skipped, 0 failed; 9:41 in all"""
+    count = Counter(entry.status for entry in entries)
+    minutes, seconds = divmod(round(sum(entry.seconds for entry in entries)), 60)
+    return Words(
+        f"{len(entries)} lab{'s' * (len(entries) != 1)}: {count['held']} as predicted, {count['off']} off, "
+        f"{count['skipped']} skipped, {count['failed']} failed; {minutes}:{seconds:02} in all",
+        f"{len(entries)} 个实验：{count['held']} 个与预测一致，{count['off']} 个有偏差，"
+        f"{count['skipped']} 个跳过，{count['failed']} 个出错；共 {minutes} 分 {seconds:02} 秒",
+    )

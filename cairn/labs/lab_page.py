@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn.labs import two_languages
 from cairn.labs.entry import CheckLine, Entry, PlotLines, TableLines, Where
-from cairn.labs.figures import kind_sign, shown, shown_cell, shown_gap
+from cairn.labs.figures import kind_sign, shown_cell, shown_gap, totals, with_unit
 from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.labs.two_languages import both, language_tag, switch
 from cairn.report import plot
@@ -33,7 +33,7 @@ def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language
     title = first.title if first is not None else Words("Lab report", "实验报告")
     body = [switch(language)]
     if first is None:
-        body += [_summary(entries, labs)]
+        body += [both(totals(entries), "p"), _summary(entries, labs)]
     if entries:
         body += [_machine(entries[-1].where)]
     body += [_lab(entry, labs.get(entry.lab), alone=first is not None) for entry in entries]
@@ -117,8 +117,8 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
     rows = [
         [
             both(check.what.words),
-            shown(check.predicted, check.unit),
-            shown(check.measured, check.unit),
+            both(with_unit(check.predicted, check.unit)),
+            both(with_unit(check.measured, check.unit)),
             shown_gap(check.gap),
             kind_sign(check),
             element("b", "✓" if check.held else "≠", class_="good" if check.held else "bad"),
@@ -130,7 +130,7 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
 
 def _table(lines: TableLines) -> Markup:
     heads = [both(one.words) for one in lines.columns]
-    return table(heads, [[shown_cell(cell) for cell in row] for row in lines.rows])
+    return table(heads, [[both(shown_cell(cell)) for cell in row] for row in lines.rows])
 
 
 def _plot(lines: PlotLines) -> Markup:
@@ -180,5 +180,5 @@ h3 { font-size: .95rem; margin: 1.1rem 0 .3rem; } h2 code { color: var(--soft); 
 b.good { color: var(--good); } b.bad { color: var(--bad); } b.note { color: var(--soft); font-weight: 400; }
 section ul { margin: .2rem 0; padding-left: 1.2rem; } details { max-width: 75ch; margin: .3rem 0; }
 summary { cursor: pointer; } pre { overflow-x: auto; } .when { color: var(--soft); font-size: .8rem; }
-.summary td:nth-child(2), .summary td:nth-child(3) { text-align: left; font-family: inherit; white-space: normal; }
+.summary :is(td, th):is(:nth-child(2), :nth-child(3)) { text-align: left; font-family: inherit; }
 """

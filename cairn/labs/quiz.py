@@ -45,7 +45,9 @@ def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
             if name not in labs_seen:
                 labs_seen.add(name)
                 found += _of_lab(topic.id, name, learner)
-    return found
+    return list({one.ask.en: one for one in reversed(found)}.values())[
+        ::-1
+    ]  # nobody is asked twice
 
 
 def choose(

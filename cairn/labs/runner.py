@@ -86,13 +86,17 @@ def prepare(labs: int) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Generator[None]:
-    """The next lab finds torch as this one did: threads, seed, gradients, and no garbage."""
+    """The next lab finds torch as this one did: threads, seed, gradients, and no garbage.
+
+    Standard output is the caller's, who may be writing JSON: what a library prints goes to stderr.
+    """
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch is not None else None
     try:
         if torch is not None:
             torch.manual_seed(0)
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         torch = sys.modules.get("torch")
         if torch is not None:
@@ -112,10 +116,12 @@ def _limit(name: str, seconds: float) -> Generator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise LabTimeout(f"lab {name} did not end within {seconds:g} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, began = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds)  # somebody else's alarm rings later
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if others:
+            signal.setitimer(signal.ITIMER_REAL, max(others - (time.monotonic() - began), 0.01))

@@ -33,6 +33,7 @@ from cairn.models.rope import frequencies
 from cairn.models.spec import Activation, ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
 
+LONGEST = 4096  # columns of a product that is added to the residual at once; cuBLAS has slower forms for longer ones
 MANY_ROWS = (
     1024  # from here on SwiGLU in our product's epilogue is ahead of cuBLAS and a kernel behind it
 )
@@ -81,12 +82,12 @@ class Fused:
         y_TD = self._norm(x_TD, self.layers[0].attention_norm)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            apart = layer.attention_post_norm is None
-            out_TD = self._attention(i, layer.attention, y_TD, cast(Projected, attend), apart)
+            onto_TD = x_TD if layer.attention_post_norm is None else None
+            out_TD = self._attention(i, layer.attention, y_TD, cast(Projected, attend), onto_TD)
             out_TD = self._after(out_TD, layer.attention_post_norm)
             y_TD, x_TD = self._add_norm(out_TD, x_TD, layer.feed_forward_norm)
-            apart = layer.feed_forward_post_norm is None
-            out_TD = self._feed_forward(layer.feed_forward, y_TD, apart)
+            onto_TD = x_TD if layer.feed_forward_post_norm is None else None
+            out_TD = self._feed_forward(layer.feed_forward, y_TD, onto_TD)
             out_TD = self._after(out_TD, layer.feed_forward_post_norm)
             after = self.model.norm if i == last else self.layers[i + 1].attention_norm
             y_TD, x_TD = self._add_norm(out_TD, x_TD, after)
@@ -127,18 +128,17 @@ class Fused:
                      self.spec.norm_eps, self.spec.norm_plus_one)  # fmt: skip
 
     def _attention(
-        self, i: int, part: Attention, y_TD: Tensor, attend: Projected, apart: bool
-    ) -> Tensor | Parts:
-        """`apart`: what follows can join the parts of a product, too."""
+        self, i: int, part: Attention, y_TD: Tensor, attend: Projected, onto_TD: Tensor | None
+    ) -> Tensor | Parts | None:
         qkv_TE = self._joined(part.qkv, y_TD)
         out_THC = attend.projected(
             qkv_TE, self.heads[i], self.tables[self.spec.rope_of(i)], part.rule
         )
-        return self._rows(part.out, out_THC.flatten(-2), apart)
+        return self._rows(part.out, out_THC.flatten(-2), onto_TD)
 
     def _feed_forward(
-        self, part: FeedForward | ExpertLayer, y_TD: Tensor, apart: bool
-    ) -> Tensor | Parts:
+        self, part: FeedForward | ExpertLayer, y_TD: Tensor, onto_TD: Tensor | None
+    ) -> Tensor | Parts | None:
         if isinstance(part, ExpertLayer):
             return part(y_TD)
         inner = sum(part.inner.rows.values())
@@ -149,23 +149,27 @@ class Fused:
         else:
             inner_TF = self._joined(part.inner, y_TD)
             inner_TF = _activated(inner_TF, self.spec.activation, self.spec.gated)
-        return self._rows(part.down, inner_TF, apart)
+        return self._rows(part.down, inner_TF, onto_TD)
 
     def _joined(self, part: Columns, y_TD: Tensor, activation: str | None = None) -> Tensor:
         if part.fused is None:
             raise TypeError("the fused form wants joined projections; see `obstacle`")
         return self._linear(y_TD, part.fused.weight, part.fused.bias, activation)
 
-    def _rows(self, part: Rows, x_TF: Tensor, apart: bool) -> Tensor | Parts:
-        if part.shards.size == 1:
-            few = pays(len(x_TF), *part.weight.shape) and not self.invariant
-            if apart and few and part.bias is None:
+    def _rows(self, part: Rows, x_TF: Tensor, onto_TD: Tensor | None) -> Tensor | Parts | None:
+        """`onto_TD`: the result is added to this next. Parts are joined there; None: it has been added here."""
+        if part.shards.size > 1:
+            y_TD = part.shards.reduce(self._linear(x_TF, part.weight, None))
+            return y_TD if part.bias is None else y_TD + part.bias
+        if onto_TD is not None and part.bias is None and not self.invariant:
+            if pays(len(x_TF), *part.weight.shape):
                 sums_SMD = skinny_parts(x_TF, part.weight.data, settled=True, beside=self.shares)
                 if sums_SMD is not None:
                     return Parts(sums_SMD)
-            return self._linear(x_TF, part.weight, part.bias)
-        y_TD = part.shards.reduce(self._linear(x_TF, part.weight, None))
-        return y_TD if part.bias is None else y_TD + part.bias
+            elif len(x_TF) >= MANY_ROWS and part.weight.shape[1] <= LONGEST:
+                onto_TD.addmm_(x_TF, part.weight.data.T)
+                return None
+        return self._linear(x_TF, part.weight, part.bias)
 
     def _linear(
         self, x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, activation: str | None = None
@@ -185,11 +189,15 @@ class Fused:
     def _norm(self, x_TD: Tensor, norm: Norm) -> Tensor:
         return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, settled=True)
 
-    def _after(self, y_TD: Tensor | Parts, norm: Norm | None) -> Tensor | Parts:
+    def _after(self, y_TD: Tensor | Parts | None, norm: Norm | None) -> Tensor | Parts | None:
         return y_TD if norm is None else self._norm(cast(Tensor, y_TD), norm)
 
-    def _add_norm(self, y_TD: Tensor | Parts, x_TD: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """The norm of the sum, and the sum, each where its operand was."""
+    def _add_norm(
+        self, y_TD: Tensor | Parts | None, x_TD: Tensor, norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of the sum, and the sum, each where its operand was. None has been added already."""
+        if y_TD is None:
+            return self._norm(x_TD, norm), x_TD
         if isinstance(y_TD, Parts):
             return join_add_rmsnorm(
                 y_TD, x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, residual_out=x_TD,

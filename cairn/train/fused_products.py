@@ -21,7 +21,6 @@ from cairn.kernels.activation_backward import gated_activation_backward
 from cairn.kernels.rmsnorm import rmsnorm_with_rstd
 from cairn.kernels.rmsnorm_backward import rmsnorm_backward
 from cairn.models.shards import ALONE, Shards
-from cairn.models.spec import Activation
 from cairn.train.parallel.pipeline.deferred import Owed
 from cairn.train.parallel.tensor import TensorShards
 from cairn.train.products import OfWeight, Products
@@ -53,9 +52,7 @@ def norm_product(
     return _NormProduct.apply(x, residual, norm.weight, weight, *how)
 
 
-def gated_product(
-    inner: Tensor, weight: Tensor, activation: Activation, settings: Settings
-) -> Tensor:
+def gated_product(inner: Tensor, weight: Tensor, activation: Any, settings: Settings) -> Tensor:
     return _GatedProduct.apply(inner, weight, activation, settings)
 
 
@@ -98,7 +95,7 @@ class _NormProduct(torch.autograd.Function):
 class _GatedProduct(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, inner: Tensor, weight: Tensor, activation: Activation, settings: Settings
+        ctx: Any, inner: Tensor, weight: Tensor, activation: Any, settings: Settings
     ) -> Tensor:
         y = gated_activation(inner, None, activation)
         out, kept = settings.products.forward(y, weight)

@@ -23,6 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from cairn.core.collector import quiet_collector
 from cairn.core.errors import CairnError, DataError
 from cairn.core.events import instant, scalar
 from cairn.hw.roofline import dtype_name
@@ -99,7 +100,7 @@ class Loop:
         if config.bad_step.action == "rewind" and self.saved < 0:
             self.save()
         try:
-            with _quiet_collector(), _interruptible() as interrupted:
+            with quiet_collector(), _interruptible() as interrupted:
                 self.read_at = time.perf_counter()
                 while state.step < config.steps and not self._anybody(interrupted.is_set()):
                     self._one_step()
@@ -272,19 +273,6 @@ def _finite(value: float) -> float | None:
 
 def _silence(_: object) -> None:
     pass
-
-
-@contextmanager
-def _quiet_collector() -> Iterator[None]:
-    """Python's collector would stop the host for half a second whenever it likes."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 @contextmanager

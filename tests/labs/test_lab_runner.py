@@ -107,6 +107,15 @@ def test_threads_and_gradients_are_as_before(session):
     assert torch.is_grad_enabled()
 
 
+def test_what_a_library_prints_does_not_reach_standard_output(session, capsys):
+    def run(bench):
+        print("chatter")
+        return held(bench)
+
+    assert run_lab(lab(run=run), session).status == "held"
+    assert capsys.readouterr() == ("", "chatter\n")
+
+
 def test_unmet_needs_skip_it_and_say_why(session):
     bare = Machine(cpu=Cpu(usable_threads=1))
     entry = run_lab(

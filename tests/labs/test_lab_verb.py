@@ -8,7 +8,7 @@ from lab_samples import ceilings_here, lab, outcome
 
 from cairn.cli.lab_progress import time_left
 from cairn.cli.main import main
-from cairn.hw.ceilings import machine_file, save
+from cairn.hw.ceilings import load, machine_file, save
 from cairn.labs import catalogue, record
 
 
@@ -124,6 +124,37 @@ def test_the_report_reads_the_record(labs, capsys, tmp_path):
     assert "line 2 is left out" in err
     assert "Title of fine" in (tmp_path / "out.html").read_text()
     assert json.loads(status_and_output(capsys, "report", "--json")[1])["runs"][0]["lab"] == "fine"
+
+
+def test_ctrl_c_keeps_what_was_measured(labs, capsys, tmp_path):
+    def interrupted(bench):
+        raise KeyboardInterrupt
+
+    object.__setattr__(labs["broken"], "run", interrupted)
+    page = tmp_path / "out.html"
+    status, out, err = status_and_output(capsys, "run", "--all", "--json", "--report", str(page))
+    assert status == 130
+    assert [run["lab"] for run in json.loads(out)["runs"]] == ["fine"]
+    assert "stopped after 1 of 3 labs" in err
+    assert "Title of fine" in page.read_text()
+
+
+def test_a_record_that_cannot_be_written_costs_no_measurement(labs, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CAIRN_DATA", str(tmp_path / "file" / "below"))
+    status, out, err = status_and_output(capsys, "run", "fine", "fine", "--json")
+    assert status == 0
+    assert json.loads(out)["runs"][0]["status"] == "off"
+    assert err.count("cannot write the lab record") == 1
+
+
+def test_a_broken_machine_file_is_measured_anew(labs, capsys, monkeypatch):
+    machine_file().write_text('{"schema": 1, "measured')
+    monkeypatch.setattr("cairn.hw.calibrate.calibrate", lambda machine, **more: ceilings_here())
+    status, _, err = status_and_output(capsys, "run", "fine")
+    assert status == 0
+    assert "machine.json is damaged" in err
+    assert load(machine_file()) == ceilings_here()
 
 
 def test_the_time_left_follows_the_pace():

@@ -1,5 +1,6 @@
 """Who has learnt what, the quiz, and `cairn learn` as a person uses it."""
 
+import io
 import json
 
 import pytest
@@ -140,7 +141,7 @@ def test_other_views(home, capsys, words):
     ],
 )
 def test_mistakes_are_answered(home, capsys, monkeypatch, words, said):
-    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(["learn", *words]) == 2
     assert said in capsys.readouterr().err
 

@@ -18,6 +18,7 @@ from cairn.serve.separation.decode import DecodeSide
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.pair import Separated
 from cairn.serve.separation.prefill import Ask, Handoff, PrefillSide
+from cairn.serve.separation.timed import generate_alone
 
 MOST = 14
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 16, 17, 40, 63, 33))]
@@ -290,13 +291,12 @@ def test_prefill_in_a_process_of_its_own_until_it_is_killed():
         model="cairn-tiny", device="cpu", dtype="float32", weights="float", block_size=PAGE,
         num_gpu_blocks_override=96, max_num_seqs=16,
     )  # fmt: skip
-    engine = start(config).engine
-    alone = tiny_engines.submit(engine, PROMPTS)
-    engine.run()
+    asks, at = asks_of([*PROMPTS, [10**6]]), [0.0, 0.02, 0.04, 0.0, 0.0, 0.1, 0.0]
+    alone = generate_alone(start(config).engine, asks, at)
     with Separated.of(config, transport="shm") as pair:
-        asks = asks_of([*PROMPTS, [10**6]])
-        answers = pair.generate(asks, at=[0.0, 0.02, 0.04, 0.0, 0.0, 0.1, 0.0])
-        assert [one.tokens for one in answers[:-1]] == [request.outputs for request in alone]
+        answers = pair.generate(asks, at)
+        assert [one.tokens for one in answers] == [one.tokens for one in alone]
+        assert all(len(one.gaps_s) == MOST - 1 and one.ttft_s > 0 for one in answers[:-1])
         assert all(one.arrival.why_not is None for one in answers[:-1])
         assert "the vocabulary has" in answers[-1].error
         pair.prefill._process.kill()

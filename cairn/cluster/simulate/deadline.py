@@ -8,25 +8,29 @@ Every admitted job has a reservation (conservative backfill), so a later one can
 Counts GPUs, not nodes: where nodes are broken up, a gang may still come late, and the replay reports it. Pure.
 """
 
-from cairn.cluster.simulate.jobs import Action, Job, Reject, Reserve, Start
+from collections.abc import Iterable, Iterator
+
+from cairn.cluster.simulate.jobs import MILLI, Action, Job, Reject, Reserve, Start
 from cairn.cluster.simulate.view import View
 
-Profile = list[tuple[float, int]]  # (from when, GPUs free), ascending
+Level = tuple[float, int]  # from when, GPUs free
+NEVER = float("inf")
+END = (NEVER, 0)
 
 
 def decide_deadline(view: View) -> Action | None:
+    """While nobody starts or ends, only newcomers and those whose time has come may start."""
     if view.fresh:
         return _admit(view, view.fresh[0])
     if not view.waiting or not view.free.idle:
         return None
-    steps = None
-    for job in sorted(view.waiting, key=lambda job: (view.reserved[job.id], job.id)):
-        if job.gpus > view.free.idle:
+    scan, now, idle, too_many = None, view.now, view.free.idle, view.free.too_many()
+    for at, _, job in sorted(view.awake) if view.settled else view.promised:
+        if job.gpus >= too_many and job.milli == MILLI:
             continue
-        at = view.reserved[job.id]
-        if at > view.now:
-            steps = steps or profile(view)
-            if not _can_come_early(steps, job, at, view.now):
+        if at > now:
+            scan = scan or _Scan(view.timeline.ahead(now), idle, now)
+            if scan.is_blocked(job.gpus, at, now + job.limit):
                 continue
         pieces = view.fits(job)
         if pieces is not None:
@@ -34,21 +38,53 @@ def decide_deadline(view: View) -> Action | None:
     return None
 
 
-def _can_come_early(steps: Profile, job: Job, at: float, now: float) -> bool:
-    """Whether its slot could begin now: what it was promised later is free for it too."""
-    for begin, free in steps:
-        if begin >= now + job.limit:
+class _Scan:
+    """How low the free GPUs fall from now on, looked at only as far as somebody asks."""
+
+    def __init__(self, changes: Iterator[Level], idle: int, now: float) -> None:
+        self._ahead, self._free, self._at = changes, idle, now
+        self._lows: list[Level] = []  # from when, each new lowest level
+        self._below: dict[int, float] = {}  # GPUs -> from when fewer are free, where that is known
+
+    def is_blocked(self, gpus: int, at: float, end: float) -> bool:
+        """Whether a slot cannot begin now and last until `end`: what was promised from `at` on is free for it too."""
+        known = self._below.get(gpus)
+        if known is not None and known < at and known < end:
             return True
-        own = job.gpus if at <= begin < at + job.limit else 0
-        if free + own < job.gpus:
-            return False
-    return True
+        return self._falls_below(gpus, min(at, end)) or self._falls_below(0, end)
+
+    def _falls_below(self, gpus: int, before: float) -> bool:
+        known = self._below.get(gpus)
+        if known is None:
+            known = self._look(gpus, before)
+            if known < NEVER:
+                self._below[gpus] = known
+        return known < before
+
+    def _look(self, gpus: int, before: float) -> float:
+        """From when fewer are free, if that is before; NEVER says nothing about later."""
+        for at, low in self._lows:
+            if low < gpus:
+                return at
+        at, free, lows = self._at, self._free, self._lows
+        lowest, found = lows[-1][1] if lows else free + 1, NEVER
+        while at < before and found == NEVER:
+            when, change = next(self._ahead, END)
+            if when != at:  # the level from `at` on is known
+                if free < lowest:
+                    lowest = free
+                    lows.append((at, free))
+                    found = at if free < gpus else NEVER
+                at = when
+            free += change
+        self._at, self._free = at, free
+        return found
 
 
 def _admit(view: View, job: Job) -> Action:
     at = view.now
     if len(view.waiting) > 1 or view.fits(job) is None:
-        at = earliest(profile(view), job, view.now)
+        at = earliest(view.timeline.levels(view.free.idle, view.now), job, view.now)
     done = at + job.limit
     if job.deadline is not None and done > job.deadline:
         return Reject(
@@ -59,34 +95,13 @@ def _admit(view: View, job: Job) -> Action:
     return Reserve(job, at)
 
 
-def profile(view: View) -> Profile:
-    """Free GPUs from now on, if every job takes as long as it may."""
-    changes: dict[float, int] = {}
-    for end, identity in view.ends:
-        at = max(end, view.now)
-        changes[at] = changes.get(at, 0) + view.running[identity].gpus
-    for job in view.waiting:
-        begin = view.reserved.get(job.id)
-        if begin is None:
-            continue
-        begin = max(begin, view.now)
-        changes[begin] = changes.get(begin, 0) - job.gpus
-        changes[begin + job.limit] = changes.get(begin + job.limit, 0) + job.gpus
-    free = view.free.idle + changes.pop(view.now, 0)
-    steps = [(view.now, free)]
-    for at in sorted(changes):
-        free += changes[at]
-        steps.append((at, free))
-    return steps
-
-
-def earliest(steps: Profile, job: Job, now: float) -> float:
+def earliest(levels: Iterable[Level], job: Job, now: float) -> float:
     """The first time from which enough GPUs are free for the whole limit."""
     begin: float | None = None
-    for at, free in steps:
+    for at, free in levels:
+        if begin is not None and at >= begin + job.limit:
+            break
         if free < job.gpus:
-            if begin is not None and at >= begin + job.limit:
-                break
             begin = None
         elif begin is None:
             begin = at

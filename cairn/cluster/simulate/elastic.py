@@ -6,8 +6,11 @@ them would not help, nobody is disturbed. With nobody waiting, the smallest rela
 change costs a restart, so a job that is nearly done is left alone. Pure.
 """
 
+from itertools import islice
+
+from cairn.cluster.simulate.backfill import LOOK, backfill
 from cairn.cluster.simulate.free import Free
-from cairn.cluster.simulate.jobs import Action, Job, Pieces, Resize, Running, Start
+from cairn.cluster.simulate.jobs import MILLI, Action, Job, Pieces, Resize, Running, Start
 from cairn.cluster.simulate.view import View
 
 TRIED = 8  # jobs that are tried alone before several are halved
@@ -23,12 +26,16 @@ def decide_elastic(view: View) -> Action | None:
     head = view.waiting[0]
     if view.settled and head is not view.fresh[0]:
         place = len(view.waiting) - len(view.fresh)
-        return backfill(view, head, view.fresh[: max(0, 1 + LOOK - place)])
+        others = view.fresh[: max(0, 1 + LOOK - place)]
+        return backfill(view, head, others) if view.free.idle else None
     for gpus in sizes(head):
         pieces = view.fits(head, gpus)
         if pieces is not None:
             return Start(head, pieces, gpus)
-    return _shrink(view, head) or backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
+    shrunk = _shrink(view, head)
+    if shrunk is not None or not view.free.idle:
+        return shrunk
+    return backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
 
 
 def sizes(job: Job) -> list[int]:
@@ -43,13 +50,13 @@ def sizes(job: Job) -> list[int]:
 def _shrink(view: View, head: Job) -> Action | None:
     """One step towards room for the least size of the head, if room can be made at all."""
     now = view.now
-    surplus = [run for run in view.elastic.values() if _can_halve(run, now)]
+    surplus = [run for run in view.halvable.values() if run.believed - now > WORTH]
     wanted = sizes(head)[-1]
     if not surplus or view.free.idle + sum(run.gpus // 2 for run in surplus) < wanted:
         return None
-    surplus.sort(key=lambda run: (-run.gpus, run.job.id))
     if view.shares.lacks(head) is not None or not _room_with(view.free, head, wanted, surplus):
         return None
+    surplus.sort(key=lambda run: (-run.gpus, run.job.id))
     for run in surplus[:TRIED]:  # one that makes room alone is worth more than several
         if _room_with(view.free, head, wanted, [run]):
             return _halve(run)
@@ -62,7 +69,7 @@ def _room_with(free: Free, head: Job, gpus: int, halved: list[Running]) -> bool:
         return True  # every half is at least one whole GPU
     masks, coming = free.masks, dict[int, int]()
     for run in halved:
-        for node, mask, _ in upper_half(run):
+        for node, mask, _ in run.half or upper_half(run):
             coming[node] = mask | (coming[node] if node in coming else masks[node])
     whole, rest = divmod(gpus, free.gpus)
     if whole == 0 or (whole == 1 and not rest):
@@ -71,26 +78,30 @@ def _room_with(free: Free, head: Job, gpus: int, halved: list[Running]) -> bool:
     idle = free.idle_nodes() + sum(mask == all_idle for mask in coming.values())
     if idle != whole or not rest:
         return idle >= whole
-    other = any(rest <= mask.bit_count() < free.gpus for mask in coming.values())
-    return other or any(
-        nodes for state, nodes in free.groups.items()
-        if rest <= state[0] < free.gpus and any(not nodes >> n & 1 for n in coming) is not None
-        and _besides(nodes, coming)
-    )  # fmt: skip
-
-
-def _can_halve(view: View, run: Running) -> bool:
-    job = run.job
-    return (
-        job.elastic
-        and run.gpus % 2 == 0
-        and run.gpus // 2 >= job.least
-        and run.believed - view.now > WORTH
+    if any(rest <= mask.bit_count() < free.gpus for mask in coming.values()):
+        return True
+    touched = sum(1 << node for node in coming)
+    return any(
+        nodes & ~touched for state, nodes in free.groups.items() if rest <= state[0] < free.gpus
     )
 
 
-def upper_half(free: Free, run: Running) -> Pieces:
+def can_halve(job: Job, gpus: int) -> bool:
+    return job.elastic and gpus % 2 == 0 and gpus // 2 >= job.least
+
+
+def can_double(job: Job, gpus: int) -> bool:
+    return job.elastic and gpus * 2 <= job.gpus
+
+
+def upper_half(run: Running) -> Pieces:
     """The pieces that a job gives back when it halves: its last nodes, or the higher GPUs of its only one."""
+    if run.half is None:
+        run.half = _upper_half(run)
+    return run.half
+
+
+def _upper_half(run: Running) -> Pieces:
     wanted = run.gpus // 2
     back = []
     for node, mask, milli in reversed(run.pieces):
@@ -104,8 +115,8 @@ def upper_half(free: Free, run: Running) -> Pieces:
     return tuple(back)
 
 
-def _halve(free: Free, run: Running) -> Resize:
-    back = {node: mask for node, mask, _ in upper_half(free, run)}
+def _halve(run: Running) -> Resize:
+    back = {node: mask for node, mask, _ in upper_half(run)}
     kept = tuple(
         (node, mask & ~back.get(node, 0), milli)
         for node, mask, milli in run.pieces
@@ -115,12 +126,12 @@ def _halve(free: Free, run: Running) -> Resize:
 
 
 def _grow(view: View) -> Action | None:
-    if not view.free.idle:
+    free, now = view.free, view.now
+    if not free.idle:
         return None
     small = [
-        run for run in view.running.values()
-        if run.job.elastic and run.gpus * 2 <= min(run.job.gpus, run.gpus + view.free.idle)
-        and run.believed - view.now > WORTH
+        run for run in view.doublable.values()
+        if run.gpus <= free.idle and run.believed - now > WORTH and _may_double(free, run)
     ]  # fmt: skip
     small.sort(key=lambda run: (run.gpus / run.job.gpus, run.job.id))
     for run in small:
@@ -130,3 +141,12 @@ def _grow(view: View) -> Action | None:
         if pieces is not None:
             return Resize(run.job.id, pieces, run.gpus * 2)
     return None
+
+
+def _may_double(free: Free, run: Running) -> bool:
+    """Quick, and never wrong with a no: whether there is twice the room where it could be."""
+    wanted = run.gpus * 2
+    if wanted > free.gpus:
+        return free.idle_nodes() + len(run.pieces) >= wanted // free.gpus
+    own = max(free.masks[node].bit_count() + mask.bit_count() for node, mask, _ in run.pieces)
+    return own >= wanted or free.largest() >= wanted

@@ -42,6 +42,7 @@ class Free:
             for begin in range(0, cluster.nodes, cluster.rack)
         ]
         self._rack = cluster.rack
+        self._too_many: int | None = None  # forgotten whenever a node changes
         self._costs: dict[tuple[Rule, int, int], dict[State, float]] = {}
 
     def find(
@@ -65,8 +66,10 @@ class Free:
             found = known.get(state)
             if found is None:  # states are few, and come again and again
                 found = known[state] = rule(state, gpus, milli)
-            if found < cost:
-                best, cost = nodes & ~avoid if avoid else nodes, found
+            if found <= cost:
+                nodes = nodes & ~avoid if avoid else nodes
+                if found < cost or nodes & -nodes < best & -best:  # of equal ones the lowest node
+                    best, cost = nodes, found
         if not best:
             return None
         if packed and len(self.racks) > 1:
@@ -150,6 +153,7 @@ class Free:
         new = (idle, *sorted(shared.values())) if shared else (idle,)
         if new == old:
             return
+        self._too_many = None
         rest = self.groups[old] & ~bit
         if rest:
             self.groups[old] = rest
@@ -167,8 +171,11 @@ class Free:
 
     def too_many(self) -> int:
         """So many whole GPUs, or more, do not fit, wherever they would go."""
-        nodes = self.idle_nodes()
-        return min(self.idle + 1, (nodes + 1) * self.gpus) if nodes else self.largest() + 1
+        if self._too_many is None:
+            nodes = self.idle_nodes()
+            most = min(self.idle, (nodes + 1) * self.gpus - 1) if nodes else self.largest()
+            self._too_many = most + 1
+        return self._too_many
 
     def idle_nodes(self) -> int:
         return self.groups.get((self.gpus,), 0).bit_count()

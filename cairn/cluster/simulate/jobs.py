@@ -69,12 +69,14 @@ class Running(msgspec.Struct, gc=False):
     believed: float  # when it ends at the latest, as far as anyone can know
     overhead: float  # seconds at the begin of the stint that do no work
     version: int = 0
+    half: Pieces | None = None  # of an elastic job: what it would give back; worked out when asked
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
     job: Job
     pieces: Pieces
     gpus: int
+    beside: bool = False  # a promise to another job, which stays true
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):

@@ -19,15 +19,14 @@ from itertools import chain, islice
 
 import msgspec
 
+from cairn.cluster.simulate.backfill import LOOK, backfill, start_or_backfill
 from cairn.cluster.simulate.deadline import decide_deadline
 from cairn.cluster.simulate.elastic import decide_elastic
 from cairn.cluster.simulate.free import Rule, tightest
-from cairn.cluster.simulate.jobs import MILLI, Action, Job, Start
+from cairn.cluster.simulate.jobs import Action, Job, Start
 from cairn.cluster.simulate.preemption import decide_priority
 from cairn.cluster.simulate.rules import fgd_rule
 from cairn.cluster.simulate.view import View
-
-LOOK = 100  # jobs behind the first that backfill looks at, as real schedulers limit it
 
 Decide = Callable[[View], Action | None]
 Key = Callable[[Job], tuple[float, ...]]
@@ -40,6 +39,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     key: Key  # the order of `view.waiting`
     packed: bool = False
     by_user: bool = False  # what users hold and have used decides
+    by_slots: bool = False  # what is free later decides: `view.timeline` is kept
     rule: Callable[[Sequence[Job], int], Rule] = lambda jobs, gpus: tightest
 
 
@@ -48,6 +48,8 @@ def decide_in_order(view: View) -> Action | None:
     if not view.waiting:
         return None
     head = view.waiting[0]
+    if view.settled and not any(job is head for job in view.fresh):
+        return None  # it did not fit before
     pieces = view.fits(head)
     return Start(head, pieces, head.gpus) if pieces is not None else None
 
@@ -60,48 +62,6 @@ def decide_easy(view: View) -> Action | None:
     if not view.settled or (view.fresh and any(job is head for job in view.fresh)):
         return start_or_backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
     return backfill(view, head, view.fresh[:LOOK]) if view.fresh else None
-
-
-def start_or_backfill(view: View, head: Job, others: Iterable[Job]) -> Action | None:
-    """The first if it fits; else the next one that ends before the first could start, or keeps off its nodes."""
-    pieces = view.fits(head)
-    if pieces is not None:
-        return Start(head, pieces, head.gpus)
-    return backfill(view, head, others)
-
-
-def backfill(view: View, head: Job, others: Iterable[Job]) -> Action | None:
-    """The first of the others that fits beside what the head is promised (nodes, from some time on).
-
-    What is too large for the free GPUs, or for those off the promised nodes, is so for every larger job too. Most
-    often nobody fits anyway: the promise is only worked out when somebody does.
-    """
-    if not view.somebody_may_fit():
-        return None
-    # GPUs that do not fit, anywhere or off the promised nodes
-    too_large = too_large_off = view.free.too_many()
-    promise = view.known_promise(head)
-    for job in others:
-        gpus = job.gpus
-        if gpus >= too_large and job.milli == MILLI:
-            continue
-        whole = job.milli == MILLI
-        if promise is None:
-            if view.fits(job) is None:
-                if whole and view.shares.lacks(job) is None:
-                    too_large = too_large_off = gpus
-                continue
-            promise = view.reservation(head)
-        short = job.limit <= promise.at - view.now
-        if not short and whole and gpus >= too_large_off:
-            continue
-        pieces = view.fits(job, avoid=0 if short else promise.nodes)
-        if pieces is not None:
-            return Start(job, pieces, gpus)
-        if whole and view.shares.lacks(job) is None:
-            too_large_off = min(too_large_off, gpus)
-            too_large = min(too_large, gpus) if short else too_large
-    return None
 
 
 def decide_fair(view: View) -> Action | None:
@@ -177,7 +137,7 @@ def _policies() -> Iterable[Policy]:
     yield Policy(name="elastic", about="jobs shrink for those who wait, and grow back",
                  decide=decide_elastic, key=by_arrival)  # fmt: skip
     yield Policy(name="deadline", about="admitted only if done in time",
-                 decide=decide_deadline, key=by_arrival)  # fmt: skip
+                 decide=decide_deadline, key=by_arrival, by_slots=True)  # fmt: skip
 
 
 POLICIES = {policy.name: policy for policy in _policies()}

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
+from cairn.cluster.simulate.elastic import can_double, can_halve
 from cairn.cluster.simulate.explain import explain
 from cairn.cluster.simulate.jobs import (
     MILLI,
@@ -129,7 +130,9 @@ class _Replay:
             while self.events and self.events[0][0] <= now:
                 _, identity, version = heappop(self.events)
                 run = view.running.get(identity)
-                if version >= 0 and run is not None and run.version == version:
+                if version < 0:
+                    self._wake(identity)
+                elif run is not None and run.version == version:
                     self._finish(run)
             while position < len(self.arrivals) and self.arrivals[position].submit <= now:
                 self._arrive(self.arrivals[position])
@@ -145,6 +148,7 @@ class _Replay:
             self.history.decisions += 1
             self._apply(action)
         view.fresh.clear()
+        view.awake.clear()
         view.settled = True
         busy = view.cluster.total - view.free.idle
         self.history.samples.append(Sample(view.now, busy, len(view.waiting)))
@@ -190,7 +194,10 @@ class _Replay:
             del queue[place]
         if not self.view.queues[job.user]:
             del self.view.queues[job.user]
-        self.view.reserved.pop(job.id, None)
+        at = self.view.reserved.pop(job.id, None)
+        if at is not None:
+            del self.view.promised[bisect_left(self.view.promised, (at, job.id))]
+            self.view.timeline.drop(job, at)
         if self.view.fresh:
             self.view.fresh = [other for other in self.view.fresh if other.id != job.id]
 
@@ -198,6 +205,8 @@ class _Replay:
         match action:
             case Start():
                 self._leave(action.job)
+                if not action.beside:
+                    self.view.forget_promise()
                 self._start(action.job, action.pieces, action.gpus)
             case Preempt():
                 for identity in action.ids:
@@ -205,12 +214,25 @@ class _Replay:
             case Resize():
                 self._resize(self.view.running[action.id], action)
             case Reserve():
-                self.view.reserved[action.job.id] = action.at
-                self.view.fresh.remove(action.job)
+                self._reserve(action.job, action.at)
                 heappush(self.events, (action.at, action.job.id, -1))
             case Reject():
                 self._leave(action.job)
                 self._reject(action.job, action.why)
+
+    def _reserve(self, job: Job, at: float) -> None:
+        view, slot = self.view, (at, job.id, job)
+        view.reserved[job.id] = at
+        insort(view.promised, slot)
+        view.awake.append(slot)
+        view.timeline.promise(job, at)
+        view.fresh.remove(job)
+
+    def _wake(self, identity: int) -> None:
+        """A promised time is there."""
+        at = self.view.reserved.get(identity)
+        if at is not None:
+            self.view.awake.append((at, identity, self.history.stories[identity].job))
 
     def _reject(self, job: Job, why: str) -> None:
         story = self.history.stories[job.id]
@@ -243,10 +265,15 @@ class _Replay:
         version += story.preempted + story.resized
         view.free.take(pieces)
         view.shares.change(job, gpus, +1, view.now)
-        view.running[job.id] = Running(
-            job, pieces, gpus, view.now, end, believed, overhead, version
-        )
+        run = Running(job, pieces, gpus, view.now, end, believed, overhead, version)
+        view.running[job.id] = run
+        if can_halve(job, gpus):
+            view.halvable[job.id] = run
+        if can_double(job, gpus):
+            view.doublable[job.id] = run
         insort(view.ends, (believed, job.id))
+        if self.policy.by_slots:
+            view.timeline.change(believed, gpus)
         view.settled = False
         heappush(self.events, (end, job.id, version))
 
@@ -259,7 +286,12 @@ class _Replay:
         view.free.give(run.pieces)
         view.shares.change(run.job, run.gpus, -1, view.now)
         del view.running[run.job.id]
+        if run.job.elastic:
+            view.halvable.pop(run.job.id, None)
+            view.doublable.pop(run.job.id, None)
         del view.ends[bisect_left(view.ends, (run.believed, run.job.id))]
+        if self.policy.by_slots:
+            view.timeline.change(run.believed, -run.gpus)
         view.ended += 1
         view.settled = False
         if self.keep:

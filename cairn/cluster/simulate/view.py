@@ -10,6 +10,7 @@ from cairn.cluster.simulate.free import Free, Rule, tightest
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Pieces, Running
 from cairn.cluster.simulate.reservation import Reservation, reserve
 from cairn.cluster.simulate.shares import Shares
+from cairn.cluster.simulate.timeline import Timeline
 
 
 class View:
@@ -23,8 +24,15 @@ class View:
         self.queues: dict[str, list[Job]] = {}  # the same, by user
         self.sizes: dict[int, int] = {}  # GPUs -> how many of them wait; 0: those that share one
         self.running: dict[int, Running] = {}
+        self.halvable: dict[int, Running] = {}  # those of them that may go on with half their GPUs
+        self.doublable: dict[int, Running] = {}
         self.ends: list[tuple[float, int]] = []
         self.reserved: dict[int, float] = {}  # id of a waiting job -> when it was promised
+        self.promised: list[tuple[float, int, Job]] = []  # the same in order: when, id
+        self.awake: list[
+            tuple[float, int, Job]
+        ] = []  # newly promised or due since the policy last had nothing to do
+        self.timeline = Timeline()
         self.fresh: list[Job] = []  # came since the policy last had nothing to do
         self.settled = False  # nobody has started or ended since then
         self.shares = Shares(cluster, half_life, track)
@@ -36,6 +44,8 @@ class View:
     def fits(self, job: Job, gpus: int | None = None, avoid: int = 0) -> Pieces | None:
         """Where the job could start now, or None; with another number of GPUs where it is elastic."""
         wanted = job.gpus if gpus is None else gpus
+        if job.milli == MILLI and wanted >= self.free.too_many():
+            return None
         if self.shares.limited and self.shares.lacks(job) is not None:
             return None
         return self.free.find(wanted, job.milli, self.rule, avoid=avoid, packed=self.packed)
@@ -43,7 +53,8 @@ class View:
     def reservation(self, job: Job) -> Reservation:
         """When a job that does not fit now will fit at the latest; remembered until a job gives GPUs back.
 
-        Whoever starts meanwhile ends before or keeps off the nodes, so what was promised stays true.
+        Whoever starts beside the promise ends before or keeps off the nodes, so it stays true; whoever starts
+        otherwise makes it void.
         """
         known = self.known_promise(job)
         if known is not None:
@@ -58,6 +69,9 @@ class View:
         if memo is not None and memo[0] == job.id and memo[1] == self.ended:
             return memo[2]
         return None
+
+    def forget_promise(self) -> None:
+        self._memo = None
 
     def try_without(self, run: Running) -> None:
         """As if this job were gone; `undo` puts it back, and has to."""

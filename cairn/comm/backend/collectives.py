@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from cairn.comm.backend import reduction
-from cairn.comm.backend.choice import Chosen, Places, choose
+from cairn.comm.backend.choice import Places, choose
 from cairn.comm.backend.executor import Executor
 from cairn.comm.backend.flight import FlightRecorder
 from cairn.comm.backend.guard import Guard
@@ -43,7 +43,7 @@ class Collectives:
         self._executor = Executor(
             mesh.links[COLLECTIVE], mesh.names, self.order, guard, options.spin_us
         )
-        self._chosen: dict[tuple[Collective, int], Chosen] = {}
+        self._programs: dict[tuple[Collective, int, int], Program] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._staged: dict[tuple[int, int, torch.dtype], list[torch.Tensor]] = {}
         self.sequence = 0
@@ -145,18 +145,19 @@ class Collectives:
 
     def _program(self, collective: Collective, size: int, root: int = 0) -> Program:
         """The choice is the same for sizes of as many bits, so that few programs are made."""
-        key = (collective, size.bit_length())
-        chosen = self._chosen.get(key)
-        if chosen is None:
+        key = (collective, size.bit_length(), root)
+        program = self._programs.get(key)
+        if program is None:
             options = self._options
-            chosen = self._chosen[key] = choose(
+            chosen = choose(
                 collective, self.places, (1 << size.bit_length()) - 1, self._network,
                 options.deterministic, options.schedule,
             )  # fmt: skip
-        return program_of(
-            collective, chosen.name, self.ranks, self.place, self.order.index(root), chosen.gpus,
-            chosen.chunks, chosen.parts,
-        )  # fmt: skip
+            program = self._programs[key] = program_of(
+                collective, chosen.name, self.ranks, self.place, self.order.index(root),
+                chosen.gpus, chosen.chunks, chosen.parts,
+            )  # fmt: skip
+        return program
 
     def _staging(self, program: Program, views: list[torch.Tensor]) -> list[torch.Tensor]:
         """Slots beyond the vector hold what comes of one chunk: the only one, or the own one."""

@@ -50,21 +50,21 @@ class Executor:
     ) -> None:  # fmt: skip
         """Every view a vector; those of `program.written` are changed."""
         header = call.header()
-        sending: dict[int, list[Outgoing]] = {}  # by slot, what has not left yet
+        sending: dict[int, list[tuple[int, Outgoing]]] = {}  # by slot, to whom it has not left yet
         for kind, slot, place, source in program.steps:
             view = views[slot]
             if kind is Kind.SEND:
                 out = Outgoing(view, header)
                 if not self._send(self._order[place], out):
-                    sending.setdefault(slot, []).append(out)
+                    sending.setdefault(slot, []).append((place, out))
                 continue
             behind = None
             if slot in sending:
-                left = [out for out in sending.pop(slot) if not out.done]
-                if kind is Kind.RECV_REDUCE and len(left) == 1:
-                    behind = left[0]
+                left = [(to, out) for to, out in sending.pop(slot) if not out.done]
+                if kind is Kind.RECV_REDUCE and [to for to, _ in left] == [place]:
+                    behind = left[0][1]
                 else:
-                    self._drain(left, call, timeout_s)
+                    self._drain([out for _, out in left], call, timeout_s)
             if kind is Kind.COPY:
                 view.copy_(views[source])
             elif kind is Kind.REDUCE:
@@ -91,18 +91,21 @@ class Executor:
 
     def _receive(self, peer: int, stream: Incoming, call: Call, timeout_s: float) -> None:
         link = self._links[peer]
-        waited = False
+        waited, stands = False, 0.0  # since when an exchange does not go on
         while not stream.done:
             moved = link.pull(stream)
             if self._waiting and time.monotonic() - self._pumped > PUMP_S:
-                self._pump()
+                moved |= self._pump()
             if moved:
-                waited = False
+                waited, stands = False, 0.0
                 continue
             if waited and link.lost() is not None:
                 self._guard.look(call, peer, link, time.monotonic(), timeout_s, receiving=True)
             if stream.behind is not None and not stream.behind.done:
-                self._drain([stream.behind], call, timeout_s, until_moved=True)
+                stands = stands or time.monotonic()
+                # A nap, not a wait: both may be here with something for each other to take.
+                link.sleep_for_room(BUSY_S)
+                self._guard.look(call, peer, link, stands, timeout_s, receiving=True)
                 continue
             self._wait(peer, link, call, timeout_s)
             waited = True
@@ -147,15 +150,11 @@ class Executor:
                 self._waiting -= 1
         return moved
 
-    def _drain(
-        self, streams: list[Outgoing], call: Call, timeout_s: float, until_moved: bool = False
-    ) -> None:
-        """Until all of these have left; or until some of what is in the queues has."""
+    def _drain(self, streams: list[Outgoing], call: Call, timeout_s: float) -> None:
+        """Until all of these have left."""
         began = time.monotonic()
         while not all(stream.done for stream in streams):
             if self._pump():
-                if until_moved:
-                    return
                 began = time.monotonic()
                 continue
             peer = next(peer for peer, queue in self._queues.items() if queue)

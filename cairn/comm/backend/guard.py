@@ -14,8 +14,7 @@ from typing import Any
 from cairn.comm.backend.errors import CommTimeout, GroupStopped, RankLost
 from cairn.comm.backend.link import Link
 from cairn.comm.backend.rendezvous import STOP, Mesh
-from cairn.comm.backend.segment import State
-from cairn.comm.backend.wire import OPERATIONS, Call
+from cairn.comm.backend.wire import OPERATION_NUMBERS, OPERATIONS, Call
 
 LOOK_S = 0.02  # between two looks while asleep
 
@@ -45,16 +44,14 @@ class Guard:
         if self.reason is not None:
             raise GroupStopped(f"{call.name} on rank {self.name}: {self.reason}")
         if segment is not None:
-            number = OPERATIONS.index(call.operation)
-            segment.write_state(self._place, State(call.sequence, self._done, number, False))
+            number = OPERATION_NUMBERS[call.operation]
+            segment.write_state(self._place, call.sequence, self._done, number)
 
     def end(self, call: Call) -> None:
-        self._done = call.sequence
+        self._done = done = call.sequence
         if self._mesh.segment is not None:
-            number = OPERATIONS.index(call.operation)
-            self._mesh.segment.write_state(
-                self._place, State(call.sequence, call.sequence, number, False)
-            )
+            number = OPERATION_NUMBERS[call.operation]
+            self._mesh.segment.write_state(self._place, done, done, number)
 
     def look(
         self, call: Call, peer: int, link: Link, since: float, timeout_s: float, receiving: bool
@@ -98,7 +95,7 @@ class Guard:
     def leave(self) -> None:
         """This rank is done with the group; whoever still waits for it may know."""
         if self._mesh.segment is not None:
-            self._mesh.segment.write_state(self._place, State(left=True, done=self._done))
+            self._mesh.segment.write_state(self._place, 0, self._done, left=True)
         self._close_sockets()
         for peer in self._mesh.peers.values():
             peer.close()

@@ -90,8 +90,11 @@ class Segment:
             ],
         )  # fmt: skip
 
-    def write_state(self, rank: int, state: State) -> None:
-        _STATE.pack_into(self._memory, rank * LINE, *state)
+    def write_state(
+        self, rank: int, entered: int, done: int, operation: int = 0, left: bool = False
+    ) -> None:
+        """The fields of `State`; twice for each operation, so no object is made."""
+        _STATE.pack_into(self._memory, rank * LINE, entered, done, operation, left)
 
     def state(self, rank: int) -> State:
         """A glance for messages to people; it may be a moment old."""

@@ -10,6 +10,7 @@ cache between the two. A peer that has died is seen by its pidfd, also when nobo
 
 import os
 import select
+from ctypes import memmove
 
 import torch
 
@@ -60,7 +61,8 @@ class SharedLink:
         self._places = len(outgoing.places)
         self._piece = outgoing.places[0].numel()
         self._has_item = self._has_room = False  # taken from the semaphore, not yet used
-        self._views: dict[tuple[bool, int, torch.dtype, int], torch.Tensor] = {}
+        self._out_at = [place.data_ptr() for place in outgoing.places]
+        self._views: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
 
     def push(self, stream: Outgoing) -> bool:
         view, total, moved = stream.view, stream.view.numel(), False
@@ -74,8 +76,8 @@ class SharedLink:
             count = min(total - begin, most)
             if begin == 0:
                 self._out.headers[place][:HEADER_BYTES] = stream.header
-            piece = view if count == total else view[begin : begin + count]
-            self._view(True, place, view.dtype, count).copy_(piece)
+            size = view.element_size()
+            memmove(self._out_at[place], view.data_ptr() + begin * size, count * size)
             self._out.items.post()
             self._out_place = (place + 1) % self._places
             stream.at = begin + count
@@ -93,7 +95,7 @@ class SharedLink:
             place = self._in_place
             if stream.at == 0:
                 stream.check(bytes(self._in.headers[place][:HEADER_BYTES]))
-            stream.take(self._view(False, place, stream.view.dtype, count))
+            stream.take(self._view(place, stream.view.dtype, count))
             self._in.room.post()
             self._in_place = (place + 1) % self._places
             moved = True
@@ -123,13 +125,13 @@ class SharedLink:
     def close(self) -> None:
         self._views.clear()
 
-    def _view(self, out: bool, place: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """A place as a tensor; the few shapes that come again and again are kept."""
-        key = (out, place, dtype, count)
+    def _view(self, place: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """What has come as a tensor; the few shapes that come again and again are kept."""
+        key = (place, dtype, count)
         found = self._views.get(key)
         if found is None:
             if len(self._views) >= KEPT_VIEWS:
                 self._views.clear()
-            memory = (self._out if out else self._in).places[place]
+            memory = self._in.places[place]
             found = self._views[key] = memory[: count * dtype.itemsize].view(dtype)
         return found

@@ -23,7 +23,7 @@ DTYPES = (
     torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64,
 )  # fmt: skip
 REDUCTIONS = ("none", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-_OPERATION = {name: number for number, name in enumerate(OPERATIONS)}
+OPERATION_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 _DTYPE = {dtype: number for number, dtype in enumerate(DTYPES)}
 _REDUCTION = {name: number for number, name in enumerate(REDUCTIONS)}
 _CALL = struct.Struct("<QBBBxiQ")
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
     def header(self) -> bytes:
         return _CALL.pack(
-            self.sequence, _OPERATION[self.operation], _DTYPE[self.dtype],
+            self.sequence, OPERATION_NUMBERS[self.operation], _DTYPE[self.dtype],
             _REDUCTION[self.reduction], self.root, self.total,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from cairn.comm.transfer.errors import Refused, TransferError
 from cairn.comm.transfer.handshake import Side, judge, say_hello
 from cairn.comm.transfer.lease import TERMS, Freed, Owner, Terms
 from cairn.comm.transfer.notes import Answer, Beat, Offer, Ready, decode, encode
-from cairn.comm.transfer.transport import Joined, Lost, Note, Transport
+from cairn.comm.transfer.transport import Event, Joined, Lost, Note, Transport
 
 
 class Give:
@@ -45,8 +45,12 @@ class Give:
         return self._freed(self.owner.withdraw(request, now))
 
     def step(self, now: float, wait_s: float = 0.0) -> list[Freed]:
+        return self.handle(self.transport.events(wait_s), now)
+
+    def handle(self, events: Sequence[Event], now: float) -> list[Freed]:
+        """What `step` does with what has come; a thread that waits for events calls this under a lock."""
         freed: list[Freed] = []
-        for event in self.transport.events(wait_s):
+        for event in events:
             if isinstance(event, Joined):
                 self._welcome(event)
             elif isinstance(event, Lost):

@@ -49,7 +49,9 @@ def resume(root: Path, warnings: list[str]) -> Run:
     run = Run()
     found = newest(root, warnings)
     if found is not None:
-        load_pieces(found, {"weight": whole(run.weight), "momentum": whole(run.momentum)}, together=False)
+        load_pieces(
+            found, {"weight": whole(run.weight), "momentum": whole(run.momentum)}, together=False
+        )
         run.step = int(found.name.rpartition("-")[2])
     return run
 

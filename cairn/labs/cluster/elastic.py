@@ -65,11 +65,16 @@ def run(bench: Workbench) -> Outcome:
             Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4)]  # fmt: skip
     settings = Settings(restart=0.0)
     starts = {
-        name: replay(Cluster(nodes=1, gpus=8), pair, POLICIES[name], settings).stories[1].first_start or 0.0
+        name: replay(Cluster(nodes=1, gpus=8), pair, POLICIES[name], settings)
+        .stories[1]
+        .first_start
+        or 0.0
         for name in ("easy", "elastic")
     }
     jobs = synthetic(bench.pick(1200, 500), seed=6).jobs
-    jobs = [msgspec.structs.replace(job, least=job.gpus // 4 if job.gpus >= 4 else 0) for job in jobs]
+    jobs = [
+        msgspec.structs.replace(job, least=job.gpus // 4 if job.gpus >= 4 else 0) for job in jobs
+    ]
     cluster, _ = made_to_measure(jobs, gpus=8, rack=4, load=1.6)
     rows, lines, waits = [], {}, {}
     for name in ("easy", "elastic"):
@@ -83,26 +88,37 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(
         checks=[
             Check(
-                what=Words("largest difference of a weight after 30 steps", "30 步后权重的最大差异"),
+                what=Words(
+                    "largest difference of a weight after 30 steps", "30 步后权重的最大差异"
+                ),
                 predicted=1e-10,
                 measured=apart,
                 unit="",
                 kind="at_most",
             ),
             Check(
-                what=Words("replicas after one of four is lost (12 samples a step)", "四个副本丢一个后的副本数（每步 12 个样本）"),
+                what=Words(
+                    "replicas after one of four is lost (12 samples a step)",
+                    "四个副本丢一个后的副本数（每步 12 个样本）",
+                ),
                 predicted=3,
                 measured=smaller.dp if smaller else 0,
                 unit="replicas",
             ),
             Check(
-                what=Words("start of the newcomer with an elastic neighbour", "有弹性邻居时新作业的启动时刻"),
+                what=Words(
+                    "start of the newcomer with an elastic neighbour",
+                    "有弹性邻居时新作业的启动时刻",
+                ),
                 predicted=600.0,
                 measured=starts["elastic"],
                 unit="s",
             ),
             Check(
-                what=Words("mean wait of the drawn trace, elastic over not", "抽样 trace 的平均等待：弹性 / 非弹性"),
+                what=Words(
+                    "mean wait of the drawn trace, elastic over not",
+                    "抽样 trace 的平均等待：弹性 / 非弹性",
+                ),
                 predicted=0.9,
                 measured=waits["elastic"] / max(waits["easy"], 1e-9),
                 unit="x",
@@ -130,7 +146,8 @@ def run(bench: Workbench) -> Outcome:
         ),
         notes=[
             Words(
-                f"Without elasticity the newcomer of the small example starts at {starts['easy']:.0f} s, when the other ends.",
+                f"Without elasticity the newcomer of the small example starts at {starts['easy']:.0f} s, when the "
+                "other ends.",
                 f"没有弹性时，小例子里的新作业要到 {starts['easy']:.0f} 秒（前一个结束）才启动。",
             )
         ],
@@ -142,14 +159,21 @@ LAB = Lab(
     area="cluster",
     title=Words("Elastic training", "弹性训练"),
     hypothesis=Words(
-        "With the batch of a step held constant, weights are the same to rounding whether 4, 3 or 2 workers computed it; and a "
-        "cluster whose jobs can shrink lets newcomers start at once and waits less.",
-        "只要每步的 batch 不变，4、3、2 个 worker 算出的权重在舍入内相同；作业可缩的集群让新作业立刻启动，整体等待更短。",
+        "With the batch of a step held constant, weights are the same to rounding whether 4, 3 or 2 workers "
+        "computed it; and a cluster whose jobs can shrink lets newcomers start at once and waits less.",
+        "只要每步的 batch 不变，4、3、2 个 worker 算出的权重在舍入内相同；作业可缩的集群让新作业立刻启动，"
+        "整体等待更短。",
     ),
     run=run,
     causes=(
-        Words("a batch that grows with the workers: another learning rate is needed then", "batch 随 worker 数变化：需要不同的学习率"),
-        Words("restarts eat what resizing gains when jobs are short", "作业很短时，重启开销吃掉伸缩的收益"),
+        Words(
+            "a batch that grows with the workers: another learning rate is needed then",
+            "batch 随 worker 数变化：需要不同的学习率",
+        ),
+        Words(
+            "restarts eat what resizing gains when jobs are short",
+            "作业很短时，重启开销吃掉伸缩的收益",
+        ),
     ),
     code=(
         "cairn/cluster/simulate/elastic.py:decide_elastic",
@@ -162,27 +186,33 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words("What happens to gradient accumulation when a replica is lost?", "丢一个副本后，梯度累积怎么办？"),
             Words(
-                "The others take more micro-batches, so that the product with the replicas stays the batch. 64 micro-batches on "
-                "8 replicas become 9 or 10 on 7; each sample still counts once.",
-                "其余副本多做几个 micro-batch，使总 batch 不变：8 副本 64 个，变成 7 副本各 9 或 10 个；每个样本仍只算一次。",
+                "What happens to gradient accumulation when a replica is lost?",
+                "丢一个副本后，梯度累积怎么办？",
+            ),
+            Words(
+                "The others take more micro-batches, so that the product with the replicas stays the batch. 64 "
+                "micro-batches on 8 replicas become 9 or 10 on 7; each sample still counts once.",
+                "其余副本多做几个 micro-batch，使总 batch 不变：8 副本 64 个，变成 7 副本各 9 或 10 个；"
+                "每个样本仍只算一次。",
             ),
         ),
         Question(
             Words("What does torch elastic do, and what not?", "torch elastic 做什么，不做什么？"),
             Words(
-                "It notices a lost worker, stops all, meets again (rendezvous) with whoever is there and starts them with new "
-                "ranks. State, data position and batch are the program's own business.",
-                "它发现 worker 丢失，停掉所有进程，和在场的重新集合并以新 rank 启动。状态、数据位置和 batch 由程序自己负责。",
+                "It notices a lost worker, stops all, meets again (rendezvous) with whoever is there and starts "
+                "them with new ranks. State, data position and batch are the program's own business.",
+                "它发现 worker 丢失，停掉所有进程，和在场的重新集合并以新 rank 启动。状态、数据位置和 batch "
+                "由程序自己负责。",
             ),
         ),
         Question(
             Words("Why is tensor parallelism not elastic?", "为什么张量并行不弹性？"),
             Words(
-                "Its ranks hold different parts of each matrix, wired over NVLink: losing one leaves no complete replica. Whole "
-                "groups come and go as units of data parallelism.",
-                "各 rank 持有矩阵的不同部分并靠 NVLink 相连，丢一个就没有完整副本。只能以整组为单位作为数据并行的增减。",
+                "Its ranks hold different parts of each matrix, wired over NVLink: losing one leaves no complete "
+                "replica. Whole groups come and go as units of data parallelism.",
+                "各 rank 持有矩阵的不同部分并靠 NVLink 相连，丢一个就没有完整副本。只能以整组为单位作为数据并行的增"
+                "减。",
             ),
         ),
     ),

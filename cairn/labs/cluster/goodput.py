@@ -1,7 +1,7 @@
 """How much of 16,384 GPUs is training, after failures have taken their share?
 
     MTTF     one over (nodes x failures of a node a day)
-    ETTR     productive time over wall time, by the exact formula; beside it: drawn and lived through; beside it: published
+    ETTR     productive time over wall time, by the exact formula; drawn and lived through; published
 
 The same failure rate, four ways to protect a job, four sizes: what a cluster is worth is decided by how one comes back.
 """
@@ -32,21 +32,29 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(
         checks=[
             Check(
-                what=Words("productive share at 16,384 GPUs, lived through", "16,384 卡有效时间比（模拟）"),
+                what=Words(
+                    "productive share at 16,384 GPUs, lived through", "16,384 卡有效时间比（模拟）"
+                ),
                 predicted=here.ettr * 100,
                 measured=lived.ettr * 100,
                 unit="%",
                 within=0.01,
             ),
             Check(
-                what=Words("Llama 3 reported above 90% effective time; async scheme", "Llama 3 报告有效时间超过 90%；异步方案"),
+                what=Words(
+                    "Llama 3 reported above 90% effective time; async scheme",
+                    "Llama 3 报告有效时间超过 90%；异步方案",
+                ),
                 predicted=90.0,
                 measured=here.ettr * 100,
                 unit="%",
                 kind="at_least",
             ),
             Check(
-                what=Words("hours between failures at 131,072 GPUs, as RSC-1's authors project", "131,072 卡的 MTTF（RSC-1 作者的推算）"),
+                what=Words(
+                    "hours between failures at 131,072 GPUs, as RSC-1's authors project",
+                    "131,072 卡的 MTTF（RSC-1 作者的推算）",
+                ),
                 predicted=published[131_072],
                 measured=mttf(131_072, RATES["rsc-1"]) / 3600,
                 unit="h",
@@ -91,14 +99,22 @@ LAB = Lab(
     area="cluster",
     title=Words("Goodput at 16k GPUs", "1.6 万卡的 goodput"),
     hypothesis=Words(
-        "At Llama 3's failure rate a job of 16,384 GPUs is interrupted every 3.1 hours; with asynchronous checkpoints it still "
-        "trains more than 90% of the time, with synchronous ones and slow restarts it does not.",
-        "按 Llama 3 的故障率，1.6 万卡作业每 3.1 小时中断一次；异步 checkpoint 仍有 90% 以上时间在训练，同步写加慢重启则达不到。",
+        "At Llama 3's failure rate a job of 16,384 GPUs is interrupted every 3.1 hours; with asynchronous "
+        "checkpoints it still trains more than 90% of the time, with synchronous ones and slow restarts it does "
+        "not.",
+        "按 Llama 3 的故障率，1.6 万卡作业每 3.1 小时中断一次；异步 checkpoint 仍有 90% 以上时间在训练，"
+        "同步写加慢重启则达不到。",
     ),
     run=run,
     causes=(
-        Words("failures are not alike: a bad node fails again and again", "故障并不独立：坏节点会反复出问题"),
-        Words("a published figure counts planned stops, or only long jobs", "发表的数字可能含计划内停机，或只统计长作业"),
+        Words(
+            "failures are not alike: a bad node fails again and again",
+            "故障并不独立：坏节点会反复出问题",
+        ),
+        Words(
+            "a published figure counts planned stops, or only long jobs",
+            "发表的数字可能含计划内停机，或只统计长作业",
+        ),
     ),
     code=(
         "cairn/cluster/reliability.py:outlook",
@@ -112,23 +128,30 @@ LAB = Lab(
     ),
     questions=(
         Question(
-            Words("Goodput, ETTR, MFU: what does each leave out?", "goodput、ETTR、MFU 各自忽略了什么？"),
             Words(
-                "MFU counts FLOPs while a step runs and knows no outages; ETTR counts time, however slow the steps; goodput is "
-                "their product, useful work per GPU hour paid.",
-                "MFU 只看步内的算力利用，不知停机；ETTR 只看时间，不管步快慢；goodput 是两者之积：每付费 GPU 小时的有效工作。",
+                "Goodput, ETTR, MFU: what does each leave out?",
+                "goodput、ETTR、MFU 各自忽略了什么？",
+            ),
+            Words(
+                "MFU counts FLOPs while a step runs and knows no outages; ETTR counts time, however slow the steps; "
+                "goodput is their product, useful work per GPU hour paid.",
+                "MFU 只看步内的算力利用，不知停机；ETTR 只看时间，不管步快慢；goodput 是两者之积：每付费 GPU "
+                "小时的有效工作。",
             ),
         ),
         Question(
             Words("Where would you invest first at 16k GPUs?", "1.6 万卡时先投资哪里？"),
             Words(
-                "Detection and restart: at three hours between failures ten minutes of outage are 5%; the checkpoint itself, "
-                "asynchronous, under 1%.",
+                "Detection and restart: at three hours between failures ten minutes of outage are 5%; the "
+                "checkpoint itself, asynchronous, under 1%.",
                 "检测与重启：三小时坏一次时，十分钟停机就是 5%；异步 checkpoint 本身不到 1%。",
             ),
         ),
         Question(
-            Words("Why does the failure rate grow in proportion to the job?", "为什么故障率与规模成正比？"),
+            Words(
+                "Why does the failure rate grow in proportion to the job?",
+                "为什么故障率与规模成正比？",
+            ),
             Words(
                 "A synchronous job stops when any node does: rates of independent nodes add up. What breaks that is "
                 "tolerance: dropping a replica, or spares that take over within a step.",

@@ -89,7 +89,10 @@ def run(bench: Workbench) -> Outcome:
     disk_put, disk_got = written - began, time.perf_counter() - written
     same = sum(torch.equal(pieces[name].tensor, value) for name, value in before.items())
     gigabytes = megabytes / 1024
-    rows = [["memory", put, got, gigabytes / got], ["disk", disk_put, disk_got, gigabytes / disk_got]]
+    rows = [
+        ["memory", put, got, gigabytes / got],
+        ["disk", disk_put, disk_got, gigabytes / disk_got],
+    ]
     return Outcome(
         checks=[
             Check(
@@ -99,7 +102,9 @@ def run(bench: Workbench) -> Outcome:
                 unit="nodes",
             ),
             Check(
-                what=Words("chance that all state survives two lost nodes", "丢两个节点后状态仍完整的概率"),
+                what=Words(
+                    "chance that all state survives two lost nodes", "丢两个节点后状态仍完整的概率"
+                ),
                 predicted=survives(NODES, 2, 2),
                 measured=dict(tried)[2.0],
                 unit="",
@@ -144,14 +149,21 @@ LAB = Lab(
     area="cluster",
     title=Words("State in a neighbour's memory", "邻居内存中的状态"),
     hypothesis=Words(
-        "Kept in pairs across racks, the state of 16 nodes survives the loss of any two with 93% and of a whole rack always; "
-        "coming back from memory is faster than from the best case of a disk.",
-        "跨机架成对保存时，16 个节点的状态在任意丢两个节点后有 93% 概率完整，丢整个机架则一定完整；从内存恢复快于磁盘的最好情形。",
+        "Kept in pairs across racks, the state of 16 nodes survives the loss of any two with 93% and of a whole "
+        "rack always; coming back from memory is faster than from the best case of a disk.",
+        "跨机架成对保存时，16 个节点的状态在任意丢两个节点后有 93% 概率完整，丢整个机架则一定完整；"
+        "从内存恢复快于磁盘的最好情形。",
     ),
     run=run,
     causes=(
-        Words("the file was in the page cache, so the disk was never asked", "文件在 page cache 里，没真正读盘"),
-        Words("first touch of memory: pages are given when they are first written", "首次触页：内存页在第一次写入时才分配"),
+        Words(
+            "the file was in the page cache, so the disk was never asked",
+            "文件在 page cache 里，没真正读盘",
+        ),
+        Words(
+            "first touch of memory: pages are given when they are first written",
+            "首次触页：内存页在第一次写入时才分配",
+        ),
     ),
     code=(
         "cairn/train/checkpoint/peer_placement.py:keepers",
@@ -167,25 +179,29 @@ LAB = Lab(
         Question(
             Words("Why groups and not a ring of keepers?", "为什么用分组而不是环形副本？"),
             Words(
-                "With pairs only the partner's loss is fatal: 8 bad pairs among 16 nodes. In a ring every neighbour is: 16 bad "
-                "pairs, twice the risk for the same memory.",
-                "成对时只有同伴同时丢失才致命：16 节点有 8 个坏对。环形时每对相邻都致命：16 个坏对，同样内存风险翻倍。",
+                "With pairs only the partner's loss is fatal: 8 bad pairs among 16 nodes. In a ring every neighbour "
+                "is: 16 bad pairs, twice the risk for the same memory.",
+                "成对时只有同伴同时丢失才致命：16 节点有 8 个坏对。环形时每对相邻都致命：16 个坏对，"
+                "同样内存风险翻倍。",
             ),
         ),
         Question(
             Words("Does a copy in memory replace the one on disk?", "内存副本能取代磁盘吗？"),
             Words(
-                "No: a lost rack switch, a power cut or a bug in the job takes all of it. It makes frequent checkpoints cheap, so "
-                "that the disk needs one only every hour or so.",
+                "No: a lost rack switch, a power cut or a bug in the job takes all of it. It makes frequent "
+                "checkpoints cheap, so that the disk needs one only every hour or so.",
                 "不能：机架断电、软件错误会同时丢掉。它让高频 checkpoint 变便宜，磁盘每小时写一次即可。",
             ),
         ),
         Question(
-            Words("When may the older of two copies be overwritten?", "两份副本中旧的何时可以覆盖？"),
             Words(
-                "When the newer one is complete on two nodes for every rank; otherwise a failure in between leaves some ranks "
-                "with step n and others with n + 5, and no common step.",
-                "当所有 rank 的新副本都在两个节点上完整之后；否则中途故障会让一些 rank 停在 n、另一些在 n+5，没有公共步。",
+                "When may the older of two copies be overwritten?", "两份副本中旧的何时可以覆盖？"
+            ),
+            Words(
+                "When the newer one is complete on two nodes for every rank; otherwise a failure in between leaves "
+                "some ranks with step n and others with n + 5, and no common step.",
+                "当所有 rank 的新副本都在两个节点上完整之后；否则中途故障会让一些 rank 停在 n、另一些在 n+5，"
+                "没有公共步。",
             ),
         ),
     ),

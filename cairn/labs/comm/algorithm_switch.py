@@ -8,7 +8,6 @@ it has not seen, and the size at which the algorithm changes. Then this project'
 
 from statistics import median
 
-from cairn.comm.backend.choice import Places, ranked
 from cairn.comm.cost import Link
 from cairn.comm.nccl_model import calibrate, choose, cluster_of
 from cairn.comm.published import ALL_REDUCE, SWITCHES, Sweep
@@ -29,12 +28,10 @@ def forced(rank: int, count: int, sizes: tuple[int, ...], repeats: int) -> list[
     from cairn.comm.backend import Options
 
     groups = [dist.new_group(backend="cairn", pg_options=Options(schedule=name)) for name in TRIED]
+    vectors = [torch.ones(size // 4) for size in sizes]
     return [
-        [
-            times_us(lambda g=group, v=torch.ones(size // 4): dist.all_reduce(v, group=g), repeats)
-            for size in sizes
-        ]
-        for group in groups
+        [times_us(lambda g=g, v=v: dist.all_reduce(v, group=g), repeats) for v in vectors]
+        for g in groups
     ]
 
 
@@ -52,6 +49,8 @@ def held_out(sweep: Sweep) -> tuple[float, list[tuple[int, float, float, str]]]:
 
 
 def run(bench: Workbench) -> Outcome:
+    from cairn.comm.backend.choice import Places, ranked
+
     name = "8 x H200"
     sweep = next(one for one in ALL_REDUCE if one.name == name)
     bench.step(f"{name}: fit on half of the sizes")
@@ -144,9 +143,11 @@ LAB = Lab(
     area="comm",
     title=Words("Where a library changes its mind", "通信库在哪里切换算法"),
     hypothesis=Words(
-        "NCCL's cost model with three constants, fitted to half of a public H200 sweep, predicts the other half within 12% "
+        "NCCL's cost model with three constants, fitted to half of a public H200 sweep, "
+        "predicts the other half within 12% "
         "and the size at which ring/LL gives way to NVLS; and this backend's choice is near the best of what it has.",
-        "用公开 H200 数据的一半拟合三个常数后，NCCL 代价模型对另一半的误差在 12% 以内，并能预测 ring/LL 让位于 NVLS 的尺寸；"
+        "用公开 H200 数据的一半拟合三个常数后，NCCL 代价模型对另一半的误差在 12% 以内，并能预"
+        "测 ring/LL 让位于 NVLS 的尺寸；"
         "本后端的选择接近它所拥有算法中的最优。",
     ),
     run=run,
@@ -174,8 +175,10 @@ LAB = Lab(
             Words("What are LL, LL128 and Simple?", "LL、LL128 和 Simple 分别是什么？"),
             Words(
                 "Ways to know that data has arrived: LL sends a 4-byte flag with every 4 bytes (50% of the bandwidth, "
-                "lowest latency), LL128 8 of 128 bytes (needs NVLink's ordering), Simple uses fences and full bandwidth.",
-                "都是判断数据到达的方式：LL 每 4 字节带 4 字节标志（带宽 50%，延迟最低），LL128 每 128 字节占 8 字节（依赖 NVLink "
+                "lowest latency), LL128 8 of 128 bytes (needs NVLink's ordering), Simple uses "
+                "fences and full bandwidth.",
+                "都是判断数据到达的方式：LL 每 4 字节带 4 字节标志（带宽 50%，延迟最低），"
+                "LL128 每 128 字节占 8 字节（依赖 NVLink "
                 "的写顺序），Simple 用内存栅栏同步，带宽最满。",
             ),
         ),
@@ -187,7 +190,8 @@ LAB = Lab(
             Words(
                 "A switch of algorithm or protocol at the wrong size: sweep with NCCL_ALGO and NCCL_PROTO forced and "
                 "compare, then set a tuner file instead of environment variables.",
-                "算法或协议在错误的尺寸处切换：强制 NCCL_ALGO、NCCL_PROTO 分别扫描对比，再用 tuner 文件修正，而不是用环境变量。",
+                "算法或协议在错误的尺寸处切换：强制 NCCL_ALGO、NCCL_PROTO 分别扫描对比，再用 "
+                "tuner 文件修正，而不是用环境变量。",
             ),
         ),
         Question(
@@ -195,9 +199,11 @@ LAB = Lab(
                 "Why must every rank come to the same choice?", "为什么所有 rank 必须做出相同选择？"
             ),
             Words(
-                "They send each other what the schedule says: two schedules in one collective would wait for messages that "
+                "They send each other what the schedule says: two schedules in one collective "
+                "would wait for messages that "
                 "nobody sends. So only facts that all share (size, hosts, settings) may enter.",
-                "各 rank 按同一个调度互发消息；若选择不同，就会等待没人发送的消息。因此只能依据共享的事实（尺寸、主机、配置）来选。",
+                "各 rank 按同一个调度互发消息；若选择不同，就会等待没人发送的消息。因此只能依据"
+                "共享的事实（尺寸、主机、配置）来选。",
             ),
         ),
     ),

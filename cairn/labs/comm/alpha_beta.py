@@ -109,7 +109,8 @@ LAB = Lab(
     area="comm",
     title=Words("What does a message cost?", "一条消息的开销是多少？"),
     hypothesis=Words(
-        "Two constants, fixed by the smallest and the largest message, predict every size between them: a message costs a "
+        "Two constants, fixed by the smallest and the largest message, predict every size "
+        "between them: a message costs a "
         "latency and its bytes, and nothing else.",
         "用最小和最大两条消息定出的两个常数，就能预测中间所有尺寸：一条消息的开销只有固定延迟和字节传输时间两部分。",
     ),

@@ -173,7 +173,8 @@ LAB = Lab(
                 "为什么桶要按参数的逆序来填？",
             ),
             Words(
-                "Backward finishes the last layers first, so reverse order is about the order in which gradients become "
+                "Backward finishes the last layers first, so reverse order is about the order "
+                "in which gradients become "
                 "ready, and all ranks must launch collectives in the same order.",
                 "反向先算完最后几层，逆序接近梯度就绪的顺序；而且所有 rank 必须以相同顺序发起集合通信。",
             ),
@@ -191,7 +192,8 @@ LAB = Lab(
                 "All-reduce takes longer than backward. What now?", "all-reduce 比反向还慢怎么办？"
             ),
             Words(
-                "Nothing hides the difference: accumulate gradients over more micro-batches, send fewer bytes (16 bits, "
+                "Nothing hides the difference: accumulate gradients over more micro-batches, "
+                "send fewer bytes (16 bits, "
                 "compression, sharding inside a node first), or use faster links.",
                 "差额无法掩盖：可以增大梯度累积、减少字节（16 位、压缩、先在节点内归约），或换更快的链路。",
             ),

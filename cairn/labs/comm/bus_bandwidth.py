@@ -120,7 +120,8 @@ LAB = Lab(
     hypothesis=Words(
         "On links of one rate, algorithm bandwidth of an all-reduce falls from the link's rate at 2 ranks towards half "
         "of it, while bus bandwidth stays at the link's rate for every number of ranks.",
-        "链路速率固定时，all-reduce 的 algbw 从 2 个 rank 时的链路速率逐渐降到一半，而 busbw 对任何 rank 数都等于链路速率。",
+        "链路速率固定时，all-reduce 的 algbw 从 2 个 rank 时的链路速率逐渐降到一半，而 busbw 对"
+        "任何 rank 数都等于链路速率。",
     ),
     run=run,
     causes=(
@@ -161,9 +162,11 @@ LAB = Lab(
                 "8 卡 H200 上 all_reduce_perf 显示 busbw 480 GB/s，应与什么比较？",
             ),
             Words(
-                "NVLink's 450 GB/s in each direction for a GPU. More than that is possible only because NVLS reduces in the "
+                "NVLink's 450 GB/s in each direction for a GPU. More than that is possible "
+                "only because NVLS reduces in the "
                 "switch, so fewer bytes cross the links than the factor assumes.",
-                "与每卡单向 NVLink 450 GB/s 比较。超过它只能是 NVLS 在交换机里做归约，实际过链路的字节少于系数所假设的。",
+                "与每卡单向 NVLink 450 GB/s 比较。超过它只能是 NVLS 在交换机里做归约，实际过链路"
+                "的字节少于系数所假设的。",
             ),
         ),
         Question(

@@ -132,7 +132,8 @@ LAB = Lab(
     ),
     reading=(
         "Scaling Distributed Machine Learning with In-Network Aggregation (2021)",
-        "Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for Efficient Data Reduction (2016)",
+        "Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for "
+        "Efficient Data Reduction (2016)",
     ),
     questions=(
         Question(
@@ -159,9 +160,11 @@ LAB = Lab(
         Question(
             Words("What are NVLS and SHARP?", "NVLS 和 SHARP 是什么？"),
             Words(
-                "Reductions inside NVSwitch (multimem instructions, NVLink domain) and inside InfiniBand switches (trees "
+                "Reductions inside NVSwitch (multimem instructions, NVLink domain) and inside "
+                "InfiniBand switches (trees "
                 "over the fabric); NCCL uses both, also together.",
-                "NVLS 是在 NVSwitch 里做归约（multimem 指令，NVLink 域内），SHARP 是在 InfiniBand 交换机里沿树归约；NCCL 可单独或组合使用。",
+                "NVLS 是在 NVSwitch 里做归约（multimem 指令，NVLink 域内），SHARP 是在 "
+                "InfiniBand 交换机里沿树归约；NCCL 可单独或组合使用。",
             ),
         ),
     ),

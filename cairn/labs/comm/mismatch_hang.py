@@ -111,9 +111,11 @@ LAB = Lab(
     area="comm",
     title=Words("Ranks that disagree, and one that never comes", "rank 不一致与某个 rank 缺席"),
     hypothesis=Words(
-        "A mismatch of sizes is an error on every rank long before the timeout; a rank that stays away is an error on the "
+        "A mismatch of sizes is an error on every rank long before the timeout; a rank that "
+        "stays away is an error on the "
         "others when the timeout is over, and both name the rank.",
-        "尺寸不一致会在超时之前就让所有 rank 报错；某个 rank 缺席则在超时到点时让其他 rank 报错；两者都会指明是哪个 rank。",
+        "尺寸不一致会在超时之前就让所有 rank 报错；某个 rank 缺席则在超时到点时让其他 rank 报"
+        "错；两者都会指明是哪个 rank。",
     ),
     run=run,
     causes=(
@@ -144,7 +146,8 @@ LAB = Lab(
             Words(
                 "Dump the flight recorder of all ranks and compare sequence numbers per group: the rank whose last "
                 "collective has the lowest number, or another operation or size, is the one; then py-spy its stack.",
-                "导出所有 rank 的 flight recorder，按通信组比较序号：最后一次集合通信序号最小，或操作/尺寸不同的那个就是；"
+                "导出所有 rank 的 flight recorder，按通信组比较序号：最后一次集合通信序号最小，"
+                "或操作/尺寸不同的那个就是；"
                 "再用 py-spy 看它的栈。",
             ),
         ),
@@ -153,7 +156,8 @@ LAB = Lab(
             Words(
                 "A branch that depends on the rank's own data (an unused parameter, an early stop), an uneven last "
                 "batch, and groups or collectives created in a different order.",
-                "依赖本 rank 数据的分支（未用到的参数、提前停止）、最后一个 batch 大小不同、通信组或集合通信的创建顺序不同。",
+                "依赖本 rank 数据的分支（未用到的参数、提前停止）、最后一个 batch 大小不同、通信"
+                "组或集合通信的创建顺序不同。",
             ),
         ),
         Question(

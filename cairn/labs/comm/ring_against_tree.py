@@ -164,7 +164,8 @@ LAB = Lab(
         Question(
             Words("Why does NCCL use two trees instead of one?", "NCCL 为什么用两棵树而不是一棵？"),
             Words(
-                "In one binary tree half of the ranks are leaves and only send or receive half of the time. In a pair of "
+                "In one binary tree half of the ranks are leaves and only send or receive half "
+                "of the time. In a pair of "
                 "trees every leaf of one is an inner node of the other, so all links work in both directions.",
                 "一棵二叉树里有一半 rank 是叶子，收发带宽闲置一半。两棵互补的树中，一棵的叶子是另一棵的内部节点，"
                 "所有链路双向都被用满。",
@@ -186,7 +187,8 @@ LAB = Lab(
                 "为什么不总是用 halving-doubling？",
             ),
             Words(
-                "Its partners are 1, 2, 4, .. away with large messages to far ranks, which collide in a real topology, and "
+                "Its partners are 1, 2, 4, .. away with large messages to far ranks, which "
+                "collide in a real topology, and "
                 "a number of ranks that is no power of two costs an extra fold.",
                 "它的通信伙伴距离为 1、2、4……，大消息要发给远端 rank，在真实拓扑上容易冲突；"
                 "rank 数不是 2 的幂时还要额外折叠一步。",

@@ -109,9 +109,11 @@ LAB = Lab(
         "Reduce-scatter + all-gather = all-reduce", "reduce-scatter + all-gather = all-reduce"
     ),
     hypothesis=Words(
-        "A reduce-scatter followed by an all-gather gives the bits of an all-reduce, moves exactly as many bytes, waits "
+        "A reduce-scatter followed by an all-gather gives the bits of an all-reduce, moves "
+        "exactly as many bytes, waits "
         "as often, and costs no more than the start of a second operation in time.",
-        "reduce-scatter 之后接 all-gather，结果与 all-reduce 逐位相同，字节数与等待次数完全相等，时间上只多出第二次操作的启动开销。",
+        "reduce-scatter 之后接 all-gather，结果与 all-reduce 逐位相同，字节数与等待次数完全相"
+        "等，时间上只多出第二次操作的启动开销。",
     ),
     run=run,
     causes=(
@@ -159,7 +161,8 @@ LAB = Lab(
                 "为什么两个正确的 all-reduce 末位可能不同？",
             ),
             Words(
-                "Floating-point addition is not associative: another schedule, another number of ranks or another chunk "
+                "Floating-point addition is not associative: another schedule, another number "
+                "of ranks or another chunk "
                 "size adds in another order.",
                 "浮点加法不满足结合律：算法、rank 数或切块不同，加法顺序就不同。",
             ),

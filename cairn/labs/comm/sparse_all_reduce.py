@@ -105,9 +105,11 @@ def run(bench: Workbench) -> Outcome:
         ),
         notes=[
             Words(
-                "in shared memory bytes are cheap, so time gains little here; between hosts at 200 Mbit/s and a density "
+                "in shared memory bytes are cheap, so time gains little here; between hosts at "
+                "200 Mbit/s and a density "
                 "of 5% this backend was 7.5 times as fast (docs/comm.md)",
-                "共享内存里字节便宜，所以这里时间收益小；在 200 Mbit/s 的主机间、密度 5% 时本后端快 7.5 倍（见 docs/comm.md）",
+                "共享内存里字节便宜，所以这里时间收益小；在 200 Mbit/s 的主机间、密度 5% 时本后"
+                "端快 7.5 倍（见 docs/comm.md）",
             )
         ],
     )
@@ -118,9 +120,11 @@ LAB = Lab(
     area="comm",
     title=Words("Not sending zeros", "不发送零块"),
     hypothesis=Words(
-        "At density d on n ranks a block-sparse all-reduce moves about (d + 1 - (1-d)^n) / 2 of a dense one's bytes (for "
+        "At density d on n ranks a block-sparse all-reduce moves about (d + 1 - (1-d)^n) / 2 "
+        "of a dense one's bytes (for "
         "large n), and gives the same sums.",
-        "n 个 rank、块密度 d 时，块稀疏 all-reduce 的字节数约为稠密的 (d + 1 - (1-d)^n) / 2（n 较大时），且求和结果完全相同。",
+        "n 个 rank、块密度 d 时，块稀疏 all-reduce 的字节数约为稠密的 (d + 1 - (1-d)^n) / 2（n "
+        "较大时），且求和结果完全相同。",
     ),
     run=run,
     causes=(
@@ -147,7 +151,8 @@ LAB = Lab(
                 "Where do gradients with many zero blocks come from?", "哪里会出现大量零块的梯度？"
             ),
             Words(
-                "Embedding tables, of which a batch touches few rows; experts that got no token; and top-k compression.",
+                "Embedding tables, of which a batch touches few rows; experts that got no "
+                "token; and top-k compression.",
                 "embedding 表（一个 batch 只碰到少数行）、没有 token 的专家，以及 top-k 压缩后的梯度。",
             ),
         ),
@@ -157,7 +162,8 @@ LAB = Lab(
                 "rank 多时为什么收益受限于并集？",
             ),
             Words(
-                "The sum is non-zero wherever any rank was: 1 - (1-d)^n goes to 1. At d = 5% and 64 ranks 96% of the blocks "
+                "The sum is non-zero wherever any rank was: 1 - (1-d)^n goes to 1. At d = 5% "
+                "and 64 ranks 96% of the blocks "
                 "come back dense.",
                 "只要有一个 rank 非零，和就非零：1-(1-d)^n 趋近 1。d=5%、64 个 rank 时结果已有 96% 的块非零。",
             ),
@@ -165,7 +171,8 @@ LAB = Lab(
         Question(
             Words("Why send blocks and not single elements?", "为什么按块而不是按元素发送？"),
             Words(
-                "An index for each element doubles the bytes and scatters memory accesses; a bitmap of blocks of 256 costs "
+                "An index for each element doubles the bytes and scatters memory accesses; a "
+                "bitmap of blocks of 256 costs "
                 "one bit for a kilobyte and every block is a straight copy.",
                 "逐元素要带索引，字节翻倍且访存分散；256 元素一块的位图每 KB 只要 1 bit，而且每块都是连续拷贝。",
             ),

@@ -94,7 +94,8 @@ LAB = Lab(
     area="comm",
     title=Words("One slow rank slows all of them", "一个慢 rank 拖慢所有人"),
     hypothesis=Words(
-        "Every rank's step takes as long as the slowest rank's; the others show it as time inside the all-reduce, and the "
+        "Every rank's step takes as long as the slowest rank's; the others show it as time "
+        "inside the all-reduce, and the "
         "rank that waits least is the one to blame.",
         "所有 rank 的单步时间都等于最慢者；其余 rank 把它体现为 all-reduce 里的时间，等待最少的那个才是元凶。",
     ),
@@ -125,15 +126,18 @@ LAB = Lab(
                 "profile 显示 8 个 rank 中有 7 个 60% 时间在 all-reduce，是网络慢吗？",
             ),
             Words(
-                "Probably not: if one rank spends little time there, the others wait for it. Compare when ranks enter the "
+                "Probably not: if one rank spends little time there, the others wait for it. "
+                "Compare when ranks enter the "
                 "same collective, not how long they are in it.",
-                "多半不是：若有一个 rank 在里面时间很短，其他都在等它。应比较各 rank 进入同一集合通信的时刻，而不是停留时长。",
+                "多半不是：若有一个 rank 在里面时间很短，其他都在等它。应比较各 rank 进入同一集"
+                "合通信的时刻，而不是停留时长。",
             ),
         ),
         Question(
             Words("What makes one GPU of many slow?", "众多 GPU 中某一块变慢常见原因有哪些？"),
             Words(
-                "Thermal or power throttling, ECC page retirement, a PCIe link that trained down, another process on the "
+                "Thermal or power throttling, ECC page retirement, a PCIe link that trained "
+                "down, another process on the "
                 "host, garbage collection or a slow data loader on that rank.",
                 "过热或功耗降频、ECC 页退役、PCIe 降速、主机上有其他进程、该 rank 的 GC 或数据加载慢。",
             ),

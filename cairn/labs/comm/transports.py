@@ -121,7 +121,8 @@ LAB = Lab(
     area="comm",
     title=Words("TCP, shared memory or NIXL?", "TCP、共享内存还是 NIXL？"),
     hypothesis=Words(
-        "Shared memory reads another process's bytes with one copy and beats TCP over loopback by half as much again or "
+        "Shared memory reads another process's bytes with one copy and beats TCP over loopback "
+        "by half as much again or "
         "more on long runs; short runs lose most of the bandwidth on every transport that handles them one by one.",
         "共享内存只需一次拷贝，长连续段上至少比 loopback TCP 快 50%；而短段在逐段处理的传输方式上都会损失大部分带宽。",
     ),
@@ -164,7 +165,8 @@ LAB = Lab(
                 "KV cache 传输为什么取决于连续段长度？",
             ),
             Words(
-                "Each run is its own descriptor or system call. Equal layouts travel in runs of a page (16-32 KiB); cutting "
+                "Each run is its own descriptor or system call. Equal layouts travel in runs "
+                "of a page (16-32 KiB); cutting "
                 "tokens-first pages by heads makes runs of 256 B and costs an order of magnitude.",
                 "每一段都是一个描述符或系统调用。布局相同时每段是一页（16-32 KiB）；token 在前的页再按 head 切分会变成 "
                 "256 B 的小段，慢一个数量级。",
@@ -175,7 +177,8 @@ LAB = Lab(
             Words(
                 "The NIC reads registered memory and writes into the peer's without either CPU or kernel: no copies, "
                 "microseconds of latency, and with GPUDirect no host memory at all.",
-                "网卡直接读已注册内存并写入对端，双方 CPU 和内核都不参与：无拷贝、微秒级延迟，配合 GPUDirect 连主机内存都不经过。",
+                "网卡直接读已注册内存并写入对端，双方 CPU 和内核都不参与：无拷贝、微秒级延迟，配"
+                "合 GPUDirect 连主机内存都不经过。",
             ),
         ),
     ),

@@ -9,9 +9,12 @@ same GPUs serve more requests. On a GPU the card's own energy counter is read wh
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+INPUT, OUTPUT = 256, 64  # tokens of a request
 
 
 def run(bench: Workbench) -> Outcome:
@@ -32,9 +35,9 @@ def run(bench: Workbench) -> Outcome:
         )
     bench.step("planning a server at two rates")
     spec, gpu = preset("qwen3-0.6b"), device("h200")
-    slow, fast = (_joules(spec, gpu, rate) for rate in bench.pick((2.0, 20.0), (2.0, 10.0)))
-    # Idle watts are spread over tokens: ten times the tokens, about a tenth of that part.
-    floor_joules = _floor_joules(spec, gpu)
+    rates = bench.pick((2.0, 20.0), (2.0, 10.0))
+    slow, fast = (_joules(spec, gpu, rate) for rate in rates)
+    floor_joules = _floor_joules(spec, gpu, rates[1])
     return Outcome(
         checks=[
             Check(
@@ -71,20 +74,22 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _joules(spec: object, gpu: object, rate: float) -> float:
+def _joules(spec: Any, gpu: Any, rate: float) -> float:
     """Per output token, as the planner has it, from the real scheduler on this many requests a second."""
     from cairn.plan.serve_cost import Served
     from cairn.plan.serve_plan import Asked, plan
 
-    asked = Asked(rate=rate, input_tokens=256, output_tokens=64, slo_ttft=5.0, slo_tpot=0.5)
-    planned = plan(Served(spec=spec, device=gpu), asked, 1)  # type: ignore[arg-type]
+    asked = Asked(rate=rate, input_tokens=INPUT, output_tokens=OUTPUT, slo_ttft=5.0, slo_tpot=0.5)
+    planned = plan(Served(spec=spec, device=gpu), asked, 1)
     return planned.options[0].joules_per_token
 
 
-def _floor_joules(spec: object, gpu: object) -> float:
-    """FLOPs of one token at the sustained rate, at full power: no batching and no scheduler goes below."""
-    flops = spec.forward_flops(1, 256, 1)  # type: ignore[attr-defined]
-    return flops / gpu.flops_per_s * gpu.watts  # type: ignore[attr-defined]
+def _floor_joules(spec: Any, gpu: Any, rate: float) -> float:
+    """What idling draws, over the tokens of a second, and the FLOPs of one token at the sustained rate."""
+    from cairn.plan.serve_plan import WATTS_IDLE
+
+    idle = WATTS_IDLE * gpu.watts / (rate * OUTPUT)
+    return idle + (1 - WATTS_IDLE) * gpu.watts * spec.forward_flops(1, INPUT, 1) / gpu.flops_per_s
 
 
 def _measured(bench: Workbench) -> list[Check]:

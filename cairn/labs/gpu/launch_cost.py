@@ -35,7 +35,7 @@ def run(bench: Workbench) -> Outcome:
             predicted=launch * 1e6,
             measured=seconds[small] * 1e6,
             unit="us",
-            within=0.6,
+            within=0.7,
         ),
         Check(
             what=Words(

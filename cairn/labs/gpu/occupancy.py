@@ -9,6 +9,7 @@ the same question about kernels that are loaded, and must agree with our arithme
 
 from typing import Any
 
+from cairn.core.errors import CairnError
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
 
@@ -25,7 +26,11 @@ def run(bench: Workbench) -> Outcome:
     for limit in (0, *bench.pick((64, 48, 32), (32,))):
         bench.step(f"compiling with {limit or 'any number of'} registers")
         options = {**variant.options, **({"maxnreg": limit} if limit else {})}
-        found = compile_variant(variant._replace(options=options), "rmsnorm")
+        found: Any = compile_variant(variant._replace(options=options), "rmsnorm")
+        if found.error is not None:
+            raise CairnError(
+                f"rmsnorm does not compile: {found.error}", hint="see `cairn kernels check`"
+            )
         built[limit] = found
         rows.append(
             [

@@ -71,7 +71,7 @@ def _columns(bench: Workbench) -> Outcome:
             Check(
                 what=Words(
                     "share of a column's lines that the padded form keeps",
-                    "加 padding 后一列能留在缓存的行比例",
+                    "加 padding 后一列能留在缓存的缓存行比例",
                 ),
                 predicted=min(1.0, cache.sets * cache.ways / ROWS),
                 measured=kept[padded] / ROWS,
@@ -81,7 +81,7 @@ def _columns(bench: Workbench) -> Outcome:
             Check(
                 what=Words(
                     "the same sum with a power of two over one line more",
-                    "2 的幂步距与多一行的耗时比",
+                    "2 的幂行距与多一条缓存行的耗时比",
                 ),
                 # Every access but the kept ones misses, against one in 16: anything clearly above noise.
                 predicted=1.4,

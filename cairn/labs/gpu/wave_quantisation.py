@@ -23,7 +23,7 @@ def efficiency(tasks: int, workers: int) -> float:
 
 
 def run(bench: Workbench) -> Outcome:
-    counts, workers, seconds = _on_gpu(bench) if bench.on_gpu else _on_cpu(bench)
+    counts, workers, seconds = _on_gpu(bench) if _has_tma(bench) else _on_cpu(bench)
     one = seconds[workers]  # a full wave
     full, spilled, filled = counts[-3:]
     predicted = [(float(c), float(waves(c, workers))) for c in counts]
@@ -68,6 +68,15 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _has_tma(bench: Workbench) -> bool:
+    """Our persistent product moves its tiles by TMA, which Hopper was the first to have."""
+    if not bench.on_gpu:
+        return False
+    import torch
+
+    return torch.cuda.get_device_capability(bench.device) >= (9, 0)
 
 
 def _on_cpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:

@@ -116,6 +116,7 @@ def throttled(blocks: int, quota: float, period_s: float) -> tuple[float, float,
 
 def _spend(partner: "subprocess.Popen[bytes]", cpu_s: float) -> tuple[bool, float]:
     """Until it has used so much CPU time, or has said its result; and how long that took."""
+    assert partner.stdout is not None
     begin, used = time.perf_counter(), _cpu_s(partner.pid)
     while _cpu_s(partner.pid) - used < cpu_s:
         if select.select([partner.stdout], [], [], 0.001)[0]:

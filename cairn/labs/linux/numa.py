@@ -10,7 +10,6 @@ the table promises. A machine with one node is the simplest case: the table has 
 import os
 import time
 from pathlib import Path
-from statistics import median
 
 from cairn.hw.host import read_numa
 from cairn.hw.machine import NumaNode
@@ -104,10 +103,10 @@ def read_ns(toucher: int, reader: int, size: int) -> float:
         memory.take(places)
         samples = []
         for _ in range(7):
-            began = time.perf_counter()
+            began = time.thread_time()  # another program on the core must not count
             memory.take(places)
-            samples.append((time.perf_counter() - began) / len(places) * 1e9)
-        return median(samples)
+            samples.append((time.thread_time() - began) / len(places) * 1e9)
+        return min(samples)
     finally:
         os.sched_setaffinity(0, before)
 

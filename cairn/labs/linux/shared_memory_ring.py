@@ -4,7 +4,7 @@
     receiver                          copy out <── [wait items]         [post room]
 
 Two semaphores say full and free. With a single place the two take turns; with several, one writes while the other
-reads. The same tensor goes through rings of 1 to 8 places and, with the ranks told that they are on two hosts, over TCP.
+reads. The same tensor goes through rings of 1 to 8 places and, with the ranks told to be on two hosts, over TCP.
 """
 
 import os

@@ -18,6 +18,7 @@ from cairn.labs.workbench import Workbench
 
 CHUNKS = tuple(1 << power for power in range(8, 23, 2))  # 256 B to 4 MiB
 EVENTS = 5000
+COUNTERS = Path("/proc/self/io")
 
 
 def run(bench: Workbench) -> Outcome:
@@ -33,25 +34,28 @@ def run(bench: Workbench) -> Outcome:
     base = last - alpha * size / large
     model = [base + alpha * size / chunk for chunk in CHUNKS]
     errors = [abs(got / said - 1) for got, said in zip(found, model, strict=True)][1:-1]
+    checks = [
+        Check(
+            what=Words("median error between the two ends", "两端之间各点的误差中位数"),
+            predicted=0.35,
+            measured=median(errors),
+            unit="share",
+            kind="at_most",
+        )
+    ]
     bench.step("five thousand events")
-    writes = sink_writes(bench.folder / "events.jsonl")
-    return Outcome(
-        checks=[
-            Check(
-                what=Words("median error between the two ends", "两端之间各点的误差中位数"),
-                predicted=0.35,
-                measured=median(errors),
-                unit="share",
-                kind="at_most",
-            ),
+    if COUNTERS.exists():  # some sandboxes hide them
+        checks.append(
             Check(
                 what=Words("writes for 5000 events", "5000 个事件的 write 次数"),
                 predicted=EVENTS / 100,
-                measured=writes,
+                measured=sink_writes(bench.folder / "events.jsonl"),
                 unit="calls",
                 kind="at_most",
-            ),
-        ],
+            )
+        )
+    return Outcome(
+        checks=checks,
         plots=[
             Plot(
                 title=Words("Reading a cached file", "读取缓存中的文件"),
@@ -89,16 +93,16 @@ def run(bench: Workbench) -> Outcome:
 
 
 def read_s(path: Path, size: int, chunk: int, repeats: int) -> float:
-    """The best of several readings into one buffer: fresh memory would cost page faults."""
+    """The best of several readings into one buffer (fresh memory would cost page faults), in CPU time."""
     buffer = bytearray(chunk)
     with path.open("rb", buffering=0) as file:
         best = float("inf")
         for _ in range(repeats):
             file.seek(0)
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(size // chunk):
                 file.readinto(buffer)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
     return best
 
 
@@ -114,7 +118,7 @@ def sink_writes(path: Path) -> int:
 
 
 def _writes() -> int:
-    lines = Path("/proc/self/io").read_text().splitlines()
+    lines = COUNTERS.read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("syscw"))
 
 

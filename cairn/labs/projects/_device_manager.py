@@ -119,7 +119,8 @@ class Manager:
         by_age: Callable[[Ask], tuple[float, ...]] = lambda ask: (ask.since, ask.number)  # noqa: E731
         if not self.fair:
             return min(self.waiting, key=by_age)
-        return min(self.waiting, key=lambda ask: (self.usage(ask.tenant, now), *by_age(ask)))
+        used = {tenant: self.usage(tenant, now) for tenant in {ask.tenant for ask in self.waiting}}
+        return min(self.waiting, key=lambda ask: (used[ask.tenant], *by_age(ask)))
 
     def _grant(self, ask: Ask, now: float) -> Lease:
         self.waiting.remove(ask)

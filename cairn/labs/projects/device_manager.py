@@ -27,7 +27,8 @@ from cairn.labs.projects._device_manager import (
 from cairn.labs.workbench import Workbench
 
 TENANTS = {"greedy": 4, "steady": 1, "small": 1}  # requests of each per round
-HELD_S = 0.4  # the real leases
+HELD_S = 0.5  # the lease of the one that overstays
+PATIENCE_S = 15.0  # the leases of the others
 
 
 class Shares(NamedTuple):
@@ -38,12 +39,12 @@ class Shares(NamedTuple):
 
 def run(bench: Workbench) -> Outcome:
     devices = enumerate_devices(probe(), allowed_cpus())[:4]
-    bench.step("a day of requests, simulated twice")
-    rounds = bench.pick(400, 100)
+    bench.step("a queue of requests, simulated twice")
+    rounds = bench.pick(120, 40)
     first = simulate(Manager(devices, fair=False), rounds)
     fair = simulate(Manager(devices, fair=True), rounds)
     bench.step("real processes on real leases")
-    ended, late_s, doubled = enforce(devices, bench.pick(HELD_S, 0.2))
+    ended, late_s, doubled = enforce(devices, bench.pick(HELD_S, HELD_S / 2))
     asked = TENANTS["greedy"] / sum(TENANTS.values())
     return Outcome(
         checks=[
@@ -105,14 +106,10 @@ def run(bench: Workbench) -> Outcome:
 def simulate(manager: Manager, rounds: int) -> Shares:
     """More requests than devices, in virtual time; measured over the stretch in which all tenants wait."""
     count = len(manager.devices)
-    arrivals = [
-        (number * 6.0 / count, tenant)
-        for number in range(rounds)
-        for tenant, requests in TENANTS.items()
-        for _ in range(requests)
-    ]
-    for _, tenant in arrivals:  # all are there from the start: the queue never runs dry
-        manager.ask(tenant, 1, 1.0, now=0.0)
+    for _ in range(rounds):  # all are there from the start: the queue never runs dry
+        for tenant, requests in TENANTS.items():
+            for _ in range(requests):
+                manager.ask(tenant, 1, 1.0, now=0.0)
     ends: list[tuple[float, int]] = []
     end = rounds * TENANTS["small"] * len(TENANTS) / count * 0.9  # until then everybody still waits
     now = 0.0
@@ -131,11 +128,11 @@ def enforce(devices: list[Device], seconds: float) -> tuple[int, float, int]:
     """Processes ended at their deadline, how late (s), and devices that two held at once (never)."""
     manager, ended, late, doubled = Manager(devices), 0, 0.0, 0
     for holder in range(len(devices) + 1):
-        # The first works far longer than its lease; the others finish at once.
-        manager.ask(f"holder {holder}", 1, seconds, time.monotonic())
+        # The first works far longer than its lease; the others finish long before theirs ends.
+        manager.ask(f"holder {holder}", 1, seconds if holder == 0 else PATIENCE_S, time.monotonic())
     with contextlib.ExitStack() as stack:
         running: dict[int, tuple[Lease, object]] = {}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 2 * PATIENCE_S
         while (manager.waiting or running) and time.monotonic() < deadline:
             now = time.monotonic()
             events: Events = manager.advance(now)

@@ -34,6 +34,7 @@ class CachingAllocator:
     segments: int = 0  # how often the driver was asked
     peak_allocated: int = 0
     _blocks: list[Block] = field(default_factory=list)
+    _small_segments: set[int] = field(default_factory=set)
 
     def allocate(self, size: int) -> Block:
         rounded = round_up(size, UNIT)
@@ -64,8 +65,6 @@ class CachingAllocator:
 
     def _small(self, block: Block) -> bool:
         return block.segment in self._small_segments
-
-    _small_segments: set[int] = field(default_factory=set)
 
     def _grow(self, size: int) -> Block:
         given = segment_size(size)

@@ -8,6 +8,8 @@ for padding follows from the sizes that it keeps.
 """
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from cairn.labs.gpu._ceiling import ceiling
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
@@ -77,32 +79,32 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _seconds(call: object, times: int) -> float:
+def _seconds(call: Callable[[], object], times: int) -> float:
     """Of one call, from the first launch until the device has done it."""
     import torch
 
-    call()  # type: ignore[operator]
+    call()
     found = []
     for _ in range(times):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        call()  # type: ignore[operator]
+        call()
         torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
     return sorted(found)[len(found) // 2]
 
 
-def _captured(call: object) -> "torch.cuda.CUDAGraph":  # noqa: F821
+def _captured(call: Callable[[], object]) -> Any:
     import torch
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()  # type: ignore[operator]  # warm up: what allocates on its first call must not do so while capturing
+        call()  # warm up: what allocates on its first call must not do so while capturing
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()  # type: ignore[operator]
+        call()
     return graph
 
 
@@ -125,7 +127,8 @@ def _same_result(bench: Workbench) -> int:
     graph.replay()
     replayed = kept.clone()
     network()
-    return int((replayed != found[0]).sum())
+    # The library may choose another algorithm while capturing: equal up to rounding, not to the bit.
+    return int((~torch.isclose(replayed, found[0], rtol=1e-3, atol=1e-2)).sum())
 
 
 def _padding() -> list[tuple[float, float]]:

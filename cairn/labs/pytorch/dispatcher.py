@@ -135,8 +135,9 @@ LAB = Lab(
     area="pytorch",
     title=Words("The dispatcher: time is a count of operations", "dispatcher：耗时就是算子个数"),
     hypothesis=Words(
-        "On one row a norm's time is its number of operations: six against four take one and a half times as "
-        "long, whatever they compute.",
+        "On one row time is the number of operations: twelve take twice as long as six, and a norm of six "
+        "takes at "
+        "least one and a half times as long as one of four.",
         "在单行上，耗时就是算子个数：十二次是六次的两倍；六个算子的 norm 至少是四个算子的一倍半。",
     ),
     run=run,

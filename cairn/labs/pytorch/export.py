@@ -127,7 +127,7 @@ def _graph(bench: Workbench) -> tuple[int, float, bool, int]:
     class Block(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            model = tiny_model(layers=1)
+            model: Any = tiny_model(layers=1)
             self.norm, self.feed_forward = model.norm, model.layers[0].feed_forward
 
         def forward(self, x_TD: Any) -> Any:
@@ -172,7 +172,7 @@ LAB = Lab(
     title=Words("Export: weights and graphs that leave", "导出：离开本程序的权重与图"),
     hypothesis=Words(
         "A checkpoint comes back bit by bit and is as large as its numbers; an exported graph has the "
-        "operations that a run has, serves sizes it never saw and refuses those outside its declared range.",
+        "products that a run has, serves sizes it never saw and refuses those outside its declared range.",
         "检查点逐位还原，大小就是数的大小；导出的图与实际运行的矩阵乘个数相同，能用于没见过的形状，"
         "并拒绝声明范围之外的形状。",
     ),

@@ -129,8 +129,8 @@ LAB = Lab(
     area="pytorch",
     title=Words("Recompute: memory for time", "激活重计算：用时间换显存"),
     hypothesis=Words(
-        "With full recomputing a layer keeps its input alone, the step does exactly 4/3 of the FLOPs, and "
-        "the gradients do not change by a bit.",
+        "With full recomputing a layer keeps its input alone, the step does 4/3 of the FLOPs less the last "
+        "product of each layer, and the gradients do not change by a bit.",
         "完全重计算时每层只保留输入，一步的 FLOP 为 4/3（减去每层最后一个矩阵乘），而梯度一个比特都不变。",
     ),
     run=run,
@@ -156,8 +156,9 @@ LAB = Lab(
         Question(
             Words("Why 4/3 and not 2?", "为什么是 4/3 而不是 2？"),
             Words(
-                "Backward is two products for each of forward: F + 2F = 3F. Recomputing adds one more F: 4F "
-                "/ 3F.",
+                "Backward is two products for each of forward: F + 2F = 3F. Recomputing adds one more F at "
+                "most: 4F / 3F. It stops early: the last product of a layer, whose result no gradient needs, "
+                "is spared.",
                 "前向每个矩阵乘在反向对应两个：F + 2F = 3F；重计算最多再加一个 F：4F / 3F。检查点会提前停止，"
                 "每层最后一个乘法的结果不被梯度需要，可以省掉。",
             ),

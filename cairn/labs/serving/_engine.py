@@ -101,12 +101,13 @@ def drain(engine: "Engine", requests: Sequence["Request"] = ()) -> float:
 def host_rates(bench: Workbench) -> Rates:
     """Of this CPU at this moment, in tenths of a second: others may be using it, so a minute ago says little.
 
-    Products of large matrices for the arithmetic, and of one row with a matrix that no cache holds for memory.
+    Of several runs the quick ones: products of large matrices for the arithmetic, and of one row with a matrix that
+    no cache holds for memory.
     """
     import torch
 
     a = torch.randn(768, 768)
-    flops = 2 * 768**3 / bench.time(torch.matmul, [(a, a)], device="cpu").median_s
+    flops = 2 * 768**3 / bench.time(torch.matmul, [(a, a)], device="cpu").p10_s
     weight, row = torch.randn(4096, 4096), torch.randn(1, 4096)
-    seconds = bench.time(torch.nn.functional.linear, [(row, weight)], device="cpu").median_s
+    seconds = bench.time(torch.nn.functional.linear, [(row, weight)], device="cpu").p10_s
     return Rates(flops, weight.nbytes / seconds)

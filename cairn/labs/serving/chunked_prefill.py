@@ -117,9 +117,9 @@ LAB = Lab(
             ),
             Words(
                 "From the TPOT target: tokens = target x matmul rate / FLOPs per token. An 8B model at 680 TFLOP/s "
-                "and 25 ms gives about 900 to 1,000 tokens.",
+                "and 25 ms gives about 1,000 tokens.",
                 "由 TPOT 目标反推：token 数 = 目标时间 × 矩阵乘速率 / 每 token FLOPs。8B 模型、680 TFLOP/s、25 "
-                "毫秒约为 900 到 1000。",
+                "毫秒约为 1000。",
             ),
         ),
         Question(

@@ -164,9 +164,9 @@ LAB = Lab(
                 "为什么长 prompt 的 prefill 增长快于线性？",
             ),
             Words(
-                "Pairs of query and key grow with the square: for 8B at 32k attention is about a third of the "
-                "FLOPs, at 128k most of them.",
-                "query-key 对数按平方增长：8B 模型 32k 时 attention 约占 FLOPs 的三分之一，128k 时占大部分。",
+                "Pairs of query and key grow with the square: for 8B at 32k attention is about 40% of the FLOPs, at "
+                "128k most of them.",
+                "query-key 对数按平方增长：8B 模型 32k 时 attention 约占 FLOPs 的四成，128k 时占大部分。",
             ),
         ),
     ),

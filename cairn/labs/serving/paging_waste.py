@@ -134,8 +134,8 @@ LAB = Lab(
             ),
             Words(
                 "Tables grow, attention gathers single rows instead of long runs, and prefixes are hashed token by "
-                "token. 16 to 64 costs under 5% of the memory and keeps reads contiguous.",
-                "页表变大，attention 要逐行 gather 而不是读连续的大块，前缀也要逐 token 哈希。16 到 64 的页浪费不到 "
+                "token. 16 or 32 costs under 5% of the memory and keeps reads contiguous.",
+                "页表变大，attention 要逐行 gather 而不是读连续的大块，前缀也要逐 token 哈希。16 或 32 的页浪费不到 "
                 "5%，读取仍然连续。",
             ),
         ),

@@ -33,33 +33,37 @@ def run(bench: Workbench) -> Outcome:
     bench.step("starting a small engine")
     engine = small_engine(SMALL, enable_prefix_caching=False)
     drain(engine, [ask(0, words(16, SMALL.vocab, 0), 4)])  # buffers, threads
-    lengths, outputs = bench.pick(PROMPTS, (8, 128)), bench.pick(24, 8)
+    lengths, outputs = bench.pick(PROMPTS, (8, 128)), bench.pick(16, 6)
     rows, prefill, decode = [], [], []
     for number, length in enumerate(lengths, 1):
         bench.step(f"a prompt of {length} tokens, {outputs} tokens out")
-        drain(engine, [ask(-number, words(length, SMALL.vocab, number), 2)])  # of this shape
-        engine.times.clear()
-        drain(engine, [ask(number, words(length, SMALL.vocab, number), outputs)])
-        times = list(engine.times)
-        steady = sorted(step.total for step in times[1:])[len(times) // 2]
+        firsts, others = [], []
+        for again in range(3):  # the quickest counts: whatever else the machine does only adds time
+            engine.times.clear()
+            drain(engine, [ask(10 * number + again, words(length, SMALL.vocab, again), outputs)])
+            times = [step.total for step in engine.times]
+            firsts.append(times[0])
+            others += times[1:]
+        whole, steady = min(firsts), sorted(others)[len(others) // 4]
         compute, memory = floor_s(length, 0, rates)
-        prefill.append((float(length), times[0].total / length * 1e6))
+        prefill.append((float(length), whole / length * 1e6))
         decode.append((float(length), steady * 1e6))
         side = "arithmetic" if compute > memory else "memory"
-        rows.append([length, times[0].total * 1e3, max(compute, memory) * 1e3, side, steady * 1e3])
+        rows.append([length, whole * 1e3, max(compute, memory) * 1e3, side, steady * 1e3])
     long, (one_compute, one_memory) = lengths[-1], floor_s(1, lengths[-1], rates)
     promised = max(one_compute, one_memory) / (max(floor_s(long, 0, rates)) / long)
     return Outcome(
         checks=[
             Check(
                 what=Words(
-                    f"a decoded token costs so many times a token of a {long}-token prompt",
-                    f"生成一个 token 的代价是 {long} 长 prompt 中一个 token 的多少倍",
+                    f"a decoded token costs at least so many times a token of a {long}-token prompt",
+                    f"生成一个 token 的代价至少是 {long} 长 prompt 中一个 token 的多少倍",
                 ),
                 predicted=promised,
                 measured=decode[-1][1] / prefill[-1][1],
                 unit="x",
-                within=0.7,
+                kind="at_least",
+                within=0.4,
             ),
             Check(
                 what=Words(
@@ -110,10 +114,11 @@ LAB = Lab(
     area="serving",
     title=Words("Prefill against decode", "prefill 与 decode 的对比"),
     hypothesis=Words(
-        "A prompt is bound by arithmetic and an answer by memory, so the cost of one token differs by what the two "
-        "floors say: the whole weights for one decoded token, the same weights shared by all tokens of a prompt.",
-        "prompt 受计算限制，生成受访存限制；单个 token 的代价之比等于两个下限之比：decode 每个 token 都要读全部权重，"
-        "prefill 则由整个 prompt 分摊一次读取。",
+        "A prompt is bound by arithmetic and an answer by memory, so a decoded token costs at least as many times a "
+        "prompt's token as the two floors say: the whole weights for one decoded token, the same weights shared by "
+        "all tokens of a prompt.",
+        "prompt 受计算限制，生成受访存限制；单个 token 的代价之比不小于两个下限之比：decode 每个 token "
+        "都要读全部权重，prefill 则由整个 prompt 分摊一次读取。",
     ),
     run=run,
     causes=(
@@ -144,9 +149,9 @@ LAB = Lab(
             Words(
                 "TTFT: queueing plus the FLOPs of the prompt over the matmul rate. TPOT: bytes of the weights and "
                 "of all KV read in a step over memory bandwidth; an 8B model in bf16 on 4.2 TB/s cannot go below "
-                "3.9 ms.",
+                "3.6 ms.",
                 "TTFT：排队时间加上 prompt 的 FLOPs 除以矩阵乘速率。TPOT：一步中权重和全部 KV 的字节数除以显存带宽；"
-                "8B bf16 模型在 4.2 TB/s 上不可能低于 3.9 毫秒。",
+                "8B bf16 模型在 4.2 TB/s 上不可能低于 3.6 毫秒。",
             ),
         ),
         Question(

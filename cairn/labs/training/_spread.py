@@ -85,7 +85,8 @@ def train(parallel: Any, setting: Setting) -> Trace:
 
     from cairn.train.loss import NextToken
 
-    loss, trace = NextToken(setting.spec), {"losses": [], "norms": []}
+    loss = NextToken(setting.spec)
+    trace: Trace = {"losses": [], "norms": []}
     for step in range(setting.steps):
         every = batches(setting, step)
         each = setting.per_step // parallel.data_ranks

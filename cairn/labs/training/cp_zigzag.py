@@ -4,8 +4,8 @@
     contiguous    rank 0: chunks 0 1     rank 1: chunks 2 3      the last rank has up to twice the mean
     zigzag        rank 0: chunks 0 3     rank 1: chunks 1 2      everybody the same
 
-Pairs of (query, key) are counted exactly; then each rank's attention is timed by itself; then the ring trains on two real
-ranks, and its gradients are those of one process.
+Pairs of (query, key) are counted exactly; then each rank's attention is timed by itself; then the ring trains on two
+real ranks, and its gradients are those of one process.
 """
 
 import time
@@ -51,27 +51,37 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(
         checks=[
             Check(
-                what=Words("zigzag: most loaded rank over the mean, less one", "zigzag：最忙 rank 超出均值的比例"),
+                what=Words(
+                    "zigzag: most loaded rank over the mean, less one",
+                    "zigzag：最忙 rank 超出均值的比例",
+                ),
                 predicted=0.0,
                 measured=worst,
                 unit="share",
             ),
             Check(
-                what=Words("contiguous, 16 ranks: most over mean", "连续切分 16 rank：最忙与均值之比"),
+                what=Words(
+                    "contiguous, 16 ranks: most over mean", "连续切分 16 rank：最忙与均值之比"
+                ),
                 predicted=contiguous_excess(16),
                 measured=cut[-1][1],
                 unit="x",
                 within=0.01,
             ),
             Check(
-                what=Words("attention time, contiguous over zigzag, 4 ranks", "4 rank：连续切分与 zigzag 的注意力耗时比"),
+                what=Words(
+                    "attention time, contiguous over zigzag, 4 ranks",
+                    "4 rank：连续切分与 zigzag 的注意力耗时比",
+                ),
                 predicted=contiguous_excess(4),
                 measured=slow / even,
                 unit="x",
                 within=0.35,
             ),
             Check(
-                what=Words("ring on two ranks against one process", "两 rank 环形注意力与单进程的差异"),
+                what=Words(
+                    "ring on two ranks against one process", "两 rank 环形注意力与单进程的差异"
+                ),
                 predicted=1e-5,
                 measured=apart,
                 unit="",
@@ -106,7 +116,7 @@ def _attention_s(bench: Workbench) -> tuple[float, float]:
 
     from cairn.train.parallel.context import indices
 
-    ranks, tokens, heads, width = 4, bench.pick(2048, 1024), 2, 64
+    ranks, tokens, heads, width = 4, 2048, 1, 32
     height = tokens // (8 * ranks)
     k, v = torch.randn(heads, tokens, width), torch.randn(heads, tokens, width)
     q = torch.randn(heads, height, width)
@@ -122,7 +132,9 @@ def _attention_s(bench: Workbench) -> tuple[float, float]:
             torch.softmax(q @ k[:, :seen].transpose(1, 2), dim=-1) @ v[:, :seen]
         return time.perf_counter() - began
 
-    times = [(attend(work["contiguous"]), attend(work["zigzag"])) for _ in range(bench.pick(40, 20))]
+    times = [
+        (attend(work["contiguous"]), attend(work["zigzag"])) for _ in range(bench.pick(15, 8))
+    ]
     return min(one for one, _ in times), min(two for _, two in times)
 
 
@@ -131,14 +143,19 @@ LAB = Lab(
     area="training",
     title=Words("Context parallel and the zigzag", "上下文并行与 zigzag 切分"),
     hypothesis=Words(
-        "Under a causal mask the last of n contiguous stretches has 2 - 1/n times the mean work; a chunk from the front and "
+        "Under a causal mask the last of n contiguous stretches has 2 - 1/n times the mean "
+        "work; a chunk from the front and "
         "one from the back give every rank exactly the same. The ring's gradients are those of one process.",
-        "因果掩码下，连续切分时最后一个 rank 的工作量是均值的 2 - 1/n 倍；每个 rank 取一段靠前、一段靠后则完全相等。环形注意力的梯度与单进程一致。",
+        "因果掩码下，连续切分时最后一个 rank 的工作量是均值的 2 - 1/n 倍；每个 rank 取一段靠前、"
+        "一段靠后则完全相等。环形注意力的梯度与单进程一致。",
     ),
     run=run,
     causes=(
         Words("small blocks run at another rate than large ones", "小块与大块的计算效率不同"),
-        Words("documents: with masks inside the sequence work is not a triangle any more", "文档掩码：序列内有多个文档时工作量不再是三角形"),
+        Words(
+            "documents: with masks inside the sequence work is not a triangle any more",
+            "文档掩码：序列内有多个文档时工作量不再是三角形",
+        ),
     ),
     code=(
         "cairn/train/parallel/context.py:Ring",
@@ -149,13 +166,15 @@ LAB = Lab(
     reading=(
         "Ring Attention with Blockwise Transformers for Near-Infinite Context (2023)",
         "Striped Attention: Faster Ring Attention for Causal Transformers (2023)",
-        "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models (2023)",
+        "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long "
+        "Sequence Transformer Models (2023)",
     ),
     questions=(
         Question(
             Words("Why do keys and values travel and not queries?", "为什么传 K、V 而不是传 Q？"),
             Words(
-                "With grouped heads they are smaller, and the running softmax (max, sum, output) can stay where the queries "
+                "With grouped heads they are smaller, and the running softmax (max, sum, "
+                "output) can stay where the queries "
                 "are instead of travelling along.",
                 "GQA 下 K、V 更小；而且在线 softmax 的状态（最大值、和、输出）可以留在 Q 所在的 rank，不必跟着传。",
             ),
@@ -163,17 +182,22 @@ LAB = Lab(
         Question(
             Words("Ring or Ulysses?", "选 ring 还是 Ulysses？"),
             Words(
-                "Ulysses exchanges tokens for heads by two all-to-alls and runs any attention kernel unchanged, but only up "
-                "to as many ranks as there are KV heads; a ring has no such limit and hides its transfers behind blocks.",
-                "Ulysses 用两次 all-to-all 把 token 换成 head，注意力核不用改，但 rank 数受 KV head 数限制；ring 没有这个限制，且能用分块计算掩盖传输。",
+                "Ulysses exchanges tokens for heads by two all-to-alls and runs any attention "
+                "kernel unchanged, but only up "
+                "to as many ranks as there are KV heads; a ring has no such limit and hides "
+                "its transfers behind blocks.",
+                "Ulysses 用两次 all-to-all 把 token 换成 head，注意力核不用改，但 rank 数受 KV "
+                "head 数限制；ring 没有这个限制，且能用分块计算掩盖传输。",
             ),
         ),
         Question(
             Words("When is the ring's communication hidden?", "环的通信何时能被掩盖？"),
             Words(
-                "When attention on a chunk takes longer than sending its keys and values: compute grows with the square of "
+                "When attention on a chunk takes longer than sending its keys and values: "
+                "compute grows with the square of "
                 "the chunk, bytes linearly, so long chunks hide it and short ones do not.",
-                "当一个 chunk 的注意力计算长于传它的 K、V：计算随 chunk 长度平方增长，字节线性增长，所以长 chunk 能掩盖，短的不能。",
+                "当一个 chunk 的注意力计算长于传它的 K、V：计算随 chunk 长度平方增长，字节线性增"
+                "长，所以长 chunk 能掩盖，短的不能。",
             ),
         ),
     ),

@@ -6,12 +6,10 @@ Samples have different numbers of tokens with a loss, so the mean of the ranks' 
 computed here: the trainer's, over real ranks, and the naive one.
 """
 
-from typing import Any
-
 from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.ranks import run_ranks
-from cairn.labs.training._spread import Setting, alone, batches, difference, on_ranks, tiny
+from cairn.labs.training._spread import SEED, Setting, alone, batches, difference, on_ranks, tiny
 from cairn.labs.workbench import Workbench
 from cairn.train.parallel.layout import Layout
 
@@ -74,7 +72,7 @@ def run(bench: Workbench) -> Outcome:
 
 
 def _naive_loss(setting: Setting) -> float:
-    """The mean over two ranks of each rank's own mean loss, as a careless trainer would report and descend."""
+    """The mean over samples of each sample's own mean: what a careless trainer would report and descend."""
     import torch
 
     from cairn.models.layers import Build
@@ -82,22 +80,14 @@ def _naive_loss(setting: Setting) -> float:
     from cairn.train.loss import NextToken
     from cairn.train.parallel.alone import Alone
 
-    every: list[Any] = batches(setting, 0)
-    means = []
-    for mine in (every[:2], every[2:]):
-        # Uneven on purpose: the second rank's samples have fewer tokens with a loss.
-        part = mine[:1] if mine is every else mine
-        model = random_model(setting.spec, Build("cpu", torch.float32), 7)
-        parallel = Alone(model)
-        share = [
-            float(
-                parallel.forward_backward(
-                    [one], NextToken(setting.spec), torch.tensor(float(one.valid()))
-                )
-            )
-            for one in part
-        ]
-        means.append(sum(share) / len(share))
+    parallel, loss = (
+        Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED)),
+        NextToken(setting.spec),
+    )
+    means = [
+        float(parallel.forward_backward([one], loss, torch.tensor(float(one.valid()))))
+        for one in batches(setting, 0)
+    ]
     return sum(means) / len(means)
 
 
@@ -106,9 +96,11 @@ LAB = Lab(
     area="training",
     title=Words("Data parallel is a big batch", "数据并行等价于大 batch"),
     hypothesis=Words(
-        "Two ranks with half of the samples each give the losses, gradients and weights of one process with all of them, "
+        "Two ranks with half of the samples each give the losses, gradients and weights of one "
+        "process with all of them, "
         "within float32 rounding; averaging means over samples of uneven length does not.",
-        "两个 rank 各算一半样本，得到的 loss、梯度和权重与单进程算全部样本一致（仅浮点舍入差异）；而对长短不一的样本取均值再平均则不一致。",
+        "两个 rank 各算一半样本，得到的 loss、梯度和权重与单进程算全部样本一致（仅浮点舍入差异）"
+        "；而对长短不一的样本取均值再平均则不一致。",
     ),
     run=run,
     causes=(
@@ -139,7 +131,8 @@ LAB = Lab(
             Words(
                 "With padding or masks each rank has another number of tokens: an average of means weighs a token of a "
                 "short rank more. Sum losses, sum counts, divide once.",
-                "有 padding 或 mask 时各 rank 的有效 token 数不同，均值再平均会放大 token 少的 rank 的权重；应先求和再统一除一次。",
+                "有 padding 或 mask 时各 rank 的有效 token 数不同，均值再平均会放大 token 少的 "
+                "rank 的权重；应先求和再统一除一次。",
             ),
         ),
         Question(
@@ -147,7 +140,8 @@ LAB = Lab(
                 "Where in the step does the all-reduce belong?", "all-reduce 应放在一步中的哪里？"
             ),
             Words(
-                "During the last micro-batch's backward, bucket by bucket, and before clipping: the norm must be that of "
+                "During the last micro-batch's backward, bucket by bucket, and before "
+                "clipping: the norm must be that of "
                 "the summed gradient.",
                 "在最后一个 micro-batch 的反向过程中按桶发起，并且在梯度裁剪之前：范数必须是汇总后梯度的范数。",
             ),
@@ -158,9 +152,11 @@ LAB = Lab(
                 "dp 翻倍后优化器看到的有何变化？",
             ),
             Words(
-                "If the global batch is kept, nothing. If each rank keeps its batch, the gradient has half the noise and "
+                "If the global batch is kept, nothing. If each rank keeps its batch, the "
+                "gradient has half the noise and "
                 "there are half as many updates per sample, so the learning rate and warm-up need another look.",
-                "全局 batch 不变则没有变化；若每卡 batch 不变，则梯度噪声减小、同样样本的更新次数减半，学习率和 warmup 要重新考虑。",
+                "全局 batch 不变则没有变化；若每卡 batch 不变，则梯度噪声减小、同样样本的更新次"
+                "数减半，学习率和 warmup 要重新考虑。",
             ),
         ),
     ),

@@ -51,7 +51,7 @@ def run(bench: Workbench) -> Outcome:
 
     from cairn.train.flops import step_flops
 
-    tokens = bench.pick(256, 128)
+    tokens = bench.pick(128, 64)
     shapes = {"hidden 64": shape(64, 2), "hidden 256": shape(256, 2)}
     peak = _product_rate(bench)
     rows, rates = [], []
@@ -65,14 +65,27 @@ def run(bench: Workbench) -> Outcome:
         counted = float(sum(by_op[op] for op in by_op if str(op).endswith(("mm", "addmm"))))
         expected = float(flops) - _attention_flops(spec, tokens)
         bench.step(f"{name}: steps of {tokens} tokens")
-        seconds = bench.time(step, device="cpu", budget_ms=800).p10_s
+        seconds = bench.time(step, device="cpu", budget_ms=600).p10_s
         rule = 6.0 * (spec.parameters() - spec.vocab * spec.hidden * (not spec.tied)) * tokens
         rates.append(flops / seconds)
-        rows.append([name, spec.parameters(), flops / 1e9, counted / 1e9, rule / flops, seconds * 1e3, flops / seconds / peak])
+        rows.append(
+            [
+                name,
+                spec.parameters(),
+                flops / 1e9,
+                counted / 1e9,
+                rule / flops,
+                seconds * 1e3,
+                flops / seconds / peak,
+            ]
+        )
     return Outcome(
         checks=[
             Check(
-                what=Words("products by the spec against torch's counter", "公式中的矩阵乘 FLOPs 与 torch 计数"),
+                what=Words(
+                    "products by the spec against torch's counter",
+                    "公式中的矩阵乘 FLOPs 与 torch 计数",
+                ),
                 predicted=expected / 1e9,
                 measured=counted / 1e9,
                 unit="GFLOP",
@@ -129,14 +142,22 @@ LAB = Lab(
     area="training",
     title=Words("Model FLOPs utilisation", "MFU：模型算力利用率"),
     hypothesis=Words(
-        "The spec's closed form counts a training step's FLOPs exactly as torch's counter does, product by product, and a model four times as wide "
+        "The spec's closed form counts a training step's FLOPs exactly as torch's counter "
+        "does, product by product, and a model four times as wide "
         "runs at a higher rate because its products are larger; 6NT alone leaves out attention.",
-        "规格给出的解析式与 torch 计数器逐个矩阵乘完全一致；宽度四倍的模型因矩阵更大而速率更高；6NT 只是近似，没有算注意力。",
+        "规格给出的解析式与 torch 计数器逐个矩阵乘完全一致；宽度四倍的模型因矩阵更大而速率更高；"
+        "6NT 只是近似，没有算注意力。",
     ),
     run=run,
     causes=(
-        Words("torch's counter and the formula disagree about which operations count", "torch 计数器与公式对哪些算子计入 FLOPs 口径不同"),
-        Words("a busy machine, or small products that are bound by their start and not by arithmetic", "机器繁忙，或小矩阵受启动开销而非算力限制"),
+        Words(
+            "torch's counter and the formula disagree about which operations count",
+            "torch 计数器与公式对哪些算子计入 FLOPs 口径不同",
+        ),
+        Words(
+            "a busy machine, or small products that are bound by their start and not by arithmetic",
+            "机器繁忙，或小矩阵受启动开销而非算力限制",
+        ),
     ),
     code=(
         "cairn/train/flops.py:step_flops",
@@ -165,11 +186,16 @@ LAB = Lab(
             ),
         ),
         Question(
-            Words("A run shows 35% MFU on H200. What do you look at first?", "H200 上只有 35% MFU，先看什么？"),
             Words(
-                "The timeline: gaps (data, host, launches), exposed communication, then the share of attention and small "
+                "A run shows 35% MFU on H200. What do you look at first?",
+                "H200 上只有 35% MFU，先看什么？",
+            ),
+            Words(
+                "The timeline: gaps (data, host, launches), exposed communication, then the "
+                "share of attention and small "
                 "products; compare each with its ceiling before changing anything.",
-                "先看时间线：空隙（数据、主机、launch）和暴露的通信，再看注意力与小矩阵的占比；逐项与上限对比后再动手。",
+                "先看时间线：空隙（数据、主机、launch）和暴露的通信，再看注意力与小矩阵的占比；"
+                "逐项与上限对比后再动手。",
             ),
         ),
     ),

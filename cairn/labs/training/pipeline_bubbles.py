@@ -100,9 +100,11 @@ LAB = Lab(
     area="training",
     title=Words("Bubbles of a pipeline", "流水线气泡"),
     hypothesis=Words(
-        "GPipe and 1F1B idle (p-1)/(m+p-1) of the time and differ only in memory; interleaving v chunks divides the fill "
+        "GPipe and 1F1B idle (p-1)/(m+p-1) of the time and differ only in memory; interleaving "
+        "v chunks divides the fill "
         "and drain by v. Threads that run the real schedules wait as long as the formula says.",
-        "GPipe 与 1F1B 的空闲比例都是 (p-1)/(m+p-1)，差别只在内存；交错 v 个 chunk 使填充与排空时间除以 v。按真实调度执行的线程，等待时间与公式一致。",
+        "GPipe 与 1F1B 的空闲比例都是 (p-1)/(m+p-1)，差别只在内存；交错 v 个 chunk 使填充与排空"
+        "时间除以 v。按真实调度执行的线程，等待时间与公式一致。",
     ),
     run=run,
     causes=(
@@ -143,7 +145,8 @@ LAB = Lab(
                 "气泡相同，为什么 1F1B 优于 GPipe？",
             ),
             Words(
-                "A stage keeps activations of at most p micro-batches in place of all m, so m can grow until the bubble is "
+                "A stage keeps activations of at most p micro-batches in place of all m, so m "
+                "can grow until the bubble is "
                 "small without memory growing with it.",
                 "每个 stage 最多保存 p 个而不是 m 个 micro-batch 的激活，所以可以加大 m 来压低气泡而内存不增长。",
             ),
@@ -151,7 +154,8 @@ LAB = Lab(
         Question(
             Words("What does interleaving cost?", "交错调度的代价是什么？"),
             Words(
-                "v times as many messages between stages, a little more memory for activations in flight, and a number of "
+                "v times as many messages between stages, a little more memory for activations "
+                "in flight, and a number of "
                 "micro-batches that is a multiple of the stages.",
                 "stage 间消息次数变为 v 倍，在途激活略多，且 micro-batch 数必须是 stage 数的倍数。",
             ),

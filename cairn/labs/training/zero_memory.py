@@ -140,7 +140,8 @@ LAB = Lab(
     hypothesis=Words(
         "On two ranks AdamW in float32 needs 16 bytes for each parameter with data parallel, 12 with ZeRO-1, 10 with "
         "ZeRO-2 and 8 with FSDP, for the same gradients and weights.",
-        "两个 rank、float32 AdamW 时，每参数字节数：数据并行 16，ZeRO-1 为 12，ZeRO-2 为 10，FSDP 为 8，且梯度与权重结果相同。",
+        "两个 rank、float32 AdamW 时，每参数字节数：数据并行 16，ZeRO-1 为 12，ZeRO-2 为 10，"
+        "FSDP 为 8，且梯度与权重结果相同。",
     ),
     run=run,
     causes=(
@@ -170,15 +171,18 @@ LAB = Lab(
                 "混合精度 AdamW 每参数需要多少字节，各级如何切分？",
             ),
             Words(
-                "16: bf16 weights 2, bf16 gradients 2, float32 master 4, two float32 moments 8. ZeRO-1 cuts 12 of them, "
+                "16: bf16 weights 2, bf16 gradients 2, float32 master 4, two float32 moments "
+                "8. ZeRO-1 cuts 12 of them, "
                 "ZeRO-2 14, ZeRO-3 all 16.",
-                "16：bf16 权重 2、梯度 2、fp32 主权重 4、两个 fp32 动量 8。ZeRO-1 切 12，ZeRO-2 切 14，ZeRO-3 全部 16。",
+                "16：bf16 权重 2、梯度 2、fp32 主权重 4、两个 fp32 动量 8。ZeRO-1 切 12，"
+                "ZeRO-2 切 14，ZeRO-3 全部 16。",
             ),
         ),
         Question(
             Words("What does ZeRO not reduce?", "ZeRO 不能减少什么？"),
             Words(
-                "Activations: they depend on a rank's own tokens. Recomputation, sequence or context parallel and smaller "
+                "Activations: they depend on a rank's own tokens. Recomputation, sequence or "
+                "context parallel and smaller "
                 "micro-batches do.",
                 "激活：它取决于本 rank 的 token 数；要靠重计算、序列/上下文并行或更小的 micro-batch。",
             ),
@@ -186,9 +190,11 @@ LAB = Lab(
         Question(
             Words("When is ZeRO-1 better than FSDP?", "什么时候 ZeRO-1 比 FSDP 更好？"),
             Words(
-                "When weights and gradients fit: it moves as many bytes as data parallel and gathers once a step, while "
+                "When weights and gradients fit: it moves as many bytes as data parallel and "
+                "gathers once a step, while "
                 "FSDP gathers every layer twice for each micro-batch and needs compute long enough to hide it.",
-                "权重和梯度放得下时：ZeRO-1 通信量与数据并行相同、每步只聚合一次；FSDP 每个 micro-batch 每层聚合两次，需要足够长的计算来掩盖。",
+                "权重和梯度放得下时：ZeRO-1 通信量与数据并行相同、每步只聚合一次；FSDP 每个 "
+                "micro-batch 每层聚合两次，需要足够长的计算来掩盖。",
             ),
         ),
     ),

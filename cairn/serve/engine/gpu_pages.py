@@ -6,7 +6,7 @@ norms and rotates q and k and writes the pages in one kernel. A step in which ev
 projection itself, without pages, which is faster. A step in which all decode behind the same pages reads those once.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -32,6 +32,13 @@ class Extent(NamedTuple):
     beside: bool = False  # another stream computes the rest of this step at the same time
 
 
+class Turns(Protocol):
+    """What a step that shares the chip with another does around each of its attentions."""
+
+    def before(self) -> None: ...
+    def after(self) -> None: ...
+
+
 class PagedOnGPU(Paged):
     def __init__(
         self,
@@ -44,15 +51,17 @@ class PagedOnGPU(Paged):
         extent: Extent,
         workspace: Workspace,
         cascade: Cascade | None = None,
+        turns: Turns | None = None,
     ) -> None:
         super().__init__(pool, slots_T, positions_T, lengths_B, tables_BP, bounds_B1)
         self.extent, self.workspace, self.cascade = extent, workspace, cascade
+        self.turns = turns
 
-    def part(self, rows: slice, workspace: Workspace) -> "PagedOnGPU":
+    def part(self, rows: slice, workspace: Workspace, turns: Turns) -> "PagedOnGPU":
         """Some of the sequences of a decode step, while another stream has the others."""
         return PagedOnGPU(
             self.pool, self.slots_T[rows], self.positions_T[rows], self.lengths_B[rows], self.tables_BP[rows],
-            None, self.extent._replace(beside=True), workspace,
+            None, self.extent._replace(beside=True), workspace, turns=turns,
         )  # fmt: skip
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
@@ -85,6 +94,14 @@ class PagedOnGPU(Paged):
         cache[self._slots_T // size, self._slots_T % size] = new_TKC.to(cache.dtype)
 
     def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+        if self.turns is not None:
+            self.turns.before()
+        out_THC = self._attend_pages(q_THC, keys, values, rule)
+        if self.turns is not None:
+            self.turns.after()
+        return out_THC
+
+    def _attend_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         if self.extent.invariant:
             call = checked(q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
                            self.extent.max_query, rule.scale, rule.window, rule.softcap)  # fmt: skip

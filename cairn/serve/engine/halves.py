@@ -1,13 +1,16 @@
 """A decode step in two halves on two streams: while one half's attention reads the cache, the other's products compute.
 
     one stream    products | attention of all rows ...... | products | attention of all rows ...... |
-    two streams   products | attention ....... | products | attention ....... |
-                           products | attention ....... | products | attention ....... |
+    two streams   products | attention ....... | products | attention ....... | products |
+                  products            | attention ....... | products | attention ....... | products |
 
 Attention is bound by the memory, and products of so few rows by latency: one after the other each leaves the chip idle
 in its own way. The halves are independent forward passes over different rows, so the result is the same; what they
-have in common, the weights, is read twice, which pays only where a model is small beside its cache. In a CUDA graph
-the two streams become two branches. CAIRN_HALVES=0 switches it off, to see what it is worth.
+have in common, the weights, is read twice, which pays only where a model is small beside its cache.
+
+Left alone both would compute at the same time and then both read: nothing pulls them apart, and nothing pulls them
+together either. So the second half's first attention waits for the first half's, and they stay out of step to the end.
+In a CUDA graph the two streams become two branches. CAIRN_HALVES=0 switches it off, to see what it is worth.
 """
 
 import os
@@ -35,6 +38,36 @@ def suits(spec: ModelSpec, fused: Fused | None) -> bool:
     return plain and spec.head_dim in (64, 128) and spec.heads // spec.kv_heads <= 16
 
 
+class First:
+    """Says when its first attention has ended."""
+
+    def __init__(self) -> None:
+        self.ended: torch.cuda.Event | None = None
+
+    def before(self) -> None: ...
+
+    def after(self) -> None:
+        if self.ended is None:
+            self.ended = torch.cuda.Event()
+            self.ended.record()
+
+
+class Second:
+    """Waits for that before its own first."""
+
+    def __init__(self, first: First, anything: Tensor) -> None:
+        self.first, self.anything, self.waited = first, anything, False
+
+    def before(self) -> None:
+        if not self.waited and self.first.ended is not None:
+            torch.cuda.current_stream().wait_event(self.first.ended)
+            # The kernel that follows starts before its predecessor has ended. That must be one which waits for both.
+            self.anything.add(0)
+        self.waited = True
+
+    def after(self) -> None: ...
+
+
 class Halves:
     """Called as the model, with the attend of all rows."""
 
@@ -50,13 +83,13 @@ class Halves:
         whole, rows = cast(PagedOnGPU, attend), len(tokens_T)
         half = -(-rows // (2 * STEP)) * STEP
         main = torch.cuda.current_stream()
-        parts = []
         self.side.wait_stream(main)
-        for rows_of, stream, workspace in zip(
-            (slice(0, half), slice(half, rows)), (main, self.side), self.workspaces, strict=True
-        ):
-            with torch.cuda.stream(stream):
-                mine = whole.part(rows_of, workspace)
-                parts.append(self.model(tokens_T[rows_of], positions_T[rows_of], mine))
+        first = First()
+        part = whole.part(slice(0, half), self.workspaces[0], first)
+        first_TD = self.model(tokens_T[:half], positions_T[:half], part)
+        with torch.cuda.stream(self.side):
+            second = Second(first, tokens_T[half:])
+            part = whole.part(slice(half, rows), self.workspaces[1], second)
+            second_TD = self.model(tokens_T[half:], positions_T[half:], part)
         main.wait_stream(self.side)
-        return torch.cat(parts)
+        return torch.cat((first_TD, second_TD))

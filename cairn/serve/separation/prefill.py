@@ -3,8 +3,8 @@
     add(Ask) --engine, one token--> Handoff(offer, first token)        the answer goes on elsewhere
                                 '-> Ended: it is over with that token, or was refused
 
-`step` does whatever there is to do and returns; one thread owns a side. A page is free again when its reader is
-through, has died, or has not come in time (`Terms`).
+`step` does whatever there is to do and returns; one thread owns a side. Another answers readers (`Desk`), because a
+step may take as long as a lease. A page is free again when its reader is through, has died, or has not come in time.
 """
 
 import time
@@ -14,7 +14,6 @@ from collections.abc import Callable
 import msgspec
 
 from cairn.comm.transfer.choose import make_transport
-from cairn.comm.transfer.give import Give, offer_of
 from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Freed, Terms
 from cairn.comm.transfer.notes import Offer
@@ -23,6 +22,7 @@ from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, check_request
 from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.separation.desk import Desk
 from cairn.serve.separation.holding import HoldingBlocks
 from cairn.serve.separation.memory import KVMemory
 
@@ -71,12 +71,12 @@ class PrefillSide:
         self, engine: Engine, *, transport: str = "shm", staged: bool | None = None, terms: Terms = TERMS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.engine, self.blocks, self._clock = engine, hold_pages(engine), clock
+        self.engine, self.blocks = engine, hold_pages(engine)
         self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}")
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
-        self._give = Give(self.transport, side, terms)
-        self.address = self._give.listen()
+        self._desk = Desk(self.transport, side, terms, clock)
+        self.address = self._desk.address
         self._asks: dict[str, Ask] = {}
         self._waiting: list[tuple[Ask, Output]] = []  # computed, and no room to offer them yet
         self._offers: dict[str, tuple[str, list[int]]] = {}  # by offer: request, where it is read
@@ -108,7 +108,7 @@ class PrefillSide:
         self._waiting = [one for one in self._waiting if one[0].id != id]
         for offer, (request, _) in list(self._offers.items()):
             if request == id:
-                self._free(self._give.withdraw(offer, self._clock()))
+                self._free(self._desk.withdraw(offer))
         if all(request != id for request, _ in self._offers.values()):
             self.blocks.let_go(id)
 
@@ -116,7 +116,7 @@ class PrefillSide:
         """`wait_s`: how long to wait for word of readers if there is nothing to compute."""
         busy = self.has_work
         outputs = self.engine.step() if self.engine.has_work else []
-        self._free(self._give.step(self._clock(), 0.0 if busy else wait_s))
+        self._free(self._desk.freed(0.0 if busy else wait_s))
         found: list[Handoff | Ended] = []
         for output in outputs:
             ask = self._asks.pop(str(output.request.id), None)
@@ -133,7 +133,7 @@ class PrefillSide:
         return found + self._offer_what_has_room()
 
     def close(self) -> None:
-        self.transport.close()
+        self._desk.close()
 
     def _ended(self, output: Output) -> Ended:
         request = output.request
@@ -160,8 +160,7 @@ class PrefillSide:
         self._count += 1
         name = f"{self.transport.name}/{self._count}"
         self._offers[name] = (ask.id, table)
-        self._give.grant(name, table, self._clock())
-        offer = offer_of([self._give], [self.address], name, table, len(ask.prompt))
+        offer = self._desk.grant(name, table, len(ask.prompt))
         ledger = output.request.ledger
         return Handoff(
             ask=ask, first=output.token or 0, offer=offer, logprobs=output.logprobs,

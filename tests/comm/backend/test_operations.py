@@ -8,7 +8,9 @@ import torch.distributed as dist
 from forked import run_ranks
 
 import cairn.comm.backend
-from cairn.comm.backend import Options
+from cairn.comm.backend import Options, executor
+from cairn.comm.backend.program import program_of
+from cairn.comm.backend.wire import Call
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.uint8]
@@ -345,3 +347,67 @@ def test_what_cannot_be_done_is_refused_at_once():
         assert len(seen) == 6
         assert total == 2
         assert "no avg of torch.int64" in seen[0]
+
+
+def exchange(rank, world, options, size, times):
+    """Each holds back what it has not sent yet; whoever waits for room must still take what has come."""
+    ours = dist.new_group(backend="cairn", pg_options=Options(schedule="one_shot", **options(rank)))
+    for number in range(times):
+        x = torch.arange(float(size + 7 * number)) + rank
+        dist.all_reduce(x, group=ours)
+        assert torch.equal(x, 2 * torch.arange(float(len(x))) + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "times"),
+    [
+        (lambda rank: {"piece": 1024, "places": 2}, 5000, 200),
+        (lambda rank: {"host": f"host-{rank}"}, 2_000_000, 6),
+    ],
+    ids=["memory", "tcp"],
+)
+def test_two_that_exchange_more_than_their_connection_holds(options, size, times):
+    run_ranks(2, exchange, options, size, times)
+
+
+class Crossing:
+    """Nothing has come when it is first asked; then both ends fill the connection at the same moment."""
+
+    def __init__(self):
+        self.pushes = self.pulls = self.naps = 0
+
+    def push(self, stream):
+        self.pushes += 1
+        full = self.pushes > 2 and self.pulls < 2
+        stream.at = stream.at if full else min(stream.at + 4, stream.view.numel())
+        return not full
+
+    def pull(self, stream):
+        self.pulls += 1
+        stream.at = stream.view.numel() if self.pulls > 1 else 0
+        return self.pulls > 1
+
+    def ready(self):
+        return self.pulls > 0
+
+    def lost(self):
+        return None
+
+    def sleep_for_room(self, seconds):
+        self.naps += 1
+        assert self.naps < 5, "waits for room, and takes nothing"
+
+    sleep = sleep_for_room
+
+
+class Nobody:
+    def look(self, *about, **more):
+        pass
+
+
+def test_two_that_filled_their_connection_at_once_take_from_it(monkeypatch):
+    monkeypatch.setattr(executor, "PUMP_S", -1.0)
+    link, program = Crossing(), program_of("all_reduce", "one_shot", 2, 0)
+    one = executor.Executor({1: link}, [0, 1], [0, 1], Nobody(), 0.0)
+    one.run(Call("all_reduce", 1, torch.float32, "sum"), program, [torch.ones(12)], torch.add, 9.0)
+    assert link.pulls == 2

@@ -1,0 +1,168 @@
+"""Who decides, when machines fail and messages are late? Majorities, on a virtual clock.
+
+    register   a write reaches W of N, a read asks R of N:  R + W > N  always meet, otherwise reads may be old
+    election   a candidate needs the votes of a majority; everybody votes once a term: a term has one leader at most
+
+Both are small enough to read (`_quorum`), and what they promise is counted, not believed. This project keeps no
+consensus of its own: it relies on engines that do, and this is what they promise.
+"""
+
+import math
+import random
+
+from cairn.labs.cluster._quorum import Election, stale_chance, stale_share
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+NODES = 5
+
+
+def run(bench: Workbench) -> Outcome:
+    times = bench.pick(20_000, 4_000)
+    draw = random.Random(3)
+    rows, lines = [], {"formula": [], "drawn": []}
+    for readers in range(1, NODES + 1):
+        bench.step(f"writes to 3 of {NODES}, reads from {readers}")
+        exact, seen = stale_chance(NODES, 3, readers), stale_share(NODES, 3, readers, times, draw)
+        lines["formula"].append((float(readers), exact))
+        lines["drawn"].append((float(readers), seen))
+        rows.append([f"W 3, R {readers}", exact, seen, "yes" if readers + 3 > NODES else "no"])
+    elections = bench.pick(2000, 400)
+    doubled = leaderless = 0
+    terms: dict[str, list[int]] = {"narrow": [], "wide": []}
+    for number in range(elections):
+        for name, spread in (("narrow", 5.0), ("wide", 150.0)):
+            one = Election(NODES, down=2, spread_ms=spread, delay_ms=5.0, seed=number).run(
+                limit_ms=60_000
+            )
+            doubled += one.leaders_of_one_term > 1
+            terms[name].append(one.terms)
+        minority = Election(NODES, down=3, spread_ms=150.0, delay_ms=5.0, seed=number).run(
+            limit_ms=2_000
+        )
+        leaderless += minority.elected_ms is None
+    mean = {name: sum(values) / len(values) for name, values in terms.items()}
+    for name, value in mean.items():
+        rows.append([f"election, {name} timeouts", "-", value, "terms until a leader"])
+    return Outcome(
+        checks=[
+            Check(
+                what=Words("stale reads with W 3, R 1 of 5", "W=3、R=1、N=5 的陈旧读比例"),
+                predicted=math.comb(2, 1) / math.comb(5, 1),
+                measured=dict(lines["drawn"])[1.0],
+                unit="share",
+                within=0.1,
+            ),
+            Check(
+                what=Words("stale reads with W 3, R 3", "W=3、R=3 的陈旧读比例"),
+                predicted=0.0,
+                measured=dict(lines["drawn"])[3.0],
+                unit="share",
+            ),
+            Check(
+                what=Words("terms with two leaders", "出现两个 leader 的 term 数"),
+                predicted=0,
+                measured=doubled,
+                unit="terms",
+            ),
+            Check(
+                what=Words(
+                    "elections without a majority that stayed without a leader",
+                    "无多数派时始终无 leader 的选举数",
+                ),
+                predicted=elections,
+                measured=leaderless,
+                unit="elections",
+            ),
+            Check(
+                what=Words(
+                    "terms until a leader, timeouts spread over 5 ms against 150 ms",
+                    "选出 leader 所需 term 数：超时分散 5 毫秒 / 150 毫秒",
+                ),
+                predicted=1.5,
+                measured=mean["narrow"] / mean["wide"],
+                unit="x",
+                kind="at_least",
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Stale reads, writes to 3 of 5", "陈旧读（写 5 中的 3）"),
+                x=Words("nodes that a read asks", "读询问的节点数"),
+                y=Words("share of stale reads", "陈旧读比例"),
+                lines=lines,
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("what", "项目"),
+                Words("predicted", "预测"),
+                Words("measured", "实测"),
+                Words("quorums meet", "法定人数相交"),
+            ],
+            rows=rows,
+        ),
+    )
+
+
+LAB = Lab(
+    name="consensus",
+    area="cluster",
+    title=Words("Quorums and leaders", "法定人数与选主"),
+    hypothesis=Words(
+        "Reads that ask R nodes after writes to W are stale with chance C(N - W, R) / C(N, R), and never when R + W "
+        "> N; majority elections never give two leaders in one term, and none where no majority is left.",
+        "写 W 个、读 R 个节点时，陈旧读概率为 C(N-W,R)/C(N,R)，R+W>N 时为零；多数派选举同一 term 永远不会有两个 "
+        "leader，没有多数派时选不出。",
+    ),
+    run=run,
+    causes=(
+        Words("too few draws", "抽样太少"),
+        Words("a bug: a promise like this has no tolerance", "程序错误：这类保证没有容差"),
+    ),
+    code=(
+        "cairn/labs/cluster/_quorum.py:Election",
+        "cairn/labs/cluster/_quorum.py:stale_share",
+        "cairn/cluster/elastic.py:Rendezvous",
+    ),
+    reading=(
+        "In Search of an Understandable Consensus Algorithm (2014)",
+        "Weighted Voting for Replicated Data (1979)",
+        "Brewer's Conjecture and the Feasibility of Consistent, Available, Partition-Tolerant Web Services (2002)",
+    ),
+    questions=(
+        Question(
+            Words(
+                "What does CAP say about etcd, and so about Kubernetes?",
+                "CAP 对 etcd、进而对 Kubernetes 意味着什么？",
+            ),
+            Words(
+                "etcd chooses consistency: the side without a majority refuses writes. Pods that run go on, but "
+                "nothing new is scheduled there and nodes are marked lost.",
+                "etcd 选择一致性：没有多数派的一侧拒绝写入。已运行的 pod 继续，但那一侧不再调度新任务，"
+                "节点被标记失联。",
+            ),
+        ),
+        Question(
+            Words("Why are election timeouts random?", "选举超时为什么要随机？"),
+            Words(
+                "Candidates that start together split the votes and nobody wins; spread over many message delays "
+                "one is usually elected before the next one wakes.",
+                "同时发起的候选人会瓜分选票，谁也赢不了；超时分散到许多倍消息延迟，通常第一个当选时第二个还没醒。",
+            ),
+        ),
+        Question(
+            Words(
+                "Is a lock from etcd enough to keep two trainers from writing one checkpoint?",
+                "用 etcd 锁就能防止两个训练器写同一个 checkpoint 吗？",
+            ),
+            Words(
+                "No: the holder may pause, its lease run out and another take over while the first still writes. "
+                "The store has to refuse old tokens (fencing), or each attempt has its own folder.",
+                "不能：持锁者可能停顿、租约过期被人接管后仍在写。存储要拒绝旧令牌（fencing），"
+                "或每次尝试用自己的目录。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

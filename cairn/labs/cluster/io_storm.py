@@ -1,0 +1,209 @@
+"""A job of a thousand ranks restarts, and all of them open the same checkpoint at once.
+
+    everybody reads    storage serves ranks x bytes          time = ranks x bytes / storage bandwidth
+    one reads          storage serves bytes once, ranks pass it on over their own network (a tree: log2 of the ranks)
+
+Bytes are counted where they leave the storage; the storage has a fixed bandwidth that all readers share, as a file
+server has. Real threads, real files, a real lock for the line in front of the server.
+"""
+
+import math
+import threading
+import time
+from pathlib import Path
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.workbench import Workbench
+
+CHUNK = 64 << 10
+
+
+class FileServer:
+    """Serves chunks of files one after the other, never faster than its bandwidth, and counts them."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.served = 0
+        self._line = threading.Lock()
+        self._free = 0.0  # when it can begin with the next chunk
+
+    def read(self, path: Path) -> bytes:
+        parts = []
+        with path.open("rb") as file:
+            while part := file.read(CHUNK):
+                with self._line:
+                    self._free = max(self._free, time.monotonic()) + len(part) / self.bytes_per_s
+                    due, self.served = self._free, self.served + len(part)
+                if (left := due - time.monotonic()) > 0:
+                    time.sleep(left)
+                parts.append(part)
+        return b"".join(parts)
+
+
+def all_read(server: FileServer, path: Path, ranks: int) -> float:
+    """Seconds until every rank has it from the server itself."""
+    began = time.monotonic()
+    threads = [threading.Thread(target=server.read, args=(path,)) for _ in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return time.monotonic() - began
+
+
+def one_reads(server: FileServer, path: Path, ranks: int, link: float) -> float:
+    """One reads, then whoever has it hands it to one who has not, round after round; a hand-over takes bytes / link."""
+    began = time.monotonic()
+    data = server.read(path)
+    have: list[bytes | None] = [data] + [None] * (ranks - 1)
+    known = 1
+    while known < ranks:
+        time.sleep(len(data) / link)  # all pairs of a round at the same time
+        for place in range(min(known, ranks - known)):
+            have[known + place] = have[place]
+        known = min(ranks, 2 * known)
+    assert all(part == data for part in have)
+    return time.monotonic() - began
+
+
+def run(bench: Workbench) -> Outcome:
+    size = bench.pick(2 << 20, 512 << 10)
+    storage, link = 50e6, 400e6  # bytes a second: a network eight times as fast as the storage
+    path = bench.folder / "checkpoint"
+    path.write_bytes(bytes(size))
+    rows, storm, tree = [], [], []
+    counts = bench.pick((1, 2, 4, 8, 16), (1, 4, 8))
+    for ranks in counts:
+        bench.step(f"{ranks} ranks restart")
+        server, again = FileServer(storage), FileServer(storage)
+        storm.append((float(ranks), all_read(server, path, ranks)))
+        tree.append((float(ranks), one_reads(again, path, ranks, link)))
+        rows.append([ranks, server.served / 1e6, storm[-1][1], again.served / 1e6, tree[-1][1]])
+    last = counts[-1]
+    rounds = math.ceil(math.log2(last))
+    large = 16e9 * 12  # bytes of an 8B model's state would be 96 GB; of a 16B one about this
+    return Outcome(
+        checks=[
+            Check(
+                what=Words(
+                    f"bytes that storage serves to {last} readers", f"{last} 个读者从存储读取的字节"
+                ),
+                predicted=last * size,
+                measured=rows[-1][1] * 1e6,
+                unit="B",
+                within=1e-9,
+            ),
+            Check(
+                what=Words("bytes when one reads and passes on", "一个读、其余转发时的字节"),
+                predicted=size,
+                measured=rows[-1][3] * 1e6,
+                unit="B",
+                within=1e-9,
+            ),
+            Check(
+                what=Words(f"seconds of {last} readers at once", f"{last} 个同时读的秒数"),
+                predicted=last * size / storage,
+                measured=storm[-1][1],
+                unit="s",
+                within=0.4,
+            ),
+            Check(
+                what=Words("seconds when one reads and passes on", "一个读再转发的秒数"),
+                predicted=size / storage + rounds * size / link,
+                measured=tree[-1][1],
+                unit="s",
+                within=0.6,
+            ),
+        ],
+        plots=[
+            Plot(
+                title=Words("Time to restart by ranks", "重启时间随 rank 数的变化"),
+                x=Words("ranks", "rank 数"),
+                y=Words("seconds", "秒"),
+                lines={"everybody reads": storm, "one reads, tree": tree},
+                log_x=True,
+                log_y=True,
+                limit=("storage, once", size / storage),
+            )
+        ],
+        table=Table(
+            columns=[
+                Words("ranks", "rank 数"),
+                Words("storage served, MB", "存储读出（MB）"),
+                Words("everybody reads, s", "全部直读（秒）"),
+                Words("storage served, MB (tree)", "存储读出（树，MB）"),
+                Words("one reads, tree, s", "一读多转（秒）"),
+            ],
+            rows=rows,
+        ),
+        notes=[
+            Words(
+                f"At scale: 1,024 replicas that each read {large / 1e9:.0f} GB from 100 GB/s of storage wait "
+                f"{1024 * large / 100e9 / 60:.0f} minutes; read once and passed on at 50 GB/s it is "
+                f"{(large / 100e9 + 10 * large / 50e9):.0f} s, less if chunks are pipelined through the tree.",
+                f"放大来看：1024 个副本各从 100 GB/s 的存储读 {large / 1e9:.0f} GB 要 "
+                f"{1024 * large / 100e9 / 60:.0f} 分钟；读一次再以 50 GB/s 转发只需 "
+                f"{(large / 100e9 + 10 * large / 50e9):.0f} 秒，分块流水会更快。",
+            )
+        ],
+    )
+
+
+LAB = Lab(
+    name="io-storm",
+    area="cluster",
+    title=Words("The I/O storm of a restart", "重启时的 I/O 风暴"),
+    hypothesis=Words(
+        "When all ranks read the same file, storage serves it as often as there are ranks and time grows in "
+        "proportion; read once and passed on in a tree it grows with the logarithm.",
+        "所有 rank 读同一文件时，存储要送出 rank 数份，时间成正比；读一次再树形转发则按对数增长。",
+    ),
+    run=run,
+    causes=(
+        Words("threads wake late on a busy machine", "机器繁忙，线程唤醒变慢"),
+        Words(
+            "the page cache served the file, which a file server far away cannot",
+            "page cache 提供了文件，远端文件服务器做不到",
+        ),
+    ),
+    code=(
+        "cairn/labs/cluster/io_storm.py:FileServer",
+        "cairn/train/checkpoint/load.py:load_pieces",
+        "cairn/comm/schedule/tree.py",
+    ),
+    reading=(
+        "ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development (2024)",
+        "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs (2024)",
+    ),
+    questions=(
+        Question(
+            Words("Where else do I/O storms come from in training?", "训练中还有哪些 I/O 风暴？"),
+            Words(
+                "Python imports from a shared file system by thousands of processes, container images, shuffled "
+                "small files of data sets, and all ranks writing a checkpoint at the same second.",
+                "上千进程从共享文件系统 import Python、拉镜像、数据集的随机小文件，以及所有 rank 同一秒写 "
+                "checkpoint。",
+            ),
+        ),
+        Question(
+            Words("How does Lustre spread one large file?", "Lustre 如何分散一个大文件？"),
+            Words(
+                "In stripes over several object storage targets, so that bandwidth adds up; the metadata server is "
+                "not striped, so a million small files are its bottleneck.",
+                "条带化到多个 OST，带宽相加；元数据服务器不条带化，百万小文件会成为瓶颈。",
+            ),
+        ),
+        Question(
+            Words(
+                "Which ranks need to read a sharded checkpoint at all?",
+                "分片 checkpoint 到底哪些 rank 需要读？",
+            ),
+            Words(
+                "Of each shard one data-parallel replica; the others get it over the network. With 64 replicas "
+                "storage traffic falls 64 times.",
+                "每个分片只需一个数据并行副本读，其余通过网络获得。64 个副本时存储流量降 64 倍。",
+            ),
+        ),
+    ),
+    seconds=3.0,
+)

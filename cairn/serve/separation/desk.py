@@ -1,0 +1,73 @@
+"""Where readers are answered while the engine computes: a thread around `Give`.
+
+    main thread   grant, withdraw ------lock------ Give ------lock------ thread: events -> answers
+                  freed() <------------------------------------- queue, what nobody reads any more
+
+A reader that gets no answer for the length of a lease gives up, and a step of the engine may take longer than that.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from cairn.comm.transfer.give import Give, offer_of
+from cairn.comm.transfer.handshake import Side
+from cairn.comm.transfer.lease import Freed, Terms
+from cairn.comm.transfer.notes import Offer
+from cairn.comm.transfer.transport import Transport
+from cairn.core.errors import CairnError
+
+LOOK_S = 0.05  # the longest wait for an event; leases end at most so much late
+CLOSE_S = 5.0
+
+
+class Desk:
+    def __init__(
+        self, transport: Transport, side: Side, terms: Terms, clock: Callable[[], float]
+    ) -> None:
+        self._transport, self._clock = transport, clock
+        self._give, self._lock = Give(transport, side, terms), threading.Lock()
+        self._freed: queue.SimpleQueue[Freed] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._broken: str | None = None
+        self.address = self._give.listen()
+        self._thread = threading.Thread(target=self._answer, name="hand-over", daemon=True)
+        self._thread.start()
+
+    def grant(self, request: str, table: Sequence[int], tokens: int) -> Offer:
+        """From now on these pages belong to whoever takes the offer."""
+        with self._lock:
+            self._give.grant(request, table, self._clock())
+        return offer_of([self._give], [self.address], request, table, tokens)
+
+    def withdraw(self, request: str) -> list[Freed]:
+        with self._lock:
+            return self._give.withdraw(request, self._clock())
+
+    def freed(self, wait_s: float = 0.0) -> list[Freed]:
+        """What has come free since; waits for the first up to `wait_s`."""
+        if self._broken is not None:
+            raise CairnError(f"nobody answers readers any more: {self._broken}")
+        found: list[Freed] = []
+        try:
+            found.append(self._freed.get(timeout=wait_s) if wait_s else self._freed.get_nowait())
+            while True:
+                found.append(self._freed.get_nowait())
+        except queue.Empty:
+            return found
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(CLOSE_S)
+        self._transport.close()
+
+    def _answer(self) -> None:
+        try:
+            while not self._closed.is_set():
+                events = self._transport.events(LOOK_S)
+                with self._lock:
+                    freed = self._give.handle(events, self._clock())
+                for one in freed:
+                    self._freed.put(one)
+        except Exception as problem:  # noqa: BLE001  whoever owns the side has to hear of it
+            self._broken = f"{type(problem).__name__}: {problem}"

@@ -1,0 +1,108 @@
+"""What is remembered, kept up to date and skipped changes nothing: the fast policies decide as their plain forms."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_policies import plain, profile
+
+from cairn.cluster.simulate.elastic import _room_with
+from cairn.cluster.simulate.free import Free, tightest
+from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Running
+from cairn.cluster.simulate.policies import POLICIES
+from cairn.cluster.simulate.replay import Settings, _Replay, replay
+from cairn.cluster.simulate.traces import made_to_measure, synthetic
+
+
+@st.composite
+def traces(draw):
+    """Few nodes, many ties: sizes around whole nodes, shared GPUs, elastic jobs, deadlines, three users."""
+    gpus = draw(st.sampled_from([2, 4]))
+    cluster = Cluster(nodes=draw(st.integers(1, 4)), gpus=gpus, rack=2)
+    jobs = []
+    for number in range(draw(st.integers(1, 14))):
+        size = draw(st.integers(1, min(cluster.total, 2 * gpus + 1)))
+        duration = draw(st.integers(1, 9)) * 500.0
+        submit = draw(st.integers(0, 12)) * 250.0
+        limit = duration * draw(st.integers(1, 3))
+        late = draw(st.sampled_from([None, 1.0, 2.0, 5.0]))
+        jobs.append(Job(
+            id=number, submit=submit, duration=duration, gpus=size, limit=limit,
+            milli=draw(st.sampled_from([MILLI, 300, 500])) if size == 1 else MILLI,
+            user=draw(st.sampled_from("abc")), least=draw(st.integers(0, size)),
+            deadline=None if late is None else submit + limit * late,
+        ))  # fmt: skip
+    return cluster, jobs
+
+
+def told(history):
+    """All that happened, without the words."""
+    return [
+        (s.job.id, s.state, s.first_start, s.end, s.resized, s.lost, s.spread)
+        for s in history.stories.values()
+    ] + [(stint.job, stint.start, stint.pieces) for stint in history.stints]
+
+
+NAMES = ("easy", "topology", "fgd", "fair", "drf", "elastic", "deadline")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60)
+@given(case=traces())
+def test_the_fast_form_decides_as_the_plain_one(name, case):
+    cluster, jobs = case
+    fast = replay(cluster, jobs, POLICIES[name], keep_stints=True)
+    assert told(fast) == told(replay(cluster, jobs, plain(name), keep_stints=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_and_on_a_trace_of_some_length(name):
+    jobs = synthetic(300, 5).jobs
+    cluster, _ = made_to_measure(jobs, 8, 4)
+    fast = replay(cluster, jobs, POLICIES[name], keep_stints=True)
+    assert told(fast) == told(replay(cluster, jobs, plain(name), keep_stints=True))
+
+
+@settings(max_examples=40)
+@given(case=traces())
+def test_the_timeline_is_the_sum_of_what_runs_and_what_was_promised(case):
+    cluster, jobs = case
+
+    class Watched(_Replay):
+        def _decide(self):
+            super()._decide()
+            kept = list(self.view.timeline.levels(self.view.free.idle, self.view.now))
+            wanted = profile(self.view)
+            times = sorted({at for at, _ in kept} | {at for at, _ in wanted})
+            assert [level(kept, at) for at in times] == [level(wanted, at) for at in times]
+
+    def level(steps, at):
+        return [free for begin, free in steps if begin <= at][-1]
+
+    Watched(cluster, jobs, POLICIES["deadline"], Settings(), None, False).run(lambda done: None)
+
+
+@given(st.data())
+def test_room_is_counted_as_it_is_found(data):
+    """`too_many` and `_room_with` against a search on the map itself."""
+    gpus = data.draw(st.sampled_from([2, 4, 8]))
+    free = Free(Cluster(nodes=data.draw(st.integers(1, 5)), gpus=gpus, rack=2))
+    running = []
+    for number in range(data.draw(st.integers(0, 8))):
+        size = data.draw(st.integers(1, 2 * gpus))
+        milli = data.draw(st.sampled_from([MILLI, MILLI, 400])) if size == 1 else MILLI
+        pieces = free.find(size, milli, tightest)
+        if pieces is not None:
+            free.take(pieces)
+            job = Job(id=number, submit=0, duration=1, gpus=size, limit=1, milli=milli, least=1)
+            running.append(Running(job, pieces, size, 0, 1, 1, 0))
+    for wanted in range(1, gpus * 5 + 1):
+        if wanted >= free.too_many():
+            assert free.find(wanted, MILLI, tightest) is None
+    halved = [run for run in running if run.gpus % 2 == 0]
+    wanted = data.draw(st.integers(1, 3 * gpus))
+    head = Job(id=99, submit=0, duration=1, gpus=wanted, limit=1)
+    if free.find(wanted, MILLI, tightest) is None and halved:
+        counted = _room_with(free, head, wanted, halved)
+        for run in halved:
+            free.give(run.half)
+        assert counted == (free.find(wanted, MILLI, tightest) is not None)

@@ -1,0 +1,42 @@
+"""Which models and which steps are computed in two halves; what they compute is tested on a GPU."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from cairn.models.fused import Fused
+from cairn.models.presets import PRESETS
+from cairn.serve.engine.halves import FEWEST, MOST_HALF, First, Halves, Second, suits
+
+SMALL = cast(Fused, SimpleNamespace(small=lambda rows: True))
+LARGE = cast(Fused, SimpleNamespace(small=lambda rows: False))
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("qwen3-0.6b", True), ("llama-3.2-1b", True), ("mistral-7b-v0.1", False), ("tiny", False)],
+)  # one has windows, the other heads that no tile fits
+def test_models(name: str, fits: bool):
+    assert suits(PRESETS[name](), SMALL) is fits
+
+
+def test_large_products_and_the_switch(monkeypatch: pytest.MonkeyPatch):
+    spec = PRESETS["qwen3-0.6b"]()
+    assert not suits(spec, LARGE)
+    assert not suits(spec, None)
+    monkeypatch.setenv("CAIRN_HALVES", "0")
+    assert not suits(spec, SMALL)
+
+
+def test_steps():
+    assert [Halves.worth(n) for n in (1, FEWEST - 1, FEWEST, 2 * MOST_HALF, 2 * MOST_HALF + 1)] == [
+        False, False, True, True, False,
+    ]  # fmt: skip
+
+
+def test_the_second_waits_for_nobody_who_has_not_begun():
+    """A first half without attention leaves nothing to wait for."""
+    second = Second(First(), cast("object", None))  # type: ignore[arg-type]
+    second.before()
+    assert second.waited
