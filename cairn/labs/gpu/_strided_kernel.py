@@ -1,5 +1,4 @@
-"""One Triton kernel: read numbers that lie `stride` apart and write them side by side. Imported on a GPU "
-"only."""
+"""One Triton kernel: read numbers that lie `stride` apart and write them side by side. Imported on a GPU only."""
 
 from typing import Any
 
@@ -17,9 +16,8 @@ def _gather(x, y, count, stride, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
     tl.store(y + at, tl.load(x + at * stride, mask=inside), mask=inside)
 
 
-_KERNEL: Any = (
-    _gather  # its arguments are Triton's business: a number where the kernel says constexpr
-)
+# Its arguments are Triton's business: a number where the kernel says constexpr.
+_KERNEL: Any = _gather
 
 
 def gather(x: Tensor, y: Tensor, stride: int) -> None:
