@@ -1,6 +1,6 @@
 """What survival costs: copies in memory, checkpoints on disk, and the way back from both, in one process run.
 
-    python benchmarks/recovery.py [--parameters 20] [--json]
+    python benchmarks/recovery.py [--parameters 20] [--out benchmarks/cpu/recovery.json]
 
     save      blocked seconds of a synchronous save, of one in the background, of a copy in memory
     restore   seconds from disk, from this node's memory, from another node's memory over TCP
@@ -11,7 +11,6 @@ files, as on a machine that has just been started.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import tempfile
@@ -22,6 +21,7 @@ from statistics import median
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from record import add_arguments, record
 
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.load import load_pieces
@@ -41,16 +41,13 @@ REPEATS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parameters", type=float, default=20, help="millions of them")
-    parser.add_argument("--json", action="store_true")
+    add_arguments(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    busy = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), int(options.parameters * 1e6))
-    if options.json:
-        print(json.dumps(found))
-        return
-    for name, value in found.items():
-        print(f"{name:<56} {value:,.4g}")
+    record({"processes that wanted a core before": busy, **found}, options)
 
 
 def measure(folder: Path, parameters: int) -> dict[str, float]:

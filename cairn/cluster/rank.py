@@ -133,6 +133,7 @@ def _failure(rank: int, values: Mapping[str, str], status: int, lines: list[str]
     folder = os.environ.get("CAIRN_JOB_FAILURES")
     if folder:
         with contextlib.suppress(OSError):
+            Path(folder).mkdir(exist_ok=True)
             fresh = Path(folder, f".{rank}.{os.getpid()}")
             fresh.write_text(mark(failure) + "\n")
             fresh.replace(Path(folder, f"{failure.attempt}-{rank}-{os.getpid()}.json"))

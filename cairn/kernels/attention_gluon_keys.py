@@ -197,7 +197,8 @@ def _compute_keys(dkv, slopes_desc, shared, entry, kv_head, scale_log2, KV_HEADS
     v_ring.wait(0)
     step = 0
     for member in range(GROUP):
-        if not CAUSAL:  # carried from one to the next it would stay 0 here, without a word of the compiler
+        if not CAUSAL:
+            # Carried from one to the next it would stay 0 here, without a word of the compiler.
             step = member * blocks
         before = 0
         slopes_at = 0

@@ -106,9 +106,10 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
 
 
 def _verdict(entry: Entry) -> Markup:
-    label = element("b", both(STATUS[entry.status]), ": ")
-    words = both(entry.verdict.words)
-    return element("p", label, words, class_=f"notice {LEVELS[entry.status]} verdict")
+    says = [both(entry.verdict.words)]
+    if entry.status != "held":  # one that held says so itself
+        says.insert(0, element("b", both(STATUS[entry.status]), ": "))
+    return element("p", *says, class_=f"notice {LEVELS[entry.status]} verdict")
 
 
 def _checks(checks: Sequence[CheckLine]) -> Markup:
@@ -178,7 +179,7 @@ STYLE = """
 section { border-top: 1px solid var(--line); margin-top: 2rem; }
 h3 { font-size: .95rem; margin: 1.1rem 0 .3rem; } h2 code { color: var(--soft); font-weight: 400; }
 b.good { color: var(--good); } b.bad { color: var(--bad); } b.note { color: var(--soft); font-weight: 400; }
-section ul { margin: .2rem 0; padding-left: 1.2rem; } details { max-width: 75ch; margin: .3rem 0; }
+section ul { margin: .2rem 0; padding-left: 1.2rem; } section code { overflow-wrap: anywhere; } details { max-width: 75ch; margin: .3rem 0; }
 summary { cursor: pointer; } pre { overflow-x: auto; } .when { color: var(--soft); font-size: .8rem; }
 .summary :is(td, th):is(:nth-child(2), :nth-child(3)) { text-align: left; font-family: inherit; }
 """

@@ -46,6 +46,7 @@ first=$(scontrol show hostnames "${{SLURM_JOB_NODELIST_HET_GROUP_0:-$SLURM_JOB_N
 export CAIRN_HEAD=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 export CAIRN_PORT=$(({first} + SLURM_JOB_ID % {ports}))
 export CAIRN_ATTEMPT=${{SLURM_RESTART_COUNT:-0}}
+export CAIRN_JOB_STARTED=$(date +%s)
 export CAIRN_ARRAY_INDEX=${{SLURM_ARRAY_TASK_ID:-0}}
 """
 
@@ -112,7 +113,9 @@ def _resources(job: Job, group: Group) -> list[str]:
 
 def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> str:
     """One agent on each node of the group, in the background: several groups run at once."""
-    env = agent_env(job, group, folder=f"{logs}/../checkpoints", loopback=False)
+    run = logs.rpartition("/")[0] or f"{logs}/.."
+    env = agent_env(job, group, folder=f"{run}/checkpoints", loopback=False)
+    env["CAIRN_JOB_FAILURES"] = f"{run}/failures"
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     if job.array.count > 1:  # each index keeps its own
         lines.append("export CAIRN_JOB_CHECKPOINTS=$CAIRN_JOB_CHECKPOINTS/$CAIRN_ARRAY_INDEX")

@@ -82,18 +82,20 @@ def _by_user(
 ) -> Action | None:  # fmt: skip
     """Each user's first job, in the order of users; then everybody's others, user by user.
 
-    `sooner` is what the order looks at first, where that alone is cheaper.
+    `sooner` is what the order looks at first, where that alone is cheaper. While nobody starts or ends, whoever did
+    not fit still does not, and whoever was held back still is, unless another one is first now.
     """
     if not view.waiting or (view.settled and not view.fresh) or not view.somebody_may_fit():
         return None
-    if view.settled and not any(view.may_fit(job) for job in view.fresh):
+    nobody_fitted = view.settled and view.held_back_for() is None
+    if nobody_fitted and not any(view.may_fit(job) for job in view.fresh):
         return None
     users: Iterable[str] = view.users()
     if sooner is not None:
         least = min(map(sooner, users))
         users = [user for user in users if sooner(user) == least]
     head = view.queues[min(users, key=order)][0]
-    if view.settled:  # whoever did not fit still does not; only newcomers might
+    if view.settled and view.held_back_for() in (None, head.id):
         newcomers = (job for job in view.fresh if job is not head)
         return start_or_backfill(view, head, islice(newcomers, LOOK))
     pieces = view.fits(head)

@@ -70,6 +70,11 @@ class View:
             return memo[2]
         return None
 
+    def held_back_for(self) -> int | None:
+        """Whose promise kept others from starting, if somebody could have; None: nobody else fitted either."""
+        memo = self._memo
+        return memo[0] if memo is not None and memo[1] == self.ended else None
+
     def forget_promise(self) -> None:
         self._memo = None
 

@@ -213,11 +213,12 @@ LAB = Lab(
                 "n×n 矩阵乘在什么情况下加第二块 GPU 能变快？",
             ),
             Words(
-                "When n³ work per n² bytes is worth it: half of 2n³ / F saved must exceed 2n² / B for gathering half "
-                "in bf16. At 700 "
-                "TFLOP/s and 400 GB/s that is n above about 2000 to 4000.",
-                "省下的计算 n³/F 要大于通信时间（bf16 传一半约 n²/B）。按 700 TFLOP/s、400 GB/s 估算，n 约大于 "
-                "2000–4000 才划算。",
+                "When the n³ / F seconds it saves exceed fetching the other half of the result, n² bytes in bf16 "
+                "over B: n above "
+                "F / B, which is 1750 at 700 TFLOP/s and 400 GB/s, and about twice that with latency and smaller "
+                "products.",
+                "省下的 n³/F 要大于取回另一半结果的时间（bf16 共 n² 字节，除以 B）：即 n > F/B，"
+                "按 700 TFLOP/s、400 GB/s 约为 1750；算上延迟和小矩阵的低效，大约要翻倍。",
             ),
         ),
         Question(

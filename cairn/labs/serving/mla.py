@@ -67,6 +67,7 @@ def run(bench: Workbench) -> Outcome:
 
     w = Weights(made(HEADS, SIZE, LATENT) / 8, made(HEADS, SIZE, LATENT) / 8)
     inputs = (made(HEADS, SIZE), made(HEADS, ROTARY), made(300, LATENT), made(300, ROTARY))
+    k_HNC, v_HNC = (torch.einsum("hcl,nl->hnc", up, inputs[2]) for up in w)
     apart = float((unpacked(*inputs, w) - absorbed(*inputs, w)).abs().max())
     lengths = bench.pick((512, 2048, 8192), (512, 2048))
     slow, fast = [], []
@@ -105,11 +106,12 @@ def run(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words(
-                    "cached numbers, MHA over MLA, DeepSeek-V3",
-                    "缓存数值个数之比（MHA/MLA，DeepSeek-V3）",
+                    "bytes of unpacked keys and values over those that MLA keeps",
+                    "展开后的 K、V 与 MLA 实际缓存的字节之比",
                 ),
-                predicted=2 * 128 * 128 / 576,
-                measured=float(rows[0][4]),
+                predicted=values_of("MHA", *models["this lab"])
+                / values_of("MLA", *models["this lab"]),
+                measured=(k_HNC.nbytes + v_HNC.nbytes) / (inputs[2].nbytes + inputs[3].nbytes),
                 unit="x",
                 within=1e-9,
             ),

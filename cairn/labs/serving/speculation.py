@@ -31,7 +31,7 @@ def run(bench: Workbench) -> Outcome:
     model = opened.load("cpu", "float32").model
     assert opened.tokenizer is not None
     prompt = opened.tokenizer.encode(TEXT)
-    count = bench.pick(96, 32)
+    count = bench.pick(64, 32)
     bench.step("plain decoding")
     plain = speculate(model, prompt, count, 0)
     rows: list[list[str | float | int]] = [[0, plain.passes, 0.0, 1.0, 1.0]]

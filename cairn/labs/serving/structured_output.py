@@ -92,7 +92,10 @@ def run(bench: Workbench) -> Outcome:
     mask = bench.time(one.mask, device="cpu", budget_ms=100).median_s
     grammars.close()
     good = [sum(map(follows, texts)) / count for texts in (free, held)]
-    rows = [["free", good[0], free[0][:60]], ["held to the schema", good[1], held[0][:60]]]
+    rows = [
+        ["free", good[0], " ".join(free[0].split())[:60]],
+        ["held to the schema", good[1], " ".join(held[0].split())[:60]],
+    ]
     return Outcome(
         checks=[
             Check(

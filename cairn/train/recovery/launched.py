@@ -63,9 +63,14 @@ def run_launched(
             raise
         inside = failure_of(rank, error).collective
         raise PeerLost(
-            f"rank {rank} lost another one (last collective: {inside}): {str(error).splitlines()[0]}",
+            f"rank {rank} lost another one (last collective: {inside}): {_short(error)}",
             hint="the launcher starts it again, and it goes on from memory",
         ) from None
+
+
+def _short(error: RuntimeError) -> str:
+    """Gloo's words, without its own file and its advice."""
+    return str(error).splitlines()[0].rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0]
 
 
 class PeerLost(CairnError):

@@ -40,29 +40,29 @@ class LaunchedLedger:
             self.journal.note(Submitted(at=min(submitted, now)))
             now = max(submitted, _told("CAIRN_JOB_STARTED", now))  # then its place was there
         else:
-            self._tell_end(agreement.before, world)
+            self._tell_end(agreement, world)
         self.journal.note(Started(at=now, step=agreement.back_to))
 
-    def _tell_end(self, before: int, world: int) -> None:
+    def _tell_end(self, agreement: Agreement, world: int) -> None:
         """How the life before ended, as far as anybody has written it down."""
-        last = self.journal.book.now or time.time()
+        last, before = self.journal.book.now or time.time(), agreement.before
         if before and world > before:
             self.journal.note(Paused(at=last, cause="grow"))
             return
         failures = [one for one in written_failures() if one.at >= last - 1.0]
-        own = [one for one in failures if one.is_own]
-        found_at = min((one.at for one in failures), default=time.time())
-        first = min(own, key=lambda one: one.at) if own else None
+        own = min((one for one in failures if one.is_own), key=lambda one: one.at, default=None)
         smaller = bool(before) and world < before
-        if first is None or smaller:  # nobody failed for a reason of its own: somebody is gone
-            cause, why = "hardware", "a node was lost"
-            rung = "shrink" if smaller else "spare"
+        if smaller or agreement.youngest > last:
+            cause, why, rung = "hardware", "a node was lost", "shrink" if smaller else "spare"
+        elif own is not None:
+            cause, why, rung = own.verdict.cause, own.verdict.why, "heal"
         else:
-            cause, why, rung = first.verdict.cause, first.verdict.why, "heal"
+            cause, why, rung = "killed", "a process ended without a word", "heal"
+        found_at = min((one.at for one in failures), default=time.time())
         self.journal.note(
             Failed(
                 at=max(found_at, last), since=last, cause=cause, why=why, rung=rung,
-                rank=first.rank if first is not None else None,
+                rank=own.rank if own is not None and rung == "heal" else None,
             )
         )  # fmt: skip
 

@@ -35,6 +35,7 @@ class Agreement(msgspec.Struct, frozen=True):
     generation: int
     back_to: int
     before: int  # how many ranks the life before had; 0: there was none that left copies
+    youngest: float  # when the newest node's memory began, by the wall clock
     leads: bool  # whether this rank speaks to its node's memory for all of its node
 
 
@@ -59,6 +60,7 @@ def decide(everybody: Sequence[Present], rank: int) -> Agreement:
         generation=recall.generation if recall is not None and same else known + 1,
         back_to=recall.step if recall is not None else disk,
         before=before,
+        youngest=max(one.began for one in everybody),
         leads=min(n for n, one in enumerate(everybody) if one.address == mine) == rank,
     )
 

@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,6 @@ import msgspec
 from cairn.core.checkpoint_interval import every_steps
 from cairn.core.errors import CairnError
 from cairn.core.events import instant
-from cairn.core.exit_cause import Evidence, classify
 from cairn.core.job_ledger import (
     Ended,
     Failed,
@@ -31,24 +29,22 @@ from cairn.core.job_ledger import (
     Stepped,
     Submitted,
 )
-from cairn.train.checkpoint import folder as folders
-from cairn.train.checkpoint.peer_placement import node_of, recovery_point
-from cairn.train.checkpoint.peer_recall import Reach, Recall, ask_holdings, forget
+from cairn.train.checkpoint.peer_placement import node_of
+from cairn.train.checkpoint.peer_recall import Reach, Recall
 from cairn.train.config import Train
 from cairn.train.launch import Failure, RankFailed, first_told
+from cairn.train.recovery.blame import Blame, who
 from cairn.train.recovery.board import PAUSE, PHASES, Board
 from cairn.train.recovery.detect import Finding, Slowness, judge
+from cairn.train.recovery.going_back import GoingBack
 from cairn.train.recovery.guarded_loop import Post
-from cairn.train.recovery.inquest import TICK_S, evidence_of, hear_others, memory_failed
+from cairn.train.recovery.inquest import TICK_S, hear_others, memory_failed
 from cairn.train.recovery.journal import Journal, RankStatus, Status, read_status
 from cairn.train.recovery.ladder import Incident, Left, Response, grown, respond
-from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.rank_process import Assignment, Rank, RankFunction, end_ranks, start_rank
+from cairn.train.recovery.stopped_agents import StoppedAgents
 from cairn.train.recovery.templates import Fits
 from cairn.train.recovery.watching import Watching
-
-TOGETHER_S = 3.0  # an agent that ended so shortly before its ranks ended with them
-FOREVER = 2**62
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -79,27 +75,25 @@ class Supervisor:
         known = read_status(config.folder)
         self.taking_over = known is not None and known.life == site.life
         self.journal = Journal(config.folder, go_on=self.taking_over)
-        self.epoch = self.generation = self.failures = 0
+        self.epoch = self.failures = 0
         self.nodes = list(range(self.settings.nodes))
         self.strikes: dict[int, int] = {}
         self.cordoned: dict[int, str] = {}
         self.lost_at: dict[int, float] = {}
-        self.worlds: dict[int, int] = {}
-        self.trusted = True
+        self.back = GoingBack(site.addresses, config.folder / "checkpoints")
+        self.blame = Blame(board)
+        self.stopped = StoppedAgents(board, say)
         if known is not None and self.taking_over:
             self._take_over(known)
         self.ranks: list[Rank] = []
         self.slow: list[int] = []
-        self.stopped: dict[int, float] = {}  # agents, since when
-        self.same: tuple[str, int] = ("", -1)
-        self.same_count = 0
 
     # -- the life of a run ----------------------------------------------------------------------------
 
     def run(self) -> Any:
         if not self.taking_over:
             self.journal.note(Submitted(at=_submitted()))
-        recall = self._recall() if self.taking_over else None
+        recall = self._newest() if self.taking_over else None
         try:
             while True:
                 self._start(recall)
@@ -107,7 +101,7 @@ class Supervisor:
                 if result is not None:
                     self.journal.note(Ended(at=time.monotonic()))
                     return result[0]
-                recall = self._recall()
+                recall = self._newest()
         except BaseException:
             self.journal.note(Ended(at=time.monotonic(), finished=False))
             raise
@@ -116,11 +110,16 @@ class Supervisor:
             self.journal.write(self._status(), force=True)
             self.journal.close()
 
+    def _newest(self) -> Recall | None:
+        self.stopped.end(0.0)
+        return self.back.newest()
+
     def _take_over(self, known: Status) -> None:
         """The supervisor before was killed; its ranks went with it, the memory did not."""
-        self.epoch, self.generation, self.worlds = known.epoch, known.generation, dict(known.worlds)
+        self.epoch = known.epoch
+        self.back.generation, self.back.worlds = known.generation, dict(known.worlds)
         self.nodes, self.strikes, self.failures = known.nodes, known.strikes, known.failures + 1
-        self.cordoned, self.trusted = known.cordoned, known.trusted
+        self.cordoned, self.back.trusted = known.cordoned, known.trusted
         self.config = msgspec.structs.replace(self.asked, parallel=known.layout)
         for step, ended_ns in self.board.ends(0, self.journal.book.step):
             self.journal.note(Stepped(at=ended_ns / 1e9, step=step))
@@ -137,23 +136,13 @@ class Supervisor:
         self.epoch += 1
         self._choose_interval()
         world = self.config.parallel.world()
-        if recall is None or self.worlds.get(recall.generation) != world:
-            self.generation += 1
-        else:
-            self.generation = recall.generation
-        self.worlds[self.generation] = world
-        back_to = recall.step if recall is not None else self._disk_step()
-        for address in self.site.addresses:
-            if recall is not None:
-                forget(address, recall.generation, recall.step)
-            else:
-                forget(address, self.generation, -1)
+        back_to = self.back.set_out(recall, world)
         self.board.begin_epoch(self.epoch)
         self.board.ranks["replicated"][:] = self.board.ranks["copied"][:] = (
-            back_to if recall is not None and recall.generation == self.generation else -1
+            back_to if recall is not None and recall.generation == self.back.generation else -1
         )
         self.journal.note(Started(at=time.monotonic(), step=back_to))
-        self.agents = [int(began) for began in self.board.nodes["began_ns"]]
+        self.blame.begin_epoch()
         self.slowness = Slowness(self.settings.slow_factor)
         self.ranks = [self._rank(rank, world, recall) for rank in range(world)]
         self.watching = Watching(self.board, self.journal, self.ranks, back_to)
@@ -161,7 +150,7 @@ class Supervisor:
     def _rank(self, rank: int, world: int, recall: Recall | None) -> Rank:
         node = node_of(rank, world, self.nodes)
         reach = Reach(node, self.site.paths[node], self.site.addresses)
-        post = Post(rank, world, reach, self.generation, recall)
+        post = Post(rank, world, reach, self.back.generation, recall)
         address = f"file://{self.site.folder}/rendezvous-{self.epoch}"
         given = Assignment(
             self.config, post, self.board, self.epoch, address, self.device, self.train
@@ -192,8 +181,9 @@ class Supervisor:
             now = time.monotonic()
             watching, seen = self.watching, self.watching.look()
             self._tell_slow(self.slowness.look(seen) if watching.trained else [])
-            self._forget_other_layouts()
-            self._end_stopped_agents(self.settings.silent_s)
+            if self.board.committed(len(self.ranks)) > watching.began_at:
+                self.back.forget_other_layouts(len(self.ranks))
+            self.stopped.end(self.settings.silent_s)
             self.journal.write(self._status())
             if all(rank.word == "done" for rank in self.ranks):
                 end_ranks(self.ranks)
@@ -207,26 +197,6 @@ class Supervisor:
                 self._answer(finding)
                 return None
             self._grow_if_possible(now)
-
-    def _forget_other_layouts(self) -> None:
-        """Once memory holds a step of this layout, what another one has left there is not needed."""
-        safe = self.board.committed(len(self.ranks)) > self.watching.began_at
-        if safe and len(self.worlds) > 1:
-            for address in self.site.addresses:
-                forget(address, self.generation, FOREVER)
-            self.worlds = {self.generation: len(self.ranks)}
-
-    def _end_stopped_agents(self, patience_s: float) -> None:
-        """An agent that is stopped holds up every copy; one that is dead is started again."""
-        now = time.monotonic()
-        for node, pid in enumerate(map(int, self.board.nodes["pid"])):
-            stopped = process_state(pid) == "T"
-            since = self.stopped.setdefault(node, now) if stopped else self.stopped.pop(node, now)
-            if stopped and now - since >= patience_s:
-                os.kill(pid, signal.SIGKILL)
-                self.say(
-                    f"warning: the agent of node {node} was stopped; another one takes its place"
-                )
 
     def _tell_slow(self, ranks: list[int]) -> None:
         for rank in ranks:
@@ -242,8 +212,8 @@ class Supervisor:
     def _answer(self, finding: Finding) -> None:
         found_at = time.monotonic()
         failures = hear_others(self.ranks, finding)
-        self.trusted = self.trusted and not memory_failed(failures)
-        incident, since = self._incident(finding, failures)
+        self.back.trusted = self.back.trusted and not memory_failed(failures)
+        incident, since = self.blame.incident(finding, failures, self.ranks, self.watching.started)
         end_ranks(self.ranks)
         self._count(incident)
         left = self._left()
@@ -254,12 +224,9 @@ class Supervisor:
                 node=incident.node, why=incident.why, rung=response.rung,
             )
         )  # fmt: skip
-        who = (
-            f"rank {incident.rank} on node {incident.node}"
-            if incident.rank is not None
-            else "the run"
+        self.say(
+            f"{who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}"
         )
-        self.say(f"{who}: {incident.cause} ({incident.why}); {response.rung}: {response.why}")
         instant("recovery", cause=incident.cause, rung=response.rung)
         if response.rung == "stop":
             raise self._told(incident, response, failures)
@@ -269,41 +236,6 @@ class Supervisor:
                 hint="submit it again with the same --out: it goes on from the newest checkpoint",
             )
         self._apply(response, incident)
-
-    def _incident(self, finding: Finding, failures: list[Failure]) -> tuple[Incident, float]:
-        if finding.kind in ("silence", "stuck", "late"):
-            evidence = Evidence(silent=finding.kind == "silence", stuck=finding.kind != "silence")
-            rank: int | None = finding.rank
-            why = finding.why
-        else:
-            rank, evidence = evidence_of(self.ranks, failures)
-            why = ""
-        verdict = classify(evidence)
-        node = None if rank is None else self.ranks[rank].node
-        lost = self._node_lost(node)
-        cause = "hardware" if lost and verdict.cause == "killed" else verdict.cause
-        since = int(self.board.ranks["beat_ns"][rank or 0]) / 1e9 or self.watching.started
-        incident = Incident(
-            cause=cause, why=f"node {node} is gone" if lost else why or verdict.why, rank=rank, node=node,
-            node_lost=lost, same_step=self._repeated(cause, rank),
-        )  # fmt: skip
-        return incident, finding.since if finding.kind == "stuck" else since
-
-    def _node_lost(self, node: int | None) -> bool:
-        """A node is gone when its agent is, and all its ranks with it."""
-        if node is None:
-            return False
-        here = [rank for rank in self.ranks if rank.node == node]
-        began = int(self.board.nodes["began_ns"][node])
-        new = began != self.agents[node] and time.monotonic_ns() - began < TOGETHER_S * 1e9
-        gone = new or not _lives(int(self.board.nodes["pid"][node]))
-        return gone and all(rank.word == "gone" for rank in here)
-
-    def _repeated(self, cause: str, rank: int | None) -> int:
-        at = (cause, int(self.board.ranks["step"][rank or 0]))
-        self.same_count = self.same_count + 1 if at == self.same else 0
-        self.same = at
-        return self.same_count
 
     def _count(self, incident: Incident) -> None:
         self.failures += 1
@@ -346,27 +278,6 @@ class Supervisor:
         self.say(f"{response.why}; the ranks pause after this step")
         self.board.order(PAUSE)
 
-    # -- where to go back to --------------------------------------------------------------------------
-
-    def _recall(self) -> Recall | None:
-        """The newest state that can be had: memory, unless the disk has a newer one."""
-        if not self.trusted:
-            self.trusted = True  # what lay there is forgotten; what comes next is good again
-            return None
-        self._end_stopped_agents(0.0)
-        holdings = {node: ask_holdings(address) for node, address in enumerate(self.site.addresses)}
-        points = [
-            point
-            for generation, world in self.worlds.items()
-            if (point := recovery_point(holdings, generation, world)) is not None
-        ]
-        best = max(points, key=lambda point: point.step, default=None)
-        return best if best is not None and best.step >= self._disk_step() else None
-
-    def _disk_step(self) -> int:
-        complete = folders.complete_steps(self.config.folder / "checkpoints")
-        return complete[-1] if complete else 0
-
     # -- processes ------------------------------------------------------------------------------------
 
     def _told(self, incident: Incident, response: Response, failures: list[Failure]) -> CairnError:
@@ -387,13 +298,13 @@ class Supervisor:
             for number, rank in enumerate(self.ranks)
         ]  # fmt: skip
         return Status(
-            epoch=self.epoch, generation=self.generation, worlds=self.worlds,
+            epoch=self.epoch, generation=self.back.generation, worlds=self.back.worlds,
             layout=self.config.parallel, nodes=self.nodes, strikes=self.strikes,
             failures=self.failures, cordoned=self.cordoned, root=self.site.root, life=self.site.life,
             supervisor=os.getpid(),
             agents={n: int(line["pid"]) for n, line in enumerate(self.board.nodes)}, ranks=ranks,
             committed=self.board.committed(max(len(self.ranks), 1)), slow=self.slow,
-            trusted=self.trusted,
+            trusted=self.back.trusted,
         )  # fmt: skip
 
 
@@ -401,10 +312,6 @@ def _submitted() -> float:
     """When the job was handed in, on this machine's monotonic clock; a scheduler says so in the environment."""
     waited = float(os.environ.get("CAIRN_QUEUED_S", "0") or 0)
     return time.monotonic() - waited
-
-
-def _lives(pid: int) -> bool:
-    return pid > 0 and Path(f"/proc/{pid}").exists()
 
 
 def ignore_interrupts() -> None:

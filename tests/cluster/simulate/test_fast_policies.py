@@ -46,7 +46,7 @@ NAMES = ("easy", "topology", "fgd", "fair", "drf", "elastic", "deadline")
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(case=traces())
 def test_the_fast_form_decides_as_the_plain_one(name, case):
     cluster, jobs = case
@@ -62,7 +62,7 @@ def test_and_on_a_trace_of_some_length(name):
     assert told(fast) == told(replay(cluster, jobs, plain(name), keep_stints=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(case=traces())
 def test_the_timeline_is_the_sum_of_what_runs_and_what_was_promised(case):
     cluster, jobs = case
