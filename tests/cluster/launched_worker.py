@@ -2,7 +2,8 @@
 
     python launched_worker.py RECIPE.json RUN
 
-At step 4 rank 1 stops itself (once); at step 8 the node of rank 1 goes, as when its power does (once).
+Each once: after step 3 the memory of rank 0's node is killed; after step 5 rank 1 stops itself; after step 9 the node
+of rank 1 goes, as when its power does.
 """
 
 import os
@@ -15,10 +16,10 @@ import msgspec
 import torch
 
 from cairn.train.config import Train
-from cairn.train.recovery.launched import run_launched
+from cairn.train.recovery.launched import LaunchedLoop, run_launched
 from cairn.train.run import run
 
-STOPPED, LOST = 4, 8
+FORGETFUL, STOPPED, LOST = 3, 5, 9
 
 
 def main(recipe: Path, folder: Path) -> None:
@@ -33,7 +34,7 @@ def main(recipe: Path, folder: Path) -> None:
 
             def stepped():
                 step()
-                fault(loop.state.step, rank, folder)
+                fault(loop, rank, folder)
 
             loop._one_step = stepped
             return loop
@@ -43,7 +44,10 @@ def main(recipe: Path, folder: Path) -> None:
     run_launched(config, rank, train, "cpu")
 
 
-def fault(step: int, rank: int, folder: Path) -> None:
+def fault(loop: LaunchedLoop, rank: int, folder: Path) -> None:
+    step = loop.state.step
+    if rank == 0 and step == FORGETFUL and once(folder / "forgetful"):
+        os.kill(int(loop.board.nodes["pid"][0]), signal.SIGKILL)
     if rank == 1 and step == STOPPED and once(folder / "stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 1 and step == LOST and once(folder / "lost"):

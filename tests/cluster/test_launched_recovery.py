@@ -1,4 +1,4 @@
-"""Training under `cairn launch` on two nodes: one is stopped, then lost whole; it goes on from the other's memory."""
+"""Training under `cairn launch`: a node's memory, a rank, then a whole node is lost; it goes on from the other's memory."""
 
 import sys
 import tempfile
@@ -43,7 +43,9 @@ def logged(folder):
 
 
 @pytest.mark.timeout(300)
-def test_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(tmp_path, monkeypatch):
+def test_lost_memory_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
     wanted = config(tmp_path / "unbroken")
     run_local(2, lambda rank, world: run(wanted, rank, say=lambda text: None).outcome)
@@ -62,6 +64,7 @@ def test_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(tmp_path, mo
     assert (status.state, status.reason) == ("done", "all 2 nodes finished"), status
     assert logged(folder) == logged(tmp_path / "unbroken")  # to the bit, every step once
     log = (record.logs / "worker-0.log").read_text() + (record.logs / "worker-1.log").read_text()
+    assert "the memory of this node was ended; another one takes its place" in log
     assert "going on from memory at step 4" in log
     assert "going on from memory at step 8" in log
     ledger = read_ledger(folder)

@@ -128,3 +128,12 @@ def test_a_process_that_interprets_does_not_compile(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ConfigError, match="interpreted in this process"):
         compile_variant(bad_kernels.GOOD)
+
+
+def test_a_head_of_a_group_goes_on_where_the_last_one_stopped():
+    """The front end once lost a number that is carried around two loops, and every head began at step 0."""
+    [variant] = [v for v in build.variants("attention") if "keys D128 full ragged" in v.name]
+    text = compile_variant(variant).stages["ttgir"]
+    loops = [line.split("scf.for %now = ")[1] for line in text.splitlines() if "%now = " in line]
+    assert len(loops) == 2  # two warpgroups
+    assert not [loop for loop in loops if loop.startswith("%c0")]

@@ -6,8 +6,6 @@
 A real process is killed without a chance to say anything, and once more while a checkpoint is half written.
 """
 
-import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,8 +36,7 @@ def killed_at(root: Path, process: "BaseProcess", step: int) -> int:
     deadline = time.monotonic() + PATIENCE_S
     while step_of(root) < step and time.monotonic() < deadline and process.is_alive():
         time.sleep(0.002)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()  # SIGKILL: no exit handler, no flush, no goodbye
     process.join(PATIENCE_S)
     return step_of(root)
 

@@ -4,13 +4,12 @@
     wire              |bucket |bucket |         |bucket|   <- only the last bucket sticks out
 
 One bucket for everything starts when backward is over: nothing is hidden. Many buckets leave while backward goes on,
-but each pays the wire's latency. The buckets are those of the trainer; the wire is a thread that sleeps as long as a
-link of known alpha and beta would take, so it needs no core of this machine.
+but each pays the wire's latency. The buckets are those of the trainer, filled and launched by a real backward; the wire
+is a link of known alpha and beta that gets each bucket at the moment it is launched.
 """
 
-import queue
-import threading
 import time
+from statistics import median
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
@@ -21,25 +20,14 @@ WIRE_SHARE = 0.7  # of backward: all bytes on the wire
 
 
 class Wire:
-    """A link that carries one bucket after another, beside the computation."""
+    """A link of known rate that carries one bucket after another, beside the computation."""
 
     def __init__(self, alpha_s: float, bytes_per_s: float) -> None:
         self.alpha_s, self.rate = alpha_s, bytes_per_s
-        self.waiting: queue.Queue[int | None] = queue.Queue()
-        self.thread = threading.Thread(target=self._carry, daemon=True)
-        self.thread.start()
+        self.free_at = 0.0
 
-    def send(self, nbytes: int) -> None:
-        self.waiting.put(nbytes)
-
-    def drain(self) -> None:
-        """Until everything has arrived; the wire is closed then."""
-        self.waiting.put(None)
-        self.thread.join(timeout=30)
-
-    def _carry(self) -> None:
-        while (nbytes := self.waiting.get()) is not None:
-            time.sleep(self.alpha_s + nbytes / self.rate)
+    def send(self, nbytes: int, now: float) -> None:
+        self.free_at = max(self.free_at, now) + self.alpha_s + nbytes / self.rate
 
 
 def exposed_s(backward_s: float, wire_s: float, alpha_s: float, buckets: int) -> float:
@@ -71,30 +59,29 @@ def _measure(bench: Workbench) -> Outcome:
     x = torch.randn(rows_of_x, width)
     total = LAYERS * width * width * 4
 
-    def backward(buckets: int, wire: Wire | None) -> tuple[float, float]:
-        """Seconds of backward, and from its end until the wire is empty."""
+    def backward(buckets: int, wire: Wire) -> tuple[float, float]:
+        """Seconds of backward, and from its end until the wire has carried everything."""
         model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(LAYERS)])
         parameters = dict(model.named_parameters())
+
+        def launch(names: list[str]) -> None:
+            wire.send(sum(parameters[name].nbytes for name in names), time.perf_counter())
+
         loss = model(x).square().mean()
-        if wire is not None:
-            launch = lambda names: wire.send(sum(parameters[name].nbytes for name in names))  # noqa: E731
-            Buckets(parameters, launch, total // buckets).arm()
+        Buckets(parameters, launch, total // buckets).arm()
         began = time.perf_counter()
         loss.backward()
-        computed = time.perf_counter()
-        if wire is not None:
-            wire.drain()
-        return computed - began, time.perf_counter() - computed
+        ended = time.perf_counter()
+        return ended - began, max(0.0, wire.free_at - ended)
 
     bench.step("backward alone")
-    alone = min(backward(1, None)[0] for _ in range(repeats + 2))
+    alone = min(backward(1, Wire(0.0, 1e12))[0] for _ in range(repeats + 2))
     alpha, wire_s = ALPHA_SHARE * alone, WIRE_SHARE * alone
     measured, predicted, rows = [], [], []
     for count in (1, 2, 4, 8, 16):
         bench.step(f"{count} buckets")
-        # The best: a busy machine stretches backward and wakes the wire late, which only adds.
         rests = [backward(count, Wire(alpha, total / wire_s))[1] for _ in range(repeats)]
-        found = min(rests) / alone
+        found = median(rests) / alone
         expected = exposed_s(alone, wire_s, alpha, count) / alone
         measured.append((float(count), found))
         predicted.append((float(count), expected))
@@ -110,10 +97,10 @@ def _measure(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words("8 buckets: exposed, of one bucket's", "8 个桶与 1 个桶的暴露时间之比"),
-                predicted=0.5,
+                predicted=predicted[3][1] / predicted[0][1],
                 measured=measured[3][1] / measured[0][1],
                 unit="x",
-                kind="at_most",
+                within=0.6,
             ),
         ],
         plots=[

@@ -29,6 +29,7 @@ from cairn.train.recovery.board import STARTING, Board
 from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Post, RecallFailed
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.meeting import Agreement, Present, decide
+from cairn.train.recovery.process_state import process_state
 
 FOREVER = 2**62
 LOOPBACK = "127.0.0.1"
@@ -43,10 +44,9 @@ def run_launched(
         join_group(rank, world, "env://", device)
     node = node_memory.node_here()
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    hosts = _everybody(socket.gethostname(), world)
-    node_memory.find(
-        node, first, _own_address(hosts), config.recovery, config.folder, serves=rank == 0
-    )
+    host = _own_address(_everybody(socket.gethostname(), world))
+    find = partial(node_memory.find, node, first, host, config.recovery, config.folder, rank == 0)
+    find()
     board = NodeBoard(node)
     agreement = decide(_everybody(_present(node, first, config, rank, board), world), rank)
     _set_out(agreement, board, rank)
@@ -55,7 +55,16 @@ def run_launched(
     reach = Reach(0, node.path, agreement.addresses)
     post = Post(rank, world, reach, agreement.generation, agreement.recall)
     ledger = LaunchedLedger(config.folder, agreement, world) if rank == 0 else None
-    make_loop = partial(LaunchedLoop, board=board, post=post, leads=agreement.leads, ledger=ledger)
+
+    def revive() -> None:
+        """The node's memory was killed: another one, empty, in its place."""
+        find()
+        keep_at(agreement.addresses[0], agreement.keeper)
+
+    make_loop = partial(
+        LaunchedLoop, board=board, post=post, leads=agreement.leads, ledger=ledger,
+        revive=revive if first else None,
+    )  # fmt: skip
     try:
         return train(make_loop)
     except RuntimeError as error:
@@ -70,7 +79,8 @@ def run_launched(
 
 def _short(error: RuntimeError) -> str:
     """Gloo's words, without its own file and its advice."""
-    return str(error).splitlines()[0].rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0]
+    text = str(error).splitlines()[0]
+    return text.rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0] or text
 
 
 class PeerLost(CairnError):
@@ -92,10 +102,11 @@ class NodeBoard(Board):
 
 class LaunchedLoop(GuardedLoop):
     def __init__(
-        self, *args: Any, leads: bool, ledger: LaunchedLedger | None, **named: Any
-    ) -> None:
+        self, *args: Any, leads: bool, ledger: LaunchedLedger | None,
+        revive: Callable[[], None] | None, **named: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **named)
-        self.leads, self.ledger = leads, ledger
+        self.leads, self.ledger, self.revive = leads, ledger, revive
         self.peers.patience_s = 0.0  # the waiting is done in `_agree`
         self.forgotten = False
 
@@ -134,6 +145,10 @@ class LaunchedLoop(GuardedLoop):
 
     def _copy(self) -> None:
         began = time.monotonic_ns()
+        memory = int(self.board.nodes["pid"][0])
+        if self.revive is not None and process_state(memory) in ("", "Z"):
+            self.say("warning: the memory of this node was ended; another one takes its place")
+            self.revive()
         self._agree(0.0 if self.copy_soon else PATIENCE_S)
         self.board.ranks["blocked_ns"][self.rank] += time.monotonic_ns() - began
         super()._copy()
