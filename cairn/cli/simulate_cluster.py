@@ -12,9 +12,9 @@ from cairn.core.config import load
 from cairn.core.errors import DataError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from cairn.cluster.simulate.history import History
     from cairn.cluster.simulate.jobs import Cluster
     from cairn.cluster.simulate.packing import Packed
-    from cairn.cluster.simulate.replay import History
     from cairn.cluster.simulate.summary import Summary
     from cairn.cluster.simulate.traces import Trace
 

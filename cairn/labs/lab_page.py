@@ -179,7 +179,8 @@ STYLE = """
 section { border-top: 1px solid var(--line); margin-top: 2rem; }
 h3 { font-size: .95rem; margin: 1.1rem 0 .3rem; } h2 code { color: var(--soft); font-weight: 400; }
 b.good { color: var(--good); } b.bad { color: var(--bad); } b.note { color: var(--soft); font-weight: 400; }
-section ul { margin: .2rem 0; padding-left: 1.2rem; } section code { overflow-wrap: anywhere; } details { max-width: 75ch; margin: .3rem 0; }
+section ul { margin: .2rem 0; padding-left: 1.2rem; } section code { overflow-wrap: anywhere; }
+details { max-width: 75ch; margin: .3rem 0; }
 summary { cursor: pointer; } pre { overflow-x: auto; } .when { color: var(--soft); font-size: .8rem; }
 .summary :is(td, th):is(:nth-child(2), :nth-child(3)) { text-align: left; font-family: inherit; }
 """

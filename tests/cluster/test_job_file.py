@@ -219,7 +219,7 @@ def test_everything_that_is_filled_in_is_known_to_the_rank():
 
 
 def test_what_a_job_says_about_failures_is_what_the_trainer_is_told(monkeypatch):
-    """The names of the variables are settings of `cairn train`, and only a trainer that has its own ranks gets them."""
+    """The variables are settings of `cairn train`; only a trainer that is to keep copies in memory gets them."""
     from cairn.cli.train import read
     from cairn.cluster.elastic import recovery_env
     from cairn.cluster.inventory import Cluster
@@ -232,5 +232,6 @@ def test_what_a_job_says_about_failures_is_what_the_trainer_is_told(monkeypatch)
     recovery = read(group.argv[2:]).recovery
     assert recovery.on
     assert (recovery.silent_s, recovery.stuck_s, recovery.restarts) == (3.0, 60.0, 3)
-    assert recovery_env(job, msgspec.structs.replace(group, elastic=True)) == {}
+    on_disk = msgspec.structs.replace(job.checkpoint, tiers=("disk",))
+    assert recovery_env(msgspec.structs.replace(job, checkpoint=on_disk), group) == {}
     assert recovery_env(job, msgspec.structs.replace(group, argv=["python", "x"])) == {}

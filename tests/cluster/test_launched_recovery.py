@@ -1,4 +1,4 @@
-"""Training under `cairn launch`: a node's memory, a rank, then a whole node is lost; it goes on from the other's memory."""
+"""Training under `cairn launch`: a memory, a rank and a whole node are lost, and it goes on from the other memory."""
 
 import sys
 import tempfile

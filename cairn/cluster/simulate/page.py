@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from cairn.cluster.simulate.history import History
 from cairn.cluster.simulate.packing import PUBLISHED, Packed
-from cairn.cluster.simulate.replay import History
 from cairn.cluster.simulate.summary import Summary
 from cairn.core.units import format_duration
 from cairn.report import plot

@@ -14,6 +14,7 @@ import msgspec
 
 from cairn.cluster.simulate.elastic import can_double, can_halve
 from cairn.cluster.simulate.explain import explain
+from cairn.cluster.simulate.history import History, Sample, Stint, Story
 from cairn.cluster.simulate.jobs import (
     MILLI,
     Action,
@@ -40,47 +41,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: float = 0.5 * HOUR  # a preempted job goes on from its last multiple of this
     restart: float = 60.0  # what a restart costs, after preemption or a change of size
     spread_slowdown: float = 0.0  # a gang over more racks than it needs takes this share longer
-
-
-class Stint(msgspec.Struct, frozen=True, gc=False):
-    """A stretch of time in which a job held GPUs."""
-
-    job: int
-    start: float
-    end: float
-    gpus: int
-    pieces: tuple[tuple[int, int, int], ...]
-
-
-class Story(msgspec.Struct, gc=False):
-    """What became of one job."""
-
-    job: Job
-    first_start: float | None = None
-    end: float | None = None
-    state: str = "waits"  # runs, done, timeout, rejected
-    why: str = ""
-    left: float = 0.0  # seconds of work at full size
-    preempted: int = 0
-    resized: int = 0
-    lost: float = 0.0  # GPU seconds of work done twice, and of restarts
-    spread: bool = False  # ran over more racks than it needed
-
-
-class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    at: float
-    busy: int  # GPUs in use, in whole or in part
-    waiting: int
-
-
-class History(msgspec.Struct):
-    policy: str
-    cluster: Cluster
-    stories: dict[int, Story]
-    samples: list[Sample]
-    stints: list[Stint]
-    reasons: list[tuple[float, str]]  # why the watched job waited, whenever that changed
-    decisions: int = 0
 
 
 def replay(
@@ -175,7 +135,10 @@ class _Replay:
     def _wait(self, job: Job) -> None:
         key, sizes, size = self.policy.key, self.view.sizes, _size(job)
         sizes[size] = sizes.get(size, 0) + 1
-        for queue in (self.view.waiting, self.view.queues.setdefault(job.user, [])):
+        queues = [self.view.waiting]
+        if self.policy.by_user:
+            queues.append(self.view.queues.setdefault(job.user, []))
+        for queue in queues:
             if not queue or key(queue[-1]) <= key(job):  # most come last
                 queue.append(job)
             else:
@@ -187,12 +150,15 @@ class _Replay:
         sizes[size] -= 1
         if not sizes[size]:
             del sizes[size]
-        for queue in (self.view.waiting, self.view.queues[job.user]):
+        queues = [self.view.waiting]
+        if self.policy.by_user:
+            queues.append(self.view.queues[job.user])
+        for queue in queues:
             place = 0 if queue[0].id == job.id else bisect_left(queue, key(job), key=key)
             if place == len(queue) or queue[place].id != job.id:
                 raise RuntimeError(f"job {job.id} does not wait")
             del queue[place]
-        if not self.view.queues[job.user]:
+        if self.policy.by_user and not queues[1]:
             del self.view.queues[job.user]
         at = self.view.reserved.pop(job.id, None)
         if at is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.cluster.simulate.replay import History, Story
+from cairn.cluster.simulate.history import History, Story
 
 SHORT = 600.0
 

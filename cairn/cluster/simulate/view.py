@@ -21,7 +21,7 @@ class View:
         self.now = 0.0
         self.free = Free(cluster)
         self.waiting: list[Job] = []
-        self.queues: dict[str, list[Job]] = {}  # the same, by user
+        self.queues: dict[str, list[Job]] = {}  # the same by user, where users decide
         self.sizes: dict[int, int] = {}  # GPUs -> how many of them wait; 0: those that share one
         self.running: dict[int, Running] = {}
         self.halvable: dict[int, Running] = {}  # those of them that may go on with half their GPUs

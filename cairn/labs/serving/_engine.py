@@ -111,3 +111,8 @@ def host_rates(bench: Workbench) -> Rates:
     weight, row = torch.randn(4096, 4096), torch.randn(1, 4096)
     seconds = bench.time(torch.nn.functional.linear, [(row, weight)], device="cpu").p10_s
     return Rates(flops, weight.nbytes / seconds)
+
+
+def better(one: Rates, other: Rates) -> Rates:
+    """Of two looks at the same CPU: whatever else ran meanwhile can only have made one of them slower."""
+    return Rates(max(one.flops_per_s, other.flops_per_s), max(one.bytes_per_s, other.bytes_per_s))

@@ -66,7 +66,14 @@ def run_launched(
         revive=revive if first else None,
     )  # fmt: skip
     try:
-        return train(make_loop)
+        result = train(make_loop)
+        heart.stop()
+        if (
+            world > 1
+        ):  # in order: threads of a group that is left alone end the process with an error
+            dist.barrier()
+            dist.destroy_process_group()
+        return result
     except RuntimeError as error:
         if not LOST.search(str(error)):
             raise

@@ -1,0 +1,49 @@
+"""What a replay leaves behind: the story of each job, who held which GPUs when, how busy the cluster was.
+
+Written by `replay`, read by `summary` and `page`. Data only.
+"""
+
+import msgspec
+
+from cairn.cluster.simulate.jobs import Cluster, Job
+
+
+class Stint(msgspec.Struct, frozen=True, gc=False):
+    """A stretch of time in which a job held GPUs."""
+
+    job: int
+    start: float
+    end: float
+    gpus: int
+    pieces: tuple[tuple[int, int, int], ...]
+
+
+class Story(msgspec.Struct, gc=False):
+    """What became of one job."""
+
+    job: Job
+    first_start: float | None = None
+    end: float | None = None
+    state: str = "waits"  # runs, done, timeout, rejected
+    why: str = ""
+    left: float = 0.0  # seconds of work at full size
+    preempted: int = 0
+    resized: int = 0
+    lost: float = 0.0  # GPU seconds of work done twice, and of restarts
+    spread: bool = False  # ran over more racks than it needed
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    at: float
+    busy: int  # GPUs in use, in whole or in part
+    waiting: int
+
+
+class History(msgspec.Struct):
+    policy: str
+    cluster: Cluster
+    stories: dict[int, Story]
+    samples: list[Sample]
+    stints: list[Stint]
+    reasons: list[tuple[float, str]]  # why the watched job waited, whenever that changed
+    decisions: int = 0
