@@ -105,7 +105,9 @@ def run_why(args: list[str]) -> int:
     record = records.find(options.name)
     status = _status(record)
     if options.json:
-        _print_json(_document(record, status))
+        from cairn.core.job_ledger import read_ledger
+
+        _print_json(_document(record, status) | {"ledger": read_ledger(_run_folder(record))})
         return 0
     again = f" ({status.restarts} restarts)" if status.restarts else ""
     print(f"{record.name} on {record.engine} is {status.state}: {status.reason}{again}")

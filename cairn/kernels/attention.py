@@ -266,7 +266,9 @@ def attention_gradients(
     ahead = problem.causal and q_THC.shape[1:] != k_TKC.shape[1:] and problem.max_k <= SHORT
     if not (ahead and q_THC.shape[2] == 128):  # torch's cannot run where lengths differ
         obstacles = {"torch": obstacles.pop("torch"), **obstacles}
-    if not problem.causal:  # Gluon's last mend for it is seen in the compiled code only, not on a GPU
+    if (
+        not problem.causal
+    ):  # Gluon's last mend for it is seen in the compiled code only, not on a GPU
         obstacles["gluon"] = obstacles.pop("gluon")
     offers = _best_first("backward", q_THC, problem, obstacles)
     chosen = choose("attention_backward", impl, offers).impl

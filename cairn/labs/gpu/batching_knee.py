@@ -9,8 +9,8 @@ matrix with so many rows here: time per row falls until the knee, then stays.
 from cairn.hw.datasheet import CHIPS
 from cairn.hw.roofline import floor
 from cairn.kernels.kernel import Cost
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 GPU = "H200 SXM"

@@ -9,8 +9,8 @@ additions are replayed from a CUDA graph, which pays the launch of a node only.
 
 from cairn.hw.timing import measure_graph
 from cairn.labs.gpu._ceiling import ceiling
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 BYTES = 12.0

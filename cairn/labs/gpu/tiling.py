@@ -9,8 +9,8 @@ of a product one at a time (the other matrix streams past for each of them) agai
 
 from collections import OrderedDict
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 

@@ -6,16 +6,13 @@ The model is the Transformer of `cairn.models`, the loss that of `cairn.train`. 
 that a lab about an idea does not depend on the machine.
 """
 
-from collections.abc import Callable, Iterable
-from functools import wraps
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from cairn.labs.lab import Outcome
-    from cairn.labs.workbench import Workbench
     from cairn.models.attend import Rule
     from cairn.models.spec import ModelSpec
     from cairn.models.transformer import Transformer
@@ -23,23 +20,6 @@ if TYPE_CHECKING:
 PLUS, EQUALS, VOCABULARY = 10, 11, 12
 PROMPT = 4  # tokens before the answer
 BASE = 10
-
-
-def single_thread(run: "Callable[[Workbench], Outcome]") -> "Callable[[Workbench], Outcome]":
-    """For tensors this small a second thread costs more than it brings."""
-
-    @wraps(run)
-    def alone(bench: "Workbench") -> "Outcome":
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return run(bench)
-        finally:
-            torch.set_num_threads(before)
-
-    return alone
 
 
 def small_spec(**changes: Any) -> "ModelSpec":

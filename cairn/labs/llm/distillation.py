@@ -5,10 +5,11 @@ cross entropy(teacher, student) = entropy(teacher) + KL(teacher || student)     
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
 from cairn.labs.llm import _tiny
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 
-@_tiny.single_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     import torch
 

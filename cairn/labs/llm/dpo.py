@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
 from cairn.labs.llm import _tiny
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ BETA = 0.5
 LN_2 = 0.6931471805599453
 
 
-@_tiny.single_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     import torch
 

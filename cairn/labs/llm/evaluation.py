@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.llm import _tiny
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
     from cairn.models.transformer import Transformer
 
 
-@_tiny.single_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     import torch
 

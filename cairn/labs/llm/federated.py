@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.llm import _tiny
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ CLIENTS, RATE = 4, 0.5
 Weights = dict[str, "Tensor"]
 
 
-@_tiny.single_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     rows = _tiny.all_sums()
     shares = [rows[client::CLIENTS] for client in range(CLIENTS)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.llm import _tiny
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Adapter:
         return self.base + self.up @ self.down
 
 
-@_tiny.single_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     spec = _tiny.small_spec()
     model = _tiny.build(spec)

@@ -2,12 +2,13 @@
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.llm import _tiny
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 WIDTHS = (32, 64, 128, 256)
 
 
-@_tiny.single_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode

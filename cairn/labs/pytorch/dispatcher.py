@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.labs.gpu._ceiling import ceiling
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.pytorch._tiny_model import tiny_model
 from cairn.labs.workbench import Workbench
 

@@ -8,8 +8,8 @@ counted while it runs; the fused form is torch's on a CPU and our kernel on a GP
 
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 LR, DECAY = 1e-3, 0.1

@@ -7,8 +7,8 @@ Bytes that autograd keeps for backward are counted as they are kept; the gradien
 
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.training._spread import SEED, Setting, batches, tiny
 from cairn.labs.workbench import Workbench
 

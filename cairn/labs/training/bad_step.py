@@ -8,8 +8,8 @@ The same tiny run meets a poisoned batch twice: under the trainer's step, and un
 import math
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 POISONED = 8  # the step that meets it

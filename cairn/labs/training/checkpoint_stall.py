@@ -8,8 +8,8 @@ The trainer's own saver writes the same state both ways; the time until `save` r
 
 import time
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 

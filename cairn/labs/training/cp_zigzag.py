@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
 from cairn.labs.workbench import Workbench

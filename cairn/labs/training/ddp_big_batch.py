@@ -6,8 +6,8 @@ Samples have different numbers of tokens with a loss, so the mean of the ranks' 
 computed here: the trainer's, over real ranks, and the naive one.
 """
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import SEED, Setting, alone, batches, difference, on_ranks, tiny
 from cairn.labs.workbench import Workbench

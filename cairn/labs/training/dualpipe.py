@@ -7,8 +7,8 @@
 All four schedules are timed on paper, run by threads that sleep, and DualPipeV trains a tiny model on two real ranks.
 """
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._sleepers import idle_share
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny

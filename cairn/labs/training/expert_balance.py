@@ -8,8 +8,8 @@ A router that prefers some experts sees the same stream of tokens with and witho
 
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 EXPERTS, PER_TOKEN, RANKS = 16, 2, 4

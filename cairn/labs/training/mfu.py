@@ -8,8 +8,8 @@ run: small products waste most of the machine, larger ones less.
 
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 

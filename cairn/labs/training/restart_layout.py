@@ -9,8 +9,8 @@ before wrote, and the losses must be those of a single process that was never st
 from pathlib import Path
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 from cairn.train.parallel.layout import Layout

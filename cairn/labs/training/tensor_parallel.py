@@ -8,8 +8,8 @@ layer and microbatch, each of tokens x hidden numbers. The trainer's own verbs a
 
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
 from cairn.labs.workbench import Workbench

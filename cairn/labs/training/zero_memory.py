@@ -12,8 +12,8 @@ step is the same.
 
 from typing import Any
 
-from cairn.labs.gpu._one_thread import one_thread
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, spread, tiny, train
 from cairn.labs.workbench import Workbench

@@ -67,9 +67,7 @@ def make_folder(
 
 
 class Live:
-    def __init__(
-        self, folder: Path, keys: Keys, more: More = (), **settings: Any
-    ) -> None:
+    def __init__(self, folder: Path, keys: Keys, more: More = (), **settings: Any) -> None:
         defaults: dict[str, Any] = dict(
             dtype="float32", device="cpu", num_gpu_blocks_override=256, max_num_seqs=8, port=0,
             served_model_name=["tiny"], drain_timeout=10.0,

@@ -1,5 +1,7 @@
-"""Torch on one thread while something is timed: on a busy machine two threads wait for the one that is held "
-"up."""
+"""Torch on one thread: tiny tensors gain nothing from two, and on a busy machine two wait for the one that is held up.
+
+with one_thread(): ...        or, around a whole lab:  @one_thread()
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
