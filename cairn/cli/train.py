@@ -180,9 +180,8 @@ def _plan(config: Train) -> int:
         config.precision.kernels == "auto" and obstacle(spec) is None
     )
     memory = predict(spec, config, fused)
-    print(
-        f"{spec.family}, {format_count(spec.parameters())} parameters, {'fused' if fused else 'plain'} form"
-    )
+    form = "fused form, which is for GPUs" if fused else "plain form"
+    print(f"{spec.family}, {format_count(spec.parameters())} parameters, {form}")
     for name, size in {**memory.table(), "together": memory.total()}.items():
         print(f"  {name:<12} {format_bytes(size):>12}")
     return 0

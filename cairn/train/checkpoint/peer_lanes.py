@@ -5,8 +5,8 @@
     lane 1                             |<---- as many bytes ---->|
 
 One connection is one core's copying at each end; two keep two cores busy (measured on loopback: 2.6 GB/s and 5 GB/s).
-All is received before it is summed: a lane that sums in between keeps its sender waiting, which costs three times as
-much as reading the memory again. Knows neither tensors nor what a step means.
+All is received before it is summed: a lane that sums in between keeps its sender waiting (side by side 0.062 s against
+0.085 s for 239 MB). Knows neither tensors nor what a step means.
 """
 
 import os
