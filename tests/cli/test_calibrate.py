@@ -115,13 +115,13 @@ def test_every_ceiling_has_a_label():
 
 
 def test_progress_is_drawn_only_for_a_person(monkeypatch):
-    with verb._progress() as progress:
+    with verb.progress_bar() as progress:
         assert progress is None
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with verb._progress() as progress:
+    with verb.progress_bar() as progress:
         progress("bf16 matmul", 3, 12)
     assert "bf16 matmul" in terminal.getvalue()
 

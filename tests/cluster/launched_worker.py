@@ -17,6 +17,7 @@ import torch
 
 from cairn.train.config import Train
 from cairn.train.recovery.launched import LaunchedLoop, run_launched
+from cairn.train.recovery.process_state import process_state
 from cairn.train.run import run
 
 FORGETFUL, STOPPED, LOST = 3, 5, 9
@@ -47,13 +48,21 @@ def main(recipe: Path, folder: Path) -> None:
 def fault(loop: LaunchedLoop, rank: int, folder: Path) -> None:
     step = loop.state.step
     if rank == 0 and step == FORGETFUL and once(folder / "forgetful"):
-        os.kill(int(loop.board.nodes["pid"][0]), signal.SIGKILL)
+        memory = int(loop.board.nodes["pid"][0])
+        os.kill(memory, signal.SIGKILL)
+        wait_until(lambda: process_state(memory) in ("", "Z"))
     if rank == 1 and step == STOPPED and once(folder / "stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 1 and step == LOST and once(folder / "lost"):
+        wait_until(lambda: loop.board.ranks["replicated"][rank] == LOST - 1)  # a busy machine is slow
         launcher = int(os.environ["CAIRN_NODE_LAUNCHER"])
         os.killpg(os.getpgid(launcher), signal.SIGKILL)
         time.sleep(60)  # the kernel ends this rank with its node
+
+
+def wait_until(condition) -> None:
+    while not condition():
+        time.sleep(0.01)
 
 
 def once(mark: Path) -> bool:

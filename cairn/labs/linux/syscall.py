@@ -28,7 +28,7 @@ def run(bench: Workbench) -> Outcome:
     found = []
     for chunk in CHUNKS:
         bench.step(f"reads of {chunk} bytes")
-        found.append(read_s(path, size, chunk, bench.pick(5, 3)))
+        found.append(min(read_s(path, size, chunk, bench.pick(5, 3))))
     (small, large), (first, last) = (CHUNKS[0], CHUNKS[-1]), (found[0], found[-1])
     alpha = (first - last) / (size / small - size / large)
     base = last - alpha * size / large
@@ -92,18 +92,17 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def read_s(path: Path, size: int, chunk: int, repeats: int) -> float:
-    """The best of several readings into one buffer (fresh memory would cost page faults), in CPU time."""
-    buffer = bytearray(chunk)
+def read_s(path: Path, size: int, chunk: int, repeats: int) -> list[float]:
+    """CPU seconds of several readings into one buffer: fresh memory would cost page faults."""
+    buffer, seconds = bytearray(chunk), []
     with path.open("rb", buffering=0) as file:
-        best = float("inf")
         for _ in range(repeats):
             file.seek(0)
             began = time.thread_time()
             for _ in range(size // chunk):
                 file.readinto(buffer)
-            best = min(best, time.thread_time() - began)
-    return best
+            seconds.append(time.thread_time() - began)
+    return seconds
 
 
 def sink_writes(path: Path) -> int:

@@ -10,6 +10,7 @@ sign of life: a launcher sees only processes that exit. Knows neither torch nor 
 
 import argparse
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -33,6 +34,7 @@ from cairn.train.recovery.settings import Recovery
 MOST_RANKS = 8192  # of a job; the file is sparse
 SOCKET, BOARD, ADDRESS, LOG = "agent", "board", "address", "log"
 START_S = 60.0
+LET_GO_S = 10.0
 TICK_S = 0.2
 STARVED = 5  # a rank that can run has so many times the patience: a busy machine must not end it
 
@@ -59,12 +61,19 @@ class Node(NamedTuple):
         return Board(MOST_RANKS, 1, self.folder / BOARD)
 
     def answers(self) -> bool:
+        """One that was killed may still take connections while its threads end: it does not count."""
+        if not (self.folder / ADDRESS).exists() or not self.lives():
+            return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(1.0)
             with contextlib.suppress(OSError):
                 link.connect(self.path)
-                return (self.folder / ADDRESS).exists()
+                return True
         return False
+
+    def lives(self) -> bool:
+        pid = int(self.board().nodes["pid"][0])
+        return process_state(pid) not in ("", "Z")
 
 
 def node_here() -> Node:
@@ -135,8 +144,7 @@ def main(words: list[str]) -> int:
 def _live(given: argparse.Namespace, launcher: int) -> None:
     folder = given.folder
     before = (folder / ADDRESS).read_text() if (folder / ADDRESS).exists() else ":0"
-    (folder / SOCKET).unlink(missing_ok=True)  # of one that was killed; the port stays what it was
-    doors = Doors.open(str(folder / SOCKET), given.host, int(before.rpartition(":")[2]))
+    doors = _doors(str(folder / SOCKET), given.host, int(before.rpartition(":")[2]))
     board = Board(MOST_RANKS, 1, folder / BOARD)
     agent = Agent(0, doors, None, board)
     threading.Thread(target=agent.run, daemon=True).start()
@@ -150,6 +158,19 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
     poll.register(launcher, select.POLLIN)
     while not poll.poll(TICK_S * 1e3):
         end_silent(board, given.silent)
+
+
+def _doors(path: str, host: str, port: int) -> Doors:
+    """At the address of the one before, whose threads may take a moment to let go of it."""
+    deadline = time.monotonic() + LET_GO_S
+    while True:
+        Path(path).unlink(missing_ok=True)
+        try:
+            return Doors.open(path, host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def end_silent(board: Board, silent_s: float) -> list[int]:
