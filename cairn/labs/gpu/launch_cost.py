@@ -7,7 +7,8 @@ On a CPU "launch" is the way through Python and the dispatcher; on a GPU it is t
 additions are replayed from a CUDA graph, which pays the launch of a node only.
 """
 
-from cairn.hw.timing import measure_graph
+from cairn.hw.ceilings import duration
+from cairn.hw.timing import Timing, measure_graph
 from cairn.labs.gpu._ceiling import ceiling
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
 from cairn.labs.one_thread import one_thread
@@ -21,14 +22,15 @@ def run(bench: Workbench) -> Outcome:
     launch, bandwidth = ceiling(bench.ceilings, "launch"), ceiling(bench.ceilings, "copy")
     turn = launch * bandwidth / BYTES
     powers = range(4, bench.pick(25, 21), bench.pick(2, 4))
-    seconds = {}
+    timings = {}
     with one_thread():
         for power in powers:
             bench.step(f"addition of {1 << power:,} numbers")
-            seconds[1 << power] = _per_call(bench, 1 << power)
+            timings[1 << power] = _per_call(bench, 1 << power)
         small, large = 1 << 4, 1 << (16 if not bench.on_gpu else 22)
-        many = MANY * _per_call(bench, large // MANY)
-        once = _per_call(bench, large)
+        many = MANY * _per_call(bench, large // MANY).p10_s
+        once = _per_call(bench, large).p10_s
+    seconds = {count: timing.p10_s for count, timing in timings.items()}
     checks = [
         Check(
             what=Words("one addition of 16 numbers", "16 个数的一次加法"),
@@ -74,6 +76,7 @@ def run(bench: Workbench) -> Outcome:
                 f"少于约 {turn:,.0f} 个数时，一次加法的代价就是启动。",
             )
         ],
+        calibrates={"launch": duration(timings[small], "lab launch-cost, one of 200 additions")},
     )
 
 
@@ -81,8 +84,8 @@ def _model(count: int, launch: float, bandwidth: float) -> float:
     return launch + BYTES * count / bandwidth
 
 
-def _per_call(bench: Workbench, count: int) -> float:
-    """Seconds of one of many additions in a row, until all are done: launches cannot hide."""
+def _per_call(bench: Workbench, count: int) -> Timing:
+    """Time of one of many additions in a row, until all are done: launches cannot hide."""
     import torch
 
     a, b, out = (torch.ones(count, device=bench.device) for _ in range(3))
@@ -94,7 +97,7 @@ def _per_call(bench: Workbench, count: int) -> float:
         if bench.on_gpu:
             torch.cuda.synchronize()
 
-    return bench.time(burst, device="cpu", budget_ms=150).p10_s / times
+    return bench.time(burst, device="cpu", budget_ms=150).per(times)
 
 
 def _graph(bench: Workbench) -> list[Check]:

@@ -4,10 +4,17 @@ A product of n x n matrices does 2n³ FLOP over 3n² numbers, so its intensity g
 large ones for the arithmetic. The roofline says at which intensity that turns.
 """
 
+from typing import TYPE_CHECKING
+
 from cairn.hw.ceilings import rate as rate_of
 from cairn.hw.roofline import floor
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    import torch
+
+    from cairn.hw.ceilings import Measured
 
 SIZES = (64, 128, 256, 512, 1024)
 GPU_SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -31,7 +38,7 @@ def run(bench: Workbench) -> Outcome:
         measured.append((flops / moved, flops / seconds / 1e9))
         limit.append((flops / moved, flops / best.seconds / 1e9))
         rows.append([n, flops / moved, best.bound, flops / seconds / 1e9, best.share(seconds)])
-    adding = _addition(bench, dtype, name)
+    adding, bandwidth = _addition(bench, dtype, name)
     return Outcome(
         checks=[
             Check(
@@ -64,29 +71,28 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
         # The best of them is a rate that this machine reaches: a better ceiling than a busy moment's.
-        calibrates={f"matmul.{name}": max(found, key=lambda one: one.value)},
+        calibrates={f"matmul.{name}": max(found, key=lambda one: one.value), "copy": bandwidth},
     )
 
 
-def _addition(bench: Workbench, dtype: object, name: str) -> Check:
+def _addition(bench: Workbench, dtype: "torch.dtype", name: str) -> "tuple[Check, Measured]":
     """The other side of the ridge: an addition can only be as fast as memory."""
     import torch
 
     count = bench.pick(1 << 25, 1 << 24)
-    a, b, out = (torch.ones(count, dtype=dtype, device=bench.device) for _ in range(3))  # type: ignore[call-overload]
+    a, b, out = (torch.ones(count, dtype=dtype, device=bench.device) for _ in range(3))
     bench.step("addition, far left of the ridge")
-    seconds = bench.time(
-        lambda: torch.add(a, b, out=out)
-    ).p10_s  # what the memory can do, not its neighbours
+    timing = bench.time(lambda: torch.add(a, b, out=out))
     moved = 3.0 * count * a.element_size()
     best = floor(count, moved, name, bench.ceilings, in_graph=False)
-    return Check(
+    check = Check(
         what=Words("bandwidth of an addition", "加法的访存带宽"),
         predicted=moved / best.seconds / 1e9,
-        measured=moved / seconds / 1e9,
+        measured=moved / timing.p10_s / 1e9,  # what the memory can do, not its neighbours
         unit="GB/s",
         within=0.5,
     )
+    return check, rate_of(moved, "B/s", timing, f"lab roofline, additions of {count:,} numbers")
 
 
 LAB = Lab(
@@ -95,8 +101,7 @@ LAB = Lab(
     title=Words("Memory-bound or compute-bound?", "访存受限还是计算受限？"),
     hypothesis=Words(
         "A large matrix product runs at this machine's matmul rate and an addition at its copy bandwidth; "
-        "the ridge "
-        "between them is where FLOP per byte equals rate over bandwidth.",
+        "the ridge between them is where FLOP per byte equals rate over bandwidth.",
         "大矩阵乘能跑到本机的矩阵乘速率，加法只能跑到拷贝带宽；两者的分界（拐点）是“每字节运算数 = 速率 / "
         "带宽”。",
     ),
