@@ -54,7 +54,9 @@ def fault(loop: LaunchedLoop, rank: int, folder: Path) -> None:
     if rank == 1 and step == STOPPED and once(folder / "stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 1 and step == LOST and once(folder / "lost"):
-        wait_until(lambda: loop.board.ranks["replicated"][rank] == LOST - 1)  # a busy machine is slow
+        wait_until(
+            lambda: loop.board.ranks["replicated"][rank] == LOST - 1
+        )  # a busy machine is slow
         launcher = int(os.environ["CAIRN_NODE_LAUNCHER"])
         os.killpg(os.getpgid(launcher), signal.SIGKILL)
         time.sleep(60)  # the kernel ends this rank with its node
