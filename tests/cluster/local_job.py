@@ -76,9 +76,14 @@ def ended(record, engine: Backend | None = None):
     return until(over, f"job {record.name} ends")
 
 
-def nothing_left(folder: Path) -> bool:
-    """No process of this machine has the folder in its command line, nor anywhere above it a supervisor."""
-    return not left(folder)
+def nothing_left(folder: Path, patience_s: float = 20.0) -> bool:
+    """No process of this machine has the folder in its command line; those that just end get their time for it."""
+    deadline = time.monotonic() + patience_s
+    while left(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def left(folder: Path):

@@ -21,6 +21,7 @@ from cairn.train.checkpoint.peer_agent import mark
 from cairn.train.checkpoint.peer_pack import (
     Entry,
     Table,
+    clear_gaps,
     entries_of,
     room_for,
     tensor_at,
@@ -128,6 +129,7 @@ class PeerMemory:
         homes = home.tensors[slot]
         if not homes:
             memory = home.slot(slot)
+            clear_gaps(memory, self.entries, self.data)
             homes.update({e.name: tensor_at(memory, e, self.data) for e in self.entries})
         for name, piece in pieces.items():
             homes[name].copy_(piece.tensor.detach(), non_blocking=True)

@@ -72,6 +72,17 @@ def write_table(memory: memoryview, table: Table) -> None:
     memory[PREFIX : PREFIX + len(text)] = text
 
 
+def clear_gaps(memory: memoryview, entries: list[Entry], data: int) -> None:
+    """Zeros behind each tensor: the checksum of a copy that is read tensor by tensor counts nothing there.
+
+    Memory that a process before this one has used may hold anything, since its tensors may have begun elsewhere.
+    """
+    for entry in entries:
+        end = data + entry.at + entry.size()
+        behind = memory[end : data + -(-(entry.at + entry.size()) // ALIGN) * ALIGN]
+        behind[:] = bytes(len(behind))
+
+
 def table_length(prefix: memoryview | bytes) -> int:
     return int.from_bytes(prefix[8:PREFIX], "little")
 

@@ -115,6 +115,33 @@ def test_a_copy_survives_the_loss_of_its_node(nodes):
     assert torch.equal(whole_matrix["model/w"].tensor, torch.arange(24.0).view(4, 6) * 15)
 
 
+def odd_state(step):
+    """Tensors that end in the middle of a line of memory."""
+    return {f"model/{n}": whole(torch.full((70,), step + n, dtype=torch.uint8)) for n in range(3)}
+
+
+def test_a_process_that_comes_back_writes_over_what_the_one_before_left(nodes):
+    """Its description is shorter or longer, so its tensors begin elsewhere in the same memory."""
+    net = nodes(2, 2)
+    for life, words in enumerate(["x" * 400, "", "x" * 64]):
+        peers = [net.peer(rank, 2) for rank in range(2)]
+        for step in (10 * life + 2, 10 * life + 4):
+            for peer in peers:
+                assert peer.save(step, odd_state(step), {"words": words})
+            assert peers[0].wait_until_safe(step)
+        for peer in peers:
+            peer.close()
+        point = recovery_point(net.holdings(), 1, 2)
+        assert point.step == 10 * life + 4
+        copies = tuple(msgspec.structs.replace(c, nodes=(1 - c.rank,)) for c in point.copies)
+        elsewhere = msgspec.structs.replace(point, copies=copies)  # over TCP, from the other node
+        for rank in range(2):
+            room = odd_state(0)
+            recall_pieces(elsewhere, net.reach(rank), rank, room)
+            for name, expected in odd_state(point.step).items():
+                assert torch.equal(room[name].tensor, expected.tensor)
+
+
 def test_the_last_step_that_all_have_is_never_overwritten(nodes):
     net = nodes(2, 2)
     peers = [net.peer(r, 2) for r in range(2)]
