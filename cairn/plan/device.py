@@ -14,6 +14,7 @@ from cairn.hw import ceilings
 from cairn.hw.datasheet import CHIPS, Chip
 
 GIGA = 1e9
+BUSY = 0.85  # of its power limit: what a busy GPU draws
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +43,13 @@ class _Known(msgspec.Struct, frozen=True):
     fabric: str
     usd_per_hour: float
     flops_note: str = "what chips of this kind sustain in large products"
+    tdp_w: int = 0  # where it is held below the datasheet's; 0: the datasheet's
 
 
 KNOWN = {
     "h200": _Known("H200 SXM", 0.687, 0.888, "h200", 3.5, "measured in benchmarks/h200"),
     "h100": _Known("H100 SXM", 0.62, 0.90, "h100", 2.5),
-    "h100-500w": _Known("H100 SXM", 0.46, 0.66, "h100", 2.2, "a 500 W part with HBM2e"),
+    "h100-500w": _Known("H100 SXM", 0.46, 0.66, "h100", 2.2, "a 500 W part with HBM2e", 500),
     "a100": _Known("A100 SXM 80GB", 0.83, 0.88, "a100", 1.5),
     "b200": _Known("B200", 0.70, 0.88, "b200", 5.0),
 }
@@ -65,7 +67,7 @@ def device(name: str, **changes: float) -> Device:
         name=name.lower(), memory_bytes=chip.memory_bytes, flops_per_s=flops,
         fp8_flops_per_s=flops * (1.9 if "fp8" in chip.flops_per_s else 1.0),
         peak_flops_per_s=chip.flops_per_s["bf16"], bytes_per_s=moved, fabric=known.fabric,
-        watts=0.85 * chip.tdp_w, usd_per_hour=known.usd_per_hour, why=why,
+        watts=BUSY * (known.tdp_w or chip.tdp_w), usd_per_hour=known.usd_per_hour, why=why,
     )  # fmt: skip
     for field, value in changes.items():
         if not 0 < value < float("inf"):

@@ -14,26 +14,40 @@ from cairn.models.spec import ModelSpec
 WIDTH = 2  # bytes of bf16
 
 
-class LayerCost(msgspec.Struct, frozen=True):
+class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Of one layer and one microbatch on one rank, forward."""
 
     products: float  # FLOPs
+    routed: float  # of them, those of experts that tokens are sent to
     attention: float  # FLOPs
     between: float  # bytes
     weights: float  # parameters of this rank's part, all experts of it
 
 
 def layer_cost(
-    spec: ModelSpec, tokens: float, sequence: int, tp: int = 1, ep: int = 1
+    spec: ModelSpec,
+    tokens: float,
+    sequence: int,
+    tp: int = 1,
+    ep: int = 1,
+    *,
+    sequence_parallel: bool = False,
 ) -> LayerCost:
-    """`tokens` on this rank; `sequence` is the length of a sample, over all ranks of cp."""
+    """`tokens` on this rank; `sequence` is the length of a sample, over all ranks of cp.
+
+    Between the layers every rank of tp has all of the stream; with `sequence_parallel`, its share of the tokens.
+    """
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     projections = spec.hidden * (2 * queries + 2 * keys)
     feed, all_feed, inner = _feed_forward(spec, ep)
-    columns = 8 * spec.hidden + (2 + spec.gated) * inner / tp + 4 * (queries + keys) / tp
+    experts = spec.experts
+    visited = 0 if experts is None else experts.per_token * experts.intermediate
+    stream = 8 * spec.hidden / (tp if sequence_parallel else 1)
+    columns = stream + (2 + spec.gated) * inner / tp + 4 * (queries + keys) / tp
     return LayerCost(
         products=2 * tokens * (projections + feed) / tp,
-        attention=4 * queries / tp * tokens * (sequence + 1) / 2,
+        routed=2 * tokens * (2 + spec.gated) * spec.hidden * visited / tp,
+        attention=spec.attention_flops(sequence) / spec.layers / sequence * tokens / tp,
         between=tokens * columns * WIDTH,
         weights=(projections + all_feed) / tp,
     )
@@ -41,8 +55,10 @@ def layer_cost(
 
 def head_cost(spec: ModelSpec, tokens: float, tp: int = 1) -> LayerCost:
     """The output projection and the loss: logits are written, read for the loss, and their gradients read twice."""
-    return LayerCost(2 * tokens * spec.vocab * spec.hidden / tp, 0.0, 4 * tokens * spec.vocab / tp * WIDTH,
-                     spec.vocab * spec.hidden / tp)  # fmt: skip
+    return LayerCost(
+        products=2 * tokens * spec.vocab * spec.hidden / tp, routed=0.0, attention=0.0,
+        between=4 * tokens * spec.vocab / tp * WIDTH, weights=spec.vocab * spec.hidden / tp,
+    )  # fmt: skip
 
 
 def _feed_forward(spec: ModelSpec, ep: int) -> tuple[float, float, float]:

@@ -1,15 +1,17 @@
 """Predicted beside measured: the records of benchmarks/ on an H200, and what the planner says about the same cases.
 
     throughput.json   five workloads, two models      serve.json      a server under load
-    training.json     single-GPU training             published.py    other people's training on several GPUs
+    training.json     single-GPU training, memory     published.py    other people's training on several GPUs
 
 Reads the records where the checkout has them and says nothing where not. The constants of the cost functions were
 chosen with most of these records in view, so an error here is how well one set of constants explains all of them, not
 a forecast of a machine nobody has seen.
 """
 
+import itertools
+import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ import msgspec
 from cairn.core.errors import CairnError
 from cairn.models.presets import PRESETS, preset
 from cairn.plan.device import device
-from cairn.plan.published import Compared
+from cairn.plan.published import TITAN_AGAIN, Compared, Published, compare_one
 from cairn.plan.serve_cost import Served
-from cairn.plan.serve_load import STEP_MS, Workload, run
+from cairn.plan.serve_load import STEP_MS, Traced, Workload, run
 from cairn.plan.train_cost import Choice, Job, step_time
+from cairn.plan.train_memory import rank_memory
 from cairn.train.parallel.layout import Layout
 from cairn.train.recompute_kinds import KINDS
 
@@ -81,52 +84,85 @@ def serving(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
     return found
 
 
+def arrivals(rate: float, count: int) -> list[float]:
+    """The moments at which `cairn bench serve` sends its requests, seed 0; a test holds the two together."""
+    draw = random.Random("arrivals 0")
+    return list(itertools.accumulate(draw.expovariate(rate) for _ in range(count)))
+
+
 def _under_load(row: dict[str, Any]) -> list[Compared]:
-    workload = Workload(requests=row["requests"], rate=row["rate"], input_least=1024, input_most=1024,
-                        output_least=128, output_most=128)  # fmt: skip
+    """The requests that were measured, each at its moment: near saturation another draw is another queue."""
+    moments = arrivals(row["rate"], row["requests"])
+    trace = tuple(Traced(moment, [number] * 1024, 128) for number, moment in enumerate(moments))
+    workload = Workload(
+        requests=len(trace), rate=(len(trace) - 1) / (moments[-1] - moments[0]), trace=trace,
+        input_least=1024, input_most=1024, output_least=128, output_most=128,
+    )  # fmt: skip
     load = run(Served(spec=preset(row["shape"]), device=device("h200")), workload, step_ms=STEP_MS)
     name = f"{row['shape']} served at {row['rate']:g}/s"
-    return [
+    predicted = {
+        "tpot_ms": {"p50": load.tpot_p50, "p99": load.tpot_p99},
+        "ttft_ms": {"p50": load.ttft_p50, "p99": load.ttft_p99},
+    }
+    found = [
         Compared(
             what=f"{name}, tokens/s",
             measured=row["output_tokens_per_s"],
             predicted=load.output_tokens_per_s,
-        ),
-        Compared(
-            what=f"{name}, median TPOT ms",
-            measured=row["tpot_ms"]["p50"],
-            predicted=1e3 * load.tpot_p50,
-        ),
-        Compared(
-            what=f"{name}, median TTFT ms",
-            measured=row["ttft_ms"]["p50"],
-            predicted=1e3 * load.ttft_p50,
-        ),
+        )
     ]
-
-
-def training(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
-    """Our trainer on one GPU."""
-    found = []
-    for row in _rows(records / "training.json"):
-        if row.get("failure") or row.get("tokens_per_s") is None or row.get("model") not in PRESETS:
-            continue
-        if only is not None and row["model"] != only:
-            continue
-        if row.get("recompute") not in KINDS or row.get("states", "float32") != "float32":
-            continue
-        job = Job(spec=preset(row["model"]), sequence=row["seq"], sequences=row["batch"], fp8="fp8" in row["dtype"],
-                  kernels="plain" if row.get("plain") else "fused")  # fmt: skip
-        choice = Choice(layout=Layout(), microbatch=row["microbatch"], recompute=row["recompute"])
-        rate = row["seq"] * row["batch"] / step_time(job, choice, device("h200")).total()
-        size = f"seq {row['seq']} x {row['batch']}"
-        what = f"{row['model']} {row['dtype']} {size}, recompute {row['recompute']}, tokens/s"
-        found.append(Compared(what=what, measured=row["tokens_per_s"], predicted=rate))
+    for what, shares in predicted.items():
+        for share, seconds in shares.items():
+            words = f"{name}, {share} {what[:4].upper()} ms"
+            found.append(Compared(what=words, measured=row[what][share], predicted=1e3 * seconds))
     return found
 
 
+def training(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
+    """Tokens per second of our trainer on one GPU."""
+    found = []
+    for what, row, job, choice in _trained(records, only):
+        rate = row["seq"] * row["batch"] / step_time(job, choice, device("h200")).total()
+        found.append(
+            Compared(what=f"{what}, tokens/s", measured=row["tokens_per_s"], predicted=rate)
+        )
+    return found
+
+
+def training_memory(records: Path = RECORDS, only: str | None = None) -> list[Compared]:
+    """The peak of its memory, in GiB; of the fused form, which is what plans are made for."""
+    return [
+        Compared(
+            what=f"{what}, GiB",
+            measured=row["peak_gib"],
+            predicted=rank_memory(job, choice).total() / 2**30,
+        )
+        for what, row, job, choice in _trained(records, only)
+        if row.get("peak_gib") and job.kernels == "fused"
+    ]
+
+
+def _trained(records: Path, only: str | None) -> Iterator[tuple[str, dict[str, Any], Job, Choice]]:
+    """The runs of the record that the planner has a name for."""
+    for row in _rows(records / "training.json"):
+        if row.get("failure") or row.get("tokens_per_s") is None or row.get("model") not in PRESETS:
+            continue
+        if (only is not None and row["model"] != only) or row.get("recompute") not in KINDS:
+            continue
+        job = Job(spec=preset(row["model"]), sequence=row["seq"], sequences=row["batch"], fp8="fp8" in row["dtype"],
+                  kernels="plain" if row.get("plain") else "fused", states=row.get("states", "float32"))  # fmt: skip
+        choice = Choice(layout=Layout(), microbatch=row["microbatch"], recompute=row["recompute"])
+        size = f"seq {row['seq']} x {row['batch']}"
+        yield (
+            f"{row['model']} {row['dtype']} {size}, recompute {row['recompute']}",
+            row,
+            job,
+            choice,
+        )
+
+
 def torchtitan_here() -> list[Compared]:
-    """torchtitan 0.2.2 on the same kind of GPU: sequence 4096, batch 8, compiled, AdamW."""
+    """torchtitan 0.2.2 on the same kind of GPU: sequence 4096, batch 8, compiled, cuDNN's attention, AdamW."""
     rows = (
         ("qwen3-0.6b", "none", 90_000),
         ("qwen3-1.7b", "none", 45_200),
@@ -134,11 +170,12 @@ def torchtitan_here() -> list[Compared]:
     )
     found = []
     for model, recompute, tokens in rows:
-        job = Job(spec=preset(model), sequence=4096, sequences=8)
-        choice = Choice(layout=Layout(), microbatch=8, recompute=recompute)
-        rate = 4096 * 8 / step_time(job, choice, device("h200")).total()
-        found.append(Compared(what=f"{model}, torchtitan on an H200, recompute {recompute}, tokens/s",
-                              measured=tokens, predicted=rate))  # fmt: skip
+        case = Published(
+            what=f"{model}, torchtitan on an H200, recompute {recompute}, tokens/s", gpu="h200", model=model,
+            sequence=4096, microbatch=8, tokens_per_s=tokens, layout=Layout(), recompute=recompute,
+            products_again=TITAN_AGAIN if recompute == "selective" else 0.0,
+        )  # fmt: skip
+        found.append(compare_one(case))
     return found
 
 

@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 from cairn.core.units import format_bytes, format_duration
+from cairn.plan.memory_bars import STYLE as memory_bars_style
+from cairn.plan.memory_bars import memory_bars
 from cairn.plan.published import Compared
+from cairn.plan.serve_load import UNUSED
 from cairn.plan.serve_plan import Option, ServePlan
-from cairn.plan.train_cost import Job
+from cairn.plan.train_cost import Job, timeline
 from cairn.plan.train_search import Lost, Row, TrainPlan
 from cairn.report import plot
 from cairn.report.page import Markup, bars, element, facts, heading, join, page, paragraph, table
 from cairn.report.plot import Series, chart
+from cairn.train.memory import OF_DEVICE
 from cairn.train.parallel.pipeline import draw
-from cairn.train.parallel.pipeline.schedules import schedule
-from cairn.train.parallel.pipeline.simulate import Costs, simulate
 
 SHOWN_MICROBATCHES = 16  # of the pipeline's picture
 
@@ -40,7 +42,8 @@ SERVE_HEADINGS = (
 
 
 def train_cells(row: Row) -> list[str]:
-    exposed = row.time.tensor + row.time.context + row.time.expert + row.time.data
+    time = row.time
+    exposed = time.tensor + time.context + time.expert + time.stages + time.data
     return [
         row.choice.words(), f"{row.tokens_per_s:,.0f}", f"{row.mfu:.1%}", format_duration(row.seconds),
         format_bytes(row.memory.total()), f"{row.time.bubble / row.seconds:.1%}",
@@ -86,37 +89,56 @@ def train_page(
         best = plan.rows[0]
         parts += [
             heading("The best ten"),
-            table(list(TRAIN_HEADINGS), [train_cells(row) for row in plan.rows]),
-            heading(f"Memory of one rank: {best.choice.words()}"),
-            bars({name: size / 2**30 for name, size in best.memory.table().items()}, " GiB"),
-            heading("Where the step goes"),
+            _with_words(TRAIN_HEADINGS, [train_cells(row) for row in plan.rows], "words named"),
+            paragraph("To run the first: ", element("code", f"cairn train RECIPE {best.flags}")),
+            heading("Memory of one rank"),
+            paragraph(
+                f"At the peak of a step; the line is the {OF_DEVICE:.0%} that a run may plan with."
+            ),
+            memory_bars(
+                {row.choice.words(): row.memory.table() for row in plan.rows},
+                plan.device.memory_bytes,
+                OF_DEVICE,
+            ),
+            heading(f"Where the step goes: {best.choice.words()}"),
             bars({name: seconds for name, seconds in best.time.table().items() if seconds}, " s"),
-            *_pipeline(plan.rows),
+            *_pipeline(job, plan.pipelined),
         ]
     parts += [
         heading("Why the others lost"),
-        table(["reason", "how many", "such as"], [_lost(row) for row in plan.lost]),
+        _with_words(["reason", "how many", "such as"], [_lost(row) for row in plan.lost], "words named"),
         *_compared(compared),
     ]  # fmt: skip
-    return page(title, *parts, style=plot.STYLE)
+    return page(title, *parts, style=plot.STYLE + memory_bars_style + STYLE)
+
+
+def _with_words(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "words"
+) -> Markup:
+    """A table whose last column is a sentence; `words named`: its first is long, too."""
+    return element("div", table(list(headings), rows), class_=kind)
 
 
 def _lost(row: Lost) -> list[str]:
     return [f"{row.kind}: {row.reason}", f"{row.count:,}", row.example]
 
 
-def _pipeline(rows: Sequence[Row]) -> list[Markup]:
-    """The timeline of the first layout that has a pipeline."""
-    row = next((row for row in rows if row.choice.layout.pp > 1), None)
+def _pipeline(job: Job, row: Row | None) -> list[Markup]:
+    """The timeline of the best layout that has a pipeline, wherever it came."""
     if row is None:
-        return [paragraph("None of the best has a pipeline.")]
-    found = schedule(row.choice.order, row.choice.layout.pp, SHOWN_MICROBATCHES)
-    timeline = simulate(found, Costs())
+        return [heading("Pipeline"), paragraph("Nothing that fits has a pipeline.")]
+    choice = row.choice
+    microbatches = job.sequences // (choice.layout.data_ranks() * choice.microbatch)
+    shown = min(microbatches, max(SHOWN_MICROBATCHES, 2 * choice.layout.pp))
+    drawn = timeline(choice.order, choice.layout.pp, shown, choice.chunks)
+    first = f"its first {shown} of {microbatches:,}" if shown < microbatches else f"its {shown}"
     return [
-        heading(f"Pipeline of {row.choice.words()} (its first {SHOWN_MICROBATCHES} microbatches)"),
-        draw.legend(timeline),
-        element("div", draw.svg(timeline), class_="scroll"),
-    ]
+        heading(f"Pipeline of {choice.words()}"),
+        paragraph(f"{(row.why or 'the best').capitalize()}. Here with {first} microbatches; a step's bubble is "
+                  f"{row.time.bubble / row.seconds:.1%}."),
+        draw.legend(drawn),
+        draw.svg(drawn),
+    ]  # fmt: skip
 
 
 def _compared(compared: Mapping[str, Sequence[Compared]]) -> list[Markup]:
@@ -134,18 +156,27 @@ def serve_page(
     parts: list[str] = [
         join(paragraph(note) for note in notes),
         heading("Ways to serve it"),
-        table(list(SERVE_HEADINGS), [serve_cells(option) for option in plan.options]),
+        _with_words(SERVE_HEADINGS, [serve_cells(option) for option in plan.options]),
+        heading("Memory of one GPU"),
+        memory_bars(_memory(plan.options), plan.device.memory_bytes),
     ]
     if plan.best is not None:
-        memory = {name: size / 2**30 for name, size in plan.best.room.table().items()}
         parts += [
-            heading("Memory of one GPU"),
-            bars(memory, " GiB"),
             heading("Throughput and latency of one replica"),
             element("div", join(_curves(plan)), class_="plots"),
         ]
     parts += _compared(compared)
-    return page(title, *parts, style=plot.STYLE)
+    return page(title, *parts, style=plot.STYLE + memory_bars_style + STYLE)
+
+
+def _memory(options: Sequence[Option]) -> dict[str, dict[str, int]]:
+    """By size of tp, without what nobody uses: the bar leaves it free."""
+    return {
+        f"tp {option.tp}": {
+            name: size for name, size in option.room.table().items() if name != UNUSED
+        }
+        for option in options
+    }
 
 
 def _curves(plan: ServePlan) -> list[Markup]:
@@ -164,3 +195,9 @@ def _curves(plan: ServePlan) -> list[Markup]:
             Series("tokens/s", [(load.rate, load.output_tokens_per_s) for load in loads]),
         ], x="requests/s", y="output tokens/s"),
     ]  # fmt: skip
+
+
+STYLE = """
+.words th:last-child, .words td:last-child { text-align: left; white-space: normal; min-width: 13rem; }
+.named td:first-child { white-space: normal; min-width: 13rem; }
+"""

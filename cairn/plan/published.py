@@ -1,8 +1,14 @@
 """What others have published about training on several GPUs, beside what this model says. Data and a comparison.
 
-Rows are tokens per second and GPU. The stacks differ from ours (eager or compiled, other attention), so each row says
-what it ran; the planner's constants are the same for all.
+    torchtitan        benchmarks/llama3_h100_202412 (8 to 512 GPUs), llama3-8b_h200_202506; torchao's training docs
+    Megatron-Bridge   performance summaries 25.11 and 26.02 (8 to 1,024 GPUs); NeMo AutoModel's
+    llm-foundry       its benchmarking README;  llm.c, KempnerForge: their own pages
+
+Rows are tokens per second and GPU. The stacks differ from ours: eager or compiled, other attention, more recomputation,
+with tp tokens cut between the layers. Each row says what it ran; the planner's constants are the same for all.
 """
+
+from typing import Any
 
 import msgspec
 
@@ -10,7 +16,7 @@ from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.plan.device import device
 from cairn.plan.train_cost import Choice, Job, Kernels, step_time
-from cairn.train.parallel.layout import Layout
+from cairn.train.parallel.layout import Layout, Order
 from cairn.train.recompute_kinds import Recompute
 
 
@@ -22,7 +28,11 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     microbatch: int
     tokens_per_s: float  # of one GPU
     layout: Layout
+    microbatches: int = 1
     recompute: Recompute = "none"
+    products_again: float = 0.0  # share of the products that backward computes again
+    order: Order = "1f1b"
+    chunks: int = 2
     kernels: Kernels = "fused"
     fp8: bool = False
 
@@ -45,63 +55,119 @@ def mpt(hidden: int, layers: int) -> ModelSpec:
     )  # fmt: skip
 
 
+TITAN_AGAIN = 0.5  # torchtitan's "selective" computes every second product of a layer again
 MODELS = {
-    "mpt-760m": (1536, 24),
-    "mpt-1.3b": (2048, 24),
-    "mpt-2.65b": (2560, 32),
-    "mpt-6.7b": (4096, 32),
+    "mpt-760m": mpt(1536, 24),
+    "mpt-1.3b": mpt(2048, 24),
+    "mpt-2.65b": mpt(2560, 32),
+    "mpt-6.7b": mpt(4096, 32),
+    "llama-3.1-405b": msgspec.structs.replace(
+        preset("llama-3.1-70b"), hidden=16_384, layers=126, heads=128, intermediate=53_248
+    ),
 }
 
 _FSDP8, _FSDP4 = Layout(fsdp=8), Layout(fsdp=4)
 
 
-def _mpt(
-    model: str, sequence: int, microbatch: int, tokens: float, recompute: Recompute = "none"
+def _mpt(model: str, sequence: int, microbatch: int, tokens: float, **rest: Any) -> Published:
+    """llm-foundry's benchmarking README: FSDP, no compiler."""
+    fp8 = " fp8" if rest.get("fp8") else ""
+    layout = rest.get("layout", _FSDP8)
+    fixed: dict[str, Any] = {
+        "what": f"{model}{fp8} seq {sequence} x {microbatch}, llm-foundry, {layout.world()}xH100", "gpu": "h100",
+        "model": model, "sequence": sequence, "microbatch": microbatch, "tokens_per_s": tokens, "layout": layout,
+        "kernels": "plain", "microbatches": 2,
+    }  # fmt: skip
+    return Published(**(fixed | rest))
+
+
+def _titan(what: str, microbatch: int, tokens: float, layout: Layout, **rest: Any) -> Published:
+    """torchtitan's tables: 8,192 tokens, compiled; its "selective" repeats every second product of a layer."""
+    fixed: dict[str, Any] = {
+        "what": f"{what}, torchtitan, {layout.words()}", "gpu": "h100-500w", "model": "llama-3.1-8b", "sequence": 8192,
+        "microbatch": microbatch, "tokens_per_s": tokens, "layout": layout, "kernels": "compiled",
+    }  # fmt: skip
+    if rest.get("recompute") is None:
+        fixed |= {"recompute": "selective", "products_again": TITAN_AGAIN}
+    return Published(**(fixed | rest))
+
+
+def _megatron(
+    model: str, tokens: float, layout: Layout, microbatches: int, **rest: Any
 ) -> Published:
-    return Published(
-        what=f"{model} seq {sequence} x {microbatch}, llm-foundry, 8xH100", gpu="h100", model=model,
-        sequence=sequence, microbatch=microbatch, tokens_per_s=tokens, layout=_FSDP8, kernels="plain",
-        recompute=recompute,
-    )  # fmt: skip
+    """Megatron-Bridge's performance summary: DGX H100, fp8 with current scaling, 8,192 tokens, one sample at a time."""
+    fixed: dict[str, Any] = {
+        "what": f"{model} fp8 seq 8192, Megatron-Bridge, {layout.words()}", "gpu": "h100", "model": model,
+        "sequence": 8192, "microbatch": 1, "tokens_per_s": tokens, "layout": layout, "microbatches": microbatches,
+        "fp8": True,
+    }  # fmt: skip
+    return Published(**(fixed | rest))
 
 
-# torchtitan's and torchao's own tables, llm-foundry's benchmarking README, KempnerForge's scaling page, llm.c.
+_70B: dict[str, Any] = {"model": "llama-3.1-70b"}
+_405B: dict[str, Any] = {"model": "llama-3.1-405b"}
+_FULL: dict[str, Any] = {"recompute": "full", "fp8": True}
+
 ROWS = (
-    Published(what="Llama-3 8B seq 8192 x 2, torchtitan compiled, 8xH100 of 500 W", gpu="h100-500w",
-              model="llama-3.1-8b", sequence=8192, microbatch=2, tokens_per_s=6667, layout=_FSDP8,
-              recompute="selective"),
-    Published(what="Llama-3 8B seq 8192 x 1, torchao compiled, 8xH100 of 500 W", gpu="h100-500w",
-              model="llama-3.1-8b", sequence=8192, microbatch=1, tokens_per_s=6150, layout=_FSDP8,
-              recompute="selective"),
-    Published(what="Llama-3 8B fp8 seq 8192 x 2, torchtitan compiled, 8xH100 of 500 W", gpu="h100-500w",
-              model="llama-3.1-8b", sequence=8192, microbatch=2, tokens_per_s=8532, layout=_FSDP8,
-              recompute="selective", fp8=True),
+    _titan("Llama-3 8B", 2, 6667, _FSDP8),
+    _titan("Llama-3 8B eager", 2, 5762, _FSDP8, kernels="plain"),
+    _titan("Llama-3 8B fp8", 2, 8532, _FSDP8, fp8=True),
+    _titan("Llama-3 8B", 2, 6514, Layout(fsdp=128)),
+    _titan("Llama-3 8B eager", 2, 5605, Layout(fsdp=128), kernels="plain"),
+    _titan("Llama-3 8B fp8", 2, 8380, Layout(fsdp=128), fp8=True),
+    _titan("Llama-3 8B fp8 H200", 2, 10938, Layout(fsdp=32), fp8=True, gpu="h200"),
+    _titan("Llama-3 8B fp8 H200", 2, 10753, Layout(fsdp=64), fp8=True, gpu="h200"),
+    _titan("Llama-3 8B fp8 seq 32768", 1, 3890, _FSDP8, sequence=32768, **_FULL),
+    _titan("Llama-3 8B fp8 seq 65536", 1, 2540, Layout(fsdp=4, cp=2), sequence=65536, **_FULL),
+    _titan("Llama-3 8B fp8 seq 131072", 1, 1071, Layout(fsdp=2, cp=4), sequence=131072, **_FULL),
+    _titan("Llama-3 8B fp8 seq 262144", 1, 548, Layout(cp=8), sequence=262144, **_FULL),
+    _titan("Llama-3 70B fp8", 16, 829, Layout(fsdp=32, tp=8), **_70B, **_FULL),
+    _titan("Llama-3 405B fp8 1f1b", 1, 100, Layout(fsdp=8, pp=8, tp=8), microbatches=32, **_405B, **_FULL),
+    _titan("Llama-3 405B fp8 interleaved", 1, 128, Layout(fsdp=8, pp=8, tp=8), microbatches=32, order="interleaved",
+           **_405B, **_FULL),
+    _titan("Llama-3 8B seq 8192 x 1, torchao", 1, 6150, _FSDP8),
+    _titan("Llama-3 8B fp8 seq 8192 x 1, torchao", 1, 7690, _FSDP8, fp8=True),
+    _megatron("llama-3.1-8b", 14451, _FSDP8, 16),
+    _megatron("llama-3.1-70b", 1621, Layout(dp=2, pp=8, tp=4), 128, order="interleaved", chunks=5),
+    _megatron("llama-3.1-405b", 311, Layout(dp=8, pp=8, cp=2, tp=8), 192, order="interleaved", chunks=8),
+    Published(what="Qwen3 30B-A3B seq 4096 x 4, NeMo AutoModel, 8xH100", gpu="h100", model="qwen3-30b-a3b",
+              sequence=4096, microbatch=4, microbatches=16, tokens_per_s=12_040, layout=Layout(fsdp=8, ep=8),
+              recompute="full"),
     Published(what="Llama-3 8B seq 4096 x 4, KempnerForge, FSDP on 4xH200", gpu="h200", model="llama-3.1-8b",
-              sequence=4096, microbatch=4, tokens_per_s=9746, layout=_FSDP4, recompute="full"),
+              sequence=4096, microbatch=4, microbatches=2, tokens_per_s=9746, layout=_FSDP4, recompute="full"),
     Published(what="Llama-3 8B seq 4096 x 4, KempnerForge, TP on 4xH200", gpu="h200", model="llama-3.1-8b",
-              sequence=4096, microbatch=4, tokens_per_s=6284, layout=Layout(tp=4), recompute="full"),
+              sequence=4096, microbatch=4, microbatches=2, tokens_per_s=6284, layout=Layout(tp=4), recompute="full"),
     _mpt("mpt-760m", 2048, 24, 63_100),
+    _mpt("mpt-760m", 2048, 24, 68_600, layout=Layout(fsdp=16)),
     _mpt("mpt-1.3b", 2048, 14, 45_500),
     _mpt("mpt-1.3b", 4096, 7, 38_500),
     _mpt("mpt-1.3b", 8192, 3, 29_200),
+    _mpt("mpt-1.3b", 8192, 3, 32_000, fp8=True),
     _mpt("mpt-2.65b", 1024, 20, 27_000),
     _mpt("mpt-2.65b", 4096, 5, 21_000),
     _mpt("mpt-2.65b", 8192, 3, 16_600),
+    _mpt("mpt-2.65b", 2048, 10, 30_600, fp8=True),
+    _mpt("mpt-2.65b", 8192, 3, 19_100, fp8=True),
     _mpt("mpt-6.7b", 2048, 6, 10_600),
-    _mpt("mpt-6.7b", 4096, 16, 8_600, "full"),
+    _mpt("mpt-6.7b", 4096, 16, 8_600, recompute="full"),
+    Published(what="GPT-2 124M seq 1024 x 64, llm.c, 8xH100", gpu="h100", model="gpt2", sequence=1024,
+              microbatch=64, tokens_per_s=468_000, layout=Layout(dp=8)),
     Published(what="GPT-2 1558M seq 1024 x 16, llm.c, 8xH100", gpu="h100", model="gpt2-xl", sequence=1024,
-              microbatch=16, tokens_per_s=46_800, layout=Layout(dp=8)),
+              microbatch=16, microbatches=8, tokens_per_s=46_800, layout=Layout(dp=8)),
 )  # fmt: skip
 
 
 def compare() -> list[Compared]:
-    found = []
-    for row in ROWS:
-        spec = mpt(*MODELS[row.model]) if row.model in MODELS else preset(row.model)
-        job = Job(spec=spec, sequence=row.sequence, sequences=row.microbatch * row.layout.data_ranks() * 2,
-                  fp8=row.fp8, kernels=row.kernels)  # fmt: skip
-        choice = Choice(layout=row.layout, microbatch=row.microbatch, recompute=row.recompute)
-        seconds = step_time(job, choice, device(row.gpu)).total()
-        rate = job.sequence * job.sequences / seconds / row.layout.world()
-        found.append(Compared(what=row.what, measured=row.tokens_per_s, predicted=rate))
-    return found
+    return [compare_one(row) for row in ROWS]
+
+
+def compare_one(row: Published) -> Compared:
+    spec = MODELS[row.model] if row.model in MODELS else preset(row.model)
+    job = Job(spec=spec, sequence=row.sequence, fp8=row.fp8, kernels=row.kernels,
+              sequences=row.microbatch * row.microbatches * row.layout.data_ranks())  # fmt: skip
+    choice = Choice(layout=row.layout, microbatch=row.microbatch, recompute=row.recompute, order=row.order,
+                    chunks=row.chunks, sequence_parallel=row.layout.tp > 1)  # fmt: skip
+    time = step_time(job, choice, device(row.gpu))
+    seconds = time.total() + row.products_again * time.products / 3
+    rate = job.sequence * job.sequences / seconds / row.layout.world()
+    return Compared(what=row.what, measured=row.tokens_per_s, predicted=rate)

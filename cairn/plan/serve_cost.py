@@ -43,7 +43,8 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 def step_seconds(served: Served) -> Callable[[Step], float]:
     spec, device, tp = served.spec, served.device, served.tp
     head = spec.vocab * spec.hidden / tp
-    layer_weights = layer_cost(spec, 1, 1, tp)
+    layer = layer_cost(spec, 1, 1, tp)  # of one token
+    active = layer.products / 2  # weights of one layer that a token is multiplied with
     kept = spec.kv_bytes_per_token(served.cache_bytes) / tp  # of all layers
     pair = 4 * spec.heads * spec.head_dim * spec.layers / tp
     fixed = HOST_S + (KERNELS_PER_LAYER * spec.layers + 2) * LAUNCH_S
@@ -62,10 +63,11 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
             else:
                 prompt += chunk.start + chunk.count
                 pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
-        weights = _weights(spec, tokens, tp, layer_weights.weights) + head
-        products = 2 * tokens * _active(spec, tp) * spec.layers + 2 * rows * head
-        cost = layer_cost(spec, tokens, 1, tp)
-        moved = cost.between * spec.layers + 2 * rows * head / spec.hidden * WIDTH
+        weights = (
+            layer.weights if spec.experts is None else _visited(spec, tokens, tp, active)
+        ) * spec.layers + head
+        products = 2 * tokens * active * spec.layers + 2 * rows * head
+        moved = tokens * layer.between * spec.layers + 2 * rows * head / spec.hidden * WIDTH
         reduce = 0.0
         if tp > 1:
             reduce = (
@@ -98,16 +100,10 @@ def _read_before(chunk: Chunk, common: dict[int, int]) -> int:
     return 0 if before is None else request.cached
 
 
-def _active(spec: ModelSpec, tp: int) -> float:
-    """Weights of one layer that a token is multiplied with."""
-    return layer_cost(spec, 1, 1, tp).products / 2
-
-
-def _weights(spec: ModelSpec, tokens: int, tp: int, dense: float) -> float:
-    """Of all layers; of experts, those that so many tokens are expected to visit."""
-    if spec.experts is None:
-        return dense * spec.layers
+def _visited(spec: ModelSpec, tokens: int, tp: int, active: float) -> float:
+    """Weights of one layer with experts: those that so many tokens are expected to visit."""
     experts = spec.experts
+    assert experts is not None
     visited = experts.count * (1 - (1 - experts.per_token / experts.count) ** max(tokens, 1))
     one = (2 + spec.gated) * spec.hidden * experts.intermediate / tp
-    return (_active(spec, tp) + (visited - experts.per_token) * one) * spec.layers
+    return active + (visited - experts.per_token) * one

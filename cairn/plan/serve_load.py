@@ -2,8 +2,9 @@
 
     Workload (lengths, how many, at which rate)  ->  requests  ->  serve.simulate with serve_cost  ->  Load
 
-Arrivals are Poisson and drawn from a seed; prompts are made of numbers that nobody shares, except where a workload
-says so. The scheduler, the block manager and the prefix cache are the engine's own. No clock, no device.
+Arrivals are Poisson and drawn from a seed, or those of a trace; prompts are made of numbers that nobody shares, except
+where a workload or a trace says so. The scheduler, the block manager and the prefix cache are the engine's own. No
+clock, no device.
 """
 
 import math
@@ -15,16 +16,21 @@ from cairn.plan.serve_cost import Served, step_seconds
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.sizing import GPU_PAGE, GPU_STEP_TOKENS, ROWS, SPARE, step_bytes
+from cairn.serve.engine.step_budget import tokens_within
 from cairn.serve.simulate import Arrival, simulate
 
 FRACTION = 0.9  # of the device's memory that the engine uses
+UNUSED = "not used"
 TOKENS = 10_000
 STEP_MS = 25.0  # of a server, where somebody decodes
-TILE, LEAST, OF_LARGE = (
-    128,
-    256,
-    0.88,
-)  # as in serve.engine.step_budget; a test holds the two together
+
+
+class Traced(msgspec.Struct, frozen=True):
+    """A request of somebody's service."""
+
+    at_s: float
+    prompt: list[int]
+    output_tokens: int
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +42,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     rate: float = math.inf  # a second; infinite: all at once
     shared: int = 0  # tokens at the beginning that all prompts have in common
     seed: int = 0
+    trace: tuple[Traced, ...] = ()  # these requests instead of drawn ones, faster or slower
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +61,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     running: int  # most at once
     preemptions: int
     steps: int
+    refused: int  # requests that are too long for the model or its cache
+    cached_tokens: int  # of prompts, found in the prefix cache
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +83,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> dict[str, int]:
         used = self.weights + self.step + self.spare + self.cache
         return {"weights": self.weights, "step": self.step, "graphs and libraries": self.spare,
-                "pages": self.cache, "not used": max(0, self.total - used)}  # fmt: skip
+                "pages": self.cache, UNUSED: max(0, self.total - used)}  # fmt: skip
 
 
 def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -> Room:
@@ -92,43 +101,57 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
 
 def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> Limits:
     wanted = space.rows * -(-context // GPU_PAGE) + 1
-    shared = mixed_tokens(served, space.rows, step_ms) if step_ms else 0
+    rate = served.device.flops_per_s * served.tp
+    shared = tokens_within(step_ms / 1e3, rate, served.spec, space.rows, GPU_STEP_TOKENS)
     return Limits(
-        rows=space.rows, step_tokens=GPU_STEP_TOKENS, context=context, shared_tokens=shared,
+        rows=space.rows, step_tokens=GPU_STEP_TOKENS, context=context, shared_tokens=shared if step_ms else 0,
         pages=max(2, min(space.cache_tokens // GPU_PAGE, wanted)), page_size=GPU_PAGE,
         vocabulary=served.spec.vocab,
     )  # fmt: skip
 
 
-def mixed_tokens(served: Served, rows: int, step_ms: float) -> int:
-    """What a server allows a step in which somebody decodes: `serve.engine.step_budget`, which needs torch."""
-    spec = served.spec
-    of_token = 2 * (spec.matmul_parameters() - spec.vocab * spec.hidden)
-    rate = served.device.flops_per_s * served.tp
-    fitting = int(step_ms / 1e3 * rate * OF_LARGE / of_token) // TILE * TILE
-    tokens = max(fitting, LEAST, -(-rows // TILE) * TILE + TILE)
-    return tokens if tokens < GPU_STEP_TOKENS else 0
-
-
 def requests(workload: Workload) -> list[Arrival]:
+    return _traced(workload) if workload.trace else _drawn(workload)
+
+
+def _traced(workload: Workload) -> list[Arrival]:
+    """The pattern of the trace at another rate: n arrivals span (n - 1) / rate seconds."""
+    trace = workload.trace
+    span = trace[-1].at_s - trace[0].at_s
+    wanted = (len(trace) - 1) / workload.rate  # of an infinite rate: all at once
+    slower = wanted / span if span else 0.0
+    made = []
+    for number, one in enumerate(trace):
+        params = SamplingParams(max_tokens=one.output_tokens, ignore_eos=True)
+        at = (one.at_s - trace[0].at_s) * slower
+        made.append(Arrival(at, Request(f"r{number}", list(one.prompt), params)))
+    return made
+
+
+def _drawn(workload: Workload) -> list[Arrival]:
     draw = random.Random(workload.seed)
     head = [draw.randint(0, TOKENS) for _ in range(workload.shared)]
     at, made = 0.0, []
     for number in range(workload.requests):
         own = draw.randint(workload.input_least, workload.input_most) - workload.shared
-        prompt = head + [draw.randint(0, TOKENS) for _ in range(own)]
         answer = draw.randint(workload.output_least, workload.output_most)
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         if math.isfinite(workload.rate):
             at += draw.expovariate(workload.rate)
-        made.append(Arrival(at, Request(f"r{number}", prompt, params)))
+        made.append(Arrival(at, Request(f"r{number}", head + _nobody_elses(number, own), params)))
     return made
+
+
+def _nobody_elses(number: int, count: int) -> list[int]:
+    """So many tokens that begin like no other request's: its number, again and again."""
+    digits = [number % TOKENS, number // TOKENS]
+    return (digits * (count // 2 + 1))[:count]
 
 
 def run(served: Served, workload: Workload, rows: int = ROWS, step_ms: float = 0.0) -> Load:
     """`step_ms`: what a server gives a step in which somebody decodes; 0 where only throughput counts."""
     space = room(served, rows)
-    context = workload.input_most + workload.output_most
+    context = min(workload.input_most + workload.output_most, served.spec.context)
     result = simulate(
         requests(workload), limits(served, space, context, step_ms), step_seconds(served)
     )
@@ -141,6 +164,8 @@ def run(served: Served, workload: Workload, rows: int = ROWS, step_ms: float = 0
         ttft_p50=_at(first, 0.5), ttft_p99=_at(first, 0.99), tpot_p50=_at(between, 0.5), tpot_p99=_at(between, 0.99),
         busy=result.busy / result.seconds if result.seconds else 0.0, running=result.peak_running,
         preemptions=sum(outcome.preemptions for outcome in result.outcomes), steps=result.steps,
+        refused=sum(outcome.error is not None for outcome in result.outcomes),
+        cached_tokens=sum(outcome.cached_tokens for outcome in result.outcomes),
     )  # fmt: skip
 
 

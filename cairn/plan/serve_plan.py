@@ -5,7 +5,8 @@
       the most a replica takes within the SLO            how many replicas the rate needs
     fewest GPUs that hold the SLO win; the others say why they lost
 
-Requests are drawn, the device is a cost function (`serve_cost`), everything between is the engine's own code. Pure.
+Requests are drawn or those of a trace, the device is a cost function (`serve_cost`), everything between is the engine's
+own code. Pure.
 """
 
 import math
@@ -17,21 +18,35 @@ from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.plan.device import Device
 from cairn.plan.serve_cost import Served
-from cairn.plan.serve_load import STEP_MS, Load, Room, Workload, room, run
+from cairn.plan.serve_load import STEP_MS, Load, Room, Traced, Workload, room, run
 
-REQUESTS = 200  # of one simulation
-SHARES = (0.3, 0.6, 0.8, 0.95, 1.1)  # of what a replica can take, for the curve
+REQUESTS, FEW, MOST_TOKENS = 200, 50, 1 << 20  # of one simulation: fewer where they are long
+SHARES = (0.3, 0.6, 0.8, 0.95, 1.1, 1.3)  # of what a replica can take, for the curve
+IDLE = 0.3  # busy for less than this share of the time: more replicas would not be faster
 WATTS_IDLE = 0.25  # of the watts of a busy GPU
+
+
+def usual_requests(input_tokens: int, output_tokens: int) -> int:
+    """How many are simulated where nobody says."""
+    return min(REQUESTS, max(FEW, MOST_TOKENS // (input_tokens + output_tokens)))
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     rate: float  # requests a second
-    input_tokens: int
+    input_tokens: int  # of a trace, the mean
     output_tokens: int
     slo_ttft: float  # seconds, p99
     slo_tpot: float
-    weight_bytes: float = 2.0
+    requests: int = REQUESTS  # of one simulation
+    trace: tuple[Traced, ...] = ()  # in place of drawn requests
     seed: int = 0
+
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        if self.trace:
+            return max(len(one.prompt) + one.output_tokens for one in self.trace)
+        drawn = _workload(self, self.rate)
+        return drawn.input_most + drawn.output_most
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +85,9 @@ def plan(
     holding = [option for option in options if option.holds]
     best = min(holding, key=lambda option: (option.gpus, option.tp), default=None)
     told = [
-        option if option is best else msgspec.structs.replace(option, why=_why(option, best, asked))
+        option
+        if option is best
+        else msgspec.structs.replace(option, why=_why(option, best, asked, most_gpus))
         for option in options
     ]
     curve = _curve(msgspec.structs.replace(served, tp=best.tp), asked, best.most) if best else []
@@ -96,16 +113,11 @@ def sizes(served: Served, gpus: int) -> list[int]:
 
 def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
     space, device = room(served), served.device
-    context = asked.input_tokens + asked.output_tokens
-    if space.cache_tokens < context:
+    if space.cache_tokens < min(asked.longest(), served.spec.context):
         return Option(tp=served.tp, replicas=0, gpus=0, room=space, load=None, most=0.0, holds=False,
                       usd_per_hour=0.0, usd_per_million=0.0, joules_per_token=0.0)  # fmt: skip
     most = _most(served, asked)
-    replicas = max(1, math.ceil(asked.rate / most - 1e-9))
-    load = run(served, _workload(asked, asked.rate / replicas), step_ms=STEP_MS)
-    while not _holds(load, asked) and replicas * served.tp < most_gpus and load.busy > 0.3:
-        replicas += max(1, replicas // 4)
-        load = run(served, _workload(asked, asked.rate / replicas), step_ms=STEP_MS)
+    replicas, load = _fewest(served, asked, most, most_gpus // served.tp)
     gpus = replicas * served.tp
     tokens = asked.rate * asked.output_tokens
     watts = gpus * device.watts * (WATTS_IDLE + (1 - WATTS_IDLE) * load.busy)
@@ -117,18 +129,65 @@ def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
     )  # fmt: skip
 
 
+def _fewest(served: Served, asked: Asked, most: float, limit: int) -> tuple[int, Load]:
+    """The fewest replicas, up to `limit`, with which the SLO holds; or the last number tried, and its load."""
+
+    def loaded(replicas: int) -> Load:
+        return run(served, _workload(asked, asked.rate, replicas), step_ms=STEP_MS)
+
+    fails, replicas = 0, max(1, math.ceil(asked.rate / most - 1e-9))
+    load = loaded(replicas)
+    if not _holds(load, asked) and not _holds(_lonely(served, asked), asked):
+        return replicas, load  # more of them would not help
+    while not _holds(load, asked) and replicas < limit and load.busy > IDLE:
+        fails, replicas = replicas, min(replicas + max(1, replicas // 4), limit)
+        load = loaded(replicas)
+    while _holds(load, asked) and fails and replicas - fails > 1:
+        middle = (fails + replicas) // 2
+        tried = loaded(middle)
+        if _holds(tried, asked):
+            replicas, load = middle, tried
+        else:
+            fails = middle
+    return replicas, load
+
+
+def _lonely(served: Served, asked: Asked) -> Load:
+    """One usual request with a server to itself."""
+    size, answer = asked.input_tokens, asked.output_tokens
+    one = Workload(
+        requests=1, input_least=size, input_most=size, output_least=answer, output_most=answer
+    )
+    return run(served, one, step_ms=STEP_MS)
+
+
 def _most(served: Served, asked: Asked) -> float:
     """Requests a second that one replica finishes when there are always more."""
-    load = run(served, _workload(asked, math.inf), step_ms=STEP_MS)
-    return load.requests / load.seconds
+    many = msgspec.structs.replace(
+        asked, requests=2 * asked.requests
+    )  # or its end would count too much
+    load = run(served, _workload(many, math.inf), step_ms=STEP_MS)
+    if load.refused == load.requests:
+        raise ConfigError(
+            f"none of the {load.requests} requests fits into the {served.spec.context} tokens of the model",
+            hint="shorter requests, or a model with a longer context",
+        )
+    return (load.requests - load.refused) / load.seconds
 
 
-def _workload(asked: Asked, rate: float) -> Workload:
-    """Lengths around the asked ones, by a quarter to both sides."""
+def _workload(asked: Asked, rate: float, replicas: int = 1) -> Workload:
+    """What one of so many replicas gets: every n-th request of a trace, or lengths a quarter around the asked ones."""
+    if asked.trace:
+        share = asked.trace[::replicas]
+        return Workload(
+            requests=len(share), rate=rate / replicas, trace=share,
+            input_least=1, input_most=max(len(one.prompt) for one in share),
+            output_least=1, output_most=max(one.output_tokens for one in share),
+        )  # fmt: skip
     least, most = 0.75, 1.25
     return Workload(
-        requests=REQUESTS,
-        rate=rate,
+        requests=asked.requests,
+        rate=rate / replicas,
         seed=asked.seed,
         input_least=max(1, int(asked.input_tokens * least)),
         input_most=max(1, int(asked.input_tokens * most)),
@@ -145,12 +204,16 @@ def _curve(served: Served, asked: Asked, most: float) -> list[Load]:
     return [run(served, _workload(asked, share * most), step_ms=STEP_MS) for share in SHARES]
 
 
-def _why(option: Option, best: Option | None, asked: Asked) -> str:
+def _why(option: Option, best: Option | None, asked: Asked, most_gpus: int) -> str:
     if option.load is None:
         weights, total = option.room.weights, option.room.total
         return (
             f"does not fit: weights {format_bytes(weights)} of {format_bytes(total)}, "
             f"{option.room.cache_tokens:,} tokens of cache are left"
+        )
+    if option.gpus > most_gpus:
+        return (
+            f"needs {option.gpus:,} GPUs at {option.most:.1f}/s a replica, more than {most_gpus:,}"
         )
     if not option.holds:
         return (
@@ -158,5 +221,6 @@ def _why(option: Option, best: Option | None, asked: Asked) -> str:
             f"TPOT {1e3 * option.load.tpot_p99:.1f} of {1e3 * asked.slo_tpot:.1f} ms with {option.gpus} GPUs"
         )
     if best is None or option.gpus > best.gpus:
-        return f"{option.gpus} GPUs where {best.gpus if best else 0} are enough"
+        enough = best.gpus if best else 0
+        return f"{option.gpus} GPUs where {enough} {'is' if enough == 1 else 'are'} enough"
     return f"the same {option.gpus} GPUs, more of them in each collective"

@@ -3,7 +3,7 @@
     one microbatch through one stage     products + attention + between, at what the device sustains
     tp, cp, ep                           collectives inside the layers: their time counts in full
     fsdp, dp                             collectives beside the layers: what does not fit under compute counts
-    pp                                   the real schedule, simulated: its bubble
+    pp                                   the real schedule, simulated: its bubble; activations from stage to stage
     update                               bytes of weights, gradients and states
 
 The schedule is `train.parallel.pipeline`, the collectives are `comm.nccl_model`, FLOPs are the spec's. A few constants,
@@ -20,23 +20,31 @@ from cairn.comm.nccl_model import cluster_of, times
 from cairn.models.spec import ModelSpec
 from cairn.plan.device import Device
 from cairn.plan.layer_cost import LayerCost, head_cost, layer_cost
-from cairn.train.parallel.layout import Layout
+from cairn.plan.rank_part import part
+from cairn.train.parallel.layout import Layout, Order
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import Costs, Timeline, simulate
 from cairn.train.recompute_kinds import Recompute
 
 # Attention, forward and backward, as a share of the rate of products: cuDNN and our own reach 600 and 500 of 680
 # TFLOP/s on an H200; torch's older flash attention, 340.
-ATTENTION: dict[str, tuple[float, float]] = {"fused": (0.85, 0.72), "plain": (0.50, 0.45)}
+ATTENTION = {"fused": (0.85, 0.72), "compiled": (0.50, 0.45), "plain": (0.50, 0.45)}
 FP8 = 0.82  # of the rate of fp8 products is left once values are scaled and cast
 CONTENTION = (
     0.25  # a collective that hides behind compute still slows it by this share of its own time
 )
-TP_SHARE = 0.93  # each halving of the products by tp: smaller products run slower
-FEW = 300  # tokens of a microbatch on a rank for which products reach half of their rate
-UNFUSED = 2.5  # times the bytes between products, where no compiler and no kernel joins operations
+NARROW = 200  # columns of a rank's projection with which products reach half of their rate, when tp cuts them
+FEW = 300  # rows (tokens of a microbatch on a rank, or of an expert) with which products reach half of their rate
+UNFUSED = 2.5  # with `plain`: times the bytes between products, where no compiler and no kernel joins operations
 
-Kernels = Literal["fused", "plain"]  # our kernels or a compiler; one operation after another
+# Bytes that AdamW moves for a parameter: weights 2+2, gradients 4 and once more for the norm, two states; and masters
+# 4+4, which bfloat16 states do without.
+UPDATE = {"float32": 12 + 16 + 8, "bfloat16": 12 + 8, "int8": 12 + 4 + 8}
+
+Kernels = Literal[
+    "fused", "compiled", "plain"
+]  # ours; torch's compiler and attention; one operation after another
+States = Literal["float32", "bfloat16", "int8"]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +55,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int  # of one step, all ranks together
     fp8: bool = False
     kernels: Kernels = "fused"
+    states: States = "float32"  # what the optimizer remembers
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +64,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     microbatch: int
     recompute: Recompute
-    order: str = "1f1b"
+    order: Order = "1f1b"
+    chunks: int = 2  # stages on each rank, where the order is `interleaved`
+    sequence_parallel: bool = False  # with tp: the tokens between the layers are cut, too
 
     def words(self) -> str:
         order = f", {self.order}" if self.layout.pp > 1 else ""
@@ -72,7 +83,9 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     tensor: float  # collectives of tp
     context: float
     expert: float
+    stages: float  # activations and their gradients from one stage of pp to the next
     data: float  # collectives of dp and fsdp that are not hidden, and what hidden ones slow down
+    uneven: float  # stages that wait for one which has more to do
     bubble: float
     update: float
 
@@ -84,29 +97,46 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_time(job: Job, choice: Choice, device: Device) -> StepTime:
+    """Parts of an even share of the model, and what the others wait for the longest stage.
+
+    That is one with a layer more, or the last, which has the head as well.
+    """
+    layers, pp = job.spec.layers, choice.layout.pp
+    if pp == 1:
+        return _stage_time(job, choice, device, layers, 1.0)
+    chunks = choice.chunks if choice.order == "interleaved" else 1
+    even = _stage_time(job, choice, device, layers / pp, 1 / pp)
+    longest = max(
+        _stage_time(job, choice, device, math.ceil(layers / pp), 0.0),
+        _stage_time(job, choice, device, layers // (pp * chunks) * chunks, 1.0),
+        key=StepTime.total,
+    )
+    waited = (longest.total() - longest.bubble) - (even.total() - even.bubble)
+    return msgspec.structs.replace(even, uneven=max(0.0, waited), bubble=longest.bubble)
+
+
+def _stage_time(job: Job, choice: Choice, device: Device, layers: float, head: float) -> StepTime:
+    """Of a stage with so many layers and so much of the head."""
     layout, spec = choice.layout, job.spec
     microbatches = job.sequences // (layout.data_ranks() * choice.microbatch)
     tokens = job.sequence * choice.microbatch / layout.cp
-    layer = layer_cost(spec, tokens, job.sequence, layout.tp, layout.ep)
-    head = head_cost(spec, tokens, layout.tp)
-    layers = math.ceil(spec.layers / layout.pp)  # of the longest stage, which the others wait for
-    share = 1 / layout.pp  # of the head: stages are balanced with it
-    rate = (FP8 * device.fp8_flops_per_s if job.fp8 else device.flops_per_s) * TP_SHARE ** _log2(
-        layout.tp
+    layer = layer_cost(
+        spec, tokens, job.sequence, layout.tp, layout.ep, sequence_parallel=choice.sequence_parallel
     )
-    rate *= tokens / (tokens + FEW)
-    bytes_factor = UNFUSED if job.kernels == "plain" else 1.0
-    forward = (layer.products * layers) / rate + head.products * share / (
-        device.flops_per_s * tokens / (tokens + FEW)
-    )
+    end = head_cost(spec, tokens, layout.tp)
+    rate = (FP8 * device.fp8_flops_per_s if job.fp8 else device.flops_per_s) * _narrow(spec, layout)
+    products = _products(job, layer, layout, tokens, rate)
+    forward = products * layers + head * end.products / (device.flops_per_s * _of_many(tokens))
     ahead, back = ATTENTION[job.kernels]
     attention = layer.attention * layers / device.flops_per_s * (1 / ahead + 2.5 / back)
-    between = (layer.between * layers + head.between * share) * bytes_factor / device.bytes_per_s
-    again = _recompute(layer, layers, choice.recompute, rate, device, bytes_factor)
+    bytes_factor = UNFUSED if job.kernels == "plain" else 1.0
+    between = (layer.between * layers + head * end.between) * bytes_factor / device.bytes_per_s
+    again = layers * _recompute(layer, products, choice.recompute, device, bytes_factor)
     tensor, context, expert = _inside(job, choice, device, tokens, layers)
+    handed = _between_stages(job, choice, device, tokens)
     one = 3 * forward + attention + 3 * between
-    stage = one + again + tensor + context + expert
-    stretched = _pipeline(choice.order, layout.pp, microbatches)
+    stage = one + again + tensor + context + expert + handed
+    stretched = _pipeline(choice, microbatches)
     update = _update(job, layout, device)
     compute = stage * microbatches
     return StepTime(
@@ -117,20 +147,41 @@ def step_time(job: Job, choice: Choice, device: Device) -> StepTime:
         tensor=tensor * microbatches,
         context=context * microbatches,
         expert=expert * microbatches,
+        stages=handed * microbatches,
         data=_beside(job, choice, device, compute, microbatches),
+        uneven=0.0,
         bubble=compute * (stretched - 1),
         update=update,
     )
 
 
+def _products(job: Job, layer: LayerCost, layout: Layout, tokens: float, rate: float) -> float:
+    """Of one layer, forward. Experts have fewer rows each: a rank's experts get tokens of all ranks of ep."""
+    experts, rows = job.spec.experts, tokens
+    if experts is not None:
+        rows = tokens * experts.per_token * layout.ep / experts.count
+    dense = layer.products - layer.routed
+    return dense / (rate * _of_many(tokens)) + layer.routed / (rate * _of_many(rows))
+
+
+def _narrow(spec: ModelSpec, layout: Layout) -> float:
+    """What products reach of their rate when tp cuts their columns."""
+    whole = spec.heads * spec.head_dim
+    return (whole + NARROW) / (whole + NARROW * layout.tp)
+
+
+def _of_many(rows: float) -> float:
+    """What products of so many rows reach of the rate of large ones."""
+    return rows / (rows + FEW)
+
+
 def _recompute(
-    layer: LayerCost, layers: float, kind: Recompute, rate: float, device: Device, factor: float
+    layer: LayerCost, products: float, kind: Recompute, device: Device, factor: float
 ) -> float:
     """Computed again in backward: norms and activations are bytes only, a whole layer is a forward."""
-    moved = layer.between * layers * factor / device.bytes_per_s
+    moved = layer.between * factor / device.bytes_per_s
     if kind == "full":
-        again = layer.products / rate + layer.attention / (device.flops_per_s * 0.85)
-        return again * layers + moved
+        return products + layer.attention / (device.flops_per_s * 0.85) + moved
     return {"none": 0.0, "norms": 0.2, "selective": 0.5}[kind] * moved
 
 
@@ -159,63 +210,76 @@ def _inside(
             layers
             * 2
             * passes
-            * wire(int(sent * (layout.ep - 1) / layout.ep), layout.ep * layout.tp, device)
+            * wire(
+                int(sent * (layout.ep - 1) / layout.ep), layout.ep * layout.cp * layout.tp, device
+            )
         )
     return tensor, context, expert
 
 
-def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatches: int) -> float:
-    """Gather weights twice and scatter gradients (fsdp), reduce gradients (dp): hidden where compute lasts."""
+def _between_stages(job: Job, choice: Choice, device: Device, tokens: float) -> float:
+    """Of one microbatch: activations go to the next stage and gradients back, beside the work; what that slows down."""
     layout = choice.layout
-    weights = stage_parameters(job.spec, layout)
-    span = layout.tp * layout.cp  # ranks that lie between two of one fsdp group
-    cost = 0.0
-    if layout.fsdp > 1:
-        rounds = microbatches if layout.pp == 1 else 1  # a stage keeps its weights whole for a step
-        gather = collective("all_gather", layout.fsdp, int(2 * weights), device, span)
-        scatter = collective("reduce_scatter", layout.fsdp, int(4 * weights), device, span)
-        cost += rounds * (2 * gather + scatter)
-    if layout.dp > 1:
-        share = weights / layout.fsdp
-        cost += collective("all_reduce", layout.dp, int(4 * share), device, span * layout.fsdp)
+    if layout.pp == 1:
+        return 0.0
+    chunks = choice.chunks if choice.order == "interleaved" else 1
+    size = tokens * job.spec.hidden * 2 / (layout.tp if choice.sequence_parallel else 1)
+    return CONTENTION * 2 * chunks * wire(int(size), layout.world(), device)
+
+
+def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatches: int) -> float:
+    """Gather weights twice a microbatch and scatter gradients once a step (fsdp), reduce gradients once (dp, ep).
+
+    Hidden where compute lasts. Ranks of one fsdp group lie tp apart, those of dp a whole group.
+    """
+    layout, held = choice.layout, part(job.spec, choice.layout)
+    apart, cost = layout.tp, 0.0
+    if held.shards > 1:
+        gather = collective("all_gather", held.shards, 2 * held.dense, device, apart)
+        scatter = collective("reduce_scatter", held.shards, 4 * held.dense, device, apart)
+        cost += 2 * microbatches * gather + scatter
+        apart *= held.shards
+    size = 4 * held.dense // held.shards
+    cost += collective("all_reduce", held.replicas, size, device, apart)
+    if held.experts:
+        apart = layout.tp * layout.cp * layout.ep
+        cost += collective("all_reduce", held.expert_replicas, 4 * held.experts, device, apart)
     hidden = min(cost, 0.9 * compute)
     return cost - hidden + CONTENTION * hidden
 
 
 def _update(job: Job, layout: Layout, device: Device) -> float:
-    """AdamW over this rank's shard: weights 2+2, gradients 4, masters and two states 4+4 each, and the norm."""
-    held = stage_parameters(job.spec, layout) / layout.fsdp
-    return held * (4 + 4 + 24 + 4) / device.bytes_per_s
-
-
-def stage_parameters(spec: ModelSpec, layout: Layout) -> float:
-    """Of one rank before fsdp cuts them; a stage has the embedding or the head, not both."""
-    layer = layer_cost(spec, 1, 1, layout.tp, layout.ep).weights
-    ends = spec.vocab * spec.hidden / layout.tp * (1 if spec.tied or layout.pp > 1 else 2)
-    return layer * math.ceil(spec.layers / layout.pp) + ends
+    """AdamW over what this rank updates."""
+    return part(job.spec, layout).updated * UPDATE[job.states] / device.bytes_per_s
 
 
 @lru_cache(maxsize=4096)
-def _simulated(order: str, pp: int, microbatches: int) -> Timeline:
-    return simulate(schedule(order, pp, microbatches), Costs())
+def _simulated(order: str, pp: int, microbatches: int, chunks: int | None) -> Timeline:
+    return simulate(schedule(order, pp, microbatches, chunks), Costs())
 
 
-def _pipeline(order: str, pp: int, microbatches: int) -> float:
-    """By how much the bubble stretches a step: the schedule itself, run on paper.
+def timeline(order: str, pp: int, microbatches: int, chunks: int = 2) -> Timeline:
+    """The schedule, run on paper; `chunks` matters to `interleaved` alone."""
+    return _simulated(order, pp, microbatches, chunks if order == "interleaved" else None)
+
+
+def _pipeline(choice: Choice, microbatches: int) -> float:
+    """By how much the bubble stretches a step: the schedule itself.
 
     Ranks idle while the pipeline fills and drains, so beyond twice the stages more microbatches add none.
     """
+    pp = choice.layout.pp
     if pp == 1:
         return 1.0
     enough = min(microbatches, 2 * pp)
-    idle = _simulated(order, pp, enough).idle[0]
+    idle = timeline(choice.order, pp, enough, choice.chunks).idle[0]
     busy = microbatches * sum(Costs().of(kind, 1) for kind in ("F", "I", "W"))
     return 1 + idle / busy
 
 
-def stash(order: str, pp: int, microbatches: int) -> float:
+def stash(order: str, pp: int, microbatches: int, chunks: int = 2) -> float:
     """The most microbatches whose activations a stage keeps, in shares of its model."""
-    return 1.0 if pp == 1 else max(_simulated(order, pp, min(microbatches, 2 * pp)).stash)
+    return 1.0 if pp == 1 else max(timeline(order, pp, min(microbatches, 2 * pp), chunks).stash)
 
 
 @lru_cache(maxsize=65536)
@@ -243,7 +307,3 @@ def wire(size: int, span: int, device: Device) -> float:
     near = span <= device.gpus_per_node
     rate = fabric.channels * fabric.channel_gb_per_s if near else device.nic_gb_per_s
     return 1e-5 + size / (rate * 1e9)
-
-
-def _log2(number: int) -> int:
-    return number.bit_length() - 1

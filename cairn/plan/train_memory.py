@@ -1,96 +1,97 @@
 """What one rank of a layout holds: `train.memory` counts a rank's part of the model, this divides what is shared.
 
-    tp     heads, feed-forward and vocabulary of one rank
-    pp     layers of one stage, and activations of the microbatches in flight
-    cp     tokens of one rank
-    ep     experts of one rank
-    fsdp   weights, gradients, states and masters; two layers are whole at a time, with pp a whole stage
-    zero   states and masters over dp
+    tp, pp, ep   a part of the model (`rank_part`); with pp the activations of all microbatches in flight
+    cp           tokens of one rank
+    fsdp         weights, states and masters are cut; two layers and the ends are whole at a time. Gradients are cut
+                 as well if a step has one microbatch: they leave in the last backward, and until then they are whole
+
+                     one microbatch     gradients 2 * parameters / shards
+                     more               gradients 4 * parameters, in float32
 
 Pure; bytes.
 """
 
-import msgspec
+from functools import lru_cache
 
 from cairn.models.spec import ModelSpec
-from cairn.plan.layer_cost import layer_cost
-from cairn.plan.train_cost import Choice, Job, stage_parameters, stash
-from cairn.train.config import Data, Precision, Train
+from cairn.plan.rank_part import Part, part, rank_spec
+from cairn.plan.train_cost import Choice, Job, States, stash
+from cairn.train.config import Data, Optim, Precision, Train
 from cairn.train.memory import Memory, layer_bytes, predict
-from cairn.train.parallel.layout import Layout
+from cairn.train.recompute_kinds import Recompute
 
 GATHERED = 2  # layers whose weights are whole at a time: the one in use and the next
 NCCL = 1 << 30  # buffers of communicators, and what the allocator cannot use
 
 
-def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
-    """The model as one rank has it: a stage of the pipeline has the embedding or the head, not both."""
-    tp, changes = layout.tp, {}
-    if spec.experts is not None and layout.ep > 1:
-        experts = spec.experts
-        count = max(1, experts.count // layout.ep)
-        changes["experts"] = msgspec.structs.replace(experts, count=max(count, experts.per_token))
-    return msgspec.structs.replace(
-        spec, layers=max(1, -(-spec.layers // layout.pp)), heads=spec.heads // tp,
-        kv_heads=max(1, spec.kv_heads // tp), intermediate=max(1, spec.intermediate // tp),
-        vocab=-(-spec.vocab // tp), tied=spec.tied or layout.pp > 1,
-        windows=spec.windows[: -(-spec.layers // layout.pp)], **changes,
-    )  # fmt: skip
-
-
 def rank_memory(job: Job, choice: Choice) -> Memory:
     layout = choice.layout
-    local = rank_spec(job.spec, layout)
-    precision = Precision(kind="bfloat16", recompute=choice.recompute)
+    local, held = rank_spec(job.spec, layout), part(job.spec, layout)
     microbatches = max(1, job.sequences // (layout.data_ranks() * choice.microbatch))
-    tokens = max(1, job.sequence // layout.cp)
-    config = Train(
-        precision=precision,
-        data=Data(
-            sequence=tokens,
-            sequences=choice.microbatch * microbatches,
-            microbatch=choice.microbatch,
-        ),
-    )
-    alone = predict(local, config, fused=True)
-    gradients, activations = _summit(
-        local, config, stash(choice.order, layout.pp, microbatches), layout.fsdp
-    )
-    gathered, summed = _whole(job, layout)
+    config, alone = _alone(
+        local, max(1, job.sequence // layout.cp), choice.microbatch, microbatches > 1, choice.recompute, job.states
+    )  # fmt: skip
+    in_flight = stash(choice.order, layout.pp, microbatches, choice.chunks)
+    cut = layout.tp if choice.sequence_parallel else 1
+    gradients, activations = _summit(local, held, config, in_flight, cut)
+    share = 2 * held.updated / alone.weights  # of what a process on its own would update
     return Memory(
-        weights=alone.weights // layout.fsdp + gathered,
-        gradients=gradients + summed,
-        states=alone.states // layout.fsdp,
-        masters=alone.masters // layout.fsdp,
+        weights=int(2 * (held.updated + _gathered(held))),
+        gradients=gradients,
+        states=int(alone.states * share),
+        masters=int(alone.masters * share),
         activations=activations,
         transient=alone.transient,
         workspace=alone.workspace + (NCCL if layout.world() > 1 else 0),
     )
 
 
-def _summit(local: ModelSpec, config: Train, in_flight: float, cut: int) -> tuple[int, int]:
+@lru_cache(maxsize=65536)
+def _alone(
+    local: ModelSpec,
+    sequence: int,
+    microbatch: int,
+    more: bool,
+    recompute: Recompute,
+    states: States,
+) -> tuple[Train, Memory]:
+    """A rank's share of a step as a recipe of its own, and the trainer's count of it.
+
+    `more`: it has more than one microbatch. Many layouts have a rank's part in common.
+    """
+    masters = states != "bfloat16"  # such states go with weights that are rounded at random
+    config = Train(
+        precision=Precision(kind="bfloat16", recompute=recompute, masters=masters),
+        data=Data(sequence=sequence, sequences=microbatch * (1 + more), microbatch=microbatch),
+        optim=Optim(states=states),
+    )
+    return config, predict(local, config, fused=True)
+
+
+def _gathered(held: Part) -> int:
+    """Parameters that are whole at a time although fsdp has cut them."""
+    return min(held.dense, GATHERED * held.layer + held.ends) if held.shards > 1 else 0
+
+
+def _summit(
+    local: ModelSpec, held: Part, config: Train, in_flight: float, cut: int
+) -> tuple[int, int]:
     """Gradients and activations where they are most together: at the loss, or at the end of backward.
 
     `train.memory` has the same two summits for one process; which is the higher changes once fsdp cuts gradients.
+    `cut`: ranks that share the two sums of the residual stream which each layer keeps.
     """
-    count, more = local.parameters(), config.microbatches > 1
-    before = 4 * count if more else 0  # sums of earlier microbatches, in float32
-    head = 2 * local.vocab * local.hidden
-    everything, one = layer_bytes(
-        local, config.precision, config.data.sequence * config.data.microbatch, True
-    )
+    tokens = config.data.sequence * config.data.microbatch
+    everything, one = layer_bytes(local, config.precision, tokens, True)
+    elsewhere = 2 * tokens * local.hidden * 2 * (cut - 1) // cut  # of one layer
+    everything, one = everything - local.layers * elsewhere, one - elsewhere
     others = int((in_flight - 1) * everything)  # of microbatches that are still on their way
-    at_loss = ((before + head) // cut, everything + others)
-    at_end = ((before + 2 * count) // cut, one + others)
-    return max(at_loss, at_end, key=sum)
-
-
-def _whole(job: Job, layout: Layout) -> tuple[int, int]:
-    """Bytes of weights and gradients that fsdp has not cut: two layers, or with pp a stage, for a whole step."""
-    if layout.fsdp == 1:
-        return 0, 0
-    if layout.pp > 1:
-        stage = int(stage_parameters(job.spec, layout))
-        return 2 * stage, 4 * stage
-    layers = int(layer_cost(job.spec, 1, 1, layout.tp, layout.ep).weights) * GATHERED
-    return 2 * layers, 2 * layers
+    if config.microbatches > 1:  # sums of earlier microbatches, and what is being added to them
+        wide = config.precision.masters or held.shards > 1
+        before = (4 if wide else 2) * (held.dense + held.experts)
+        fresh = 2 * ((_gathered(held) if held.shards > 1 else held.dense) + held.experts)
+        at_loss, at_end = before + 2 * local.vocab * local.hidden, before + wide * fresh
+    else:
+        at_loss = 2 * local.vocab * local.hidden
+        at_end = 2 * int(held.updated) + 2 * _gathered(held)
+    return max((at_loss, everything + others), (at_end, one + others), key=sum)

@@ -1,17 +1,18 @@
 """Which layout trains this model fastest on these GPUs? All of them are tried, and each that lost says why.
 
-    dp x fsdp x pp x cp x tp (x ep)  x  recompute  x  microbatch
+    dp x fsdp x pp x cp x tp (x ep)  x  recompute  x  microbatch  x  order of the pipeline
 
       cannot     the trainer's own check refuses it, with its equation (`train.parallel.layout.check`)
       too large  memory by part, against what the device has
       slower     by how much, and which part of the step is to blame
 
-Ties go to the simpler layout. Pure, and under a second for 8B on 64 GPUs.
+Ties go to the simpler layout. Pure, and a second or two for 8B on 64 GPUs.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -22,13 +23,16 @@ from cairn.plan.device import Device
 from cairn.plan.train_cost import Choice, Job, StepTime, step_time
 from cairn.plan.train_memory import rank_memory
 from cairn.train.memory import OF_DEVICE, Memory
-from cairn.train.parallel.layout import Layout, Options, Work, check
+from cairn.train.parallel.layout import AXES, Layout, Options, Order, Work, check
+from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.recompute_kinds import KINDS
 
 BEST = 10
 TIE = 0.005  # steps that differ by half a percent are as fast as each other
 MICROBATCHES = (1, 2, 4, 8, 16)
+ORDERS: tuple[Order, ...] = ("1f1b", "interleaved")
 MOST_TP = 8  # beyond a node tp is never worth it
+UNEVEN = "the sequences of a step do not divide by dp * fsdp * microbatch"
 KINDS_OF_LOSS = ("cannot", "too large", "slower")
 
 
@@ -41,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float  # the model's FLOPs, causal attention counted once, of the vendor's peak
     time: StepTime
     memory: Memory
+    flags: str  # of `cairn train`
     why: str = ""  # it lost to the first
 
 
@@ -57,55 +62,60 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     device: Device
     rows: list[Row]  # the best ones, fastest first
+    pipelined: Row | None  # the best of those with a pipeline, wherever it came
     lost: list[Lost]
     tried: int
     fitting: int
 
 
+Pins = Mapping[str, int]  # axes of a layout whose size is given
+
+
 def search(
-    job: Job, gpus: int, device: Device, done: Callable[[str], None] = lambda what: None
+    job: Job,
+    gpus: int,
+    device: Device,
+    pins: Pins = {},  # noqa: B006  read only
+    done: Callable[[str], None] = lambda what: None,
 ) -> TrainPlan:
-    """`done` hears of every layout that has choices, when it comes up."""
+    """`pins`: axes that are decided already. `done` hears of every layout when it comes up."""
     if gpus < 1:
         raise ConfigError(f"{gpus} GPUs", hint="at least 1")
+    if next(layouts(job.spec, gpus, pins), None) is None:
+        check(Layout(**pins), gpus, job.spec)  # says which equation does not hold
     rows: list[Row] = []
     lost: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
-    tried = 0
+    tried, room = 0, OF_DEVICE * device.memory_bytes
 
-    def lose(kind: str, reason: str, choice: Choice) -> None:
+    def lose(kind: str, reason: str, example: str) -> None:
         lost[kind, reason] += 1
-        examples.setdefault((kind, reason), choice.words())
+        examples.setdefault((kind, reason), example)
 
-    enough: tuple[Layout, int] | None = None  # fits already, so that more recomputation only costs
     layout: Layout | None = None
-    for choice in choices(job, gpus):
-        tried += 1
-        if choice.layout != layout:
-            layout = choice.layout
+    for thriftier in _groups(job, gpus, pins):
+        if thriftier[0].layout != layout:
+            layout = thriftier[0].layout
             done(layout.words())
-        if (choice.layout, choice.microbatch) == enough:
-            lose("slower", BLAME["recompute"], choice)
-            continue
-        refused = _refused(job, choice, gpus)
-        if refused is not None:
-            lose("cannot", refused, choice)
-            continue
-        memory = rank_memory(job, choice)
-        if memory.total() > OF_DEVICE * device.memory_bytes:
-            lose("too large", too_large(memory, device), choice)
-            continue
-        enough = (choice.layout, choice.microbatch)
-        rows.append(_row(job, choice, device, gpus, memory))
+        refused, fits = _refused(job, thriftier[0], gpus), False
+        for choice in thriftier:
+            tried += 1
+            if refused is not None:
+                lose("cannot", *refused)
+            elif fits:
+                lose("slower", BLAME["recompute"], choice.words())
+            elif (memory := rank_memory(job, choice)).total() > room:
+                lose("too large", too_large(memory, device), choice.words())
+            else:
+                fits = True
+                rows.append(_row(job, choice, device, gpus, memory))
     rows.sort(
         key=lambda row: (round(math.log(row.seconds) / TIE), _complexity(row.choice), row.seconds)
     )
     for row in rows[BEST:]:
-        lose("slower", _blame(rows[0], row)[0], row.choice)
-    best = [
-        msgspec.structs.replace(row, why=loses(rows[0], row) if place else "")
-        for place, row in enumerate(rows[:BEST])
-    ]
+        lose("slower", _blame(rows[0], row)[0], row.choice.words())
+    best = [_judged(rows[0], row) for row in rows[:BEST]]
+    piped = next((row for row in rows if row.choice.layout.pp > 1), None)
     table = [
         Lost(kind=kind, reason=reason, count=count, example=examples[kind, reason])
         for (kind, reason), count in sorted(
@@ -113,28 +123,41 @@ def search(
         )
     ]
     return TrainPlan(
-        gpus=gpus, device=device, rows=best, lost=table, tried=tried, fitting=len(rows)
-    )
+        gpus=gpus, device=device, rows=best, lost=table, tried=tried, fitting=len(rows),
+        pipelined=None if piped is None else _judged(rows[0], piped),
+    )  # fmt: skip
 
 
 def choices(job: Job, gpus: int) -> Iterator[Choice]:
-    for layout in layouts(job.spec, gpus):
+    return (choice for group in _groups(job, gpus) for choice in group)
+
+
+def _groups(job: Job, gpus: int, pins: Pins = {}) -> Iterator[list[Choice]]:  # noqa: B006
+    """Choices that differ in recomputation alone, from the fastest to the thriftiest: the first that fits is best.
+
+    With tp the tokens between the layers are always cut as well: as many bytes travel, and less is kept.
+    """
+    for layout in layouts(job.spec, gpus, pins):
         for microbatch in MICROBATCHES:
-            if job.sequences % (layout.data_ranks() * microbatch):
-                continue
-            for recompute in KINDS:
-                yield Choice(layout=layout, microbatch=microbatch, recompute=recompute)
+            for order in ORDERS if layout.pp > 1 else ORDERS[:1]:
+                yield [
+                    Choice(layout=layout, microbatch=microbatch, recompute=kind, order=order,
+                           sequence_parallel=layout.tp > 1)
+                    for kind in KINDS
+                ]  # fmt: skip
 
 
-def layouts(spec: ModelSpec, gpus: int) -> Iterator[Layout]:
-    """Every way to write the number of GPUs as a product, experts over powers of two of the data ranks."""
-    for tp in _divisors(min(gpus, MOST_TP), gpus):
-        for pp in _divisors(min(gpus, spec.layers), gpus // tp):
+def layouts(spec: ModelSpec, gpus: int, pins: Pins = {}) -> Iterator[Layout]:  # noqa: B006
+    """Every way to write the number of GPUs as a product, experts over divisors of the data ranks."""
+    for tp in _divisors(max(MOST_TP, pins.get("tp", 1)), gpus):
+        for pp in _divisors(max(spec.layers, pins.get("pp", 1)), gpus // tp):
             for cp in _divisors(gpus, gpus // tp // pp):
                 rest = gpus // tp // pp // cp
                 for fsdp in _divisors(rest, rest):
                     for ep in _expert_ranks(spec, rest):
-                        yield Layout(dp=rest // fsdp, fsdp=fsdp, pp=pp, cp=cp, tp=tp, ep=ep)
+                        found = Layout(dp=rest // fsdp, fsdp=fsdp, pp=pp, cp=cp, tp=tp, ep=ep)
+                        if all(getattr(found, axis) == size for axis, size in pins.items()):
+                            yield found
 
 
 def _expert_ranks(spec: ModelSpec, ranks: int) -> list[int]:
@@ -144,19 +167,41 @@ def _expert_ranks(spec: ModelSpec, ranks: int) -> list[int]:
 
 
 def _divisors(most: int, number: int) -> list[int]:
-    return [size for size in range(1, most + 1) if number % size == 0]
+    return [size for size in range(1, min(most, number) + 1) if number % size == 0]
 
 
-def _refused(job: Job, choice: Choice, gpus: int) -> str | None:
-    """The trainer's own word on a layout, shortened to what does not change from one choice to the next."""
+def _refused(job: Job, choice: Choice, gpus: int) -> tuple[str, str] | None:
+    """Why the trainer would refuse it, without what changes from one choice to the next, and an example with it."""
     layout = choice.layout
-    # A schedule that runs with twice its stages runs with more; the check need not write a long one down.
-    microbatches = min(job.sequences // (layout.data_ranks() * choice.microbatch), 2 * layout.pp)
+    samples = layout.data_ranks() * choice.microbatch
+    if job.sequences % samples:
+        equation = f"{job.sequences} % {samples} = {job.sequences % samples}"
+        return UNEVEN, f"{choice.words()}: {equation}"
     work = Work(
-        tokens=job.sequence * choice.microbatch, microbatches=microbatches, options=Options()
+        tokens=job.sequence * choice.microbatch,
+        options=Options(
+            order=choice.order, chunks=choice.chunks, sequence_parallel=choice.sequence_parallel
+        ),
     )
     try:
         check(layout, gpus, job.spec, work)
+    except ConfigError as error:
+        return error.message, choice.words()
+    refused = None
+    if layout.pp > 1:
+        refused = _unscheduled(choice.order, layout.pp, job.sequences // samples)
+    return None if refused is None else (refused, choice.words())
+
+
+@lru_cache(maxsize=4096)
+def _unscheduled(order: Order, pp: int, microbatches: int) -> str | None:
+    """Why there is no such schedule: the part of the check that writes it down, once for all layouts that share it."""
+    if microbatches % pp == 0 or order == ORDERS[0]:
+        microbatches = min(
+            microbatches, 2 * pp
+        )  # one that runs with twice its stages runs with more
+    try:
+        schedule(order, pp, microbatches)
     except ConfigError as error:
         return error.message
     return None
@@ -176,14 +221,39 @@ def _row(job: Job, choice: Choice, device: Device, gpus: int, memory: Memory) ->
     return Row(
         choice=choice, seconds=seconds, tokens_per_s=job.sequence * job.sequences / seconds,
         mfu=flops / (seconds * gpus * device.peak_flops_per_s), time=time, memory=memory,
+        flags=train_flags(job, choice),
     )  # fmt: skip
 
 
+def train_flags(job: Job, choice: Choice) -> str:
+    """The choice as flags of `cairn train`."""
+    layout = choice.layout
+    flags = {axis: getattr(layout, axis) for axis in (*AXES, "ep") if getattr(layout, axis) > 1}
+    flags |= {
+        "data.sequence": job.sequence,
+        "data.sequences": job.sequences,
+        "data.microbatch": choice.microbatch,
+    }
+    flags |= {
+        "precision.kind": "bfloat16",
+        "precision.recompute": choice.recompute,
+        "optim.states": job.states,
+    }
+    if layout.pp > 1:
+        flags["spread.order"] = choice.order
+    words = [f"--{name} {value}" for name, value in flags.items()]
+    words += ["--spread.sequence-parallel"] * choice.sequence_parallel
+    words += ["--precision.no-masters"] * (job.states == "bfloat16")
+    return " ".join(words)
+
+
 def _complexity(choice: Choice) -> tuple[int, int, int]:
+    """How many things somebody has to understand to run it."""
     layout = choice.layout
     axes = sum(
         size > 1 for size in (layout.dp, layout.fsdp, layout.pp, layout.cp, layout.tp, layout.ep)
     )
+    axes += choice.order != ORDERS[0]
     return axes, KINDS.index(choice.recompute), -choice.microbatch
 
 
@@ -191,7 +261,13 @@ def _blame(best: Row, row: Row) -> tuple[str, float]:
     """The part of the step that costs this one most over the best."""
     gaps = {name: seconds - best.time.table()[name] for name, seconds in row.time.table().items()}
     part = max(gaps, key=lambda name: gaps[name])
+    if part == "products" and row.choice.layout.tp <= best.choice.layout.tp:
+        return FEWER_ROWS, gaps[part]
     return BLAME[part], gaps[part]
+
+
+def _judged(best: Row, row: Row) -> Row:
+    return row if row is best else msgspec.structs.replace(row, why=loses(best, row))
 
 
 def loses(best: Row, row: Row) -> str:
@@ -201,6 +277,7 @@ def loses(best: Row, row: Row) -> str:
     return f"{row.seconds / best.seconds - 1:.1%} slower: {blamed} ({1e3 * seconds:,.0f} ms more)"
 
 
+FEWER_ROWS = "products of fewer tokens run slower"
 BLAME = {
     "products": "products run slower when tp cuts them",
     "attention": "attention",
@@ -209,7 +286,9 @@ BLAME = {
     "tensor": "collectives of tp wait in every layer",
     "context": "keys and values travel round cp",
     "expert": "tokens travel to their experts",
+    "stages": "activations travel from stage to stage",
     "data": "collectives of dp and fsdp are not hidden",
+    "uneven": "stages wait for the one with the head or a layer more",
     "bubble": "the pipeline's bubble",
     "update": "every replica updates all of its weights",
 }

@@ -57,6 +57,43 @@ def test_train_in_words(capsys):
     assert "memory of a rank of the first" in out
 
 
+def test_the_trainer_takes_the_flags_of_a_plan(capsys):
+    import tomllib
+
+    _, out, _ = run(
+        capsys, "train", "qwen3-1.7b", "--gpus", "16", "--pp", "4", "--tp", "2", "--batch-tokens", "524288",
+        "--states", "bfloat16", "--json",
+    )  # fmt: skip
+    best = json.loads(out)["best"][0]
+    assert main(["train", "tiny-cpu", *best["flags"].split(), "--print"]) == 0
+    recipe = tomllib.loads(capsys.readouterr().out)
+    assert recipe["parallel"] == best["choice"]["layout"]
+    assert recipe["spread"]["order"] == best["choice"]["order"]
+    assert recipe["spread"]["sequence_parallel"] is best["choice"]["sequence_parallel"] is True
+    assert recipe["precision"]["recompute"] == best["choice"]["recompute"]
+    assert recipe["precision"]["masters"] is False
+    assert (recipe["data"]["sequences"], recipe["data"]["microbatch"]) == (
+        128,
+        best["choice"]["microbatch"],
+    )
+
+
+def test_fp8_on_several_ranks_is_planned_with_a_note(capsys):
+    _, out, _ = run(
+        capsys,
+        "train",
+        "gpt2",
+        "--gpus",
+        "2",
+        "--sequence",
+        "512",
+        "--batch-tokens",
+        "8192",
+        "--fp8",
+    )
+    assert "refuses fp8 on several ranks" in out
+
+
 def test_train_that_cannot_be(capsys):
     status, out, _ = run(capsys, "train", "llama-3.1-70b", "--gpus", "2", "--batch-tokens", "65536")
     assert status == 1
@@ -94,8 +131,19 @@ def test_serve_that_cannot_be(capsys):
         (["train", "qwen3-8b", "--gpus", "0"], "--gpus is 0"),
         (["train", "qwen3-8b", "--sequence", "50000"], "longer than the 40960"),
         (["train", "qwen3-8b", "--batch-tokens", "100"], "less than one sample"),
-        (["train", "qwen3-8b", "--price", "0"], "usd per hour is 0"),
+        (["train", "qwen3-8b", "--price", "0"], "--price is 0"),
+        (["train", "qwen3-8b", "--gpus", "-1"], "--gpus is -1"),
+        (["train", "qwen3-8b", "--gpus", "1000000000"], "at most 131,072"),
+        (["train", "qwen3-8b", "--gpus", "64", "--tp", "3"], "tp 3 = 3 ranks, but there are 64"),
+        (["train", "qwen3-8b", "--nic", "nan"], "expected a number, got 'nan'"),
+        (["train", "./nowhere"], "there is no such folder"),
+        (["train", "qwen3-8b", "--html", "/nowhere/out.html"], "there is no folder /nowhere"),
+        (["serve", "Qwen/Qwen3-9B"], "did you mean 'qwen3-8b'"),
         (["serve", "qwen3-8b", "--rate", "0"], "--rate is 0"),
+        (["serve", "qwen3-8b", "--rate", "inf"], "--rate is inf"),
+        (["serve", "qwen3-8b", "--gpus", "-2"], "--gpus is -2"),
+        (["serve", "qwen3-8b", "--requests", "3"], "of fewer there is no p99"),
+        (["serve", "qwen3-8b", "--trace", "/nowhere.jsonl"], "cannot read the trace"),
         (["serve", "qwen3-8b", "--input-tokens", "50000"], "longer than the 40960"),
         (["sreve"], "did you mean 'serve'"),
     ],
@@ -105,6 +153,60 @@ def test_mistakes_are_answered(capsys, args, says):
     assert status == 2
     assert says in err
     assert "Traceback" not in err
+
+
+TRACE_LINE = '{"timestamp": %d, "input_length": 700, "output_length": 12, "hash_ids": [0, %d]}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TRACE_LINE % (0, 1) + '{"timestamp": 5, "input_len', "line 2"),
+        (TRACE_LINE % (0, 1) + '{"timestamp": 5, "input_length": -4, "output_length": 1}\n', "-4 tokens in"),
+        ("", "no column TIMESTAMP"),
+        (TRACE_LINE % (7, 1) + TRACE_LINE % (7, 2), "come at one moment"),
+    ],
+)  # fmt: skip
+def test_a_broken_trace_is_refused(capsys, tmp_path, text, says):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    status, out, err = run(capsys, "serve", "qwen3-0.6b", "--trace", str(path))
+    assert (status, out) == (2, "")
+    assert says in err
+
+
+def test_serving_a_trace(capsys, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(TRACE_LINE % (50 * n, n + 1) for n in range(30)))
+    status, out, _ = run(
+        capsys, "serve", "Qwen/Qwen3-0.6B", "--gpu", "H200", "--trace", str(path), "--requests", "20", "--gpus", "1",
+        "--no-measured",
+    )  # fmt: skip
+    assert status == 0
+    assert "the first 20 of 30 requests of trace.jsonl at 20/s" in out
+    assert "on average 700 tokens in and 12 out" in out
+
+
+def test_a_model_by_its_folder(capsys, tmp_path):
+    from cairn.models.hub import SHIPPED, TINY
+
+    status, out, _ = run(
+        capsys, "train", str(SHIPPED / TINY), "--gpus", "1", "--sequence", "256", "--json"
+    )
+    assert status == 0
+    assert json.loads(out)["best"]
+    (tmp_path / "config.json").write_text("[1")
+    status, _, err = run(capsys, "serve", str(tmp_path))
+    assert status == 2
+    assert "cannot read the model's shape" in err
+
+
+def test_names_may_be_written_as_on_the_box(capsys):
+    """The record of a model is found whatever the case of its name."""
+    from cairn.plan.model_shape import model_shape
+
+    assert model_shape("meta-llama/Llama-3.1-8B-Instruct").name == "llama-3.1-8b"
+    assert model_shape("QWEN3-8B").name == model_shape("random:qwen3-8b").name == "qwen3-8b"
 
 
 def test_planning_needs_no_torch():

@@ -7,9 +7,9 @@ import pytest
 from cairn.core.errors import ConfigError
 from cairn.models.presets import preset
 from cairn.plan.device import device
-from cairn.plan.measured import RECORDS, WORKLOADS, median_error, serving
+from cairn.plan.measured import RECORDS, WORKLOADS, arrivals, median_error, serving
 from cairn.plan.serve_cost import Served
-from cairn.plan.serve_load import Workload, limits, mixed_tokens, requests, room, run
+from cairn.plan.serve_load import Traced, Workload, limits, requests, room, run
 from cairn.plan.serve_plan import Asked, plan
 
 H200 = device("h200")
@@ -25,6 +25,18 @@ def test_our_measurements_of_serving_are_predicted():
     assert (median_error(rows) or 1) <= 0.12
 
 
+def test_the_arrivals_are_those_that_were_measured():
+    from cairn.bench.load_client import Target
+    from cairn.bench.load_setup import Load, Setup, due_times
+
+    sent = due_times(
+        Setup(target=Target(url="http://127.0.0.1:1"), duration_s=28.0), Load(rate=27.0)
+    )
+    assert sent is not None
+    assert arrivals(27.0, len(sent)) == pytest.approx(sent)
+    assert len(sent) == 729  # as in benchmarks/h200/serve.json
+
+
 def test_a_damaged_record_is_refused(tmp_path):
     from cairn.core.errors import CairnError
 
@@ -37,11 +49,11 @@ def test_a_damaged_record_is_refused(tmp_path):
 def test_the_budget_of_a_mixed_step_is_the_engines():
     from cairn.serve.engine.step_budget import tokens_within
 
-    for model in ("qwen3-0.6b", "qwen3-8b", "llama-3.1-70b"):
-        served = Served(spec=preset(model), device=H200)
-        assert mixed_tokens(served, 256, 25.0) == tokens_within(
-            0.025, H200.flops_per_s, served.spec, 256, 16384
-        )
+    served = Served(spec=preset("llama-3.1-70b"), device=H200, tp=4)
+    space = room(served)
+    expected = tokens_within(0.025, 4 * H200.flops_per_s, served.spec, space.rows, 16384)
+    assert limits(served, space, 4096, 25.0).shared_tokens == expected > 0
+    assert limits(served, space, 4096).shared_tokens == 0
 
 
 def test_memory_adds_up_and_the_cache_fits():
@@ -59,7 +71,7 @@ def test_every_request_is_answered_in_full():
         requests=40, input_least=50, input_most=200, output_least=5, output_most=30, rate=50.0
     )
     load = run(SMALL, workload)
-    wanted = sum(arrival.request.params.max_tokens for arrival in requests(workload))
+    wanted = sum(arrival.request.params.max_tokens or 0 for arrival in requests(workload))
     assert load.output_tokens_per_s * load.seconds == pytest.approx(wanted)
     assert limits(SMALL, room(SMALL), 230).context == 230
 
@@ -123,3 +135,75 @@ def test_the_workloads_are_those_that_were_measured():
         assert shape.output_least <= min(answers) <= max(answers) <= shape.output_most
         assert chosen[0].shared == shape.shared
         assert math.isinf(shape.rate)
+
+
+def traced(count=40, gap=0.02, shared=0):
+    """Requests of 400 to 600 tokens; the first `shared` of them are everybody's."""
+    return tuple(
+        Traced(gap * number, [*range(shared), *([number + 1] * (400 + 5 * number - shared))], 8 + number % 9)
+        for number in range(count)
+    )  # fmt: skip
+
+
+def test_a_trace_keeps_its_pattern_at_any_rate():
+    trace = traced()
+    shape = {
+        "requests": 40,
+        "input_least": 1,
+        "input_most": 600,
+        "output_least": 1,
+        "output_most": 16,
+    }
+    own, slow = (
+        requests(Workload(**shape, rate=rate, trace=trace)) for rate in (39 / (39 * 0.02), 10.0)
+    )
+    assert [arrival.seconds for arrival in own] == pytest.approx([one.at_s for one in trace])
+    assert slow[-1].seconds == pytest.approx(39 / 10.0)
+    assert {arrival.seconds for arrival in requests(Workload(**shape, trace=trace))} == {0.0}
+    load = run(SMALL, Workload(**shape, rate=50.0, trace=trace))
+    wanted = sum(one.output_tokens for one in trace)
+    assert load.output_tokens_per_s * load.seconds == pytest.approx(wanted)
+
+
+def test_a_plan_of_a_trace():
+    trace = traced(shared=128)
+    asked = Asked(
+        rate=50.0, input_tokens=500, output_tokens=12, slo_ttft=0.5, slo_tpot=0.05, trace=trace
+    )
+    found = plan(SMALL, asked, 2)
+    assert found.best is not None
+    assert found.best.load is not None
+    assert found.best.load.requests == len(trace)
+    assert found.best.load.cached_tokens >= 64 * (len(trace) - 5)  # whole pages of what is shared
+
+
+def test_requests_that_are_too_long_are_counted_not_lost():
+    tiny = Served(spec=preset("gpt2"), device=H200)  # 1,024 tokens
+    trace = (*traced(10), Traced(0.3, [1] * 1100, 5))
+    asked = Asked(
+        rate=20.0, input_tokens=500, output_tokens=12, slo_ttft=0.5, slo_tpot=0.05, trace=trace
+    )
+    found = plan(tiny, asked, 1)
+    assert found.best is not None
+    assert found.best.load is not None
+    assert found.best.load.refused == 1
+    from msgspec.structs import replace
+
+    with pytest.raises(ConfigError, match="none of the 1 requests fits into the 1024 tokens"):
+        plan(tiny, replace(asked, trace=trace[-1:]), 1)
+
+
+def test_no_fewer_replicas_would_do():
+    from msgspec.structs import replace
+
+    served = Served(spec=preset("qwen3-8b"), device=H200)
+    asked = Asked(
+        rate=60.0, input_tokens=800, output_tokens=8, slo_ttft=0.2, slo_tpot=0.02, requests=40
+    )
+    option = plan(served, asked, 3).options[0]
+    assert option.holds
+    assert option.replicas > 1
+    assert not plan(served, asked, option.replicas - 1).options[0].holds
+    crowd = plan(served, replace(asked, rate=1e7), 1)
+    assert crowd.best is None
+    assert "more than 1" in crowd.options[0].why

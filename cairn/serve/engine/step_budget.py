@@ -4,30 +4,36 @@
 
 Whoever decodes gets a token for each step, so a step that also computes long prompts is a pause in every answer. The
 rate is the measured one of this machine, or a usual share of the vendor's; where neither is known there is no limit.
-What attention adds is left out: the step may take a little longer than asked.
+What attention adds is left out: the step may take a little longer than asked. Imported without torch, by who plans.
 """
 
-import torch
+from typing import TYPE_CHECKING
 
 from cairn.core.errors import HardwareError
 from cairn.hw.ceilings import load
 from cairn.hw.datasheet import find_chip
 from cairn.models.spec import ModelSpec
 
+if TYPE_CHECKING:
+    import torch
+
 TILE = 128  # rows that a tile of a product has
 LEAST = 256
 OF_VENDOR = 0.7  # what large products reach of the vendor's rate
 OF_LARGE = 0.88  # what products of a thousand rows reach of large ones
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
 def shared_tokens(
-    spec: ModelSpec, weight: torch.Tensor, ranks: int, step_ms: float, rows: int, step_tokens: int
+    spec: ModelSpec, weight: "torch.Tensor", ranks: int, step_ms: float, rows: int, step_tokens: int
 ) -> int:
     """For `Limits.shared_tokens`; 0: no limit."""
     if not step_ms or not weight.is_cuda:
         return 0
-    rate = matmul_rate(torch.cuda.get_device_name(weight.device), NAMES.get(weight.dtype, ""))
+    import torch
+
+    name = torch.cuda.get_device_name(weight.device)
+    rate = matmul_rate(name, NAMES.get(str(weight.dtype), ""))
     if rate is None:
         return 0
     return tokens_within(step_ms / 1e3, rate * ranks, spec, rows, step_tokens)

@@ -1,0 +1,83 @@
+"""Which model does somebody want to plan for? Its shape is enough; weights are neither read nor fetched.
+
+    qwen3-8b, random:qwen3-8b        a shape by its name (`models.presets`)
+    Qwen/Qwen3-8B                    the same by the name that a hub has for it, or its config.json in the hub's cache
+    ./my-model, my-model/config.json a checkpoint's folder, or its config.json
+
+Reads at most one small file. No torch and no network.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from cairn.core.errors import ConfigError, did_you_mean
+from cairn.models.families import from_hf
+from cairn.models.presets import PRESETS, preset
+from cairn.models.spec import ModelSpec
+
+ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape is the same
+
+
+class Shape(NamedTuple):
+    name: str  # a preset's, where it is one
+    spec: ModelSpec
+
+
+def model_shape(name: str) -> Shape:
+    known = _known(name)
+    if known is not None:
+        return Shape(known, preset(known))
+    path = Path(name).expanduser()
+    if (name and path.is_dir()) or path.suffix == ".json":
+        return Shape(name, _read(path / "config.json" if path.is_dir() else path))
+    cached = _cached(name)
+    if cached is not None:
+        return Shape(name, _read(cached))
+    raise ConfigError(
+        f"no model shape is called '{name}', and there is no such folder",
+        hint=did_you_mean(
+            name.rpartition("/")[2].lower(), PRESETS, "a folder with a config.json, or one of: " + ", ".join(PRESETS)
+        ),
+    )  # fmt: skip
+
+
+def _known(name: str) -> str | None:
+    """The preset that a name means: with or without an owner, an ending or `random:` before it."""
+    short = name.lower().removeprefix("random:")
+    if short in PRESETS:
+        return short
+    owner, _, short = short.rpartition("/")
+    if not owner or owner.startswith(".") or "/" in owner or Path(name).exists():
+        return None
+    for ending in ("", *ENDINGS):
+        if short.endswith(ending) and short.removesuffix(ending) in PRESETS:
+            return short.removesuffix(ending)
+    return None
+
+
+def _read(path: Path) -> ModelSpec:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the model's shape from {path}: {error}",
+            hint="a checkpoint's folder with its config.json",
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no object of settings", hint="a checkpoint's config.json")
+    return from_hf(config)
+
+
+def _cached(name: str) -> Path | None:
+    """A config.json that the hub's client has fetched before."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
