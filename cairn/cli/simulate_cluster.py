@@ -36,11 +36,15 @@ class SimulateCluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = SHIFTS
     """names with commas, or all"""
     nodes: int | None = None
-    """of the cluster; by default as many as keep it 90% busy"""
+    """of the cluster; by default so many that jobs keep 90% busy while they come, if none has to wait"""
     gpus: int = 8
     """of each node"""
     rack: int = 16
     """nodes that share a switch"""
+    cpus: float = 0.0
+    """of each node; 0 does not count them. They limit the cluster as a whole, and count for drf"""
+    memory_gib: float = 0.0
+    """of each node, likewise"""
     overestimate: float = 1.0
     """limits over durations, where the trace has none"""
     half_life: float = 168.0
@@ -50,10 +54,10 @@ class SimulateCluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread_slowdown: float = 0.0
     """how much longer a gang takes over more racks than it needs, such as 0.1"""
     why: int | None = None
-    """a job (line of the trace, from 0): say why it waited, moment by moment"""
+    """a job (its id, or its line of the trace from 0): say why it waited, moment by moment"""
     node_list: Path | None = None
     """the nodes of the openb trace: how full do its GPUs get?"""
-    seeds: int = 3
+    seeds: int = 10
     """orders of arrival to average over, with --node-list"""
     seed: int = 0
     """of --synthetic"""
@@ -79,7 +83,13 @@ def _check(options: SimulateCluster) -> None:
     for name in ("nodes", "gpus", "rack", "seeds"):
         value = getattr(options, name)
         if value is not None and not 1 <= value <= 1_000_000:
-            raise UsageError(f"--{name} is {value}", hint="a number from 1 on")
+            raise UsageError(f"--{name} is {value}", hint="a number from 1 to 1,000,000")
+    if options.seed < 0:
+        raise UsageError(f"--seed is {options.seed}", hint="0 or more")
+    if options.html is not None and (options.html.is_dir() or not options.html.parent.is_dir()):
+        raise UsageError(
+            f"cannot write a page to {options.html}", hint="give a file in a folder that exists"
+        )
     for name in ("overestimate", "half_life"):
         if not 0 < getattr(options, name) < float("inf"):
             raise UsageError(
@@ -89,7 +99,7 @@ def _check(options: SimulateCluster) -> None:
         raise UsageError(
             f"--overestimate is {options.overestimate}", hint="below 1 every job is ended early"
         )
-    for name in ("checkpoint", "spread_slowdown"):
+    for name in ("checkpoint", "spread_slowdown", "cpus", "memory_gib"):
         if not 0 <= getattr(options, name) < float("inf"):
             raise UsageError(
                 f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="0 or more"
@@ -99,7 +109,7 @@ def _check(options: SimulateCluster) -> None:
 def _chosen(text: str, known: list[str]) -> list[str]:
     if text == "all":
         return known
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
             raise UsageError(
@@ -113,6 +123,7 @@ def _chosen(text: str, known: list[str]) -> list[str]:
 
 def _replay(options: SimulateCluster) -> int:
     from cairn.cluster.simulate import page
+    from cairn.cluster.simulate.explain import fate, refusals
     from cairn.cluster.simulate.policies import POLICIES
     from cairn.cluster.simulate.replay import HOUR, Settings, replay
     from cairn.cluster.simulate.summary import summarise
@@ -141,24 +152,30 @@ def _replay(options: SimulateCluster) -> int:
         )
         print(f"wrote {options.html}", file=sys.stderr)
     if options.json:
-        reasons = {history.policy: history.reasons for history in histories if history.reasons}
-        _print_json(
-            {
-                "trace": trace.name,
-                "cluster": cluster,
-                "notes": notes,
-                "policies": summaries,
-                "why": reasons,
-            }
-        )
+        document: dict[str, object] = {
+            "trace": trace.name,
+            "cluster": cluster,
+            "notes": notes,
+            "policies": summaries,
+            "rejected": {history.policy: refusals(history) for history in histories},
+        }
+        if (job := options.why) is not None:
+            document["why"] = {history.policy: history.reasons for history in histories}
+            document["fate"] = {history.policy: fate(history, job) for history in histories}
+        _print_json(document)
         return 0
     _print(trace, cluster, notes, histories, summaries)
+    _print_why(histories, options.why)
+    print(
+        "simulated in "
+        + ", ".join(f"{summary.policy} {summary.seconds:.1f} s" for summary in summaries)
+    )
     return 0
 
 
 def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":
     from cairn.cluster.simulate.jobs import Cluster
-    from cairn.cluster.simulate.traces import made_to_measure, read_trace, synthetic
+    from cairn.cluster.simulate.traces import kept_busy, read_trace, synthetic
 
     if options.trace is not None:
         trace = read_trace(options.trace, options.overestimate)
@@ -167,12 +184,15 @@ def _prepare(options: SimulateCluster) -> "tuple[Trace, Cluster, list[str]]":
     if options.why is not None and all(job.id != options.why for job in trace.jobs):
         raise UsageError(
             f"no job {options.why} in the trace",
-            hint=f"there are {len(trace.jobs):,}, counted from 0",
+            hint=f"ids go from {min(job.id for job in trace.jobs)} to {max(job.id for job in trace.jobs)}",
         )
     if options.nodes is not None:
-        return trace, Cluster(nodes=options.nodes, gpus=options.gpus, rack=options.rack), []
-    cluster, why = made_to_measure(trace.jobs, options.gpus, options.rack)
-    return trace, cluster, [why]
+        cluster, notes = Cluster(nodes=options.nodes, gpus=options.gpus, rack=options.rack), []
+    else:
+        cluster, why = kept_busy(trace.jobs, options.gpus, options.rack)
+        notes = [why]
+    cpus, memory = options.cpus * cluster.nodes, options.memory_gib * cluster.nodes
+    return trace, msgspec.structs.replace(cluster, cpus=cpus, memory_gib=memory), notes
 
 
 def _print(
@@ -183,22 +203,34 @@ def _print(
     summaries: "list[Summary]",
 ) -> None:
     from cairn.cli.columns import lines
+    from cairn.cluster.simulate.explain import refusals
     from cairn.cluster.simulate.page import HEADINGS, cells
-    from cairn.core.units import format_duration
 
-    print(f"{trace.name}: {len(trace.jobs):,} jobs on {cluster.words()}")
+    jobs = "1 job" if len(trace.jobs) == 1 else f"{len(trace.jobs):,} jobs"
+    print(f"{trace.name}: {jobs} on {cluster.words()}")
     for note in notes:
         print(note)
     print("\n" + "\n".join(lines(HEADINGS, [cells(summary) for summary in summaries])) + "\n")
+    for history in histories:
+        refused = refusals(history)
+        for identity, why in refused[:1]:
+            print(f"{history.policy} rejects job {identity}: {why}")
+        if len(refused) > 1:
+            print(f"{history.policy} rejects {len(refused) - 1:,} more; --json has all of them")
+
+
+def _print_why(histories: "list[History]", identity: int | None) -> None:
+    from cairn.cluster.simulate.explain import fate
+    from cairn.core.units import format_duration
+
+    if identity is None:
+        return
     for history in histories:
         for at, why in history.reasons[:20]:
             print(f"{history.policy} after {format_duration(at)}: {why}")
         if len(history.reasons) > 20:
             print(f"{history.policy}: and {len(history.reasons) - 20} more; --json has all of them")
-    print(
-        "simulated in "
-        + ", ".join(f"{summary.policy} {summary.seconds:.1f} s" for summary in summaries)
-    )
+        print(f"{history.policy}: {fate(history, identity)}")
 
 
 def _pack(options: SimulateCluster) -> int:

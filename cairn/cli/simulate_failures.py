@@ -12,6 +12,7 @@ from cairn.core.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from cairn.cluster.reliability import Outlook, Scheme
     from cairn.cluster.reliability_monte_carlo import Lived
+    from cairn.cluster.reliability_published import Checked
 
 SIZES = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 100_000, 131_072)
 
@@ -87,6 +88,7 @@ def run(args: list[str]) -> int:
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
     _print(options, now, sweep)
+    _print_published(checked)
     return 0
 
 
@@ -113,9 +115,8 @@ def _rate(text: str) -> float:
 def _schemes(options: SimulateFailures) -> "list[Scheme]":
     from cairn.cluster.reliability import SCHEMES
 
-    names = (
-        list(SCHEMES) if options.scheme == "all" else [n.strip() for n in options.scheme.split(",")]
-    )
+    asked = SCHEMES if options.scheme == "all" else map(str.strip, options.scheme.split(","))
+    names = list(dict.fromkeys(asked))
     changed = {
         name: value
         for name in ("write", "detect", "restart")
@@ -164,3 +165,17 @@ def _print(
         for row in zip(*sweep.values(), strict=True)
     ]
     print("\n".join(lines(["GPUs", "MTTF", *sweep], rows)))
+
+
+def _print_published(checked: "list[Checked]") -> None:
+    """How far the law that was used is from what others have seen."""
+    from cairn.cli.columns import lines
+
+    print("\nPublished beside predicted")
+    rows = [_published(row) for row in checked]
+    print("\n".join(lines(["what", "published", "predicted", "error", ""], rows, left=(0, 4))))
+
+
+def _published(row: "Checked") -> list[str]:
+    figures = [f"{value:.4g} {row.unit}".strip() for value in (row.published, row.predicted)]
+    return [row.what, *figures, f"{row.error:+.1%}", row.note]

@@ -10,49 +10,67 @@ delay that. Pure: looks at the view, changes nothing.
 
 from collections.abc import Iterable
 
-from cairn.cluster.simulate.jobs import MILLI, Action, Job, Start
+from cairn.cluster.simulate.jobs import MILLI, Action, Job, Pieces, Start
 from cairn.cluster.simulate.view import View
 
 LOOK = 100  # jobs behind the first that backfill looks at, as real schedulers limit it
 
 
-def start_or_backfill(view: View, head: Job, others: Iterable[Job]) -> Action | None:
+def start_or_backfill(
+    view: View, head: Job, others: Iterable[Job], newcomers: bool = False
+) -> Action | None:
     """The first if it fits; else the next one that ends before the first could start, or keeps off its nodes."""
     pieces = view.fits(head)
     if pieces is not None:
         return Start(head, pieces, head.gpus)
-    return backfill(view, head, others)
+    return backfill(view, head, others, newcomers)
 
 
-def backfill(view: View, head: Job, others: Iterable[Job]) -> Action | None:
+def backfill(
+    view: View, head: Job, others: Iterable[Job], newcomers: bool = False
+) -> Action | None:
     """The first of the others that fits beside what the head is promised (nodes, from some time on).
 
     What is too large for the free GPUs, or for those off the promised nodes, is so for every larger job too. Most
-    often nobody fits anyway: the promise is only worked out when somebody does.
+    often nobody fits anyway: the promise is only worked out when somebody does. `newcomers` says that the others are
+    those, and that whoever else waits may not start.
     """
-    if not view.somebody_may_fit():
-        return None
+    free, now = view.free, view.now
     # GPUs that do not fit, anywhere or off the promised nodes
-    too_large = too_large_off = view.free.too_many()
+    too_large = too_large_off = free.too_many()
     promise = view.known_promise(head)
-    for job in others:
-        gpus = job.gpus
-        if gpus >= too_large and job.milli == MILLI:
+    if promise is not None:
+        too_large_off = free.too_many_off(promise.nodes)
+    for job in [job for job in others if job.gpus < too_large or job.milli < MILLI]:
+        gpus, whole, pieces = job.gpus, job.milli == MILLI, None
+        if whole and gpus >= too_large:
             continue
-        whole = job.milli == MILLI
         if promise is None:
-            if view.fits(job) is None:
+            pieces = view.fits(job)
+            if pieces is None:
                 if whole and view.shares.lacks(job) is None:
                     too_large = too_large_off = gpus
                 continue
             promise = view.reservation(head)
-        short = job.limit <= promise.at - view.now
+            too_large_off = free.too_many_off(promise.nodes)
+        short = job.limit <= promise.at - now
         if not short and whole and gpus >= too_large_off:
             continue
-        pieces = view.fits(job, avoid=0 if short else promise.nodes)
+        if pieces is None or not (short or _keeps_off(pieces, promise.nodes)):
+            pieces = view.fits(job, avoid=0 if short else promise.nodes)
         if pieces is not None:
-            return Start(job, pieces, gpus, beside=True)
+            return Start(job, pieces, gpus, beside=True, newcomer=newcomers)
         if whole and view.shares.lacks(job) is None:
             too_large_off = min(too_large_off, gpus)
             too_large = min(too_large, gpus) if short else too_large
     return None
+
+
+def who_came(view: View) -> list[Job]:
+    """Those who came since everybody was looked at, as far as backfill looks; in order of arrival they are the last."""
+    return view.fresh[: max(0, 1 + LOOK - len(view.waiting) + len(view.fresh))]
+
+
+def _keeps_off(pieces: Pieces, nodes: int) -> bool:
+    """Whether a search that avoids these nodes would find the same place; of a gang over several, who knows."""
+    return len(pieces) == 1 and not nodes >> pieces[0][0] & 1

@@ -15,7 +15,6 @@ from cairn.cluster.simulate.view import View
 
 Level = tuple[float, int]  # from when, GPUs free
 NEVER = float("inf")
-END = (NEVER, 0)
 
 
 def decide_deadline(view: View) -> Action | None:
@@ -29,8 +28,10 @@ def decide_deadline(view: View) -> Action | None:
         if job.gpus >= too_many and job.milli == MILLI:
             continue
         if at > now:
-            scan = scan or _Scan(view.timeline.ahead(now), idle, now)
-            if scan.is_blocked(job.gpus, at, now + job.limit):
+            scan = scan or _Scan(view.timeline.levels(idle, now))
+            low = scan.below.get(job.gpus, NEVER)
+            end = now + job.limit
+            if (low < at and low < end) or scan.is_blocked(job.gpus, at, end):
                 continue
         pieces = view.fits(job)
         if pieces is not None:
@@ -41,49 +42,51 @@ def decide_deadline(view: View) -> Action | None:
 class _Scan:
     """How low the free GPUs fall from now on, looked at only as far as somebody asks."""
 
-    def __init__(self, changes: Iterator[Level], idle: int, now: float) -> None:
-        self._ahead, self._free, self._at = changes, idle, now
+    def __init__(self, levels: Iterator[Level]) -> None:
+        self._ahead, self._seen = levels, -NEVER
         self._lows: list[Level] = []  # from when, each new lowest level
-        self._below: dict[int, float] = {}  # GPUs -> from when fewer are free, where that is known
+        self.below: dict[int, float] = {}  # GPUs -> from when fewer are free, where that is known
 
     def is_blocked(self, gpus: int, at: float, end: float) -> bool:
         """Whether a slot cannot begin now and last until `end`: what was promised from `at` on is free for it too."""
-        known = self._below.get(gpus)
-        if known is not None and known < at and known < end:
-            return True
         return self._falls_below(gpus, min(at, end)) or self._falls_below(0, end)
 
     def _falls_below(self, gpus: int, before: float) -> bool:
-        known = self._below.get(gpus)
+        known = self.below.get(gpus)
         if known is None:
             known = self._look(gpus, before)
             if known < NEVER:
-                self._below[gpus] = known
+                self.below[gpus] = known
         return known < before
 
     def _look(self, gpus: int, before: float) -> float:
         """From when fewer are free, if that is before; NEVER says nothing about later."""
-        for at, low in self._lows:
+        lows = self._lows
+        for at, low in lows:
             if low < gpus:
                 return at
-        at, free, lows = self._at, self._free, self._lows
-        lowest, found = lows[-1][1] if lows else free + 1, NEVER
-        while at < before and found == NEVER:
-            when, change = next(self._ahead, END)
-            if when != at:  # the level from `at` on is known
-                if free < lowest:
-                    lowest = free
-                    lows.append((at, free))
-                    found = at if free < gpus else NEVER
-                at = when
-            free += change
-        self._at, self._free = at, free
-        return found
+        if self._seen >= before:
+            return NEVER
+        lowest = lows[-1][1] if lows else NEVER
+        for at, free in self._ahead:
+            if free < lowest:
+                lowest = free
+                lows.append((at, free))
+                if free < gpus:
+                    break
+            if at >= before:
+                break
+        else:
+            at = NEVER
+        self._seen = at
+        return at if lowest < gpus else NEVER
 
 
 def _admit(view: View, job: Job) -> Action:
-    at = view.now
-    if len(view.waiting) > 1 or view.fits(job) is None:
+    at, pieces = view.now, None
+    if len(view.waiting) == 1:
+        pieces = view.fits(job)
+    if pieces is None:
         at = earliest(view.timeline.levels(view.free.idle, view.now), job, view.now)
     done = at + job.limit
     if job.deadline is not None and done > job.deadline:
@@ -92,7 +95,7 @@ def _admit(view: View, job: Job) -> Action:
             f"would be done {done - job.deadline:.0f} s after its deadline: "
             f"{job.gpus} GPUs are free for {job.limit:.0f} s in {at - view.now:.0f} s at the earliest",
         )
-    return Reserve(job, at)
+    return Reserve(job, at) if pieces is None else Start(job, pieces, job.gpus)
 
 
 def earliest(levels: Iterable[Level], job: Job, now: float) -> float:

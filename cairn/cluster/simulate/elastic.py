@@ -8,9 +8,10 @@ change costs a restart, so a job that is nearly done is left alone. Pure.
 
 from itertools import islice
 
-from cairn.cluster.simulate.backfill import LOOK, backfill
+from cairn.cluster.simulate.backfill import LOOK, backfill, who_came
 from cairn.cluster.simulate.free import Free
-from cairn.cluster.simulate.jobs import MILLI, Action, Job, Pieces, Resize, Running, Start
+from cairn.cluster.simulate.jobs import MILLI, Action, Job, Resize, Running, Start
+from cairn.cluster.simulate.offers import upper_half
 from cairn.cluster.simulate.view import View
 
 TRIED = 8  # jobs that are tried alone before several are halved
@@ -25,33 +26,38 @@ def decide_elastic(view: View) -> Action | None:
         return _grow(view)
     head = view.waiting[0]
     if view.settled and head is not view.fresh[0]:
-        place = len(view.waiting) - len(view.fresh)
-        others = view.fresh[: max(0, 1 + LOOK - place)]
-        return backfill(view, head, others) if view.free.idle else None
-    for gpus in sizes(head):
+        if not view.free.idle or not view.somebody_may_fit():
+            return None
+        return backfill(view, head, who_came(view), newcomers=True)
+    possible = sizes(head)
+    for gpus in possible:
         pieces = view.fits(head, gpus)
         if pieces is not None:
             return Start(head, pieces, gpus)
-    shrunk = _shrink(view, head)
-    if shrunk is not None or not view.free.idle:
+    shrunk = _shrink(view, head, possible[-1])
+    if shrunk is not None or not view.free.idle or not view.somebody_may_fit():
         return shrunk
-    return backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
+    return backfill(view, head, islice(view.waiting, 1 + view.looked, 1 + LOOK))
 
 
 def sizes(job: Job) -> list[int]:
     """From the full size down to the least, by halves."""
     found, size = [job.gpus], job.gpus
-    while job.elastic and size % 2 == 0 and size // 2 >= job.least:
+    while job.least and size % 2 == 0 and size // 2 >= job.least:
         size //= 2
         found.append(size)
     return found
 
 
-def _shrink(view: View, head: Job) -> Action | None:
-    """One step towards room for the least size of the head, if room can be made at all."""
-    now = view.now
-    surplus = [run for run in view.halvable.values() if run.believed - now > WORTH]
-    wanted = sizes(head)[-1]
+def _shrink(view: View, head: Job, wanted: int) -> Action | None:
+    """One step towards room for the head with so many GPUs, if room can be made at all."""
+    now, free = view.now, view.free
+    nodes = (
+        wanted // free.gpus
+    )  # that have to be empty; most often they cannot be, and that is quickly said
+    if nodes and free.idle_nodes() + view.offers.emptied(free) < nodes:
+        return None
+    surplus = [run for run in view.offers.halvable.values() if run.believed - now > WORTH]
     if not surplus or view.free.idle + sum(run.gpus // 2 for run in surplus) < wanted:
         return None
     if view.shares.lacks(head) is not None or not _room_with(view.free, head, wanted, surplus):
@@ -86,35 +92,6 @@ def _room_with(free: Free, head: Job, gpus: int, halved: list[Running]) -> bool:
     )
 
 
-def can_halve(job: Job, gpus: int) -> bool:
-    return job.elastic and gpus % 2 == 0 and gpus // 2 >= job.least
-
-
-def can_double(job: Job, gpus: int) -> bool:
-    return job.elastic and gpus * 2 <= job.gpus
-
-
-def upper_half(run: Running) -> Pieces:
-    """The pieces that a job gives back when it halves: its last nodes, or the higher GPUs of its only one."""
-    if run.half is None:
-        run.half = _upper_half(run)
-    return run.half
-
-
-def _upper_half(run: Running) -> Pieces:
-    wanted = run.gpus // 2
-    back = []
-    for node, mask, milli in reversed(run.pieces):
-        if wanted == 0:
-            break
-        given = 0
-        while wanted and mask:
-            top = 1 << (mask.bit_length() - 1)
-            mask, given, wanted = mask ^ top, given | top, wanted - 1
-        back.append((node, given, milli))
-    return tuple(back)
-
-
 def _halve(run: Running) -> Resize:
     back = {node: mask for node, mask, _ in upper_half(run)}
     kept = tuple(
@@ -126,12 +103,13 @@ def _halve(run: Running) -> Resize:
 
 
 def _grow(view: View) -> Action | None:
-    free, now = view.free, view.now
-    if not free.idle:
+    free, now, able = view.free, view.now, view.offers.doublable
+    if not able or not free.idle:
         return None
+    idle, nodes, largest = free.idle, free.idle_nodes(), free.largest()
     small = [
-        run for run in view.doublable.values()
-        if run.gpus <= free.idle and run.believed - now > WORTH and _may_double(free, run)
+        run for run in able.values()
+        if run.gpus <= idle and run.believed - now > WORTH and _may_double(free, run, nodes, largest)
     ]  # fmt: skip
     small.sort(key=lambda run: (run.gpus / run.job.gpus, run.job.id))
     for run in small:
@@ -143,10 +121,10 @@ def _grow(view: View) -> Action | None:
     return None
 
 
-def _may_double(free: Free, run: Running) -> bool:
+def _may_double(free: Free, run: Running, idle_nodes: int, largest: int) -> bool:
     """Quick, and never wrong with a no: whether there is twice the room where it could be."""
     wanted = run.gpus * 2
     if wanted > free.gpus:
-        return free.idle_nodes() + len(run.pieces) >= wanted // free.gpus
+        return idle_nodes + len(run.pieces) >= wanted // free.gpus
     own = max(free.masks[node].bit_count() + mask.bit_count() for node, mask, _ in run.pieces)
-    return own >= wanted or free.largest() >= wanted
+    return own >= wanted or largest >= wanted

@@ -1,5 +1,9 @@
-"""Why does this job wait? One line, with the numbers that decide it. Pure: reads the view, changes nothing."""
+"""Why does this job wait, and what became of it? One line, with the numbers that decide it.
 
+Pure: reads the view or the history, changes nothing.
+"""
+
+from cairn.cluster.simulate.history import History
 from cairn.cluster.simulate.jobs import MILLI, Job
 from cairn.cluster.simulate.view import View
 from cairn.core.units import format_duration
@@ -27,6 +31,26 @@ def explain(view: View, job: Job, policy: str) -> str:
             f"this job may take {format_duration(job.limit)}"
         )
     return f"its turn comes: {_ahead(view, job)}"
+
+
+def fate(history: History, identity: int) -> str:
+    """How it ended for the job."""
+    story = history.stories[identity]
+    if story.first_start is None:
+        return f"job {identity} is {story.state}: {story.why}"
+    wait = story.first_start - story.job.submit
+    begun = f"waits {format_duration(wait)}" if wait else "starts as it comes"
+    taken = 0.0 if story.end is None else story.end - story.job.submit
+    moved = f", preempted {story.preempted} and resized {story.resized} times"
+    moved = moved if story.preempted or story.resized else ""
+    return f"job {identity} {begun}{moved}, {story.state} {format_duration(taken)} after it came"
+
+
+def refusals(history: History) -> list[tuple[int, str]]:
+    """Who was rejected, and why: job, reason."""
+    return [
+        (story.job.id, story.why) for story in history.stories.values() if story.state == "rejected"
+    ]
 
 
 def _too_few(view: View, job: Job) -> str | None:

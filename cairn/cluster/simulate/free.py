@@ -9,11 +9,13 @@ lowest bit of the best group is the node. A gang gets all of its pieces or None.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Piece, Pieces
 
 State = tuple[int, ...]  # idle GPUs, then what shared ones have left, ascending
 Rule = Callable[[State, int, int], float]  # state, GPUs, milli -> cost; the least is taken
+NEVER = float("inf")
 
 
 def tightest(state: State, gpus: int, milli: int) -> float:
@@ -29,12 +31,29 @@ def loosest(state: State, gpus: int, milli: int) -> float:
     return -state[0] * MILLI - sum(state[1:])
 
 
+class Costs(dict[State, float]):
+    """What each state costs a job; NEVER where it does not fit. States are few, and come again and again."""
+
+    def __init__(self, rule: Rule, gpus: int, milli: int) -> None:
+        super().__init__()
+        self._rule, self._gpus, self._milli = rule, gpus, milli
+
+    def __missing__(self, state: State) -> float:
+        shares = self._milli < MILLI and len(state) > 1 and state[-1] >= self._milli
+        fits = shares or state[0] >= self._gpus
+        cost = self[state] = self._rule(state, self._gpus, self._milli) if fits else NEVER
+        return cost
+
+
 class Free:
     def __init__(self, cluster: Cluster) -> None:
         self.gpus = cluster.gpus
         self.idle = cluster.total  # GPUs that nobody uses, not even in part
-        self.masks = [(1 << cluster.gpus) - 1] * cluster.nodes  # of idle GPUs
+        self.sharing = 0  # GPUs that are used in part
+        self._all = (1 << cluster.gpus) - 1
+        self.masks = [self._all] * cluster.nodes  # of idle GPUs
         self.shared: list[dict[int, int]] = [{} for _ in range(cluster.nodes)]  # GPU -> left
+        self._nodes_with = [0] * cluster.gpus + [cluster.nodes]  # by idle GPUs
         self.state: list[State] = [(cluster.gpus,)] * cluster.nodes
         self.groups: dict[State, int] = {(cluster.gpus,): (1 << cluster.nodes) - 1}
         self.racks = [
@@ -43,33 +62,39 @@ class Free:
         ]
         self._rack = cluster.rack
         self._too_many: int | None = None  # forgotten whenever a node changes
-        self._costs: dict[tuple[Rule, int, int], dict[State, float]] = {}
+        self._costs: dict[tuple[Rule, int, int], Costs] = {}
 
     def find(
         self, gpus: int, milli: int, rule: Rule, *, avoid: int = 0, packed: bool = False
     ) -> Pieces | None:
         """All pieces of a gang, or None. `avoid` are nodes not to use; `packed` keeps it in few racks."""
-        whole, rest = divmod(gpus, self.gpus)
-        if milli == MILLI and whole and (whole > 1 or rest):
-            return self._gang(whole, rest, rule, avoid, packed)
+        if gpus > self.gpus:
+            return self._gang(*divmod(gpus, self.gpus), rule, avoid, packed)
         node = self._node(gpus, milli, rule, avoid, packed)
-        return None if node is None else (self._piece(node, gpus, milli),)
+        if node is None:
+            return None
+        if milli < MILLI:
+            return (self._shared_piece(node, milli),)
+        return ((node, _lowest_gpus(self.masks[node], gpus), MILLI),)
 
     def _node(self, gpus: int, milli: int, rule: Rule, avoid: int, packed: bool) -> int | None:
-        best, cost = 0, float("inf")
-        known = self._costs.setdefault((rule, gpus, milli), {})
+        """The node of the best state; of equally good states the lowest node."""
+        costs = self._costs.get((rule, gpus, milli))
+        if costs is None:
+            costs = self._costs[rule, gpus, milli] = Costs(rule, gpus, milli)
+        best, least, idle = 0, NEVER, gpus if milli == MILLI else 0
         for state, nodes in self.groups.items():
-            if state[0] < gpus and not (milli < MILLI and state[-1] >= milli and len(state) > 1):
+            if state[0] < idle:
                 continue
-            if avoid and not nodes & ~avoid:
+            cost = costs[state]
+            if cost > least or cost == NEVER:
                 continue
-            found = known.get(state)
-            if found is None:  # states are few, and come again and again
-                found = known[state] = rule(state, gpus, milli)
-            if found <= cost:
-                nodes = nodes & ~avoid if avoid else nodes
-                if found < cost or nodes & -nodes < best & -best:  # of equal ones the lowest node
-                    best, cost = nodes, found
+            if avoid:
+                nodes &= ~avoid
+                if not nodes:
+                    continue
+            if cost < least or nodes & -nodes < best & -best:
+                best, least = nodes, cost
         if not best:
             return None
         if packed and len(self.racks) > 1:
@@ -89,12 +114,12 @@ class Free:
         if idle.bit_count() < whole:
             return None
         chosen = self._few_racks(idle, whole) if packed else lowest_bits(idle, whole)
-        pieces = [self._piece(node, self.gpus, MILLI) for node in _bits(chosen)]
+        pieces = [(node, self._all, MILLI) for node in _bits(chosen)]
         if rest:
             node = self._node(rest, MILLI, rule, avoid | chosen, packed)
             if node is None:
                 return None
-            pieces.append(self._piece(node, rest, MILLI))
+            pieces.append((node, _lowest_gpus(self.masks[node], rest), MILLI))
         return tuple(pieces)
 
     def _few_racks(self, idle: int, count: int) -> int:
@@ -109,76 +134,100 @@ class Free:
             chosen |= lowest_bits(part, wanted)
         return chosen
 
-    def _piece(self, node: int, gpus: int, milli: int) -> Piece:
-        if milli < MILLI:
-            left = {gpu: share for gpu, share in self.shared[node].items() if share >= milli}
-            if left:
-                return node, 1 << min(left, key=lambda gpu: (left[gpu], gpu)), milli
-        return node, lowest_bits(self.masks[node], gpus), milli
+    def _shared_piece(self, node: int, milli: int) -> Piece:
+        """The tightest GPU that is shared already, otherwise an idle one."""
+        left = [(share, gpu) for gpu, share in self.shared[node].items() if share >= milli]
+        if left:
+            return node, 1 << min(left)[1], milli
+        return node, _lowest_gpus(self.masks[node], 1), milli
 
     def take(self, pieces: Pieces) -> None:
+        masks = self.masks
         for node, mask, milli in pieces:
-            idle, shared = self.masks[node] & mask, self.shared[node]
-            if milli == MILLI:
-                if idle != mask:
-                    raise RuntimeError(f"node {node}: GPUs {mask:b} are not all idle ({idle:b})")
-            else:
-                gpu = mask.bit_length() - 1
-                left = MILLI if idle else shared.get(gpu, 0)
-                if left < milli:
-                    raise RuntimeError(f"node {node} GPU {gpu}: {left}/1000 left, {milli} wanted")
-                shared[gpu] = left - milli
-            self.masks[node] &= ~mask
-            self.idle -= idle.bit_count()
+            idle = masks[node] & mask
+            if milli < MILLI:
+                self._take_share(node, mask, milli, bool(idle))
+            elif idle != mask:
+                raise RuntimeError(f"node {node}: GPUs {mask:b} are not all idle ({idle:b})")
+            if idle:
+                masks[node] ^= idle
+                self.idle -= idle.bit_count()
             self._changed(node)
+
+    def _take_share(self, node: int, mask: int, milli: int, idle: bool) -> None:
+        gpu, shared = mask.bit_length() - 1, self.shared[node]
+        left = MILLI if idle else shared.get(gpu, 0)
+        if left < milli:
+            raise RuntimeError(f"node {node} GPU {gpu}: {left}/1000 left, {milli} wanted")
+        shared[gpu] = left - milli
+        self.sharing += idle
 
     def give(self, pieces: Pieces) -> None:
+        masks = self.masks
         for node, mask, milli in pieces:
-            freed = mask
-            if milli < MILLI:
-                gpu, shared = mask.bit_length() - 1, self.shared[node]
-                shared[gpu] += milli
-                freed = mask if shared[gpu] == MILLI else 0
-                if freed:
-                    del shared[gpu]
-            if self.masks[node] & freed:
+            freed = mask if milli == MILLI else self._give_share(node, mask, milli)
+            if masks[node] & freed:
                 raise RuntimeError(f"node {node}: GPUs {freed:b} are given back twice")
-            self.masks[node] |= freed
-            self.idle += freed.bit_count()
+            if freed:
+                masks[node] |= freed
+                self.idle += freed.bit_count()
             self._changed(node)
 
+    def _give_share(self, node: int, mask: int, milli: int) -> int:
+        """The GPU if nobody shares it any more, otherwise 0."""
+        gpu, shared = mask.bit_length() - 1, self.shared[node]
+        shared[gpu] += milli
+        if shared[gpu] < MILLI:
+            return 0
+        del shared[gpu]
+        self.sharing -= 1
+        return mask
+
     def _changed(self, node: int) -> None:
-        bit, old, shared = 1 << node, self.state[node], self.shared[node]
-        idle = self.masks[node].bit_count()
+        shared, idle = self.shared[node], self.masks[node].bit_count()
+        old, groups, bit = self.state[node], self.groups, 1 << node
         new = (idle, *sorted(shared.values())) if shared else (idle,)
         if new == old:
             return
-        self._too_many = None
-        rest = self.groups[old] & ~bit
+        rest = groups[old] ^ bit
         if rest:
-            self.groups[old] = rest
+            groups[old] = rest
         else:
-            del self.groups[old]
-        self.groups[new] = self.groups.get(new, 0) | bit
+            del groups[old]
+        groups[new] = groups.get(new, 0) | bit
+        self._nodes_with[old[0]] -= 1
+        self._nodes_with[idle] += 1
         self.state[node] = new
+        self._too_many = None
 
     def racks_of(self, pieces: Pieces) -> int:
         return len({node // self._rack for node, _, _ in pieces})
 
     def largest(self) -> int:
         """Most idle GPUs of one node."""
-        return max(state[0] for state in self.groups)
+        return next(idle for idle in range(self.gpus, -1, -1) if self._nodes_with[idle])
 
     def too_many(self) -> int:
         """So many whole GPUs, or more, do not fit, wherever they would go."""
         if self._too_many is None:
-            nodes = self.idle_nodes()
+            nodes = self._nodes_with[-1]
             most = min(self.idle, (nodes + 1) * self.gpus - 1) if nodes else self.largest()
             self._too_many = most + 1
         return self._too_many
 
+    def too_many_off(self, avoid: int) -> int:
+        """The same on all nodes but these."""
+        nodes = (self.groups.get((self.gpus,), 0) & ~avoid).bit_count()
+        if nodes:
+            return (nodes + 1) * self.gpus
+        most = 0
+        for state, group in self.groups.items():
+            if state[0] > most and group & ~avoid:
+                most = state[0]
+        return most + 1
+
     def idle_nodes(self) -> int:
-        return self.groups.get((self.gpus,), 0).bit_count()
+        return self._nodes_with[-1]
 
 
 def lowest_bits(bits: int, count: int) -> int:
@@ -188,6 +237,11 @@ def lowest_bits(bits: int, count: int) -> int:
         chosen |= bit
         bits ^= bit
     return chosen
+
+
+_lowest_gpus = lru_cache(maxsize=1 << 14)(
+    lowest_bits
+)  # of one node: few masks, asked for all the time
 
 
 def _lowest(bits: int) -> int:

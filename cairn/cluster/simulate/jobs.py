@@ -31,7 +31,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes * self.gpus
 
     def words(self) -> str:
-        return f"{self.nodes} nodes x {self.gpus} GPUs, {self.rack} nodes a rack"
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes:,} nodes"
+        return f"{nodes} x {self.gpus} GPUs, {self.rack} nodes a rack"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -77,6 +78,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     pieces: Pieces
     gpus: int
     beside: bool = False  # a promise to another job, which stays true
+    newcomer: bool = False  # then: nobody who waited longer may start
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
@@ -115,11 +117,6 @@ def impossible(job: Job, cluster: Cluster) -> str | None:
     """Why this job could not run on an empty cluster, or None."""
     if job.gpus > cluster.total:
         return f"asks for {job.gpus} GPUs, the cluster has {cluster.total}"
-    whole, rest = divmod(job.gpus, cluster.gpus)
-    if whole + bool(rest) > cluster.nodes:
-        return (
-            f"needs {whole} whole nodes and {rest} GPUs of another, there are {cluster.nodes} nodes"
-        )
     if cluster.cpus and job.cpus > cluster.cpus:
         return f"asks for {job.cpus:g} CPUs, the cluster has {cluster.cpus:g}"
     if cluster.memory_gib and job.memory_gib > cluster.memory_gib:

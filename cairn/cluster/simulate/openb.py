@@ -46,7 +46,7 @@ class Pods(msgspec.Struct, frozen=True):
 
 def read_nodes(path: Path) -> Nodes:
     cpu, memory, gpus = _columns(path, ("cpu_milli", "memory_mib", "gpu"))
-    if gpus.min(initial=0) < 0 or not gpus.sum():
+    if not gpus.sum():
         raise DataError(f"{path} has no node with GPUs", hint="give the list of GPU nodes")
     return Nodes(cpu, memory, gpus)
 
@@ -55,7 +55,7 @@ def read_pods(path: Path) -> Pods:
     names = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "creation_time", "deletion_time")
     cpu, memory, count, milli, created, deleted = _columns(path, names)
     bad = np.flatnonzero(
-        (milli < 0) | (milli > MILLI) | ((count > 1) & (milli < MILLI)) | (count < 0)
+        (milli > MILLI) | ((count > 1) & (milli < MILLI)) | ((count == 1) & (milli == 0))
     )
     if len(bad):
         at = int(bad[0])
@@ -73,7 +73,7 @@ def is_openb_pods(header: list[str]) -> bool:
 def _columns(path: Path, names: tuple[str, ...]) -> list[Column]:
     values: dict[str, list[int]] = {name: [] for name in names}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             missing = set(names) - set(reader.fieldnames or [])
             if missing:
@@ -83,13 +83,13 @@ def _columns(path: Path, names: tuple[str, ...]) -> list[Column]:
                 )
             for row in reader:
                 for name in names:
-                    try:
-                        values[name].append(int(row[name] or 0))
-                    except (TypeError, ValueError):
+                    text = row[name] or ""  # a line that is cut off has none
+                    if not text.isdecimal():
                         raise DataError(
-                            f"{path} line {reader.line_num}: {name} is {row[name]!r}, not a number",
+                            f"{path} line {reader.line_num}: {name} is {text!r}, not a whole number from 0 on",
                             hint="the file is damaged",
-                        ) from None
+                        )
+                    values[name].append(int(text))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {error}", hint="give a CSV file") from None
     columns = [np.array(values[name], dtype=np.int64) for name in names]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cairn.cluster.simulate.explain import refusals
 from cairn.cluster.simulate.history import History
 from cairn.cluster.simulate.packing import PUBLISHED, Packed
 from cairn.cluster.simulate.summary import Summary
@@ -50,6 +51,7 @@ def compare_page(
         bars({summary.policy: summary.wait_mean / 60 for summary in summaries}),
         heading("Over time"),
         element("div", join(_charts(histories)), class_="plots"),
+        *_rejected(histories),
         *_why(histories),
     ]
     return page(title, *parts, style=plot.STYLE)
@@ -86,6 +88,20 @@ def _distribution(waits: list[float]) -> list[tuple[float, float]]:
         if waits
         else []
     )
+
+
+def _rejected(histories: Sequence[History]) -> list[Markup]:
+    """The first of those that each policy rejected."""
+    parts: list[Markup] = []
+    for history in histories:
+        refused = refusals(history)
+        if refused:
+            parts.append(heading(f"Rejected by {history.policy}: {len(refused):,}"))
+            rows = [[str(identity), why] for identity, why in refused[:20]]
+            parts.append(table(["job", "reason"], rows))
+            if len(refused) > len(rows):
+                parts.append(paragraph(f"and {len(refused) - len(rows):,} more; --json has all"))
+    return parts
 
 
 def _why(histories: Sequence[History]) -> list[Markup]:

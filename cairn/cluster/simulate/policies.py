@@ -14,22 +14,22 @@
 Order is a sort key where it never changes, and a search over users where it does. No clock and no state here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 
 import msgspec
 
-from cairn.cluster.simulate.backfill import LOOK, backfill, start_or_backfill
+from cairn.cluster.simulate.backfill import LOOK, backfill, start_or_backfill, who_came
 from cairn.cluster.simulate.deadline import decide_deadline
 from cairn.cluster.simulate.elastic import decide_elastic
 from cairn.cluster.simulate.free import Rule, tightest
 from cairn.cluster.simulate.jobs import Action, Job, Start
+from cairn.cluster.simulate.line import Key
 from cairn.cluster.simulate.preemption import decide_priority
 from cairn.cluster.simulate.rules import fgd_rule
 from cairn.cluster.simulate.view import View
 
 Decide = Callable[[View], Action | None]
-Key = Callable[[Job], tuple[float, ...]]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     key: Key  # the order of `view.waiting`
     packed: bool = False
     by_user: bool = False  # what users hold and have used decides
+    resizes: bool = False  # what elastic jobs could give or take decides: `view.offers` is kept
     by_slots: bool = False  # what is free later decides: `view.timeline` is kept
     rule: Callable[[Sequence[Job], int], Rule] = lambda jobs, gpus: tightest
 
@@ -48,7 +49,7 @@ def decide_in_order(view: View) -> Action | None:
     if not view.waiting:
         return None
     head = view.waiting[0]
-    if view.settled and not any(job is head for job in view.fresh):
+    if view.settled and head not in view.fresh:
         return None  # it did not fit before
     pieces = view.fits(head)
     return Start(head, pieces, head.gpus) if pieces is not None else None
@@ -56,57 +57,49 @@ def decide_in_order(view: View) -> Action | None:
 
 def decide_easy(view: View) -> Action | None:
     """While nobody gives GPUs back, whoever did not fit still does not: then only newcomers are tried."""
-    if not view.waiting:
+    if not view.waiting or not view.somebody_may_fit():
         return None
     head = view.waiting[0]
-    if not view.settled or (view.fresh and any(job is head for job in view.fresh)):
-        return start_or_backfill(view, head, islice(view.waiting, 1, 1 + LOOK))
-    return backfill(view, head, view.fresh[:LOOK]) if view.fresh else None
+    if not view.settled or head in view.fresh:
+        return start_or_backfill(view, head, islice(view.waiting, 1 + view.looked, 1 + LOOK))
+    return backfill(view, head, who_came(view), newcomers=True) if view.fresh else None
 
 
 def decide_fair(view: View) -> Action | None:
-    shares, now = view.shares, view.now
-    return _by_user(view, lambda user: (shares.usage(user, now), user))
+    return _by_user(view, view.shares.by_usage)
 
 
 def decide_drf(view: View) -> Action | None:
-    shares, now = view.shares, view.now
-    return _by_user(
-        view, lambda user: (shares.dominant(user), shares.usage(user, now), user), shares.dominant
-    )
+    return _by_user(view, view.shares.by_dominant)
 
 
-def _by_user(
-    view: View, order: Callable[[str], tuple[float | str, ...]],
-    sooner: Callable[[str], float] | None = None,
-) -> Action | None:  # fmt: skip
+def _by_user(view: View, ranked: Callable[[Collection[str], float], list[str]]) -> Action | None:
     """Each user's first job, in the order of users; then everybody's others, user by user.
 
-    `sooner` is what the order looks at first, where that alone is cheaper. While nobody starts or ends, whoever did
-    not fit still does not, and whoever was held back still is, unless another one is first now.
+    While nobody ends, whoever did not fit still does not, and whoever was held back still is, unless another one
+    is first now: time passes, and whoever starts beside the first has a larger share.
     """
-    if not view.waiting or (view.settled and not view.fresh) or not view.somebody_may_fit():
+    if not view.waiting or not view.somebody_may_fit():
         return None
-    nobody_fitted = view.settled and view.held_back_for() is None
-    if nobody_fitted and not any(view.may_fit(job) for job in view.fresh):
+    if view.settled and not view.fresh and not view.beside:
         return None
-    users: Iterable[str] = view.users()
-    if sooner is not None:
-        least = min(map(sooner, users))
-        users = [user for user in users if sooner(user) == least]
-    head = view.queues[min(users, key=order)][0]
-    if view.settled and view.held_back_for() in (None, head.id):
-        newcomers = (job for job in view.fresh if job is not head)
-        return start_or_backfill(view, head, islice(newcomers, LOOK))
-    pieces = view.fits(head)
-    if pieces is not None:
-        return Start(head, pieces, head.gpus)
-    if not view.somebody_may_fit():
+    if len(view.waiting) == 1:
+        return start_or_backfill(view, view.waiting[0], ())
+    # who comes alone, while all the others were looked at
+    alone = view.settled and len(view.fresh) < 2 and len(view.waiting) <= 1 + LOOK
+    held_back_for = view.held_back_for()
+    if alone and held_back_for is None and view.fresh and not view.may_fit(view.fresh[0]):
         return None
-    queues = [view.queues[user] for user in sorted(view.users(), key=order)]
-    heads = [queue[0] for queue in queues[1:]]
-    behind = chain.from_iterable(islice(queue, 1, 1 + LOOK) for queue in queues)
-    return backfill(view, head, islice(chain(heads, behind), LOOK))
+    users = ranked(view.queues, view.now)
+    head = view.queues[users[0]][0]
+    if alone and (held_back_for is None or held_back_for == head.id):
+        others = [job for job in view.fresh if job is not head]
+        return start_or_backfill(view, head, others, newcomers=True)
+    others = [view.queues[user][0] for user in users[1:]]
+    for user in users:
+        if len(others) < LOOK:
+            others += view.queues[user][1 : 1 + LOOK]
+    return start_or_backfill(view, head, others[:LOOK])
 
 
 def by_arrival(job: Job) -> tuple[float, ...]:
@@ -137,7 +130,7 @@ def _policies() -> Iterable[Policy]:
     yield Policy(name="fgd", about="backfill, placed with the least new fragmentation",
                  decide=decide_easy, key=by_arrival, rule=fgd_rule)  # fmt: skip
     yield Policy(name="elastic", about="jobs shrink for those who wait, and grow back",
-                 decide=decide_elastic, key=by_arrival)  # fmt: skip
+                 decide=decide_elastic, key=by_arrival, resizes=True)  # fmt: skip
     yield Policy(name="deadline", about="admitted only if done in time",
                  decide=decide_deadline, key=by_arrival, by_slots=True)  # fmt: skip
 

@@ -12,14 +12,13 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from cairn.cluster.simulate.elastic import can_double, can_halve
 from cairn.cluster.simulate.explain import explain
 from cairn.cluster.simulate.history import History, Sample, Stint, Story
 from cairn.cluster.simulate.jobs import (
-    MILLI,
     Action,
     Cluster,
     Job,
+    Pieces,
     Preempt,
     Reject,
     Reserve,
@@ -29,11 +28,13 @@ from cairn.cluster.simulate.jobs import (
     check_cluster,
     impossible,
 )
+from cairn.cluster.simulate.line import Line
 from cairn.cluster.simulate.policies import Policy
 from cairn.cluster.simulate.view import View
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+NEVER = float("inf")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,51 +73,50 @@ class _Replay:
     ) -> None:
         self.policy, self.settings, self.watch, self.keep = policy, settings, watch, keep_stints
         self.arrivals = sorted(jobs, key=lambda job: (job.submit, job.id))
-        self.view = View(cluster, settings.half_life, policy.by_user)
+        self.line = Line(policy.key, policy.by_user)
+        self.view = View(cluster, self.line, settings.half_life, policy.by_user)
         self.view.rule, self.view.packed = policy.rule(self.arrivals, cluster.gpus), policy.packed
         stories = {job.id: Story(job, left=min(job.duration, job.limit)) for job in self.arrivals}
         if len(stories) < len(self.arrivals):
             raise ValueError("two jobs have one id")
+        self.stories = stories
         self.history = History(policy.name, cluster, stories, [], [], [])
         self.events: list[tuple[float, int, int]] = []  # when, id, version of the stint; -1 wakes
 
     def run(self, progress: Callable[[int], None]) -> None:
-        view, position = self.view, 0
-        while position < len(self.arrivals) or self.events:
-            arrival = (
-                self.arrivals[position].submit if position < len(self.arrivals) else float("inf")
-            )
-            view.now = now = min(arrival, self.events[0][0]) if self.events else arrival
-            while self.events and self.events[0][0] <= now:
-                _, identity, version = heappop(self.events)
-                run = view.running.get(identity)
+        view, events, arrivals = self.view, self.events, self.arrivals
+        running = view.running
+        position, count = 0, len(arrivals)
+        arrival = arrivals[0].submit if arrivals else NEVER
+        while position < count or events:
+            view.now = now = events[0][0] if events and events[0][0] < arrival else arrival
+            while events and events[0][0] <= now:
+                _, identity, version = heappop(events)
                 if version < 0:
                     self._wake(identity)
-                elif run is not None and run.version == version:
+                elif (run := running.get(identity)) is not None and run.version == version:
                     self._finish(run)
-            while position < len(self.arrivals) and self.arrivals[position].submit <= now:
-                self._arrive(self.arrivals[position])
+            while arrival <= now:
+                self._arrive(arrivals[position])
                 position += 1
+                arrival = arrivals[position].submit if position < count else NEVER
                 if position % 1000 == 0:
                     progress(position)
             self._decide()
         progress(position)
 
     def _decide(self) -> None:
-        view, decide = self.view, self.policy.decide
+        view, decide, history = self.view, self.policy.decide, self.history
         while (action := decide(view)) is not None:
-            self.history.decisions += 1
+            history.decisions += 1
             self._apply(action)
-        view.fresh.clear()
-        view.awake.clear()
-        view.settled = True
-        busy = view.cluster.total - view.free.idle
-        self.history.samples.append(Sample(view.now, busy, len(view.waiting)))
+        view.settle()
+        history.samples.append(Sample(view.now, view.total - view.free.idle, len(view.waiting)))
         if self.watch is not None:
             self._watched(self.watch)
 
     def _watched(self, identity: int) -> None:
-        story = self.history.stories.get(identity)
+        story = self.stories.get(identity)
         if story is None or story.state != "waits" or story.job.submit > self.view.now:
             return
         why = explain(self.view, story.job, self.policy.name)
@@ -129,50 +129,27 @@ class _Replay:
         if why is not None:
             self._reject(job, why)
             return
-        self._wait(job)
+        self.line.join(job)
         self.view.fresh.append(job)
 
-    def _wait(self, job: Job) -> None:
-        key, sizes, size = self.policy.key, self.view.sizes, _size(job)
-        sizes[size] = sizes.get(size, 0) + 1
-        queues = [self.view.waiting]
-        if self.policy.by_user:
-            queues.append(self.view.queues.setdefault(job.user, []))
-        for queue in queues:
-            if not queue or key(queue[-1]) <= key(job):  # most come last
-                queue.append(job)
-            else:
-                insort(queue, job, key=key)
-
-    def _leave(self, job: Job) -> None:
-        """Out of the queue, whichever way."""
-        key, sizes, size = self.policy.key, self.view.sizes, _size(job)
-        sizes[size] -= 1
-        if not sizes[size]:
-            del sizes[size]
-        queues = [self.view.waiting]
-        if self.policy.by_user:
-            queues.append(self.view.queues[job.user])
-        for queue in queues:
-            place = 0 if queue[0].id == job.id else bisect_left(queue, key(job), key=key)
-            if place == len(queue) or queue[place].id != job.id:
-                raise RuntimeError(f"job {job.id} does not wait")
-            del queue[place]
-        if self.policy.by_user and not queues[1]:
-            del self.view.queues[job.user]
-        at = self.view.reserved.pop(job.id, None)
-        if at is not None:
-            del self.view.promised[bisect_left(self.view.promised, (at, job.id))]
-            self.view.timeline.drop(job, at)
-        if self.view.fresh:
-            self.view.fresh = [other for other in self.view.fresh if other.id != job.id]
+    def _leave(self, job: Job) -> int:
+        """Out of the queue, whichever way; the place that it had."""
+        view = self.view
+        place = self.line.leave(job)
+        if view.reserved:
+            at = view.reserved.pop(job.id, None)
+            if at is not None:
+                del view.promised[bisect_left(view.promised, (at, job.id))]
+                view.timeline.drop(job, at)
+        if job in view.fresh:
+            view.fresh.remove(job)
+        return place
 
     def _apply(self, action: Action) -> None:
         match action:
             case Start():
-                self._leave(action.job)
-                if not action.beside:
-                    self.view.forget_promise()
+                place = self._leave(action.job)
+                self.view.started(action, place)
                 self._start(action.job, action.pieces, action.gpus)
             case Preempt():
                 for identity in action.ids:
@@ -181,7 +158,8 @@ class _Replay:
                 self._resize(self.view.running[action.id], action)
             case Reserve():
                 self._reserve(action.job, action.at)
-                heappush(self.events, (action.at, action.job.id, -1))
+                if action.at > self.view.now:
+                    heappush(self.events, (action.at, action.job.id, -1))
             case Reject():
                 self._leave(action.job)
                 self._reject(action.job, action.why)
@@ -198,77 +176,71 @@ class _Replay:
         """A promised time is there."""
         at = self.view.reserved.get(identity)
         if at is not None:
-            self.view.awake.append((at, identity, self.history.stories[identity].job))
+            self.view.awake.append((at, identity, self.stories[identity].job))
 
     def _reject(self, job: Job, why: str) -> None:
-        story = self.history.stories[job.id]
+        story = self.stories[job.id]
         story.state, story.why = "rejected", why
 
-    def _start(self, job: Job, pieces: tuple[tuple[int, int, int], ...], gpus: int) -> None:
-        view, story = self.view, self.history.stories[job.id]
-        again = story.first_start is not None
-        overhead = self.settings.restart if again else 0.0
-        if not again:
-            story.first_start = view.now
+    def _start(self, job: Job, pieces: Pieces, gpus: int) -> None:
+        story, overhead = self.stories[job.id], self.settings.restart
+        if story.first_start is None:
+            story.first_start, overhead = self.view.now, 0.0
         story.state = "runs"
-        self._run(job, pieces, gpus, overhead)
+        self._run(story, pieces, gpus, overhead)
 
-    def _run(
-        self,
-        job: Job,
-        pieces: tuple[tuple[int, int, int], ...],
-        gpus: int,
-        overhead: float,
-        version: int = 0,
-    ) -> None:
-        view, story = self.view, self.history.stories[job.id]
+    def _run(self, story: Story, pieces: Pieces, gpus: int, overhead: float) -> None:
+        view, job = self.view, story.job
+        now, identity = view.now, job.id
+        version = story.preempted + story.resized
         spread = len(pieces) > 1 and self._spread(pieces)
-        story.spread |= spread
-        slower = (1 + self.settings.spread_slowdown * spread) * job.gpus / gpus
-        full = min(job.duration, job.limit)
-        believed = view.now + overhead + job.limit * (story.left / full if full else 0.0) * slower
-        end = view.now + overhead + story.left * slower
-        version += story.preempted + story.resized
+        if spread or version or gpus != job.gpus:
+            story.spread |= spread
+            slower = (1 + self.settings.spread_slowdown * spread) * job.gpus / gpus
+            full = min(job.duration, job.limit)
+            left = story.left / full if full else 0.0
+            believed = now + overhead + job.limit * left * slower
+            end = now + overhead + story.left * slower
+        else:  # most run once, as they asked to
+            believed, end = now + job.limit, now + story.left
         view.free.take(pieces)
-        view.shares.change(job, gpus, +1, view.now)
-        run = Running(job, pieces, gpus, view.now, end, believed, overhead, version)
-        view.running[job.id] = run
-        if can_halve(job, gpus):
-            view.halvable[job.id] = run
-        if can_double(job, gpus):
-            view.doublable[job.id] = run
-        insort(view.ends, (believed, job.id))
+        if view.shares.counts:
+            view.shares.change(job, gpus, +1, now)
+        run = Running(job, pieces, gpus, now, end, believed, overhead, version)
+        view.running[identity] = run
+        if job.least and self.policy.resizes:
+            view.offers.add(run, view.cluster.gpus)
+        insort(view.ends, (believed, identity))
         if self.policy.by_slots:
             view.timeline.change(believed, gpus)
-        view.settled = False
-        heappush(self.events, (end, job.id, version))
+        heappush(self.events, (end, identity, version))
 
-    def _spread(self, pieces: tuple[tuple[int, int, int], ...]) -> bool:
+    def _spread(self, pieces: Pieces) -> bool:
         needed = -(-len(pieces) // self.view.cluster.rack)
         return self.view.free.racks_of(pieces) > needed
 
     def _stop(self, run: Running) -> None:
-        view = self.view
+        view, job = self.view, run.job
         view.free.give(run.pieces)
-        view.shares.change(run.job, run.gpus, -1, view.now)
-        del view.running[run.job.id]
-        if run.job.elastic:
-            view.halvable.pop(run.job.id, None)
-            view.doublable.pop(run.job.id, None)
-        del view.ends[bisect_left(view.ends, (run.believed, run.job.id))]
+        if view.shares.counts:
+            view.shares.change(job, run.gpus, -1, view.now)
+        del view.running[job.id]
+        if job.least and self.policy.resizes:
+            view.offers.drop(run, view.cluster.gpus)
+        del view.ends[bisect_left(view.ends, (run.believed, job.id))]
         if self.policy.by_slots:
             view.timeline.change(run.believed, -run.gpus)
-        view.ended += 1
-        view.settled = False
+        view.ended_one()
         if self.keep:
-            self.history.stints.append(Stint(run.job.id, run.start, view.now, run.gpus, run.pieces))
+            self.history.stints.append(Stint(job.id, run.start, view.now, run.gpus, run.pieces))
 
     def _finish(self, run: Running) -> None:
         self._stop(run)
-        story = self.history.stories[run.job.id]
-        self._charge(run, lost=min(run.overhead, self.view.now - run.start))
+        story, job = self.stories[run.job.id], run.job
+        if run.overhead:
+            self._charge(run, lost=min(run.overhead, self.view.now - run.start))
         story.end, story.left = self.view.now, 0.0
-        story.state = "timeout" if run.job.duration > run.job.limit else "done"
+        story.state = "timeout" if job.duration > job.limit else "done"
 
     def _done(self, run: Running) -> float:
         """Seconds of work at full size that this stint has done so far."""
@@ -278,11 +250,11 @@ class _Replay:
         return max(0.0, self.view.now - run.start - run.overhead) / slower
 
     def _charge(self, run: Running, lost: float) -> None:
-        self.history.stories[run.job.id].lost += lost * run.gpus * run.job.milli / 1000
+        self.stories[run.job.id].lost += lost * run.gpus * run.job.milli / 1000
 
     def _preempt(self, run: Running, why: str) -> None:
         self._stop(run)
-        story, done = self.history.stories[run.job.id], self._done(run)
+        story, done = self.stories[run.job.id], self._done(run)
         before = min(run.job.duration, run.job.limit) - story.left
         every = self.settings.checkpoint
         kept = ((before + done) // every * every if every > 0 else before + done) - before
@@ -297,18 +269,13 @@ class _Replay:
         story.left -= kept
         story.preempted += 1
         story.state, story.why = "waits", f"preempted: {why}"
-        self._wait(run.job)
+        self.line.join(run.job)
 
     def _resize(self, run: Running, action: Resize) -> None:
         """A checkpoint, then on with other GPUs: nothing is lost but the restart."""
         self._stop(run)
-        story = self.history.stories[run.job.id]
+        story = self.stories[run.job.id]
         story.left = max(0.0, story.left - self._done(run))
         self._charge(run, lost=min(run.overhead, self.view.now - run.start))
         story.resized += 1
-        self._run(run.job, action.pieces, action.gpus, self.settings.restart)
-
-
-def _size(job: Job) -> int:
-    """As `View.sizes` counts it."""
-    return job.gpus if job.milli == MILLI else 0
+        self._run(story, action.pieces, action.gpus, self.settings.restart)

@@ -5,11 +5,11 @@ fits. Nodes that become free late are promised first, so that what is free now s
 nobody runs beyond its limit, and whoever starts meanwhile ends before or stays off the nodes. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from cairn.cluster.simulate.free import Free, lowest_bits
+from cairn.cluster.simulate.free import Free
 from cairn.cluster.simulate.jobs import MILLI, Job, Running
 
 
@@ -48,40 +48,33 @@ def reserve(
     first = free.groups.get((free.gpus,), 0)  # idle already
     missing = whole - first.bit_count()
     all_idle = (1 << free.gpus) - 1
-    masks, coming, shared = free.masks, {}, _Shared(free)  # idle GPUs by node: now, and by then
+    coming, shared = list(free.masks), _Shared(free)  # GPUs of each node that are idle by then
     later: list[int] = []  # nodes that become idle, in order
     for end, identity in ends:
         for node, mask, milli in running[identity].pieces:
             if milli < MILLI and shared.give(node, mask, milli) < MILLI:
                 continue
-            coming[node] = mask = mask | (coming[node] if node in coming else masks[node])
+            coming[node] = mask = mask | coming[node]
             if mask == all_idle:
                 later.append(node)
         if len(later) < missing:
             continue
-        parts = _parts(free, coming, rest) if rest and len(later) == missing else set()
+        parts = _parts(coming, rest, free.gpus) if rest and len(later) == missing else set()
         if not rest or parts or len(later) > missing:
             return Reservation(max(end, now), _promise(first, later, whole, bool(rest), parts))
     raise RuntimeError(f"job {job.id} does not fit an empty cluster")
 
 
-def _parts(free: Free, coming: Mapping[int, int], rest: int) -> set[int]:
+def _parts(idle: Sequence[int], rest: int, gpus: int) -> set[int]:
     """Nodes that are not idle, and have as many idle GPUs as the rest of a gang needs."""
-    found = {node for node, state in enumerate(free.state) if rest <= state[0] < free.gpus}
-    for node, mask in coming.items():
-        idle = mask.bit_count()
-        if rest <= idle < free.gpus:
-            found.add(node)
-        else:
-            found.discard(node)
-    return found
+    return {node for node, mask in enumerate(idle) if rest <= mask.bit_count() < gpus}
 
 
 def _promise(first: int, later: list[int], whole: int, rest: bool, parts: set[int]) -> int:
     nodes = 0
-    for node in reversed(later[-whole:]):
+    for node in later[-whole:]:
         nodes |= 1 << node
-    missing = whole - nodes.bit_count()
+    missing = max(0, whole - len(later))
     # A placement takes the lowest node; a promise therefore the highest, to stay out of its way.
     nodes |= _highest_bits(first, missing)
     if rest:
@@ -92,7 +85,12 @@ def _promise(first: int, later: list[int], whole: int, rest: bool, parts: set[in
 
 
 def _highest_bits(bits: int, count: int) -> int:
-    return bits & ~lowest_bits(bits, bits.bit_count() - count) if count else 0
+    chosen = 0
+    for _ in range(count):
+        top = 1 << (bits.bit_length() - 1)
+        chosen |= top
+        bits ^= top
+    return chosen
 
 
 def _one_node(

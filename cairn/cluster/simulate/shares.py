@@ -7,8 +7,12 @@ Knows users and amounts, not who should be next.
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job
+
+LOG_2 = math.log(2)
 
 
 class Shares:
@@ -17,12 +21,12 @@ class Shares:
         self._capacity = (float(cluster.total), cluster.cpus, cluster.memory_gib)
         self.limited = bool(cluster.cpus or cluster.memory_gib)  # by more than GPUs
         self._held: dict[str, list[float]] = {}
-        self._dominant: dict[str, float] = {}
+        self._dominant = defaultdict[str, float](float)
         self._together = [0.0, 0.0, 0.0]
-        self._usage: dict[str, tuple[float, float]] = {}  # user -> value, as of when
+        self._usage: dict[str, tuple[float, float, float]] = {}  # value, GPUs held since, when
         self._half_life = half_life
         self._now, self._known = float("-inf"), dict[str, float]()
-        self._track = track
+        self.counts = track or self.limited  # whether anybody may ask
 
     def lacks(self, job: Job) -> str | None:
         """Which resource of the whole cluster, besides GPUs, is too short for the job now."""
@@ -35,14 +39,14 @@ class Shares:
 
     def change(self, job: Job, gpus: int, sign: int, now: float) -> None:
         """The job got (+1) or gave back (-1) these GPUs."""
-        if not self._track and not job.cpus and not job.memory_gib:
-            return
         user, gpus_held = job.user, sign * gpus * job.milli / MILLI
-        self._usage[user] = (self.usage(user, now), now)
         held = self._held.get(user)
         if held is None:
             held = self._held[user] = [0.0, 0.0, 0.0]
         held[0] += gpus_held
+        value, rate, since = self._usage.get(user, (0.0, 0.0, now))
+        value = _decayed(value, rate, now - since, self._half_life)
+        self._usage[user] = (value, held[0], now)
         self._together[0] += gpus_held
         if not self.limited:
             self._dominant[user] = held[0] / self._capacity[0]
@@ -53,24 +57,37 @@ class Shares:
         self._dominant[user] = max(h / c for h, c in zip(held, self._capacity, strict=True) if c)
 
     def dominant(self, user: str) -> float:
-        return self._dominant.get(user, 0.0)
+        return self._dominant[user]
 
     def usage(self, user: str, now: float) -> float:
-        if now != self._now:  # of one moment: whoever starts or ends has used nothing in it
-            self._now, self._known = now, {}
-        known = self._known.get(user)
-        if known is None:
-            value, since = self._usage.get(user, (0.0, now))
-            known = _decayed(value, self._gpus(user), now - since, self._half_life)
-            self._known[user] = known
-        return known
+        return self._usages((user,), now)[user]
 
-    def _gpus(self, user: str) -> float:
-        held = self._held.get(user)
-        return held[0] if held else 0.0
+    def by_usage(self, users: Collection[str], now: float) -> list[str]:
+        """Whoever has used least first; of equal ones by name."""
+        if len(users) == 1:
+            return list(users)
+        return sorted(sorted(users), key=self._usages(users, now).__getitem__)
+
+    def by_dominant(self, users: Collection[str], now: float) -> list[str]:
+        """Whoever holds the smallest dominant share first; of equal ones whoever has used less."""
+        dominant = self._dominant
+        if len({dominant[user] for user in users}) == len(users):
+            return sorted(users, key=dominant.__getitem__)
+        return sorted(self.by_usage(users, now), key=dominant.__getitem__)
+
+    def _usages(self, users: Collection[str], now: float) -> Mapping[str, float]:
+        """Of these users at least. Kept for one moment: whoever starts or ends has used nothing in it."""
+        if now != self._now:
+            self._now, self._known = now, {}
+        known = self._known
+        for user in users:
+            if user not in known:
+                value, rate, since = self._usage.get(user, (0.0, 0.0, now))
+                known[user] = _decayed(value, rate, now - since, self._half_life)
+        return known
 
 
 def _decayed(value: float, rate: float, seconds: float, half_life: float) -> float:
     """A value after some time of decay, while `rate` a second was added. Exact, not by steps."""
     fade = 0.5 ** (seconds / half_life)
-    return value * fade + rate * half_life / math.log(2) * (1 - fade)
+    return value * fade + rate * half_life / LOG_2 * (1 - fade)

@@ -49,7 +49,8 @@ def summarise(history: History, seconds: float = 0.0) -> Summary:
     waits = sorted(story.first_start - story.job.submit for story in ran)  # type: ignore[operator]
     slow = sorted(_slowdown(story) for story in ended)
     last = max((story.end or 0.0 for story in ended), default=0.0)
-    used, stranded = _areas(history, max(story.job.submit for story in stories))
+    submitted = [story.job.submit for story in stories]
+    used, stranded = _areas(history, min(submitted), max(submitted))
     due = [story for story in stories if story.job.deadline is not None]
     gangs = [story for story in ran if story.job.gpus > history.cluster.gpus]
     return Summary(
@@ -86,15 +87,15 @@ def _in_time(story: Story) -> bool:
     return story.end is not None and story.end <= (story.job.deadline or 0.0) + 1e-6
 
 
-def _areas(history: History, until: float) -> tuple[float, float]:
-    """Share of GPU time used until the last submission, and GPU hours idle while somebody waited."""
+def _areas(history: History, since: float, until: float) -> tuple[float, float]:
+    """Share of GPU time used from the first submission to the last, and GPU hours idle while somebody waited."""
     used = stranded = 0.0
     total = history.cluster.total
     for now, after in zip(history.samples, history.samples[1:], strict=False):
         seconds = min(after.at, until) - min(now.at, until)
         used += now.busy * seconds
         stranded += (total - now.busy) * seconds if now.waiting else 0.0
-    return used / (total * until) if until else 0.0, stranded / 3600
+    return used / (total * (until - since)) if until > since else 0.0, stranded / 3600
 
 
 def _fairness(ended: Sequence[Story]) -> float:

@@ -7,9 +7,9 @@
 A promise whose time has passed (its nodes were broken up) begins now, whenever now is. Knows no policy.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import merge
+from itertools import accumulate, chain
 
 from cairn.cluster.simulate.jobs import Job
 
@@ -22,18 +22,11 @@ class Timeline:
         self._late: dict[int, Job] = {}
 
     def change(self, at: float, gpus: int) -> None:
-        place = bisect_left(self._times, at)
-        if place < len(self._times) and self._times[place] == at:
-            self._changes[place] += gpus
-            if not self._changes[place]:
-                del self._times[place], self._changes[place]
-        else:
-            self._times.insert(place, at)
-            self._changes.insert(place, gpus)
+        _add(self._times, self._changes, at, gpus)
 
     def promise(self, job: Job, at: float) -> None:
         slot = (at, job.id, job)
-        self._slots.insert(bisect_left(self._slots, slot[:2], key=_when), slot)
+        insort(self._slots, slot)
         self.change(at, -job.gpus)
         self.change(at + job.limit, job.gpus)
 
@@ -41,28 +34,25 @@ class Timeline:
         """The job has started, or is gone."""
         if self._late.pop(job.id, None) is not None:
             return
-        del self._slots[bisect_left(self._slots, (at, job.id), key=_when)]
+        del self._slots[bisect_left(self._slots, (at, job.id))]
         self._take_back(job, at)
 
-    def ahead(self, now: float) -> Iterator[tuple[float, int]]:
-        """(when, GPUs more or fewer), from now on, ascending; a time may come twice. Not to be kept."""
-        self._pass(now)
-        changes: Iterator[tuple[float, int]] = zip(self._times, self._changes, strict=True)
-        if not self._late:
-            return changes
-        late = sorted((now + job.limit, job.gpus) for job in self._late.values())
-        begun = [(now, -sum(gpus for _, gpus in late))]
-        return merge(changes, begun, late)
-
     def levels(self, idle: int, now: float) -> Iterator[tuple[float, int]]:
-        """(from when, GPUs free), ascending; the first is now."""
-        at, free = now, idle
-        for when, gpus in self.ahead(now):
-            if when != at:
-                yield at, free
-                at = when
-            free += gpus
-        yield at, free
+        """(from when, GPUs free), ascending, each time once; the first is now. Not to be kept."""
+        self._pass(now)
+        times, changes = self._with_late(now) if self._late else (self._times, self._changes)
+        free = accumulate(changes, initial=idle)
+        if times and times[0] == now:
+            next(free)
+            return zip(times, free, strict=True)
+        return zip(chain((now,), times), free, strict=True)
+
+    def _with_late(self, now: float) -> tuple[list[float], list[int]]:
+        times, changes = self._times.copy(), self._changes.copy()
+        for job in self._late.values():
+            _add(times, changes, now, -job.gpus)
+            _add(times, changes, now + job.limit, job.gpus)
+        return times, changes
 
     def _pass(self, now: float) -> None:
         """What lies behind is forgotten; promises that were due and not kept begin now."""
@@ -78,5 +68,12 @@ class Timeline:
         self.change(at + job.limit, -job.gpus)
 
 
-def _when(slot: tuple[float, int, Job]) -> tuple[float, int]:
-    return slot[:2]
+def _add(times: list[float], changes: list[int], at: float, gpus: int) -> None:
+    place = bisect_left(times, at)
+    if place < len(times) and times[place] == at:
+        changes[place] += gpus
+        if not changes[place]:
+            del times[place], changes[place]
+    else:
+        times.insert(place, at)
+        changes.insert(place, gpus)

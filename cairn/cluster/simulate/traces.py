@@ -11,7 +11,7 @@ The header tells which it is. A file that cannot be read is refused with its lin
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -20,9 +20,11 @@ import numpy as np
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job
 from cairn.cluster.simulate.openb import is_openb_pods
 from cairn.core.errors import DataError
+from cairn.core.units import format_duration
 
 LOAD = 0.9  # of a cluster that is made to measure
-Row = Mapping[str, str | None]
+LONGEST = 1e9  # seconds of a job: some 30 years
+Row = Mapping[str, str]
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -34,17 +36,27 @@ def read_trace(path: Path, overestimate: float = 1.0) -> Trace:
     """Jobs with limits of `overestimate` times their duration, where the trace does not say."""
     header, rows = _rows(path)
     read, name = _reader(path, header)
-    jobs = []
-    for number, row in enumerate(rows):
+    jobs: list[Job] = []
+    lines: dict[int, int] = {}  # id -> line
+    for number, (line, row) in enumerate(rows):
         try:
             job = read(number, row, overestimate)
-        except (TypeError, ValueError, KeyError) as error:
+            if job is not None:
+                _check(job)
+        except ValueError as error:
             raise DataError(
-                f"{path} line {number + 2}: {dict(row)} is no job ({error})",
-                hint="every line needs numbers in the columns that the header names",
+                f"{path} line {line}: {error}",
+                hint="times are seconds above 0; a job takes whole GPUs, or shares one (milli 1..999)",
             ) from None
-        if job is not None:
-            jobs.append(_checked(path, number, job))
+        if job is None:
+            continue
+        if job.id in lines:
+            raise DataError(
+                f"{path} line {line}: job {job.id} was in line {lines[job.id]} already",
+                hint="every job has an id of its own, or leave the column out",
+            )
+        lines[job.id] = line
+        jobs.append(job)
     if not jobs:
         raise DataError(
             f"{path} has no jobs with GPUs", hint="the file is cut off, or the wrong one"
@@ -55,18 +67,24 @@ def read_trace(path: Path, overestimate: float = 1.0) -> Trace:
     )
 
 
-def header_of(path: Path) -> list[str]:
-    return _rows(path, only_header=True)[0]
-
-
-def _rows(path: Path, only_header: bool = False) -> tuple[list[str], list[Row]]:
+def _rows(path: Path) -> tuple[list[str], list[tuple[int, Row]]]:
+    """The header, and each row with the number of its line."""
+    rows: list[tuple[int, Row]] = []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            header = list(reader.fieldnames or [])
-            return header, [] if only_header else list(reader)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            for values in reader:
+                if values and len(values) != len(header):
+                    raise DataError(
+                        f"{path} line {reader.line_num} has {len(values)} values, the header {len(header)}",
+                        hint="the file is damaged or cut off; a value with a comma needs quotes",
+                    )
+                if values:
+                    rows.append((reader.line_num, dict(zip(header, values, strict=True))))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read the trace {path}: {error}", hint="give a CSV file") from None
+    return header, rows
 
 
 Reader = Callable[[int, Row, float], Job | None]
@@ -80,63 +98,85 @@ def _reader(path: Path, header: list[str]) -> tuple[Reader, str]:
         return _openb, "openb"
     if {"submit", "duration", "gpus"} <= columns:
         return _generic, path.stem
+    has = f"has the columns {', '.join(header[:12])}" if header else "is empty"
     raise DataError(
-        f"{path} has the columns {', '.join(header[:12]) or 'none'}, which is no trace known here",
+        f"{path} {has}: no trace known here",
         hint="name the columns submit,duration,gpus (and user,priority,limit,deadline,least,milli)",
     )
 
 
+def _number(row: Row, name: str, otherwise: float | None = None) -> float:
+    text = row.get(name, "").strip()
+    if not text and otherwise is not None:
+        return otherwise
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, not a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {text}")
+    return value
+
+
+def _whole(row: Row, name: str, otherwise: int | None = None) -> int:
+    value = _number(row, name, otherwise)
+    if value != int(value):
+        raise ValueError(f"{name} is {value:g}, not a whole number")
+    return int(value)
+
+
 def _philly(number: int, row: Row, overestimate: float) -> Job | None:
-    duration = max(1.0, float(row["duration"] or 0))
+    duration = _number(row, "duration")
+    try:
+        when = datetime.fromisoformat(row["timestamp"])
+    except ValueError:
+        raise ValueError(f"timestamp is {row['timestamp']!r}, not a date and time") from None
+    when = when.replace(tzinfo=when.tzinfo or UTC)  # the same on a machine of any time zone
     return Job(
-        id=number, submit=datetime.fromisoformat(row["timestamp"] or "").timestamp(), duration=duration,
-        gpus=int(row["num_gpus"] or 0), limit=duration * overestimate, user=row["cluster"] or "",
+        id=number, submit=when.timestamp(), duration=duration, gpus=_whole(row, "num_gpus"),
+        limit=duration * overestimate, user=row["cluster"] or "all",
     )  # fmt: skip
 
 
 def _openb(number: int, row: Row, overestimate: float) -> Job | None:
-    gpus, milli = int(row["num_gpu"] or 0), int(row["gpu_milli"] or 0)
+    gpus, milli = _whole(row, "num_gpu"), _whole(row, "gpu_milli")
     if gpus == 0:
         return None  # pods without a GPU do not wait for one
-    begin, end = float(row["creation_time"] or 0), float(row["deletion_time"] or 0)
-    duration = max(1.0, end - begin)
+    begin, end = _number(row, "creation_time"), _number(row, "deletion_time")
+    if end < begin:
+        raise ValueError(f"deleted at {end:g}, before it was created at {begin:g}")
+    duration = max(1.0, end - begin)  # times are whole seconds there, and a pod that ran had some
     return Job(
         id=number, submit=begin, duration=duration, gpus=gpus, milli=milli, limit=duration * overestimate,
-        user=row.get("qos") or "all", cpus=float(row["cpu_milli"] or 0) / 1000,
+        user=row.get("qos") or "all", cpus=_number(row, "cpu_milli") / 1000,
     )  # fmt: skip
 
 
 def _generic(number: int, row: Row, overestimate: float) -> Job | None:
-    duration = float(row["duration"] or 0)
-
-    def of(name: str, otherwise: float) -> float:
-        text = row.get(name)
-        return float(text) if text not in (None, "") else otherwise
-
-    deadline = of("deadline", math.inf)
+    duration = _number(row, "duration")
+    deadline = _number(row, "deadline") if row.get("deadline") else None
     return Job(
-        id=int(of("id", number)), submit=float(row["submit"] or 0), duration=duration,
-        gpus=int(row["gpus"] or 0), milli=int(of("milli", MILLI)), limit=of("limit", duration * overestimate),
-        user=row.get("user") or "all", priority=int(of("priority", 0)), least=int(of("least", 0)),
-        deadline=deadline if math.isfinite(deadline) else None, cpus=of("cpus", 0.0),
-        memory_gib=of("memory_gib", 0.0),
+        id=_whole(row, "id", number), submit=_number(row, "submit"), duration=duration,
+        gpus=_whole(row, "gpus"), milli=_whole(row, "milli", MILLI),
+        limit=_number(row, "limit", duration * overestimate), user=row.get("user") or "all",
+        priority=_whole(row, "priority", 0), least=_whole(row, "least", 0), deadline=deadline,
+        cpus=_number(row, "cpus", 0.0), memory_gib=_number(row, "memory_gib", 0.0),
     )  # fmt: skip
 
 
-def _checked(path: Path, number: int, job: Job) -> Job:
-    wrong = None
-    if not (math.isfinite(job.submit) and 0 < job.duration < math.inf and 0 < job.limit < math.inf):
-        wrong = f"submit {job.submit}, duration {job.duration}, limit {job.limit}"
-    elif job.gpus < 1 or not 0 < job.milli <= MILLI or (job.milli < MILLI and job.gpus > 1):
-        wrong = f"{job.gpus} GPUs with {job.milli}/1000 of each"
-    elif not 0 <= job.least <= job.gpus:
-        wrong = f"least {job.least} of {job.gpus} GPUs"
-    if wrong is not None:
-        raise DataError(
-            f"{path} line {number + 2}: {wrong}",
-            hint="times are above 0; a job takes whole GPUs, or shares one (milli 1..999)",
-        )
-    return job
+def _check(job: Job) -> None:
+    """Refuses what no job can be."""
+    for name, seconds in (("duration", job.duration), ("limit", job.limit)):
+        if not 0 < seconds <= LONGEST:
+            raise ValueError(f"{name} {seconds:g} s, not above 0 and up to {LONGEST:g}")
+    if job.gpus < 1 or not 0 < job.milli <= MILLI or (job.milli < MILLI and job.gpus > 1):
+        raise ValueError(f"{job.gpus} GPUs with {job.milli}/1000 of each")
+    if not 0 <= job.least <= job.gpus:
+        raise ValueError(f"least {job.least} of {job.gpus} GPUs")
+    if job.cpus < 0 or job.memory_gib < 0:
+        raise ValueError(f"{job.cpus:g} CPUs and {job.memory_gib:g} GiB")
+    if job.deadline is not None and job.deadline < job.submit:
+        raise ValueError(f"deadline {job.deadline:g}, before it is submitted at {job.submit:g}")
 
 
 def _shifted(job: Job, first: float) -> Job:
@@ -174,14 +214,48 @@ def synthetic(count: int, seed: int = 0) -> Trace:
     return Trace(f"synthetic {count:,} (seed {seed})", jobs)
 
 
+def kept_busy(
+    jobs: Sequence[Job], gpus: int, rack: int, share: float = LOAD
+) -> tuple[Cluster, str]:
+    """A cluster of which these jobs keep `share` busy until the last one comes, if none has to wait; and why, in words.
+
+    What is left to do when the last one comes does not count: of a short trace with long jobs that is most of it.
+    """
+    begin, end = min(job.submit for job in jobs), max(job.submit for job in jobs)
+    seconds, when = end - begin, "until the last one comes"
+    if not seconds:  # they come all at once
+        seconds, when = max(_length(job) for job in jobs), "as long as the longest takes"
+    done = sum(min(1.0, (begin + seconds - job.submit) / _length(job)) * job.work for job in jobs)
+    largest = max(job.gpus for job in jobs)
+    enough, needed = math.ceil(done / seconds / share / gpus), math.ceil(largest / gpus)
+    cluster = Cluster(nodes=max(enough, needed), gpus=gpus, rack=rack)
+    why = (
+        f"jobs would keep {done / seconds / cluster.total:.0%} of the GPUs busy {when} "
+        f"({format_duration(seconds)}) if none had to wait"
+    )
+    if enough < needed:
+        why = f"the largest job asks for {largest} GPUs; {why}"
+    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes:,} nodes"
+    return cluster, f"{nodes} because {why}; override: --nodes"
+
+
+def _length(job: Job) -> float:
+    return min(job.duration, job.limit)
+
+
 def made_to_measure(
     jobs: Sequence[Job], gpus: int, rack: int, load: float = LOAD
 ) -> tuple[Cluster, str]:
-    """A cluster that this trace keeps `load` busy while jobs arrive, and the reason in words."""
+    """A cluster with this offered load: work that comes over what could be done meanwhile; and the reason in words.
+
+    That is what is used in the long run. A short trace leaves much of its work for later: see `kept_busy`.
+    """
     begin, end = min(job.submit for job in jobs), max(job.submit for job in jobs)
     hours = max(end - begin, max(job.duration for job in jobs) / 4, 1.0) / 3600
     work = sum(job.work for job in jobs) / 3600
     largest = max(job.gpus for job in jobs)
     nodes = max(math.ceil(work / hours / load / gpus), math.ceil(largest / gpus), 1)
-    why = f"{nodes} nodes because {work:,.0f} GPU-hours arrive in {hours:,.0f} h: {load:.0%} load"
+    why = (
+        f"{nodes} nodes because {work:,.0f} GPU-hours are asked of {hours:,.1f} h: {load:.0%} load"
+    )
     return Cluster(nodes=nodes, gpus=gpus, rack=rack), f"{why}; override: --nodes"

@@ -7,7 +7,9 @@ nothing more to do at this time. Durations are hidden: a policy sees limits.
 from collections.abc import Iterable
 
 from cairn.cluster.simulate.free import Free, Rule, tightest
-from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Pieces, Running
+from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Pieces, Running, Start
+from cairn.cluster.simulate.line import Line
+from cairn.cluster.simulate.offers import Offers
 from cairn.cluster.simulate.reservation import Reservation, reserve
 from cairn.cluster.simulate.shares import Shares
 from cairn.cluster.simulate.timeline import Timeline
@@ -16,25 +18,28 @@ from cairn.cluster.simulate.timeline import Timeline
 class View:
     """`waiting` is in the policy's own order; `ends` are (limit, id) of the running ones, soonest first."""
 
-    def __init__(self, cluster: Cluster, half_life: float, track: bool = True) -> None:
+    def __init__(self, cluster: Cluster, line: Line, half_life: float, track: bool = True) -> None:
         self.cluster = cluster
+        self.total = cluster.total
         self.now = 0.0
         self.free = Free(cluster)
-        self.waiting: list[Job] = []
-        self.queues: dict[str, list[Job]] = {}  # the same by user, where users decide
-        self.sizes: dict[int, int] = {}  # GPUs -> how many of them wait; 0: those that share one
+        self.waiting = line.jobs
+        self.queues = line.users  # the same by user, where users decide
+        self.sizes = line.sizes  # GPUs -> how many of them wait; 0: those that share one
         self.running: dict[int, Running] = {}
-        self.halvable: dict[int, Running] = {}  # those of them that may go on with half their GPUs
-        self.doublable: dict[int, Running] = {}
+        self.offers = Offers()  # of those of them that are elastic, where that decides
         self.ends: list[tuple[float, int]] = []
         self.reserved: dict[int, float] = {}  # id of a waiting job -> when it was promised
         self.promised: list[tuple[float, int, Job]] = []  # the same in order: when, id
-        self.awake: list[
-            tuple[float, int, Job]
-        ] = []  # newly promised or due since the policy last had nothing to do
+        # newly promised, or due, since the policy last had nothing to do
+        self.awake: list[tuple[float, int, Job]] = []
         self.timeline = Timeline()
         self.fresh: list[Job] = []  # came since the policy last had nothing to do
-        self.settled = False  # nobody has started or ended since then
+        self.settled = (
+            False  # since then nobody ended, and only newcomers started, beside a promise
+        )
+        self.beside = False  # somebody started beside a promise since then
+        self.looked = 0  # while not settled: how many behind the first may not start
         self.shares = Shares(cluster, half_life, track)
         self.rule: Rule = tightest
         self.packed = False
@@ -75,23 +80,42 @@ class View:
         memo = self._memo
         return memo[0] if memo is not None and memo[1] == self.ended else None
 
-    def forget_promise(self) -> None:
-        self._memo = None
+    def started(self, action: Start, place: int) -> None:
+        """Whoever starts beside the promise leaves everything else as it was; otherwise all has to be thought anew."""
+        self.beside = action.beside
+        if not action.beside:
+            self.settled, self.looked, self._memo = False, 0, None
+        elif not action.newcomer:
+            self.settled, self.looked = False, place - 1
+
+    def ended_one(self) -> None:
+        self.ended += 1
+        self.settled, self.looked = False, 0
+
+    def settle(self) -> None:
+        """The policy has nothing more to do."""
+        self.settled, self.beside, self.looked = True, False, 0
+        if self.fresh:
+            self.fresh = []
+        if self.awake:
+            self.awake = []
 
     def try_without(self, run: Running) -> None:
         """As if this job were gone; `undo` puts it back, and has to."""
         self.free.give(run.pieces)
-        self.shares.change(run.job, run.gpus, -1, self.now)
+        if self.shares.counts:
+            self.shares.change(run.job, run.gpus, -1, self.now)
 
     def undo(self, run: Running) -> None:
         self.free.take(run.pieces)
-        self.shares.change(run.job, run.gpus, +1, self.now)
+        if self.shares.counts:
+            self.shares.change(run.job, run.gpus, +1, self.now)
 
     def somebody_may_fit(self) -> bool:
         """Whether any of those who wait is small enough for what is free; quick, and never wrong with a no."""
         free, sizes = self.free, self.sizes
         if 0 in sizes:
-            return free.idle > 0 or any(len(state) > 1 for state in free.groups)
+            return free.idle > 0 or free.sharing > 0
         return bool(sizes) and free.idle > 0 and min(sizes) < free.too_many()
 
     def may_fit(self, job: Job) -> bool:

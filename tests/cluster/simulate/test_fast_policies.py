@@ -1,14 +1,22 @@
 """What is remembered, kept up to date and skipped changes nothing: the fast policies decide as their plain forms."""
 
+import random
+from collections import Counter
+
+import plain_policies
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_policies import plain, profile
 
+from cairn.cluster.simulate import backfill, elastic, policies
+from cairn.cluster.simulate.backfill import LOOK
 from cairn.cluster.simulate.elastic import _room_with
 from cairn.cluster.simulate.free import Free, tightest
 from cairn.cluster.simulate.jobs import MILLI, Cluster, Job, Running
-from cairn.cluster.simulate.policies import POLICIES
+from cairn.cluster.simulate.line import Line
+from cairn.cluster.simulate.offers import Offers, upper_half
+from cairn.cluster.simulate.policies import POLICIES, by_arrival
 from cairn.cluster.simulate.replay import Settings, _Replay, replay
 from cairn.cluster.simulate.traces import made_to_measure, synthetic
 
@@ -62,6 +70,46 @@ def test_and_on_a_trace_of_some_length(name):
     assert told(fast) == told(replay(cluster, jobs, plain(name), keep_stints=True))
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("look", [3, LOOK])
+def test_and_where_many_come_and_go_at_once(name, look):
+    """Times are multiples of 100 s: many ties, more who wait than backfill looks at, users whose turn changes."""
+    draw, jobs = random.Random(3), []
+    for number in range(220):
+        gpus = draw.choice([1, 1, 1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17])
+        duration, submit = draw.randint(1, 40) * 100.0, draw.randint(0, 120) * 100.0
+        limit = duration * draw.choice([0.5, 1, 1, 2, 3])
+        jobs.append(Job(
+            id=number, submit=submit, duration=duration, gpus=gpus, limit=limit,
+            milli=draw.choice([MILLI, 300, 500]) if gpus == 1 else MILLI, user=draw.choice("abcdef"),
+            least=draw.randint(0, gpus), deadline=draw.choice([None, submit + 1.1 * limit, submit + 4 * limit]),
+        ))  # fmt: skip
+    cluster = Cluster(nodes=8, gpus=8, rack=2)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (backfill, elastic, policies, plain_policies):
+            patch.setattr(module, "LOOK", look)
+        fast = replay(cluster, jobs, POLICIES[name], keep_stints=True)
+        assert told(fast) == told(replay(cluster, jobs, plain(name), keep_stints=True))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.booleans())))
+def test_the_line_is_kept_in_order(entries):
+    """Against a list that is sorted anew each time; whoever leaves says where it stood."""
+    line, waiting = Line(by_arrival, by_user=True), []
+    for number, (submit, user, leaves) in enumerate(entries):
+        job = Job(id=number, submit=submit, duration=1, limit=1, gpus=1 + submit, user=user)
+        line.join(job)
+        waiting = sorted([*waiting, job], key=by_arrival)
+        if leaves:
+            gone = waiting[submit % len(waiting)]
+            assert line.leave(gone) == waiting.index(gone)
+            waiting.remove(gone)
+        assert line.jobs == waiting
+        users = {job.user for job in waiting}
+        assert line.users == {u: [job for job in waiting if job.user == u] for u in users}
+        assert line.sizes == Counter(job.gpus for job in waiting)
+
+
 @settings(max_examples=20)
 @given(case=traces())
 def test_the_timeline_is_the_sum_of_what_runs_and_what_was_promised(case):
@@ -98,7 +146,23 @@ def test_room_is_counted_as_it_is_found(data):
     for wanted in range(1, gpus * 5 + 1):
         if wanted >= free.too_many():
             assert free.find(wanted, MILLI, tightest) is None
+    avoid = data.draw(st.integers(0, 31))
+    for wanted in range(free.too_many_off(avoid), gpus * 5 + 1):
+        assert free.find(wanted, MILLI, tightest, avoid=avoid) is None
     halved = [run for run in running if run.gpus % 2 == 0]
+    offers = Offers()
+    for run in running:
+        offers.add(run, gpus)
+    emptied, before = offers.emptied(free), free.idle_nodes()
+    for run in halved:
+        free.give(upper_half(run))
+    assert emptied == free.idle_nodes() - before
+    for run in halved:
+        free.take(upper_half(run))
+    assert set(offers.halvable) == {run.job.id for run in halved}
+    for run in running:
+        offers.drop(run, gpus)
+    assert (offers.emptied(free), offers.halvable) == (0, {})
     wanted = data.draw(st.integers(1, 3 * gpus))
     head = Job(id=99, submit=0, duration=1, gpus=wanted, limit=1)
     if free.find(wanted, MILLI, tightest) is None and halved:

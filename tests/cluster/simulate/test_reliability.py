@@ -69,8 +69,24 @@ def test_closed_form_is_the_monte_carlo(gpus, name):
         assert lived.shares[cause] == pytest.approx(share, abs=0.004)
 
 
+@pytest.mark.parametrize(("write", "interval"), [(0.0, 0.0), (0.0, 600.0), (60.0, 1e9)])
+def test_and_so_are_its_limits(write, interval):
+    """Checkpoints that cost nothing, and none at all."""
+    scheme = Scheme(name="x", about="", write=write, detect=300, restart=300)
+    found = outlook(16_384, scheme, RATES["rsc-1"], interval=interval or None)
+    lived = live(found.mttf, scheme, found.interval)
+    assert lived.ettr == pytest.approx(found.ettr, abs=0.004)
+    for cause, share in found.lost.items():
+        assert lived.shares[cause] == pytest.approx(share, abs=0.004)
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0.1, 300), st.floats(0, 900), st.floats(0, 900), st.integers(8, 200_000))
+@given(
+    st.just(0.0) | st.floats(0.1, 300),
+    st.floats(0, 900),
+    st.floats(0, 900),
+    st.integers(8, 200_000),
+)
 def test_shares_add_up_and_no_interval_is_better_than_the_best(write, detect, restart, gpus):
     scheme = Scheme(name="x", about="", write=write, detect=detect, restart=restart)
     found = outlook(gpus, scheme, 0.0065)

@@ -43,8 +43,8 @@ def test_policies_are_compared(capsys, tmp_path):
 def test_every_policy_prints_a_row(capsys):
     status, out, _ = run(capsys, "cluster", "--synthetic", "60", "--policy", "all")
     assert status == 0
-    rows = [line.split()[0] for line in out.splitlines() if line and line.split()[0] in POLICIES]
-    assert rows == list(POLICIES)
+    words = [line.split() for line in out.splitlines() if line]
+    assert [row[0] for row in words if row[0] in POLICIES and row[1] != "rejects"] == list(POLICIES)
 
 
 def test_openb_is_packed(capsys, tmp_path):
@@ -104,6 +104,11 @@ def test_failures_in_words(capsys):
         (["cluster", "--synthetic", "9", "--overestimate", "0.5"], "ended early"),
         (["cluster", "--synthetic", "9", "--why", "99"], "no job 99"),
         (["cluster", "--trace", "/no/such.csv"], "cannot read"),
+        (["cluster", "--synthetic", "9", "--seed", "-1"], "--seed is -1"),
+        (["cluster", "--synthetic", "9", "--cpus", "-1"], "--cpus is -1"),
+        (["cluster", "--synthetic", "9", "--html", "/no/such/out.html"], "cannot write a page to"),
+        (["cluster", "--synthetic", "9", "--html", "/"], "cannot write a page to"),
+        (["cluster", "--synthetic", "9", "--nodes", "1000001"], "--nodes is 1000001"),
         (["failures", "--gpus", "0"], "--gpus is 0"),
         (["failures", "--rate", "rsc"], "no failure rate"),
         (["failures", "--rate", "-1"], "--rate is -1"),
@@ -172,3 +177,44 @@ def test_the_watched_job_tells_its_story(capsys, tmp_path):
         "needs 1 GPUs, 0 of 8 are idle; 1 job ahead of it",
         "needs 1 GPUs, 0 of 8 are idle; it is the next, in 50 s at the latest",
     ]
+    assert json.loads(out)["fate"]["fifo"] == "job 2 waits 2m 28s, done 2m 38s after it came"
+
+
+def test_whoever_is_rejected_is_told_why(capsys, tmp_path):
+    """A job larger than the cluster does not hold up the others, and is not lost in a number."""
+    file, page = tmp_path / "trace.csv", tmp_path / "out.html"
+    file.write_text("submit,duration,gpus\n0,100,8\n1,50,400\n2,10,1\n")
+    args = ["cluster", "--trace", str(file), "--nodes", "2", "--policy", "FIFO,easy"]
+    status, out, _ = run(capsys, *args, "--why", "1", "--html", str(page))
+    assert status == 0
+    for name in ("fifo", "easy"):
+        assert f"{name} rejects job 1: asks for 400 GPUs, the cluster has 16" in out
+        assert f"{name}: job 1 is rejected: asks for 400 GPUs, the cluster has 16" in out
+    assert "asks for 400 GPUs" in page.read_text()
+    status, out, _ = run(capsys, *args, "--json")
+    document = json.loads(out)
+    assert document["rejected"]["easy"] == [[1, "asks for 400 GPUs, the cluster has 16"]]
+    assert [row["done"] for row in document["policies"]] == [2, 2]
+    assert "why" not in document
+
+
+def test_drf_counts_cpus_where_the_cluster_has_some(capsys, tmp_path):
+    """Half of the CPUs weigh more than an eighth of the GPUs; whoever asks for more than there are is told."""
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "submit,duration,gpus,cpus,user\n0,100,1,16,ann\n0,100,2,2,bob\n1,100,1,16,ann\n1,100,5,2,bob\n2,9,1,64,eve\n"
+    )
+    args = ["cluster", "--trace", str(file), "--nodes", "1", "--policy", "drf", "--json"]
+    for cpus, first in (("0", "2"), ("32", "3")):  # ann holds fewer GPUs; with CPUs bob holds less
+        status, out, _ = run(capsys, *args, "--why", first, "--cpus", cpus)
+        assert status == 0
+        document = json.loads(out)
+        assert "starts as it comes" in document["fate"]["drf"]
+        assert len(document["rejected"]["drf"]) == (cpus == "32")
+    assert document["rejected"]["drf"] == [[4, "asks for 64 CPUs, the cluster has 32"]]
+
+
+def test_a_job_that_never_waits_has_a_fate(capsys):
+    status, out, _ = run(capsys, "cluster", "--synthetic", "3", "--policy", "sjf", "--why", "0")
+    assert status == 0
+    assert "sjf: job 0 starts as it comes, done " in out
