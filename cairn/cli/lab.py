@@ -120,7 +120,7 @@ def run_run(args: list[str]) -> int:
     options = load(Run, args=args, env_prefix="CAIRN_LAB_RUN_").value
     labs = _chosen(options)
     if options.report is not None:
-        _require_place(options.report)
+        require_place(options.report)
     from cairn.cli.lab_progress import LabProgress
     from cairn.hw.probe import probe
     from cairn.labs.runner import prepare, run_lab
@@ -155,9 +155,10 @@ def run_report(args: list[str]) -> int:
     from cairn.labs import record
     from cairn.labs.catalogue import all_labs, labs_of
     from cairn.labs.figures import totals
+    from cairn.labs.wording import WORDS
 
     if options.html is not None:
-        _require_place(options.html)
+        require_place(options.html)
     labs = all_labs()
     wanted = labs if options.area is None else {lab.name for lab in labs_of(options.area)}
     kept = record.read()
@@ -173,7 +174,7 @@ def run_report(args: list[str]) -> int:
         runs = _documents(entries, labs)
         _print_json({"record": str(record.record_file()), "runs": runs})
     elif not entries:
-        print("the lab record is empty; begin with: cairn lab run roofline")
+        print(WORDS["no runs"].of(options.lang))
     else:
         for entry in entries:
             print(f"{entry.at[:10]}  {lab_show.line(entry, options.lang)}")
@@ -198,12 +199,14 @@ def _chosen(options: Run) -> "list[Lab]":
 def _refuse_unmet(labs: "list[Lab]", machine: "Machine", language: Language) -> None:
     """A lab that was asked for by name and cannot run is said before anything is measured."""
     from cairn.labs.needs import unmet
+    from cairn.labs.wording import WORDS
 
     for lab in labs:
         if reasons := unmet(lab.needs, machine):
+            why = "; ".join(reason.of(language) for reason in reasons)
             raise UnmetNeed(
-                f"lab '{lab.name}' cannot run here: {'; '.join(why.of(language) for why in reasons)}",
-                hint="`cairn lab list` marks the labs that this machine can run",
+                WORDS["cannot run"].of(language).format(lab=lab.name, why=why),
+                hint=WORDS["can run"].of(language),
             )
 
 
@@ -296,7 +299,8 @@ def _write_page(
     _say(f"wrote {path}")
 
 
-def _require_place(path: Path) -> None:
+def require_place(path: Path) -> None:
+    """A page that cannot be written is refused before anything is measured."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         what = "it is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
         raise UsageError(f"cannot write {path}: {what}", hint="name a file in a folder that exists")

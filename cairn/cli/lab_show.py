@@ -9,35 +9,20 @@ markdown  the table of docs/labs.md
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from cairn.cli import columns
 from cairn.labs.code_place import find_place
 from cairn.labs.entry import CheckLine, Entry, PlotLines, Text
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.lab import AREAS, Lab, Language, Words
+from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report.terminal_plot import draw
 
 WIDTH = 100
-SIGNS = {"held": "✓", "off": "≠", "failed": "✗", "skipped": "–"}
-
-LABELS: dict[str, Words] = {
-    "hypothesis": Words("hypothesis", "假设"),
-    "checks": Words("checks", "检验"),
-    "predicted": Words("predicted", "预测"),
-    "measured": Words("measured", "实测"),
-    "gap": Words("gap", "偏差"),
-    "allowed": Words("allowed", "允许"),
-    "verdict": Words("verdict", "结论"),
-    "calibrated": Words("machine.json is better by", "machine.json 已更新"),
-    "code": Words("code to read", "相关代码"),
-    "reading": Words("reading", "延伸阅读"),
-    "questions": Words("questions (--answers shows the answers)", "思考题（--answers 显示答案）"),
-    "answers": Words("questions and answers", "思考题与答案"),
-    "about": Words("about", "约"),
-}
 
 
 def line(entry: Entry, language: Language) -> str:
     took = f"  ({entry.seconds:.1f} s)" if entry.seconds else ""
-    return f"{SIGNS[entry.status]} {entry.lab}: {entry.verdict.words.of(language)}{took}"
+    return f"{RUN_SIGNS[entry.status]} {entry.lab}: {entry.verdict.words.of(language)}{took}"
 
 
 def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str]:
@@ -47,16 +32,19 @@ def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str
         text += [*_plot(plot, language), ""]
     if entry.table is not None:
         rows = [[shown_cell(cell).of(language) for cell in row] for row in entry.table.rows]
-        text += [*columns([_of(name, language) for name in entry.table.columns], rows), ""]
+        text += [
+            *columns.lines([_of(name, language) for name in entry.table.columns], rows, left=[0]),
+            "",
+        ]
     if entry.checks:
         text += _section("checks", _checks(entry.checks, language), language)
     for note in entry.notes:
         text += [*_wrapped(_of(note, language)), ""]
-    sign = SIGNS[entry.status]
+    sign = RUN_SIGNS[entry.status]
     verdict = _wrapped(f"{sign} {_of(entry.verdict, language)} ({entry.seconds:.1f} s)")
     text += _section("verdict", verdict, language)
     if entry.calibrated:
-        text += [f"{LABELS['calibrated'].of(language)}: {', '.join(entry.calibrated)}", ""]
+        text += [f"{WORDS['calibrated'].of(language)}: {', '.join(entry.calibrated)}", ""]
     return text + _around(lab, language, answers)
 
 
@@ -99,28 +87,14 @@ def markdown(labs: Sequence[Lab], language: Language) -> str:
     return "\n".join(text)
 
 
-def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names left, numbers right, with Chinese characters two cells wide."""
-    from rich.cells import cell_len
-
-    table = [list(headings), *map(list, rows)]
-    widths = [max(cell_len(row[place]) for row in table) for place in range(len(headings))]
-
-    def padded(cell: str, place: int) -> str:
-        space = " " * (widths[place] - cell_len(cell))
-        return cell + space if place == 0 else space + cell
-
-    return ["  ".join(padded(cell, at) for at, cell in enumerate(row)).rstrip() for row in table]
-
-
 def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
     heads = [
         "",
-        *(LABELS[name].of(language) for name in ("predicted", "measured", "gap", "allowed")),
+        *(WORDS[name].of(language) for name in ("predicted", "measured", "gap", "allowed")),
     ]
     rows = [
         [
-            f"{'✓' if check.held else '≠'} {_of(check.what, language)}",
+            f"{RUN_SIGNS['held' if check.held else 'off']} {_of(check.what, language)}",
             with_unit(check.predicted, check.unit).of(language),
             with_unit(check.measured, check.unit).of(language),
             shown_gap(check.gap),
@@ -128,7 +102,7 @@ def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
         ]
         for check in checks
     ]
-    return columns(heads, rows)
+    return columns.lines(heads, rows, left=[0])
 
 
 def _plot(plot: PlotLines, language: Language) -> list[str]:
@@ -150,11 +124,11 @@ def _around(lab: Lab, language: Language, answers: bool) -> list[str]:
         asked += _wrapped(f"{number}. {question.ask.of(language)}")
         if answers:
             asked += [f"   {row}" for row in _wrapped(question.answer.of(language), WIDTH - 5)]
-    return text + _section("answers" if answers else "questions", asked, language)
+    return text + _section("questions" if answers else "questions hidden", asked, language)
 
 
 def _section(name: str, rows: Sequence[str], language: Language) -> list[str]:
-    return [LABELS[name].of(language), *(f"  {row}" for row in rows), ""]
+    return [WORDS[name].of(language), *(f"  {row}" for row in rows), ""]
 
 
 def _of(text: Text, language: Language) -> str:

@@ -1,5 +1,6 @@
 """`cairn launch`: a job file onto an engine: shows what would be submitted, or submits and follows it."""
 
+import datetime
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -47,14 +48,16 @@ def run(args: list[str]) -> int:
     from cairn.cluster.job_file import read_job
     from cairn.cluster.resolve import resolve
 
-    job = read_job(options.job)
+    _check(options)
+    job = _absolute(read_job(options.job), options)
+    now = datetime.datetime.now(datetime.UTC)
     engine = backend(options.on, options.target, options.address)
     if options.dry_run:
-        plan = resolve(job, engine.unseen())
+        plan = resolve(job, engine.unseen(), now)
         _notes(plan)
         sys.stdout.write(engine.render(plan))
         return 0
-    plan = resolve(job, engine.look())
+    plan = _planned(job, engine, now)
     _notes(plan)
     record = submit(job, plan, engine, options)
     _tell(record, job, options)
@@ -65,6 +68,43 @@ def run(args: list[str]) -> int:
     return _follow(record, engine, options)
 
 
+def _planned(job: "Job", engine: "Backend", now: "datetime.datetime") -> "Plan":
+    """On what the engine has, without the nodes that are on the cordon list."""
+    from cairn.cluster import cordon_list
+    from cairn.cluster.resolve import resolve
+
+    seen = engine.look()
+    if engine.name in ("local", "kubernetes"):  # one machine; a list of its own
+        return resolve(job, seen, now)
+    cluster, bad, notes = cordon_list.avoid(seen, cordon_list.current(), now.timestamp())
+    return cordon_list.planned(resolve(job, cluster, now), bad, notes)
+
+
+def _check(options: Launch) -> None:
+    """A flag that would do nothing is a mistake."""
+    from cairn.core.errors import UsageError
+
+    if options.target != "jobset" and options.on != "kubernetes":
+        raise UsageError(
+            f"--target {options.target} is a kind of object on kubernetes, and the job goes to {options.on}",
+            hint=f"--on kubernetes --target {options.target}",
+        )
+    if options.address and options.on in ("local", "slurm"):
+        raise UsageError(
+            f"--address is of Ray's head or a kubectl context, and the job goes to {options.on}",
+            hint="leave it out" if options.on == "local" else "SLURM_CONF names another Slurm",
+        )
+
+
+def _absolute(job: "Job", options: Launch) -> "Job":
+    """A folder is meant from here; a node of Ray or Slurm may be somewhere else."""
+    folder = job.checkpoint.folder
+    if folder is None or "://" in folder or options.on == "kubernetes":
+        return job
+    kept = msgspec.structs.replace(job.checkpoint, folder=str(Path(folder).absolute()))
+    return msgspec.structs.replace(job, checkpoint=kept)
+
+
 def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Record":
     """The record first: what the engine then holds can always be found again."""
     from cairn.cluster import records
@@ -73,9 +113,7 @@ def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Rec
     _refuse_second(job)
     for name in job.after:
         records.find(name)  # a job that nobody launched would be waited for in vain
-    if (
-        options.on != "kubernetes"
-    ):  # there the folder lies on a volume that this machine may not see
+    if options.on != "kubernetes":  # there the folder lies on a volume, maybe not seen from here
         records.claim_checkpoints(job, options.adopt)
     record = records.create(job, engine.name, options.target, options.address)
     try:
@@ -89,10 +127,17 @@ def submit(job: "Job", plan: "Plan", engine: "Backend", options: Launch) -> "Rec
 
 def _refuse_second(job: "Job") -> None:
     from cairn.cluster.backends.catalogue import backend_of
+    from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable
     from cairn.cluster.records import ENDED, NameTaken, runs
 
     for earlier in runs(job.name)[-1:]:
-        status = backend_of(earlier).status(earlier)
+        try:
+            status = backend_of(earlier).status(earlier)
+        except (EngineMissing, EngineUnreachable) as error:
+            raise NameTaken(
+                f"whether the earlier job '{job.name}' on {earlier.engine} has ended is not known: {error.message}",
+                hint="give this one another name, or launch when that engine answers",
+            ) from None
         if status.state not in ENDED:
             raise NameTaken(
                 f"a job '{job.name}' is {status.state} on {earlier.engine} already",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import tyro
 
+from cairn.cli.lab import require_place
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from cairn.labs.roadmap import Topic
 
 Language = Literal["en", "zh"]
-WORDS = ("map", "next", "quiz", "week", "year")
+VIEWS = ("map", "next", "quiz", "week", "year")
 
 
 class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,12 +153,13 @@ def run_quiz(learner: "Learner", options: Learn) -> int:
 def _ask(question: "Asked", number: int, total: int, language: Language) -> bool | None:
     """Asks, shows the answer and the evidence, and lets the person judge; None: enough for now."""
     from cairn.cli import learn_show
+    from cairn.labs.wording import WORDS
 
     print("\n".join(learn_show.question(question, number, total, language)))
     try:
-        input(learn_show.PROMPTS[language]["think"])
+        input(WORDS["think"].of(language))
         print("\n".join(learn_show.answer(question, language)))
-        reply = input(learn_show.PROMPTS[language]["judge"]).strip().lower()
+        reply = input(WORDS["judge"].of(language)).strip().lower()
     except EOFError:
         return None
     return None if reply.startswith("q") else reply.startswith(("y", "是", "对"))
@@ -175,7 +177,7 @@ def _asked_topics(learner: "Learner", options: Learn) -> "list[Topic]":
 
 def _find(learner: "Learner", name: str) -> "Topic":
     if name not in learner.roadmap.topics:
-        choices = [*learner.roadmap.topics, *WORDS]
+        choices = [*learner.roadmap.topics, *VIEWS]
         hint = did_you_mean(name, choices, otherwise="`cairn learn` shows all topics")
         raise UsageError(f"there is no topic '{name}'", hint=hint)
     return learner.roadmap.topics[name]
@@ -191,11 +193,8 @@ def _require_course(learner: "Learner", course: str) -> None:
 def _check(options: Learn) -> None:
     if options.count < 1:
         raise UsageError(f"--count is at least 1, not {options.count}")
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise UsageError(
-            f"cannot write {options.html}: there is no folder {options.html.absolute().parent}",
-            hint="name a file in a folder that exists",
-        )
+    if options.html is not None:
+        require_place(options.html)
 
 
 def _write(path: Path, text: str) -> None:

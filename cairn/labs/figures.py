@@ -8,12 +8,8 @@ from cairn.labs.glossary import label
 from cairn.labs.lab import Words
 
 
-def shown(value: float | None, unit: str = "") -> str:
-    """A measured value with its unit, in English."""
-    return with_unit(value, unit).en
-
-
 def with_unit(value: float | None, unit: str) -> Words:
+    """A measured value and its unit."""
     if value is None:
         return Words("–", "–")
     english, chinese = label(unit)

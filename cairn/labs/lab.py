@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from cairn.labs.workbench import Workbench
 
 Language = Literal["en", "zh"]
-Need = Literal["gpu", "2 processes", "2 cores", "root", "linux", "triton", "nixl", "compiler"]
+Need = Literal[
+    "gpu", "2 processes", "2 cores", "root", "linux", "triton", "nixl", "gpu or compiler"
+]
 Kind = Literal["near", "at_least", "at_most"]
+Points = Sequence[tuple[float, float]]  # of one line of a plot
+Lines = Mapping[str, Points]  # of a plot, by name
+Rows = Sequence[Sequence[str | float | int]]  # of a table
 
 
 class Words(NamedTuple):
@@ -95,7 +100,7 @@ class Plot:
     title: Words
     x: Words
     y: Words
-    lines: Mapping[str, Sequence[tuple[float, float]]]
+    lines: Lines
     log_x: bool = False
     log_y: bool = False
     limit: tuple[str, float] | None = None  # a dashed line across: the physical limit
@@ -104,7 +109,7 @@ class Plot:
 @dataclass(frozen=True, kw_only=True)
 class Table:
     columns: Sequence[Words]
-    rows: Sequence[Sequence[str | float | int]]
+    rows: Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +131,7 @@ class Lab:
     title: Words
     hypothesis: Words
     run: "Callable[[Workbench], Outcome]"
-    causes: tuple[
-        Words, Words
-    ]  # the two likeliest reasons for a gap between prediction and measurement
+    causes: tuple[Words, Words]  # the likeliest reasons for a gap, the likelier one first
     code: tuple[str, ...]  # what it exercises: "cairn/hw/roofline.py:floor"
     reading: tuple[str, ...]  # papers and manuals by title
     questions: tuple[Question, Question, Question]

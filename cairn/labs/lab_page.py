@@ -14,17 +14,12 @@ from cairn.labs.entry import CheckLine, Entry, PlotLines, TableLines, Where
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, totals, with_unit
 from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.labs.two_languages import both, language_tag, switch
+from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report import plot
 from cairn.report.page import Level, Markup, element, heading, join, page, table
 from cairn.report.plot import Series, chart
 
 LEVELS: dict[str, Level] = {"held": "good", "off": "bad", "failed": "bad", "skipped": "note"}
-STATUS = {
-    "held": Words("as predicted", "与预测一致"),
-    "off": Words("off", "有偏差"),
-    "failed": Words("failed", "出错"),
-    "skipped": Words("skipped", "跳过"),
-}
 
 
 def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language = "en") -> str:
@@ -55,7 +50,7 @@ def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
                 element("a", entry.lab, href=f"#{entry.lab}"),
                 both(AREAS.get(entry.area, Words(entry.area, entry.area))),
                 title,
-                element("b", both(STATUS[entry.status]), class_=LEVELS[entry.status]),
+                element("b", both(WORDS[entry.status]), class_=LEVELS[entry.status]),
                 f"{entry.seconds:.1f} s" if entry.seconds else "–",
             ]
         )
@@ -92,7 +87,7 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
         drawn = [_plot(one) for one in entry.plots]
         parts.append(element("div", *drawn, class_="plots"))
     if entry.checks:
-        parts.append(_titled(Words("Checks", "检验"), _checks(entry.checks)))
+        parts.append(_titled(WORDS["checks"], _checks(entry.checks)))
     if entry.table is not None:
         parts.append(_titled(Words("Figures", "数据"), _table(entry.table)))
     parts += [both(note.words, "p") for note in entry.notes]
@@ -108,13 +103,13 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
 def _verdict(entry: Entry) -> Markup:
     says = [both(entry.verdict.words)]
     if entry.status != "held":  # one that held says so itself
-        says.insert(0, element("b", both(STATUS[entry.status]), ": "))
+        says.insert(0, element("b", both(WORDS[entry.status]), ": "))
     return element("p", *says, class_=f"notice {LEVELS[entry.status]} verdict")
 
 
 def _checks(checks: Sequence[CheckLine]) -> Markup:
-    heads = [Words("what", "内容"), Words("predicted", "预测"), Words("measured", "实测"),
-             Words("gap", "偏差"), Words("allowed", "允许"), Words("", "")]  # fmt: skip
+    names = ("what", "predicted", "measured", "gap", "allowed")
+    heads = [*(WORDS[name] for name in names), Words("", "")]
     rows = [
         [
             both(check.what.words),
@@ -122,7 +117,11 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
             both(with_unit(check.measured, check.unit)),
             shown_gap(check.gap),
             kind_sign(check),
-            element("b", "✓" if check.held else "≠", class_="good" if check.held else "bad"),
+            element(
+                "b",
+                RUN_SIGNS["held" if check.held else "off"],
+                class_="good" if check.held else "bad",
+            ),
         ]
         for check in checks
     ]
@@ -165,9 +164,9 @@ def _around(lab: Lab) -> list[Markup]:
         for one in lab.questions
     ]
     return [
-        _titled(Words("Code to read", "相关代码"), code),
-        _titled(Words("Reading", "延伸阅读"), reading),
-        _titled(Words("Questions", "思考题"), *questions),
+        _titled(WORDS["code"], code),
+        _titled(WORDS["reading"], reading),
+        _titled(WORDS["questions"], *questions),
     ]
 
 

@@ -13,10 +13,8 @@ from cairn.labs.lab import Language, Words
 from cairn.labs.learner import Learner
 from cairn.labs.roadmap import Heading, Topic
 from cairn.labs.two_languages import both, language_tag, switch
+from cairn.labs.wording import STATE_SIGNS, WORDS
 from cairn.report.page import Markup, element, heading, join, page
-
-SIGNS = {"done": "●", "begun": "◐", "ready": "○", "later": "·"}
-TITLE = Words("The roadmap", "学习路线")
 
 
 def map_page(learner: Learner, language: Language) -> str:
@@ -27,7 +25,7 @@ def map_page(learner: Learner, language: Language) -> str:
     )
     sections = learner.roadmap.map.section
     return page(
-        TITLE.of(language),
+        WORDS["title"].of(language),
         switch(language),
         both(done, "p"),
         *(_course(learner, course) for course in learner.roadmap.map.course),
@@ -62,7 +60,9 @@ def _course(learner: Learner, course: Heading) -> Markup:
 def _chip(learner: Learner, topic: Topic) -> Markup:
     state = learner.standings[topic.id].state
     title = both(Words(topic.en.title, topic.zh.title))
-    return element("a", f"{SIGNS[state]} ", title, href=f"#{topic.id}", class_=f"chip {state}")
+    return element(
+        "a", f"{STATE_SIGNS[state]} ", title, href=f"#{topic.id}", class_=f"chip {state}"
+    )
 
 
 def _topics(learner: Learner, section: Heading) -> Markup:
@@ -80,22 +80,22 @@ def _about(learner: Learner, topic: Topic) -> list[Markup]:
     places = (element("li", element("code", str(find_place(written)))) for written in topic.code)
     parts = [
         both(Words(en.what, zh.what), "p"),
-        _titled(Words("Which problem it solves", "解决什么问题"), both(Words(en.problem, zh.problem), "p")),
-        _titled(Words("How to see and debug it", "如何观察与调试"), both(Words(en.debug, zh.debug), "p")),
-        _titled(Words("The code here", "本项目中的代码"), element("ul", *places)),
-    ]  # fmt: skip
+        _titled("problem", both(Words(en.problem, zh.problem), "p")),
+        _titled("debug", both(Words(en.debug, zh.debug), "p")),
+        _titled("code", element("ul", *places)),
+    ]
     if topic.labs:
         labs = element("ul", *(_lab(learner, name) for name in topic.labs))
-        parts.append(_titled(Words("Labs", "实验"), labs))
+        parts.append(_titled("labs", labs))
     if topic.commands:
         commands = (element("li", element("code", command)) for command in topic.commands)
-        parts.append(_titled(Words("Commands", "命令"), element("ul", *commands)))
+        parts.append(_titled("commands", element("ul", *commands)))
     if topic.reading:
         titles = (element("li", title) for title in topic.reading)
-        parts.append(_titled(Words("Reading", "阅读"), element("ul", *titles)))
+        parts.append(_titled("reading", element("ul", *titles)))
     answer = both(Words(en.answer, zh.answer), "p")
     check = element("details", element("summary", both(Words(en.ask, zh.ask))), answer)
-    return [*parts, _titled(Words("Check yourself", "自测"), check)]
+    return [*parts, _titled("ask", check)]
 
 
 def _lab(learner: Learner, name: str) -> Markup:
@@ -105,8 +105,8 @@ def _lab(learner: Learner, name: str) -> Markup:
     return element("li", title, ": ", said)
 
 
-def _titled(title: Words, part: Markup) -> Markup:
-    return join([heading(both(title), 4), part])
+def _titled(name: str, part: Markup) -> Markup:
+    return join([heading(both(WORDS[name]), 4), part])
 
 
 STYLE = """

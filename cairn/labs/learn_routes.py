@@ -3,6 +3,7 @@
     GET /cairn/learn                    the map, with what is done
     GET /cairn/learn/topics/{topic}     one topic, with the newest run of each of its labs
     GET /cairn/learn/labs/{lab}         a lab and its newest run
+    GET /cairn/learn/words              the words around them, in both languages
 
 Read only: labs are run and questions are answered in the terminal. Each answer is read from the record anew, so a lab
 that has just run is there after a reload. Where the server has keys, these paths ask for one as well.
@@ -11,8 +12,8 @@ that has just run is there after a reload. Where the server has keys, these path
 from starlette.concurrency import run_in_threadpool
 
 from cairn.labs.catalogue import all_labs
-from cairn.labs.entry import about
-from cairn.labs.learner import Learner, look, map_document, topic_document
+from cairn.labs.learner import Learner, lab_document, look, map_document, topic_document
+from cairn.labs.wording import WORDS
 from cairn.serve.http.api import Guarded
 from cairn.serve.http.call import Call
 from cairn.serve.http.refusal import JSON, Refusal
@@ -24,6 +25,7 @@ def routes() -> list[Guarded]:
         Guarded("/cairn/learn", learn_map),
         Guarded("/cairn/learn/topics/{topic}", learn_topic),
         Guarded("/cairn/learn/labs/{lab}", learn_lab),
+        Guarded("/cairn/learn/words", learn_words),
     ]
 
 
@@ -42,7 +44,11 @@ async def learn_lab(service: Service, call: Call, body: bytes) -> JSON:
     learner, name = await _learner(), call.scope["path_params"]["lab"]
     if name not in all_labs():
         raise Refusal(404, f"there is no lab '{name}'")
-    return JSON({"about": about(all_labs()[name]), "run": learner.runs.get(name)})
+    return JSON(lab_document(learner, name))
+
+
+async def learn_words(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON({name: words._asdict() for name, words in WORDS.items()})
 
 
 async def _learner() -> Learner:

@@ -2,6 +2,7 @@
 
     look()  ──>  Learner  ──map_document──>  `cairn learn --json`, the page's map
                           ──topic_document─>  `cairn learn TOPIC --json`, the page's topic
+                          ──lab_document───>  the page's report of a lab
 
 Reads the lab record, the answers and the machine; draws nothing. Both languages are in every document.
 """
@@ -14,9 +15,10 @@ from cairn.hw.probe import probe
 from cairn.labs import record
 from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
-from cairn.labs.entry import Entry
+from cairn.labs.entry import Entry, about
+from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.needs import unmet
-from cairn.labs.progress import Answers, Standing, next_topics, standing
+from cairn.labs.progress import Answers, Standing, answered_right, next_topics, standing
 from cairn.labs.roadmap import Heading, Roadmap, Topic, load
 
 ANSWERS = "answers.jsonl"
@@ -27,7 +29,7 @@ class Learner(NamedTuple):
     roadmap: Roadmap
     standings: dict[str, Standing]
     runs: dict[str, Entry]  # the newest of each lab
-    trouble: list[str]  # what of the record could not be read
+    trouble: list[str]  # what of the record and of the answers could not be read
 
     @property
     def done(self) -> int:
@@ -40,7 +42,7 @@ def answers() -> Answers:
 
 def look() -> Learner:
     """Where the person at this machine stands."""
-    roadmap, machine, kept = load(), probe(), record.read()
+    roadmap, machine, kept, said = load(), probe(), record.read(), answers().read()
     runs = {
         name: entry for name, entry in record.latest(kept.entries).items() if entry.status != "failed"
     }  # fmt: skip
@@ -49,10 +51,9 @@ def look() -> Learner:
         for name, lab in all_labs().items()
         if (reasons := unmet(lab.needs, machine))
     }
-    standings = standing(
-        roadmap, labs_run=runs, labs_impossible=impossible, answered=answers().right()
-    )
-    return Learner(roadmap, standings, runs, kept.trouble)
+    right = answered_right(said.values)
+    standings = standing(roadmap, labs_run=runs, labs_impossible=impossible, answered=right)
+    return Learner(roadmap, standings, runs, [*kept.trouble, *said.trouble])
 
 
 def map_document(learner: Learner) -> dict[str, Any]:
@@ -92,6 +93,33 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
         "lab_titles": {name: dict(all_labs()[name].title._asdict()) for name in topic.labs},
         "runs": [msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs],
     }  # fmt: skip
+
+
+def lab_document(learner: Learner, name: str) -> dict[str, Any]:
+    """A lab, its newest run, and the run's figures as a person reads them."""
+    run = learner.runs.get(name)
+    return {
+        "about": about(all_labs()[name]),
+        "run": run,
+        "shown": None if run is None else _shown(run),
+    }
+
+
+def _shown(run: Entry) -> dict[str, Any]:
+    """With units, in both languages; the page only lays them out."""
+    table = run.table.rows if run.table is not None else []
+    return {
+        "checks": [
+            {
+                "predicted": with_unit(check.predicted, check.unit)._asdict(),
+                "measured": with_unit(check.measured, check.unit)._asdict(),
+                "gap": shown_gap(check.gap),
+                "allowed": kind_sign(check),
+            }
+            for check in run.checks
+        ],
+        "table": [[shown_cell(cell)._asdict() for cell in row] for row in table],
+    }
 
 
 def _section(learner: Learner, section: Heading) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from cairn.hw.machine import Machine
 from cairn.labs.lab import Need, Words
 
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("cc", "gcc", "clang")
 
 
 def unmet(needs: Iterable[Need], machine: Machine, device: str | None = None) -> list[Words]:
@@ -27,6 +27,8 @@ def unmet(needs: Iterable[Need], machine: Machine, device: str | None = None) ->
 def _missing(need: Need, machine: Machine, device: str | None) -> Words | None:
     if need == "gpu":
         return _gpu(machine, device)
+    if need == "gpu or compiler":  # two forms of one idea
+        return _gpu(machine, device) and _compiler(machine)
     return _CHECKS[need](machine)
 
 
@@ -83,13 +85,18 @@ def _package(name: str) -> Callable[[Machine], Words | None]:
     return check
 
 
+def c_compiler() -> str | None:
+    """Where it is: $CC, or the first of the usual ones on the PATH."""
+    wanted = (os.environ.get("CC"), *COMPILERS)
+    return next((found for name in wanted if name and (found := shutil.which(name))), None)
+
+
 def _compiler(machine: Machine) -> Words | None:
     del machine
-    wanted = (os.environ.get("CXX"), *COMPILERS)
-    if any(shutil.which(name) for name in wanted if name):
+    if c_compiler() is not None:
         return None
     names = ", ".join(COMPILERS)
-    return Words(f"no C++ compiler on the PATH ({names})", f"PATH 中没有 C++ 编译器（{names}）")
+    return Words(f"no C compiler on the PATH ({names})", f"PATH 中没有 C 编译器（{names}）")
 
 
 _CHECKS: dict[Need, Callable[[Machine], Words | None]] = {
@@ -99,5 +106,4 @@ _CHECKS: dict[Need, Callable[[Machine], Words | None]] = {
     "linux": _linux,
     "triton": _package("triton"),
     "nixl": _package("nixl"),
-    "compiler": _compiler,
 }

@@ -7,18 +7,19 @@
 question alone, and says so: nobody should be stuck for want of hardware.
 """
 
-import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from cairn.core.errors import CairnError
+from cairn.labs import kept_lines
 from cairn.labs.roadmap import Roadmap, Topic
 
 State = Literal["done", "begun", "ready", "later"]
+
+NAME = "the file of answers"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -37,47 +38,29 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers:
-    """The file of answers: appended to, never rewritten."""
+    """The file of answers; how lines are added and read is `kept_lines`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def add(self, topic: str, right: bool) -> None:
-        line = msgspec.json.encode(
-            Answer(topic, datetime.now(UTC).isoformat(timespec="seconds"), right)
-        )
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # One write of one line to a file opened for appending is not mixed with another process's.
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(handle, line + b"\n")
-            finally:
-                os.close(handle)
-        except OSError as error:
-            hint = "set CAIRN_DATA to a folder that you own"
-            raise CairnError(f"cannot write {self.path}: {error}", hint=hint) from error
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        kept_lines.append(self.path, Answer(topic, at, right), NAME)
+
+    def read(self) -> kept_lines.Lines[Answer]:
+        """All of them, oldest first, and what is wrong with lines that cannot be read."""
+        decode = msgspec.json.Decoder(Answer).decode
+        return kept_lines.read(self.path, decode, NAME)
 
     def right(self) -> set[str]:
         """Topics whose latest answer was right."""
-        latest = {answer.topic: answer.right for answer in self._read()}
-        return {topic for topic, right in latest.items() if right}
+        return answered_right(self.read().values)
 
-    def _read(self) -> Iterator[Answer]:
-        try:
-            lines = self.path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise CairnError(f"cannot read {self.path}: {error}") from error
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield msgspec.json.decode(line, type=Answer)
-            except msgspec.DecodeError as error:
-                if number == len(lines):
-                    return  # a line that was being written when the machine went down
-                hint = "remove that line; the others stay good"
-                raise CairnError(f"{self.path} line {number}: {error}", hint=hint) from error
+
+def answered_right(answers: Iterable[Answer]) -> set[str]:
+    """Topics whose latest answer was right."""
+    latest = {answer.topic: answer.right for answer in answers}
+    return {topic for topic, right in latest.items() if right}
 
 
 def standing(

@@ -13,7 +13,7 @@ import msgspec
 
 from cairn.labs.catalogue import all_labs
 from cairn.labs.entry import Entry, Text
-from cairn.labs.figures import shown
+from cairn.labs.figures import with_unit
 from cairn.labs.lab import Words
 from cairn.labs.learner import Learner
 from cairn.labs.roadmap import Topic
@@ -45,9 +45,8 @@ def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
             if name not in labs_seen:
                 labs_seen.add(name)
                 found += _of_lab(topic.id, name, learner)
-    return list({one.ask.en: one for one in reversed(found)}.values())[
-        ::-1
-    ]  # nobody is asked twice
+    once = {one.ask.en: one for one in reversed(found)}  # nobody is asked twice; the first stays
+    return list(once.values())[::-1]
 
 
 def choose(
@@ -77,12 +76,11 @@ def _evidence(entry: Entry) -> list[Text]:
     """The verdict and its checks, one line each."""
     lines = [Words(f"{entry.lab}: {entry.verdict.en}", f"{entry.lab}：{entry.verdict.zh}")]
     for check in entry.checks:
-        figures = f"{shown(check.measured, check.unit)}"
-        wanted = f"{shown(check.predicted, check.unit)}"
+        got, wanted = (with_unit(value, check.unit) for value in (check.measured, check.predicted))
         lines.append(
             Words(
-                f"{check.what.en}: {figures} (predicted {wanted})",
-                f"{check.what.zh}：{figures}（预测 {wanted}）",
+                f"{check.what.en}: {got.en} (predicted {wanted.en})",
+                f"{check.what.zh}：{got.zh}（预测 {wanted.zh}）",
             )
         )
     return [Text(*line) for line in lines]

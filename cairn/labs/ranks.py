@@ -25,8 +25,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
-from cairn.train.launch import LOST, Failure, die_with_parent, failure_of
+from cairn.train.launch import LOST, Failure, failure_of
 
 # What the clean process imports before it is forked.
 BASE = ("torch", "cairn.comm.backend", "cairn.labs.ranks")
@@ -48,7 +49,7 @@ def run_ranks(
     backend: str = "gloo",
 ) -> list[Any]:
     """`function(rank, count, *arguments)` on every rank; the results in order of rank."""
-    context = _context(function)
+    context = process_context(function)
     pipes: list[Connection] = []
     processes: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:
@@ -77,7 +78,7 @@ def run_ranks(
                 pipe.close()
 
 
-def _context(function: Callable[..., Any]) -> Any:
+def process_context(function: Callable[..., Any]) -> Any:
     """Forks of this process where it never had a second thread of torch's; of a clean one otherwise."""
     import torch
 

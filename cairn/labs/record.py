@@ -2,12 +2,10 @@
 
     $CAIRN_DATA/labs.jsonl, else $XDG_DATA_HOME/cairn, else ~/.local/share/cairn
 
-It is no cache: what was learned and measured is kept. Several runs may write at once: a line goes out whole under a
-lock. A last line that a crash or a full disk cut short is left out when reading, and said; the next run goes on behind
-it. Does not know what a lab is.
+It is no cache: what was learned and measured is kept. How lines are added and read is `kept_lines`. Does not know what
+a lab is.
 """
 
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.core.errors import DataError
+from cairn.labs import kept_lines
 from cairn.labs.entry import SCHEMA, Entry
 
 FILE = "labs.jsonl"
+NAME = "the lab record"
 
 
 class Record(NamedTuple):
@@ -50,42 +50,12 @@ def record_file() -> Path:
 
 
 def append(entry: Entry, path: Path | None = None) -> None:
-    """Adds one line; after a line that was cut short it begins a new one."""
-    path = record_file() if path is None else path
-    line = msgspec.json.encode(entry) + b"\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            end = file.seek(0, os.SEEK_END)
-            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-                line = b"\n" + line
-            _write_whole(file.fileno(), line, end)
-    except OSError as error:
-        raise DataError(
-            f"cannot write the lab record {path}: {error}",
-            hint="set CAIRN_DATA to a folder that you own and that has room",
-        ) from error
+    kept_lines.append(record_file() if path is None else path, entry, NAME)
 
 
 def read(path: Path | None = None) -> Record:
     """Everything that can be read; a missing file is an empty record."""
-    path = record_file() if path is None else path
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return Record([], [])
-    except OSError as error:
-        raise DataError(f"cannot read the lab record {path}: {error}") from error
-    entries, trouble = [], []
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            entries.append(_entry(line))
-        except (msgspec.DecodeError, ValueError) as error:
-            trouble.append(f"{path} line {number} is left out: {error}")
-    return Record(entries, trouble)
+    return Record(*kept_lines.read(record_file() if path is None else path, _entry, NAME))
 
 
 def latest(entries: list[Entry]) -> dict[str, Entry]:
@@ -104,14 +74,3 @@ def _entry(line: bytes) -> Entry:
     if schema != SCHEMA:
         raise ValueError(f"it has schema {schema}, not {SCHEMA}")
     return msgspec.json.decode(line, type=Entry)
-
-
-def _write_whole(descriptor: int, line: bytes, end: int) -> None:
-    """All of it or nothing: what a full disk cut short is taken back."""
-    left = line
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]
-    except OSError:
-        os.ftruncate(descriptor, end)
-        raise

@@ -59,7 +59,7 @@ def test_a_line_of_another_format_is_left_out_and_said(tmp_path):
 
 def test_writers_at_once_lose_nothing(tmp_path):
     path = tmp_path / "labs.jsonl"
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=write_many, args=(path, f"w{n}", 40)) for n in range(4)]
     for writer in writers:
         writer.start()

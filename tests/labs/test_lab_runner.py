@@ -141,3 +141,16 @@ def test_a_share_of_a_core_is_less_than_two():
     machine = Machine(cpu=Cpu(usable_threads=64, quota=1.5))
     assert unmet(("2 cores",), machine)[0].en == "needs 2 cores: this process may use 1.5"
     assert unmet(("2 cores",), Machine(cpu=Cpu(usable_threads=2))) == []
+
+
+def test_one_of_two_is_enough(monkeypatch):
+    """A lab with a form for a GPU and one for a CPU that has to be compiled."""
+    need = ("gpu or compiler",)
+    gpu = Machine(gpus=[Gpu(index=0, name="H200", source="nvml")])
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("cairn.labs.needs.shutil.which", lambda name: None)
+    assert unmet(need, gpu, "cuda:0") == []
+    assert unmet(need, gpu) == []
+    assert "no C compiler" in unmet(need, Machine(), "cpu")[0].en
+    monkeypatch.setattr("cairn.labs.needs.shutil.which", lambda name: f"/usr/bin/{name}")
+    assert unmet(need, Machine(), "cpu") == []

@@ -3,12 +3,14 @@
 import json
 from types import MappingProxyType
 
+import msgspec
 import pytest
-from lab_samples import ceilings_here, lab, outcome
+from lab_samples import ceilings, ceilings_here, lab, outcome
 
 from cairn.cli.lab_progress import time_left
 from cairn.cli.main import main
-from cairn.hw.ceilings import load, machine_file, save
+from cairn.hw.ceilings import identify, load, machine_file, save
+from cairn.hw.probe import probe
 from cairn.labs import catalogue, record
 
 
@@ -25,7 +27,9 @@ def labs(tmp_path, monkeypatch):
     monkeypatch.setattr("cairn.labs.needs.os.geteuid", lambda: 1000)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CAIRN_DATA", str(tmp_path / "data"))
-    save(ceilings_here(), machine_file())
+    bare = msgspec.structs.replace(probe(), gpus=[])  # whatever this machine has
+    monkeypatch.setattr("cairn.hw.probe.probe", lambda: bare)
+    save(ceilings(identify(bare)), machine_file())
     return known
 
 
@@ -150,11 +154,12 @@ def test_a_record_that_cannot_be_written_costs_no_measurement(labs, capsys, tmp_
 
 def test_a_broken_machine_file_is_measured_anew(labs, capsys, monkeypatch):
     machine_file().write_text('{"schema": 1, "measured')
-    monkeypatch.setattr("cairn.hw.calibrate.calibrate", lambda machine, **more: ceilings_here())
+    fresh = ceilings_here()
+    monkeypatch.setattr("cairn.hw.calibrate.calibrate", lambda machine, **more: fresh)
     status, _, err = status_and_output(capsys, "run", "fine")
     assert status == 0
     assert "machine.json is damaged" in err
-    assert load(machine_file()) == ceilings_here()
+    assert load(machine_file()) == fresh
 
 
 def test_the_time_left_follows_the_pace():

@@ -6,8 +6,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab_samples import ceilings_here
 
 from cairn.cli.main import main
+from cairn.hw.ceilings import machine_file, save
 from cairn.labs import learner as learners
 from cairn.labs.progress import Answers, next_topics, standing
 from cairn.labs.quiz import choose, pool
@@ -19,7 +21,10 @@ LABS = sorted({lab for topic in TOPICS.values() for lab in topic.labs})
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
+    """A record and a machine.json of its own; its ceilings are made up, and nothing is calibrated."""
     monkeypatch.setenv("CAIRN_DATA", str(tmp_path))
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path))
+    save(ceilings_here(), machine_file())
     return tmp_path
 
 
@@ -67,12 +72,18 @@ def test_answers_are_kept_and_the_latest_counts(home):
     with open(home / "answers.jsonl", "ab") as file:
         file.write(b'{"topic": "half a li')  # the machine went down
     assert kept.right() == {"kv-cache"}
+    kept.add("roofline", True)  # begins behind the line that was cut short
+    assert kept.right() == {"kv-cache", "roofline"}
+    assert len(kept.read().trouble) == 1
 
 
-def test_a_damaged_line_of_answers_is_named(home, capsys):
-    (home / "answers.jsonl").write_text("nonsense\n{}\n")
-    assert main(["learn"]) == 2
-    assert "answers.jsonl line 1" in capsys.readouterr().err
+def test_a_damaged_line_of_answers_is_left_out_and_said(home, capsys):
+    (home / "answers.jsonl").write_text("nonsense\n")
+    Answers(home / "answers.jsonl").add("kv-cache", True)
+    assert main(["learn", "kv-cache", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "answers.jsonl line 1 is left out" in told.err
+    assert json.loads(told.out)["standing"]["answered"]
 
 
 def test_the_quiz_prefers_what_was_not_answered(home):

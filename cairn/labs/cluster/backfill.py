@@ -7,8 +7,13 @@
 A trace small enough to predict by hand to the second, then a drawn one with a thousand jobs.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.cluster.simulate.summary import Summary
 
 
 def run(bench: Workbench) -> Outcome:
@@ -49,38 +54,7 @@ def run(bench: Workbench) -> Outcome:
             (sample.at / 3600, float(sample.waiting)) for sample in history.samples[::step]
         ]
     return Outcome(
-        checks=[
-            Check(
-                what=Words("start of C with FIFO", "FIFO 下 C 的启动时刻"),
-                predicted=150.0,
-                measured=starts["fifo"][2],
-                unit="s",
-            ),
-            Check(
-                what=Words("start of C with backfill", "backfill 下 C 的启动时刻"),
-                predicted=2.0,
-                measured=starts["easy"][2],
-                unit="s",
-            ),
-            Check(
-                what=Words(
-                    "start of B with backfill: not delayed", "backfill 下 B 的启动时刻：没有推迟"
-                ),
-                predicted=100.0,
-                measured=starts["easy"][1],
-                unit="s",
-            ),
-            Check(
-                what=Words(
-                    "mean wait of the drawn trace, FIFO over backfill",
-                    "抽样 trace 的平均等待：FIFO / backfill",
-                ),
-                predicted=1.5,
-                measured=found["fifo"].wait_mean / max(found["easy"].wait_mean, 1e-9),
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(starts, found),
         plots=[
             Plot(
                 title=Words("Jobs in line", "排队作业数"),
@@ -89,16 +63,55 @@ def run(bench: Workbench) -> Outcome:
                 lines=lines,
             )
         ],
-        table=Table(
-            columns=[
-                Words("policy", "策略"),
-                Words("mean wait, h", "平均等待（小时）"),
-                Words("p99 wait, h", "p99 等待（小时）"),
-                Words("utilisation", "利用率"),
-                Words("GPU hours idle while somebody waited", "有人等待时的空闲 GPU 小时"),
-            ],
-            rows=rows,
+        table=_table(rows),
+    )
+
+
+def _checks(starts: dict[str, list[float]], found: dict[str, "Summary"]) -> list[Check]:
+    return [
+        Check(
+            what=Words("start of C with FIFO", "FIFO 下 C 的启动时刻"),
+            predicted=150.0,
+            measured=starts["fifo"][2],
+            unit="s",
         ),
+        Check(
+            what=Words("start of C with backfill", "backfill 下 C 的启动时刻"),
+            predicted=2.0,
+            measured=starts["easy"][2],
+            unit="s",
+        ),
+        Check(
+            what=Words(
+                "start of B with backfill: not delayed", "backfill 下 B 的启动时刻：没有推迟"
+            ),
+            predicted=100.0,
+            measured=starts["easy"][1],
+            unit="s",
+        ),
+        Check(
+            what=Words(
+                "mean wait of the drawn trace, FIFO over backfill",
+                "抽样 trace 的平均等待：FIFO / backfill",
+            ),
+            predicted=1.5,
+            measured=found["fifo"].wait_mean / max(found["easy"].wait_mean, 1e-9),
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("policy", "策略"),
+            Words("mean wait, h", "平均等待（小时）"),
+            Words("p99 wait, h", "p99 等待（小时）"),
+            Words("utilisation", "利用率"),
+            Words("GPU hours idle while somebody waited", "有人等待时的空闲 GPU 小时"),
+        ],
+        rows=rows,
     )
 
 

@@ -11,7 +11,7 @@ import math
 import random
 
 from cairn.labs.cluster._quorum import Election, stale_chance, stale_share
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
 
 NODES = 5
@@ -45,46 +45,7 @@ def run(bench: Workbench) -> Outcome:
     for name, value in mean.items():
         rows.append([f"election, {name} timeouts", "-", value, "terms until a leader"])
     return Outcome(
-        checks=[
-            Check(
-                what=Words("stale reads with W 3, R 1 of 5", "W=3、R=1、N=5 的陈旧读比例"),
-                predicted=math.comb(2, 1) / math.comb(5, 1),
-                measured=dict(lines["drawn"])[1.0],
-                unit="share",
-                within=0.1,
-            ),
-            Check(
-                what=Words("stale reads with W 3, R 3", "W=3、R=3 的陈旧读比例"),
-                predicted=0.0,
-                measured=dict(lines["drawn"])[3.0],
-                unit="share",
-            ),
-            Check(
-                what=Words("terms with two leaders", "出现两个 leader 的 term 数"),
-                predicted=0,
-                measured=doubled,
-                unit="terms",
-            ),
-            Check(
-                what=Words(
-                    "elections without a majority that stayed without a leader",
-                    "无多数派时始终无 leader 的选举数",
-                ),
-                predicted=elections,
-                measured=leaderless,
-                unit="elections",
-            ),
-            Check(
-                what=Words(
-                    "terms until a leader, timeouts spread over 5 ms against 150 ms",
-                    "选出 leader 所需 term 数：超时分散 5 毫秒 / 150 毫秒",
-                ),
-                predicted=1.5,
-                measured=mean["narrow"] / mean["wide"],
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(lines, doubled, elections, leaderless, mean),
         plots=[
             Plot(
                 title=Words("Stale reads, writes to 3 of 5", "陈旧读（写 5 中的 3）"),
@@ -103,6 +64,51 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    lines: Lines, doubled: int, elections: int, leaderless: int, mean: dict[str, float]
+) -> list[Check]:
+    return [
+        Check(
+            what=Words("stale reads with W 3, R 1 of 5", "W=3、R=1、N=5 的陈旧读比例"),
+            predicted=math.comb(2, 1) / math.comb(5, 1),
+            measured=dict(lines["drawn"])[1.0],
+            unit="share",
+            within=0.1,
+        ),
+        Check(
+            what=Words("stale reads with W 3, R 3", "W=3、R=3 的陈旧读比例"),
+            predicted=0.0,
+            measured=dict(lines["drawn"])[3.0],
+            unit="share",
+        ),
+        Check(
+            what=Words("terms with two leaders", "出现两个 leader 的 term 数"),
+            predicted=0,
+            measured=doubled,
+            unit="terms",
+        ),
+        Check(
+            what=Words(
+                "elections without a majority that stayed without a leader",
+                "无多数派时始终无 leader 的选举数",
+            ),
+            predicted=elections,
+            measured=leaderless,
+            unit="elections",
+        ),
+        Check(
+            what=Words(
+                "terms until a leader, timeouts spread over 5 ms against 150 ms",
+                "选出 leader 所需 term 数：超时分散 5 毫秒 / 150 毫秒",
+            ),
+            predicted=1.5,
+            measured=mean["narrow"] / mean["wide"],
+            unit="x",
+            kind="at_least",
+        ),
+    ]
 
 
 LAB = Lab(

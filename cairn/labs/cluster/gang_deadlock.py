@@ -10,7 +10,7 @@ held against a scheduler that starts only whole gangs.
 import random
 from functools import cache
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 GPUS = 8
@@ -83,22 +83,28 @@ def run(bench: Workbench) -> Outcome:
                 unit="jobs",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Pod by pod on 8 GPUs", "8 卡上逐个分配"),
-                x=Words("GPUs that each of two jobs needs", "每个作业需要的 GPU 数"),
-                y=Words("chance of a deadlock", "死锁概率"),
-                lines={"counted": exact, "drawn": tried},
-            )
+        plots=[_plot(exact, tried)],
+        table=_table(rows),
+    )
+
+
+def _plot(exact: Points, tried: Points) -> Plot:
+    return Plot(
+        title=Words("Pod by pod on 8 GPUs", "8 卡上逐个分配"),
+        x=Words("GPUs that each of two jobs needs", "每个作业需要的 GPU 数"),
+        y=Words("chance of a deadlock", "死锁概率"),
+        lines={"counted": exact, "drawn": tried},
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("GPUs each", "每作业 GPU 数"),
+            Words("deadlock, counted", "死锁概率（计算）"),
+            Words("deadlock, drawn", "死锁概率（抽样）"),
         ],
-        table=Table(
-            columns=[
-                Words("GPUs each", "每作业 GPU 数"),
-                Words("deadlock, counted", "死锁概率（计算）"),
-                Words("deadlock, drawn", "死锁概率（抽样）"),
-            ],
-            rows=rows,
-        ),
+        rows=rows,
     )
 
 

@@ -6,8 +6,14 @@
 The same failure rate, four ways to protect a job, four sizes: what a cluster is worth is decided by how one comes back.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from typing import TYPE_CHECKING
+
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.cluster.reliability import Outlook
+    from cairn.cluster.reliability_monte_carlo import Lived
 
 SIZES = (1024, 4096, 16_384, 65_536, 131_072)
 
@@ -30,47 +36,8 @@ def run(bench: Workbench) -> Outcome:
     lived = live(here.mttf, scheme, here.interval, failures=bench.pick(200_000, 30_000))
     published = {one.gpus: one.hours for one in META_MTTF}
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "productive share at 16,384 GPUs, lived through", "16,384 卡有效时间比（模拟）"
-                ),
-                predicted=here.ettr * 100,
-                measured=lived.ettr * 100,
-                unit="%",
-                within=0.01,
-            ),
-            Check(
-                what=Words(
-                    "Llama 3 reported above 90% effective time; async scheme",
-                    "Llama 3 报告有效时间超过 90%；异步方案",
-                ),
-                predicted=90.0,
-                measured=here.ettr * 100,
-                unit="%",
-                kind="at_least",
-            ),
-            Check(
-                what=Words(
-                    "hours between failures at 131,072 GPUs, as RSC-1's authors project",
-                    "131,072 卡的 MTTF（RSC-1 作者的推算）",
-                ),
-                predicted=published[131_072],
-                measured=mttf(131_072, RATES["rsc-1"]) / 3600,
-                unit="h",
-                within=0.05,
-            ),
-        ],
-        plots=[
-            Plot(
-                title=Words("Productive share by job size", "有效时间比随规模的变化"),
-                x=Words("GPUs", "GPU 数"),
-                y=Words("% of the time", "时间占比 %"),
-                lines=lines,
-                log_x=True,
-                limit=("no failures", 100.0),
-            )
-        ],
+        checks=_checks(here, lived, published),
+        plots=[_plot(lines)],
         table=Table(
             columns=[
                 Words("GPUs", "GPU 数"),
@@ -91,6 +58,53 @@ def run(bench: Workbench) -> Outcome:
                 f"{mttf(1024, RATES['rsc-1']) / 3600:.0f} 小时。",
             )
         ],
+    )
+
+
+def _checks(here: "Outlook", lived: "Lived", published: dict[int, float]) -> list[Check]:
+    from cairn.cluster.reliability import RATES, mttf
+
+    return [
+        Check(
+            what=Words(
+                "productive share at 16,384 GPUs, lived through", "16,384 卡有效时间比（模拟）"
+            ),
+            predicted=here.ettr * 100,
+            measured=lived.ettr * 100,
+            unit="%",
+            within=0.01,
+        ),
+        Check(
+            what=Words(
+                "Llama 3 reported above 90% effective time; async scheme",
+                "Llama 3 报告有效时间超过 90%；异步方案",
+            ),
+            predicted=90.0,
+            measured=here.ettr * 100,
+            unit="%",
+            kind="at_least",
+        ),
+        Check(
+            what=Words(
+                "hours between failures at 131,072 GPUs, as RSC-1's authors project",
+                "131,072 卡的 MTTF（RSC-1 作者的推算）",
+            ),
+            predicted=published[131_072],
+            measured=mttf(131_072, RATES["rsc-1"]) / 3600,
+            unit="h",
+            within=0.05,
+        ),
+    ]
+
+
+def _plot(lines: Lines) -> Plot:
+    return Plot(
+        title=Words("Productive share by job size", "有效时间比随规模的变化"),
+        x=Words("GPUs", "GPU 数"),
+        y=Words("% of the time", "时间占比 %"),
+        lines=lines,
+        log_x=True,
+        limit=("no failures", 100.0),
     )
 
 

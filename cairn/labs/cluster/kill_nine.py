@@ -8,7 +8,7 @@ A real process is killed without a chance to say anything, and once more while a
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
@@ -20,11 +20,24 @@ EVERY = 5
 PATIENCE_S = 60.0
 
 
+class Life(NamedTuple):
+    """One stretch of the run, up to its death."""
+
+    died: int  # after this step
+    came_back: int  # at this one
+    status: int | None  # of the process
+
+    @property
+    def lost(self) -> int:
+        return self.died - self.came_back
+
+
 def start(root: Path, steps: int, pause_s: float) -> "BaseProcess":
     from cairn.labs.cluster._trainee import train
-    from cairn.labs.ranks import _context
+    from cairn.labs.ranks import process_context
 
-    process = _context(train).Process(target=train, args=(root, steps, EVERY, pause_s), daemon=True)
+    arguments = (root, steps, EVERY, pause_s)
+    process = process_context(train).Process(target=train, args=arguments, daemon=True)
     process.start()
     return process
 
@@ -44,76 +57,20 @@ def killed_at(root: Path, process: "BaseProcess", step: int) -> int:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.labs.cluster._trainee import resume, step_of, train
+    from cairn.labs.cluster._trainee import resume, train
 
     steps, kills = bench.pick((40, (13, 27)), (20, (8,)))
     broken, calm = bench.folder / "broken", bench.folder / "calm"
-    died, exits, came_back = [], [], []
-    for kill in kills:
-        bench.step(f"a run that is killed after step {kill}")
-        process = start(broken, steps, 0.02)
-        died.append(killed_at(broken, process, kill))
-        exits.append(process.exitcode)
-        came_back.append(step_of(broken, "resumed"))
-        half = broken / f"step-{(died[-1] // EVERY + 1) * EVERY:08d}"
-        half.mkdir(exist_ok=True)  # a checkpoint that was being written when the machine went down
-        (half / "__0_0.distcp").write_bytes(b"half of it")
-    bench.step("again, to the end")
-    process = start(broken, steps, 0.0)
-    process.join(PATIENCE_S)
-    came_back = [*came_back[1:], step_of(broken, "resumed")]  # where it came back after each kill
+    lives = killed_again_and_again(bench, broken, steps, kills)
     last = resume(broken, [])
     bench.step("the same run, left alone")
     before = torch.get_num_threads()
     reference = train(calm, steps, EVERY)
     torch.set_num_threads(before)
-    lost = [gone - back for gone, back in zip(died, came_back, strict=True)]
-    rows = [[died[i], came_back[i], lost[i], str(exits[i])] for i in range(len(kills))]
+    differ = (last.weight != reference.weight).sum() + (last.momentum != reference.momentum).sum()
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "step at which it came back after the first kill", "第一次被杀后恢复到的步"
-                ),
-                predicted=died[0] // EVERY * EVERY,
-                measured=came_back[0],
-                unit="step",
-            ),
-            Check(
-                what=Words("steps lost, at most", "最多丢失的步数"),
-                predicted=EVERY,
-                measured=max(lost),
-                unit="steps",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("steps done at the end", "最终完成的步数"),
-                predicted=steps,
-                measured=last.step,
-                unit="steps",
-            ),
-            Check(
-                what=Words(
-                    "numbers of the state that differ from a run left alone",
-                    "与未中断运行不同的状态数值个数",
-                ),
-                predicted=0,
-                measured=int(
-                    (last.weight != reference.weight).sum()
-                    + (last.momentum != reference.momentum).sum()
-                ),
-                unit="numbers",
-            ),
-        ],
-        table=Table(
-            columns=[
-                Words("killed after step", "被杀时的步"),
-                Words("came back at", "恢复到"),
-                Words("steps lost", "丢失步数"),
-                Words("exit status", "退出状态"),
-            ],
-            rows=rows,
-        ),
+        checks=_checks(lives, steps, last.step, int(differ)),
+        table=_table(lives),
         notes=[
             Words(
                 f"Loss at the end {last.loss():.4f}, of the run left alone {reference.loss():.4f}. A half-written "
@@ -122,6 +79,73 @@ def run(bench: Workbench) -> Outcome:
                 "checkpoint（没有 COMPLETE），被跳过。",
             )
         ],
+    )
+
+
+def killed_again_and_again(
+    bench: Workbench, root: Path, steps: int, kills: tuple[int, ...]
+) -> list[Life]:
+    """Ends the run after each of these steps, lets it come back, and at last lets it reach its end."""
+    from cairn.labs.cluster._trainee import step_of
+
+    died, exits, came_back = [], [], []
+    for kill in kills:
+        bench.step(f"a run that is killed after step {kill}")
+        process = start(root, steps, 0.02)
+        died.append(killed_at(root, process, kill))
+        exits.append(process.exitcode)
+        came_back.append(step_of(root, "resumed"))
+        half = root / f"step-{(died[-1] // EVERY + 1) * EVERY:08d}"
+        half.mkdir(exist_ok=True)  # a checkpoint that was being written when the machine went down
+        (half / "__0_0.distcp").write_bytes(b"half of it")
+    bench.step("again, to the end")
+    start(root, steps, 0.0).join(PATIENCE_S)
+    came_back = [*came_back[1:], step_of(root, "resumed")]  # where it came back after each kill
+    return [Life(*one) for one in zip(died, came_back, exits, strict=True)]
+
+
+def _checks(lives: list[Life], steps: int, done: int, differ: int) -> list[Check]:
+    return [
+        Check(
+            what=Words("step at which it came back after the first kill", "第一次被杀后恢复到的步"),
+            predicted=lives[0].died // EVERY * EVERY,
+            measured=lives[0].came_back,
+            unit="step",
+        ),
+        Check(
+            what=Words("steps lost, at most", "最多丢失的步数"),
+            predicted=EVERY,
+            measured=max(life.lost for life in lives),
+            unit="steps",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("steps done at the end", "最终完成的步数"),
+            predicted=steps,
+            measured=done,
+            unit="steps",
+        ),
+        Check(
+            what=Words(
+                "numbers of the state that differ from a run left alone",
+                "与未中断运行不同的状态数值个数",
+            ),
+            predicted=0,
+            measured=differ,
+            unit="numbers",
+        ),
+    ]
+
+
+def _table(lives: list[Life]) -> Table:
+    return Table(
+        columns=[
+            Words("killed after step", "被杀时的步"),
+            Words("came back at", "恢复到"),
+            Words("steps lost", "丢失步数"),
+            Words("exit status", "退出状态"),
+        ],
+        rows=[[life.died, life.came_back, life.lost, str(life.status)] for life in lives],
     )
 
 

@@ -7,8 +7,13 @@ The scheduler's `topology` policy keeps gangs in few racks; what spreading costs
 comm model.
 """
 
+from typing import TYPE_CHECKING
+
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.cluster.simulate.summary import Summary
 
 SLOWDOWN = 0.25  # a spread gang takes this much longer, in the replay
 
@@ -43,38 +48,7 @@ def run(bench: Workbench) -> Outcome:
         for name, one in (("near", h200), ("far", slow))
     }
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "share of gangs over more racks than needed, topology",
-                    "拓扑策略下跨多余机架的 gang 比例",
-                ),
-                predicted=0.05,
-                measured=found["topology"].spread_gangs,
-                unit="share",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "share of gangs over more racks than needed, without",
-                    "无拓扑感知时跨多余机架的 gang 比例",
-                ),
-                predicted=0.25,
-                measured=found["easy"].spread_gangs,
-                unit="share",
-                kind="at_least",
-            ),
-            Check(
-                what=Words(
-                    "all-reduce over uplinks with a quarter of the bandwidth",
-                    "上行带宽为四分之一时的 all-reduce",
-                ),
-                predicted=4.0,
-                measured=times["far"] / times["near"],
-                unit="x",
-                within=0.25,
-            ),
-        ],
+        checks=_checks(found, times),
         table=Table(
             columns=[
                 Words("policy", "策略"),
@@ -93,6 +67,41 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(found: dict[str, "Summary"], times: dict[str, float]) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "share of gangs over more racks than needed, topology",
+                "拓扑策略下跨多余机架的 gang 比例",
+            ),
+            predicted=0.05,
+            measured=found["topology"].spread_gangs,
+            unit="share",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "share of gangs over more racks than needed, without",
+                "无拓扑感知时跨多余机架的 gang 比例",
+            ),
+            predicted=0.25,
+            measured=found["easy"].spread_gangs,
+            unit="share",
+            kind="at_least",
+        ),
+        Check(
+            what=Words(
+                "all-reduce over uplinks with a quarter of the bandwidth",
+                "上行带宽为四分之一时的 all-reduce",
+            ),
+            predicted=4.0,
+            measured=times["far"] / times["near"],
+            unit="x",
+            within=0.05,
+        ),
+    ]
 
 
 LAB = Lab(

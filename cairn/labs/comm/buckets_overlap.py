@@ -11,7 +11,8 @@ is a link of known alpha and beta that gets each bucket at the moment it is laun
 import time
 from statistics import median
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 LAYERS = 16
@@ -38,18 +39,8 @@ def exposed_s(backward_s: float, wire_s: float, alpha_s: float, buckets: int) ->
     return free - backward_s
 
 
+@one_thread()
 def run(bench: Workbench) -> Outcome:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _measure(bench)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _measure(bench: Workbench) -> Outcome:
     import torch
     from torch import nn
 
@@ -87,40 +78,50 @@ def _measure(bench: Workbench) -> Outcome:
         predicted.append((float(count), expected))
         rows.append([count, total // count, expected, found])
     return Outcome(
-        checks=[
-            Check(
-                what=Words("one bucket: exposed, of backward", "单个桶：暴露时间占反向的比例"),
-                predicted=predicted[0][1],
-                measured=measured[0][1],
-                unit="share",
-                within=0.4,
-            ),
-            Check(
-                what=Words("8 buckets: exposed, of one bucket's", "8 个桶与 1 个桶的暴露时间之比"),
-                predicted=predicted[3][1] / predicted[0][1],
-                measured=measured[3][1] / measured[0][1],
-                unit="x",
-                within=0.6,
-            ),
-        ],
-        plots=[
-            Plot(
-                title=Words("Communication that backward does not hide", "反向没有掩盖掉的通信"),
-                x=Words("buckets", "桶数"),
-                y=Words("share of backward", "占反向时间的比例"),
-                lines={"predicted": predicted, "measured": measured},
-                log_x=True,
-            )
-        ],
-        table=Table(
-            columns=[
-                Words("buckets", "桶数"),
-                Words("bytes each", "每桶字节"),
-                Words("predicted exposed", "预测暴露比例"),
-                Words("measured exposed", "实测暴露比例"),
-            ],
-            rows=rows,
+        checks=_checks(predicted, measured),
+        plots=[_plot(predicted, measured)],
+        table=_table(rows),
+    )
+
+
+def _checks(predicted: Points, measured: Points) -> list[Check]:
+    return [
+        Check(
+            what=Words("one bucket: exposed, of backward", "单个桶：暴露时间占反向的比例"),
+            predicted=predicted[0][1],
+            measured=measured[0][1],
+            unit="share",
+            within=0.4,
         ),
+        Check(
+            what=Words("8 buckets: exposed, of one bucket's", "8 个桶与 1 个桶的暴露时间之比"),
+            predicted=predicted[3][1] / predicted[0][1],
+            measured=measured[3][1] / measured[0][1],
+            unit="x",
+            within=0.4,
+        ),
+    ]
+
+
+def _plot(predicted: Points, measured: Points) -> Plot:
+    return Plot(
+        title=Words("Communication that backward does not hide", "反向没有掩盖掉的通信"),
+        x=Words("buckets", "桶数"),
+        y=Words("share of backward", "占反向时间的比例"),
+        lines={"predicted": predicted, "measured": measured},
+        log_x=True,
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("buckets", "桶数"),
+            Words("bytes each", "每桶字节"),
+            Words("predicted exposed", "预测暴露比例"),
+            Words("measured exposed", "实测暴露比例"),
+        ],
+        rows=rows,
     )
 
 

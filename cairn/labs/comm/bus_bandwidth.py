@@ -13,7 +13,7 @@ from cairn.comm.simulate.collective import bus_factor
 from cairn.comm.simulate.schedule_run import run_schedule
 from cairn.comm.simulate.topology import topology
 from cairn.labs.comm._timed import slowest_us, times_us
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -56,41 +56,7 @@ def run(bench: Workbench) -> Outcome:
     reduce = min(slowest_us([one[0] for one in found]))
     gather = min(slowest_us([one[1] for one in found]))
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "bytes of the busiest rank against 2(n-1)/n",
-                    "最忙 rank 的字节数与 2(n-1)/n 之差",
-                ),
-                predicted=0.0,
-                measured=wrong_bytes,
-                unit="vectors",
-            ),
-            Check(
-                what=Words("bus bandwidth of 16 ranks", "16 个 rank 的 busbw"),
-                predicted=LINK_GB_PER_S,
-                measured=bus[-1][1],
-                unit="GB/s",
-                within=0.05,
-            ),
-            Check(
-                what=Words("algorithm bandwidth, 16 ranks over 2", "algbw：16 rank 与 2 rank 之比"),
-                predicted=bus_factor("all_reduce", 2) / bus_factor("all_reduce", 16),
-                measured=alg[-1][1] / alg[0][1],
-                unit="x",
-                within=0.05,
-            ),
-            Check(
-                what=Words(
-                    "real all-reduce over all-gather, by time",
-                    "真实 all-reduce 与 all-gather 的耗时比",
-                ),
-                predicted=2.0,
-                measured=reduce / gather,
-                unit="x",
-                within=0.7,
-            ),
-        ],
+        checks=_checks(wrong_bytes, bus, alg, reduce, gather),
         plots=[
             Plot(
                 title=Words("All-reduce of 1 GiB", "1 GiB 的 all-reduce"),
@@ -111,6 +77,46 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    wrong_bytes: float, bus: Points, alg: Points, reduce: float, gather: float
+) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "bytes of the busiest rank against 2(n-1)/n",
+                "最忙 rank 的字节数与 2(n-1)/n 之差",
+            ),
+            predicted=0.0,
+            measured=wrong_bytes,
+            unit="vectors",
+        ),
+        Check(
+            what=Words("bus bandwidth of 16 ranks", "16 个 rank 的 busbw"),
+            predicted=LINK_GB_PER_S,
+            measured=bus[-1][1],
+            unit="GB/s",
+            within=0.05,
+        ),
+        Check(
+            what=Words("algorithm bandwidth, 16 ranks over 2", "algbw：16 rank 与 2 rank 之比"),
+            predicted=bus_factor("all_reduce", 2) / bus_factor("all_reduce", 16),
+            measured=alg[-1][1] / alg[0][1],
+            unit="x",
+            within=0.05,
+        ),
+        Check(
+            what=Words(
+                "real all-reduce over all-gather, by time",
+                "真实 all-reduce 与 all-gather 的耗时比",
+            ),
+            predicted=2.0,
+            measured=reduce / gather,
+            unit="x",
+            within=0.5,
+        ),
+    ]
 
 
 LAB = Lab(

@@ -7,13 +7,23 @@ The schedule with an aggregator is proved and run on arrays like any other. A sw
 are scaled to integers first (SwitchML): the error is bounded before anything is sent.
 """
 
+from typing import NamedTuple
+
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.interpret import interpret
 from cairn.comm.schedule.verify import verify
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 BITS = 31  # of an integer with a sign
+ALPHA_US = 5.0  # of a wait
+VECTOR_US = (64 << 20) / (50.0 * 1e3)  # 64 MiB over a link of 50 GB/s
+
+
+class Summed(NamedTuple):
+    error: float  # the largest, beside a sum in float64
+    bound: float  # half a unit of the scale for each rank
+    apart: int  # ranks whose result is not the first one's
 
 
 def scale_for(largest: float, ranks: int) -> float:
@@ -22,64 +32,20 @@ def scale_for(largest: float, ranks: int) -> float:
 
 
 def run(bench: Workbench) -> Outcome:
-    import numpy as np
-
-    alpha_us, gb_per_s, size = 5.0, 50.0, 64 << 20
     rows, ring_line, switch_line = [], [], []
-    sent = 0.0
     for ranks in bench.pick((2, 4, 8, 16, 32), (4, 16)):
         bench.step(f"ring and switch of {ranks} ranks: proofs")
         ring = verify(make("all_reduce", "ring", ranks))
         switch = verify(make("all_reduce", "switch", ranks, chunks=4, pool=4))
-        sent = max(sent, switch.traffic)
-        ring_us = ring.steps * alpha_us + ring.traffic * size / (gb_per_s * 1e3)
-        switch_us = 2 * alpha_us + switch.traffic * size / (gb_per_s * 1e3)
+        ring_us = ring.steps * ALPHA_US + ring.traffic * VECTOR_US
+        switch_us = 2 * ALPHA_US + switch.traffic * VECTOR_US
         ring_line.append((float(ranks), ring_us))
         switch_line.append((float(ranks), switch_us))
-        rows.append([ranks, ring.traffic, switch.traffic, ring.steps, ring_us / switch_us])
-    ranks = 8
+        rows.append((ranks, ring.traffic, switch.traffic, ring.steps, ring_us / switch_us))
     bench.step("a sum in integers, through the switch")
-    rng = np.random.default_rng(0)
-    vectors = [rng.standard_normal(bench.pick(40_000, 8_000)) for _ in range(ranks)]
-    scale = scale_for(max(float(np.abs(v).max()) for v in vectors), ranks)
-    whole = [np.round(v * scale).astype(np.int64).astype(np.int32) for v in vectors]
-    schedule = make("all_reduce", "switch", ranks, chunks=4, pool=2)
-    summed = interpret(schedule, whole)[0].astype(np.float64) / scale
-    error = float(np.abs(summed - np.sum(vectors, axis=0)).max())
-    apart = sum(
-        int((one != interpret(schedule, whole)[0]).any()) for one in interpret(schedule, whole)
-    )
+    added = summed(8, bench.pick(40_000, 8_000))
     return Outcome(
-        checks=[
-            Check(
-                what=Words("vectors that a rank sends", "每个 rank 发送的向量数"),
-                predicted=1.0,
-                measured=sent,
-                unit="vectors",
-            ),
-            Check(
-                what=Words(
-                    "bytes of a large ring over the switch", "大规模 ring 与交换机方案的字节比"
-                ),
-                predicted=2.0,
-                measured=rows[-1][1] / rows[-1][2],
-                unit="x",
-                within=0.1,
-            ),
-            Check(
-                what=Words("largest error of the integer sum", "整数求和的最大误差"),
-                predicted=ranks * 0.5 / scale,
-                measured=error,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("ranks whose bits differ", "结果比特不同的 rank 数"),
-                predicted=0,
-                measured=apart,
-                unit="ranks",
-            ),
-        ],
+        checks=[*_bytes(rows), *_sums(added)],
         plots=[
             Plot(
                 title=Words(
@@ -89,19 +55,76 @@ def run(bench: Workbench) -> Outcome:
                 y=Words("us", "微秒"),
                 lines={"ring": ring_line, "switch": switch_line},
                 log_x=True,
-                limit=("one vector", size / (gb_per_s * 1e3)),
+                limit=("one vector", VECTOR_US),
             )
         ],
-        table=Table(
-            columns=[
-                Words("ranks", "rank 数"),
-                Words("ring, vectors", "ring 数据量"),
-                Words("switch, vectors", "交换机数据量"),
-                Words("waits of the ring", "ring 等待次数"),
-                Words("speed-up", "加速比"),
-            ],
-            rows=rows,
+        table=_table(rows),
+    )
+
+
+def summed(ranks: int, numbers: int) -> Summed:
+    """Vectors of every rank, scaled to integers and added by the switch's schedule."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    vectors = [rng.standard_normal(numbers) for _ in range(ranks)]
+    scale = scale_for(max(float(np.abs(v).max()) for v in vectors), ranks)
+    whole = [np.round(v * scale).astype(np.int64).astype(np.int32) for v in vectors]
+    everywhere = interpret(make("all_reduce", "switch", ranks, chunks=4, pool=2), whole)
+    total = everywhere[0].astype(np.float64) / scale
+    return Summed(
+        error=float(np.abs(total - np.sum(vectors, axis=0)).max()),
+        bound=ranks * 0.5 / scale,
+        apart=sum(int((one != everywhere[0]).any()) for one in everywhere),
+    )
+
+
+def _bytes(rows: list[tuple[int, float, float, int, float]]) -> list[Check]:
+    return [
+        Check(
+            what=Words("vectors that a rank sends", "每个 rank 发送的向量数"),
+            predicted=1.0,
+            measured=max(switch for _, _, switch, _, _ in rows),
+            unit="vectors",
         ),
+        Check(
+            what=Words("bytes of a large ring over the switch", "大规模 ring 与交换机方案的字节比"),
+            predicted=2.0,
+            measured=rows[-1][1] / rows[-1][2],
+            unit="x",
+            within=0.1,
+        ),
+    ]
+
+
+def _sums(added: Summed) -> list[Check]:
+    return [
+        Check(
+            what=Words("largest error of the integer sum", "整数求和的最大误差"),
+            predicted=added.bound,
+            measured=added.error,
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("ranks whose bits differ", "结果比特不同的 rank 数"),
+            predicted=0,
+            measured=added.apart,
+            unit="ranks",
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("ranks", "rank 数"),
+            Words("ring, vectors", "ring 数据量"),
+            Words("switch, vectors", "交换机数据量"),
+            Words("waits of the ring", "ring 等待次数"),
+            Words("speed-up", "加速比"),
+        ],
+        rows=rows,
     )
 
 

@@ -9,7 +9,7 @@ moves bytes tick by tick through queues with pause frames.
 """
 
 from cairn.comm.simulate.lossless import incast
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 NIC_GB_PER_S = 50.0
@@ -55,27 +55,33 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_least",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("1 MiB each, one receiver", "每个发送 1 MiB，同一接收者"),
-                x=Words("senders", "发送者数"),
-                y=Words("us", "微秒"),
-                lines={"receiver's port": ideal, "last sender": crowd, "bystander": bystander},
-                log_x=True,
-                log_y=True,
-                limit=("bystander alone", alone_us),
-            )
+        plots=[_plot(ideal, crowd, bystander, alone_us)],
+        table=_table(rows),
+    )
+
+
+def _plot(ideal: Points, crowd: Points, bystander: Points, alone_us: float) -> Plot:
+    return Plot(
+        title=Words("1 MiB each, one receiver", "每个发送 1 MiB，同一接收者"),
+        x=Words("senders", "发送者数"),
+        y=Words("us", "微秒"),
+        lines={"receiver's port": ideal, "last sender": crowd, "bystander": bystander},
+        log_x=True,
+        log_y=True,
+        limit=("bystander alone", alone_us),
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("senders", "发送者数"),
+            Words("predicted us", "预测 us"),
+            Words("last sender us", "最后完成 us"),
+            Words("bystander us", "旁观流 us"),
+            Words("longest pause us", "最长暂停 us"),
         ],
-        table=Table(
-            columns=[
-                Words("senders", "发送者数"),
-                Words("predicted us", "预测 us"),
-                Words("last sender us", "最后完成 us"),
-                Words("bystander us", "旁观流 us"),
-                Words("longest pause us", "最长暂停 us"),
-            ],
-            rows=rows,
-        ),
+        rows=rows,
     )
 
 

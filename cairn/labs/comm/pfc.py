@@ -6,10 +6,15 @@ The paths alone say whether a circle of waits is possible (`can_deadlock`); then
 pause frames, and either everything arrives or nothing moves any more. Routes up and down a tree have no circle.
 """
 
+from typing import TYPE_CHECKING
+
 from cairn.comm.simulate.lossless import can_deadlock, circle
 from cairn.comm.simulate.topology import route, topology
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.comm.simulate.lossless import Story
 
 LARGE = 4 << 20
 SMALL = 64 << 10  # fits into the buffers of the way
@@ -37,33 +42,7 @@ def run(bench: Workbench) -> Outcome:
     source, target = (np.array(side) for side in zip(*pairs, strict=True))
     tree = can_deadlock(route(top, source, target, 0))
     return Outcome(
-        checks=[
-            Check(
-                what=Words("rings where the paths mislead", "路径判断与实际不符的环"),
-                predicted=0,
-                measured=wrong,
-                unit="rings",
-            ),
-            Check(
-                what=Words("rings that stop for ever", "永远停住的环"),
-                predicted=1,
-                measured=stuck,
-                unit="rings",
-                kind="at_least",
-            ),
-            Check(
-                what=Words("deadlock with 64 KiB a flow", "每条流仅 64 KiB 时的死锁"),
-                predicted=0,
-                measured=len(small.deadlock),
-                unit="links",
-            ),
-            Check(
-                what=Words("circle in the routes of a fat tree", "fat tree 路由中的环"),
-                predicted=0,
-                measured=len(tree),
-                unit="links",
-            ),
-        ],
+        checks=_checks(wrong, stuck, small, tree),
         table=Table(
             columns=[
                 Words("switches", "交换机数"),
@@ -75,6 +54,36 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(wrong: int, stuck: int, small: "Story", tree: tuple[int, ...]) -> list[Check]:
+    return [
+        Check(
+            what=Words("rings where the paths mislead", "路径判断与实际不符的环"),
+            predicted=0,
+            measured=wrong,
+            unit="rings",
+        ),
+        Check(
+            what=Words("rings that stop for ever", "永远停住的环"),
+            predicted=1,
+            measured=stuck,
+            unit="rings",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("deadlock with 64 KiB a flow", "每条流仅 64 KiB 时的死锁"),
+            predicted=0,
+            measured=len(small.deadlock),
+            unit="links",
+        ),
+        Check(
+            what=Words("circle in the routes of a fat tree", "fat tree 路由中的环"),
+            predicted=0,
+            measured=len(tree),
+            unit="links",
+        ),
+    ]
 
 
 def _said(value: bool) -> str:

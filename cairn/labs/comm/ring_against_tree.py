@@ -8,86 +8,43 @@ both schedules, operation by operation, and shows where they cross.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from cairn.comm.cost import Link, estimate
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify
 from cairn.comm.simulate.schedule_run import run_schedule
 from cairn.comm.simulate.topology import delay_us, topology
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.workbench import Workbench
 
+if TYPE_CHECKING:
+    from cairn.comm.simulate.topology import Topology
+
+RATE = 50.0  # GB/s of a link
 CHUNK = 256 << 10  # a tree is cut into such pieces, which follow each other
 MOST_CHUNKS = 32
 
 
 def run(bench: Workbench) -> Outcome:
-    import numpy as np
-
     ranks = bench.pick(32, 16)
-    top = topology("rail-1tier", ranks, domain=1, nic_gb_per_s=50.0)
-    alpha = float(delay_us(top, np.zeros(1), np.ones(1))[0])
-    link = Link(alpha_us=alpha, gb_per_s=50.0)
-    ring = make("all_reduce", "ring", ranks)
-    steps = {
-        "ring": verify(ring).steps,
-        "halving_doubling": verify(make("all_reduce", "halving_doubling", ranks)).steps,
-        "tree": verify(make("all_reduce", "tree", ranks, chunks=1)).steps,
-    }
+    top = topology("rail-1tier", ranks, domain=1, nic_gb_per_s=RATE)
     sizes = [1 << power for power in range(12, 30, bench.pick(1, 3))]
-    trees = {
-        _chunks(size): make("all_reduce", "tree", ranks, chunks=_chunks(size)) for size in sizes
-    }
+    ring, trees = make("all_reduce", "ring", ranks), {}
     around, up_down = [], []
     for size in sizes:
         bench.step(f"ring and tree of {ranks} ranks, {size} bytes")
+        pieces = _chunks(size)
+        tree = trees.setdefault(pieces, make("all_reduce", "tree", ranks, chunks=pieces))
         around.append((float(size), run_schedule(ring, top, size).us))
-        up_down.append((float(size), run_schedule(trees[_chunks(size)], top, size).us))
-    widest = verify(trees[_chunks(sizes[-1])]).traffic
-    least = 2 * (ranks - 1) / ranks
+        up_down.append((float(size), run_schedule(tree, top, size).us))
+    waits = waits_of(ranks)
+    traffic = {"ring": 2 * (ranks - 1) / ranks, "tree": verify(trees[_chunks(sizes[-1])]).traffic}
     return Outcome(
         checks=[
-            Check(
-                what=Words("waits of the ring", "ring 的串行等待次数"),
-                predicted=2 * (ranks - 1),
-                measured=steps["ring"],
-                unit="steps",
-            ),
-            Check(
-                what=Words("waits of halving-doubling", "halving-doubling 的等待次数"),
-                predicted=2 * math.log2(ranks),
-                measured=steps["halving_doubling"],
-                unit="steps",
-            ),
-            *[
-                Check(
-                    what=Words(f"ring at {label.en}", f"ring，{label.zh}"),
-                    predicted=estimate(
-                        "all_reduce", "ring", ranks, sizes[at], link, "one_by_one"
-                    ).us,
-                    measured=around[at][1],
-                    unit="us",
-                    within=0.1,
-                )
-                for at, label in (
-                    (0, Words("4 KiB", "4 KiB")),
-                    (-1, Words("the largest size", "最大尺寸")),
-                )
-            ],
-            Check(
-                what=Words("ring over tree, 4 KiB", "4 KiB 时 ring 与 tree 的耗时比"),
-                predicted=steps["ring"] / steps["tree"],
-                measured=around[0][1] / up_down[0][1],
-                unit="x",
-                within=0.25,
-            ),
-            Check(
-                what=Words("tree over ring, largest size", "最大尺寸时 tree 与 ring 的耗时比"),
-                predicted=widest / least,
-                measured=up_down[-1][1] / around[-1][1],
-                unit="x",
-                kind="at_least",
-            ),
+            *_waits(ranks, waits),
+            *_ring_times(ranks, _link(top), around),
+            *_ratios(waits, traffic, around, up_down),
         ],
         plots=[
             Plot(
@@ -99,20 +56,96 @@ def run(bench: Workbench) -> Outcome:
                 log_y=True,
             )
         ],
-        table=Table(
-            columns=[
-                Words("schedule", "算法"),
-                Words("waits", "等待次数"),
-                Words("vectors through the busiest rank", "最忙 rank 的数据量（倍）"),
-                Words("us at 4 KiB", "4 KiB 耗时 us"),
-                Words("us at the largest", "最大尺寸耗时 us"),
-            ],
-            rows=[
-                ["ring", steps["ring"], least, around[0][1], around[-1][1]],
-                ["tree", steps["tree"], widest, up_down[0][1], up_down[-1][1]],
-            ],
-        ),
+        table=_table(waits, traffic, {"ring": around, "tree": up_down}),
         notes=[_crossing(around, up_down)],
+    )
+
+
+def waits_of(ranks: int) -> dict[str, int]:
+    """How often each algorithm waits for a message, one after another: counted in its schedule."""
+    schedules = {
+        "ring": make("all_reduce", "ring", ranks),
+        "halving_doubling": make("all_reduce", "halving_doubling", ranks),
+        "tree": make("all_reduce", "tree", ranks, chunks=1),
+    }
+    return {name: verify(schedule).steps for name, schedule in schedules.items()}
+
+
+def _link(top: "Topology") -> Link:
+    import numpy as np
+
+    return Link(alpha_us=float(delay_us(top, np.zeros(1), np.ones(1))[0]), gb_per_s=RATE)
+
+
+def _waits(ranks: int, waits: dict[str, int]) -> list[Check]:
+    return [
+        Check(
+            what=Words("waits of the ring", "ring 的串行等待次数"),
+            predicted=2 * (ranks - 1),
+            measured=waits["ring"],
+            unit="steps",
+        ),
+        Check(
+            what=Words("waits of halving-doubling", "halving-doubling 的等待次数"),
+            predicted=2 * math.log2(ranks),
+            measured=waits["halving_doubling"],
+            unit="steps",
+        ),
+    ]
+
+
+def _ring_times(ranks: int, link: Link, around: Points) -> list[Check]:
+    """The closed form beside the simulator, at both ends."""
+    ends = (
+        (around[0], Words("4 KiB", "4 KiB")),
+        (around[-1], Words("the largest size", "最大尺寸")),
+    )
+    return [
+        Check(
+            what=Words(f"ring at {label.en}", f"ring，{label.zh}"),
+            predicted=estimate("all_reduce", "ring", ranks, int(size), link, "one_by_one").us,
+            measured=us,
+            unit="us",
+            within=0.1,
+        )
+        for (size, us), label in ends
+    ]
+
+
+def _ratios(
+    waits: dict[str, int], traffic: dict[str, float], around: Points, up_down: Points
+) -> list[Check]:
+    return [
+        Check(
+            what=Words("ring over tree, 4 KiB", "4 KiB 时 ring 与 tree 的耗时比"),
+            predicted=waits["ring"] / waits["tree"],
+            measured=around[0][1] / up_down[0][1],
+            unit="x",
+            within=0.25,
+        ),
+        Check(
+            what=Words("tree over ring, largest size", "最大尺寸时 tree 与 ring 的耗时比"),
+            predicted=traffic["tree"] / traffic["ring"],
+            measured=up_down[-1][1] / around[-1][1],
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+
+
+def _table(waits: dict[str, int], traffic: dict[str, float], times: Lines) -> Table:
+    return Table(
+        columns=[
+            Words("schedule", "算法"),
+            Words("waits", "等待次数"),
+            Words("vectors through the busiest rank", "最忙 rank 的数据量（倍）"),
+            Words("us at 4 KiB", "4 KiB 耗时 us"),
+            Words("us at the largest", "最大尺寸耗时 us"),
+        ],
+        rows=[
+            [name, waits[name], traffic[name], points[0][1], points[-1][1]]
+            for name, points in times.items()
+        ],
     )
 
 

@@ -10,7 +10,7 @@ That identity is ZeRO: whoever owns a part of the sum can update that part, and 
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify
 from cairn.labs.comm._timed import slowest_us, times_us
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -75,29 +75,32 @@ def run(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words("time of the two over the one", "两步与一步的耗时比"),
-                predicted=1.0,
+                predicted=2.0,
                 measured=two / one,
                 unit="x",
                 kind="at_most",
-                within=1.0,
             ),
         ],
-        table=Table(
-            columns=[
-                Words("ranks", "rank 数"),
-                Words("all-reduce, vectors", "all-reduce 数据量"),
-                Words("reduce-scatter", "reduce-scatter"),
-                Words("all-gather", "all-gather"),
-                Words("waits", "等待次数"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
         notes=[
             Words(
                 f"{floats * 4 >> 20} MiB on {RANKS} ranks: {one / 1e3:.2f} ms as one, {two / 1e3:.2f} ms as two",
                 f"{RANKS} 个 rank 上 {floats * 4 >> 20} MiB：一步 {one / 1e3:.2f} ms，两步 {two / 1e3:.2f} ms",
             )
         ],
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("ranks", "rank 数"),
+            Words("all-reduce, vectors", "all-reduce 数据量"),
+            Words("reduce-scatter", "reduce-scatter"),
+            Words("all-gather", "all-gather"),
+            Words("waits", "等待次数"),
+        ],
+        rows=rows,
     )
 
 

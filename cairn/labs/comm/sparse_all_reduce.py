@@ -90,19 +90,7 @@ def run(bench: Workbench) -> Outcome:
                 limit=("dense", 1.0),
             )
         ],
-        table=Table(
-            columns=[
-                Words("density", "密度"),
-                Words("predicted share", "预测比例"),
-                Words("counted share", "实际比例"),
-                Words("sparse us", "稀疏 us"),
-                Words("dense us", "稠密 us"),
-            ],
-            rows=[
-                [density, expected, row[0], row[2], row[3]]
-                for density, expected, row in zip(densities, predicted, first, strict=True)
-            ],
-        ),
+        table=_table(densities, predicted, first),
         notes=[
             Words(
                 "in shared memory bytes are cheap, so time gains little here; between hosts at "
@@ -111,6 +99,26 @@ def run(bench: Workbench) -> Outcome:
                 "共享内存里字节便宜，所以这里时间收益小；在 200 Mbit/s 的主机间、密度 5% 时本后"
                 "端快 7.5 倍（见 docs/comm.md）",
             )
+        ],
+    )
+
+
+def _table(
+    densities: tuple[float, ...],
+    predicted: list[float],
+    first: list[tuple[float, int, float, float]],
+) -> Table:
+    return Table(
+        columns=[
+            Words("density", "密度"),
+            Words("predicted share", "预测比例"),
+            Words("counted share", "实际比例"),
+            Words("sparse us", "稀疏 us"),
+            Words("dense us", "稠密 us"),
+        ],
+        rows=[
+            [density, expected, row[0], row[2], row[3]]
+            for density, expected, row in zip(densities, predicted, first, strict=True)
         ],
     )
 

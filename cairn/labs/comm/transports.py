@@ -15,6 +15,7 @@ from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
     from cairn.comm.transfer.runs import Runs
+    from cairn.hw.ceilings import Measured
 
 RUNS = (256, 4 << 10, 64 << 10, 1 << 20)
 MOST_BYTES = 16 << 20
@@ -95,24 +96,26 @@ def run(bench: Workbench) -> Outcome:
     ]
     return Outcome(
         checks=checks,
-        plots=[
-            Plot(
-                title=Words("Reading another process's memory", "读取另一进程的内存"),
-                x=Words("bytes of a run", "每段字节数"),
-                y=Words("GB/s", "GB/s"),
-                lines={
-                    kind: [(float(size), rate) for size, rate in zip(sizes, found, strict=True)]
-                    for kind, found in rates.items()
-                },
-                log_x=True,
-                log_y=True,
-                limit=("loopback", wire.value / 1e9) if wire is not None else None,
-            )
-        ],
+        plots=[_plot(sizes, rates, wire)],
         table=Table(
             columns=[Words("run bytes", "段字节"), *[Words(kind, kind) for kind in kinds]],
             rows=[[size, *(rates[kind][i] for kind in kinds)] for i, size in enumerate(sizes)],
         ),
+    )
+
+
+def _plot(sizes: tuple[int, ...], rates: dict[str, list[float]], wire: "Measured | None") -> Plot:
+    return Plot(
+        title=Words("Reading another process's memory", "读取另一进程的内存"),
+        x=Words("bytes of a run", "每段字节数"),
+        y=Words("GB/s", "GB/s"),
+        lines={
+            kind: [(float(size), rate) for size, rate in zip(sizes, found, strict=True)]
+            for kind, found in rates.items()
+        },
+        log_x=True,
+        log_y=True,
+        limit=("loopback", wire.value / 1e9) if wire is not None else None,
     )
 
 

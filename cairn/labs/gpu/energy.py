@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 INPUT, OUTPUT = 256, 64  # tokens of a request
@@ -61,16 +61,20 @@ def run(bench: Workbench) -> Outcome:
             ),
             *(_measured(bench) if bench.on_gpu else []),
         ],
-        table=Table(
-            columns=[
-                Words("GPU", "GPU"),
-                Words("watts when busy", "满载瓦数"),
-                Words("pJ per FLOP (bf16)", "每 FLOP pJ（bf16）"),
-                Words("pJ per byte", "每字节 pJ"),
-                Words("FLOP for one byte's energy", "一字节能量可换的 FLOP"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("GPU", "GPU"),
+            Words("watts when busy", "满载瓦数"),
+            Words("pJ per FLOP (bf16)", "每 FLOP pJ（bf16）"),
+            Words("pJ per byte", "每字节 pJ"),
+            Words("FLOP for one byte's energy", "一字节能量可换的 FLOP"),
+        ],
+        rows=rows,
     )
 
 

@@ -8,7 +8,6 @@ of the plain form are counted while it runs; those of the kernel are its stated 
 """
 
 import ctypes
-import shutil
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from cairn.core.errors import HardwareError
 from cairn.labs.gpu._in_turn import fastest_in_turn
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.needs import c_compiler
 from cairn.labs.workbench import Workbench
 
 OPERATIONS = 4
@@ -68,16 +68,13 @@ def _call(function: Any, y: Any, x: Any) -> None:
 
 
 def _compiled(bench: Workbench) -> ctypes.CDLL:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = c_compiler()
     if compiler is None:
         raise HardwareError("no C compiler is on the path", hint="install gcc or clang")
     source, library = bench.folder / "loops.c", bench.folder / "loops.so"
     source.write_text(SOURCE.replace("OPERATIONS", str(OPERATIONS)))
-    flags = [
-        "-O3",
-        "-shared",
-        "-fPIC",
-    ]  # floats may not be regrouped: both forms are equal to the bit
+    # Floats may not be regrouped: both forms are equal to the bit.
+    flags = ["-O3", "-shared", "-fPIC"]
     command = [compiler, *flags, str(source), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
@@ -214,6 +211,6 @@ LAB = Lab(
             ),
         ),
     ),
-    needs=("compiler",),
+    needs=("gpu or compiler",),
     seconds=3.0,
 )

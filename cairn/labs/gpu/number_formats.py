@@ -8,7 +8,7 @@ Numbers are rounded by our quantisers or by a cast, and compared in float32: no 
 
 from typing import Any, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
 
 
@@ -56,16 +56,7 @@ def run(bench: Workbench) -> Outcome:
     checks += _integers(bench, count, rows)
     return Outcome(
         checks=checks,
-        plots=[
-            Plot(
-                title=Words("Relative error by magnitude", "不同量级的相对误差"),
-                x=Words("magnitude", "量级"),
-                y=Words("largest relative error", "最大相对误差"),
-                lines=curve,
-                log_x=True,
-                log_y=True,
-            )
-        ],
+        plots=[_plot(curve)],
         table=Table(
             columns=[
                 Words("format", "格式"),
@@ -77,6 +68,17 @@ def run(bench: Workbench) -> Outcome:
             ],
             rows=rows,
         ),
+    )
+
+
+def _plot(curve: Lines) -> Plot:
+    return Plot(
+        title=Words("Relative error by magnitude", "不同量级的相对误差"),
+        x=Words("magnitude", "量级"),
+        y=Words("largest relative error", "最大相对误差"),
+        lines=curve,
+        log_x=True,
+        log_y=True,
     )
 
 

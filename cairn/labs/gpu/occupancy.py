@@ -44,34 +44,7 @@ def run(bench: Workbench) -> Outcome:
         )
     free, tight = built[0], built[32]
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "blocks per SM with 32 registers a thread", "每线程 32 个寄存器时每 SM 的块数"
-                ),
-                predicted=REGISTERS / (32 * THREADS),
-                measured=float(tight.occupancy.blocks),
-                unit="blocks",
-            ),
-            Check(
-                what=Words("bytes spilled without a limit", "不限制时溢出的字节"),
-                predicted=0.0,
-                measured=float(free.spill_store_bytes),
-                unit="B",
-            ),
-            Check(
-                what=Words(
-                    "bytes spilled with 32 registers, at least what does not fit",
-                    "限制为 32 时溢出的字节，至少是放不下的部分",
-                ),
-                # Registers beyond 32 that were wanted, 4 bytes each; some are cheaper to compute again.
-                predicted=4.0 * (free.registers - 32) / 2,
-                measured=float(tight.spill_store_bytes),
-                unit="B",
-                kind="at_least",
-            ),
-            *(_driver_agrees(bench) if bench.on_gpu else []),
-        ],
+        checks=_checks(tight, free, bench),
         plots=[
             Plot(
                 title=Words("Registers against warps", "寄存器与 warp 数"),
@@ -93,6 +66,37 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(tight: Any, free: Any, bench: Workbench) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "blocks per SM with 32 registers a thread", "每线程 32 个寄存器时每 SM 的块数"
+            ),
+            predicted=REGISTERS / (32 * THREADS),
+            measured=float(tight.occupancy.blocks),
+            unit="blocks",
+        ),
+        Check(
+            what=Words("bytes spilled without a limit", "不限制时溢出的字节"),
+            predicted=0.0,
+            measured=float(free.spill_store_bytes),
+            unit="B",
+        ),
+        Check(
+            what=Words(
+                "bytes spilled with 32 registers, at least what does not fit",
+                "限制为 32 时溢出的字节，至少是放不下的部分",
+            ),
+            # Registers beyond 32 that were wanted, 4 bytes each; some are cheaper to compute again.
+            predicted=4.0 * (free.registers - 32) / 2,
+            measured=float(tight.spill_store_bytes),
+            unit="B",
+            kind="at_least",
+        ),
+        *(_driver_agrees(bench) if bench.on_gpu else []),
+    ]
 
 
 def _warps(registers: int) -> int:

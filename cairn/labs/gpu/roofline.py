@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cairn.hw.ceilings import rate as rate_of
 from cairn.hw.roofline import floor
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -60,18 +60,22 @@ def run(bench: Workbench) -> Outcome:
                 log_y=True,
             )
         ],
-        table=Table(
-            columns=[
-                Words("n", "n"),
-                Words("FLOP/byte", "FLOP/字节"),
-                Words("bound by", "受限于"),
-                Words("GFLOP/s", "GFLOP/s"),
-                Words("share of the limit", "达到上限的比例"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
         # The best of them is a rate that this machine reaches: a better ceiling than a busy moment's.
         calibrates={f"matmul.{name}": max(found, key=lambda one: one.value), "copy": bandwidth},
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("n", "n"),
+            Words("FLOP/byte", "FLOP/字节"),
+            Words("bound by", "受限于"),
+            Words("GFLOP/s", "GFLOP/s"),
+            Words("share of the limit", "达到上限的比例"),
+        ],
+        rows=rows,
     )
 
 

@@ -31,43 +31,7 @@ def run(bench: Workbench) -> Outcome:
     rows.append(["float32, every second", 4, seconds["float64"] / strided, "-"])
     by_row, by_column = _walk(bench)
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "float32 over float64, additions per second", "float32 与 float64 每秒加法之比"
-                ),
-                predicted=2.0,
-                measured=seconds["float64"] / seconds["float32"],
-                unit="x",
-                within=0.45,
-            ),
-            Check(
-                what=Words(
-                    "int8 over float64, additions per second", "int8 与 float64 每秒加法之比"
-                ),
-                predicted=8.0,
-                measured=seconds["float64"] / seconds["int8"],
-                unit="x",
-                within=0.5,
-            ),
-            Check(
-                what=Words(
-                    "contiguous over strided, same count of numbers", "连续与跨步（同样个数）之比"
-                ),
-                # Four lanes are lost; loads and stores of single numbers can still run side by side.
-                predicted=1.5,
-                measured=strided / seconds["float32"],
-                unit="x",
-                kind="at_least",
-            ),
-            Check(
-                what=Words("walking down columns over along rows", "按列遍历与按行遍历的耗时之比"),
-                predicted=1.5,
-                measured=by_column / by_row,
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(seconds, strided, by_column, by_row),
         table=Table(
             columns=[
                 Words("numbers", "数据类型"),
@@ -78,6 +42,46 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    seconds: dict[str, float], strided: float, by_column: float, by_row: float
+) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "float32 over float64, additions per second", "float32 与 float64 每秒加法之比"
+            ),
+            predicted=2.0,
+            measured=seconds["float64"] / seconds["float32"],
+            unit="x",
+            within=0.45,
+        ),
+        Check(
+            what=Words("int8 over float64, additions per second", "int8 与 float64 每秒加法之比"),
+            predicted=8.0,
+            measured=seconds["float64"] / seconds["int8"],
+            unit="x",
+            within=0.5,
+        ),
+        Check(
+            what=Words(
+                "contiguous over strided, same count of numbers", "连续与跨步（同样个数）之比"
+            ),
+            # Four lanes are lost; loads and stores of single numbers can still run side by side.
+            predicted=1.5,
+            measured=strided / seconds["float32"],
+            unit="x",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("walking down columns over along rows", "按列遍历与按行遍历的耗时之比"),
+            predicted=1.5,
+            measured=by_column / by_row,
+            unit="x",
+            kind="at_least",
+        ),
+    ]
 
 
 def _add_seconds(bench: Workbench, dtype: Any, stride: int) -> float:

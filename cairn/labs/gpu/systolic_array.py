@@ -82,32 +82,7 @@ def run(bench: Workbench) -> Outcome:
         for side in (32, 128, 256)
     }
     return Outcome(
-        checks=[
-            Check(
-                what=Words("wrong numbers in all products", "所有乘积中的错误个数"),
-                predicted=0.0,
-                measured=float(wrong),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "cycles beside the formula m + r + c - 2", "与公式 m + r + c − 2 的周期差"
-                ),
-                predicted=0.0,
-                measured=float(off),
-                unit="cycles",
-            ),
-            Check(
-                what=Words(
-                    "utilisation beside m / (m + r + c - 2), largest gap",
-                    "利用率与 m / (m + r + c − 2) 的最大差",
-                ),
-                predicted=1e-12,
-                measured=max(shares),
-                unit="",
-                kind="at_most",
-            ),
-        ],
+        checks=_checks(wrong, off, shares),
         plots=[
             Plot(
                 title=Words("Rows that keep an array busy", "喂满阵列需要的行数"),
@@ -127,6 +102,33 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(wrong: int, off: int, shares: list[float]) -> list[Check]:
+    return [
+        Check(
+            what=Words("wrong numbers in all products", "所有乘积中的错误个数"),
+            predicted=0.0,
+            measured=float(wrong),
+            unit="",
+        ),
+        Check(
+            what=Words("cycles beside the formula m + r + c - 2", "与公式 m + r + c − 2 的周期差"),
+            predicted=0.0,
+            measured=float(off),
+            unit="cycles",
+        ),
+        Check(
+            what=Words(
+                "utilisation beside m / (m + r + c - 2), largest gap",
+                "利用率与 m / (m + r + c − 2) 的最大差",
+            ),
+            predicted=1e-12,
+            measured=max(shares),
+            unit="",
+            kind="at_most",
+        ),
+    ]
 
 
 def _rows_for(share: float, side: int) -> int:

@@ -12,7 +12,7 @@ one number at a time, because a mask could end anywhere: 16 loads of 16 bits.
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 BLOCK, THREADS, BYTES, WIDEST = 2048, 128, 2, 16
@@ -63,20 +63,24 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_least",
             ),
         ],
-        table=Table(
-            columns=[
-                Words("stage (lines, then milliseconds)", "阶段（行数，之后是毫秒）"),
-                Words("aligned", "已知对齐"),
-                Words("unknown", "未知对齐"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
         notes=[
             Words(
                 "`cairn kernels explain rmsnorm` shows all stages of a kernel side by side.",
                 "`cairn kernels explain rmsnorm` 可并排查看一个内核的所有阶段。",
             )
         ],
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("stage (lines, then milliseconds)", "阶段（行数，之后是毫秒）"),
+            Words("aligned", "已知对齐"),
+            Words("unknown", "未知对齐"),
+        ],
+        rows=rows,
     )
 
 

@@ -37,29 +37,7 @@ def run(bench: Workbench) -> Outcome:
         rows.append([name, walls[name] * 1e3, *share[name], pushed])
     together = share["both on one core"]
     return Outcome(
-        checks=[
-            Check(
-                what=Words("cores our probe sees when pinned to one", "绑定到一个核后探测到的核数"),
-                predicted=1,
-                measured=_seen_when_pinned(first),
-                unit="cores",
-            ),
-            Check(
-                what=Words("of one core, both together", "两个进程合计占用的核"),
-                predicted=1.0,
-                measured=sum(together),
-                unit="cores",
-                kind="at_most",
-                within=0.05,
-            ),
-            Check(
-                what=Words("share of one over share of the other", "两者所得时间之比"),
-                predicted=1.0,
-                measured=together[0] / together[1],
-                unit="x",
-                within=0.25,
-            ),
-        ],
+        checks=_checks(first, together),
         table=Table(
             columns=[
                 Words("where", "放置方式"),
@@ -79,6 +57,32 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(first: int, together: list[float]) -> list[Check]:
+    return [
+        Check(
+            what=Words("cores our probe sees when pinned to one", "绑定到一个核后探测到的核数"),
+            predicted=1,
+            measured=_seen_when_pinned(first),
+            unit="cores",
+        ),
+        Check(
+            what=Words("of one core, both together", "两个进程合计占用的核"),
+            predicted=1.0,
+            measured=sum(together),
+            unit="cores",
+            kind="at_most",
+            within=0.05,
+        ),
+        Check(
+            what=Words("share of one over share of the other", "两者所得时间之比"),
+            predicted=1.0,
+            measured=together[0] / together[1],
+            unit="x",
+            within=0.25,
+        ),
+    ]
 
 
 def _seen_when_pinned(cpu: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cairn.hw.host import read_numa
 from cairn.hw.machine import NumaNode
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.linux._partner import allowed_cpus
 from cairn.labs.workbench import Workbench
 
@@ -60,22 +60,26 @@ def run(bench: Workbench) -> Outcome:
     )
     return Outcome(
         checks=checks,
-        table=Table(
-            columns=[
-                Words("memory on", "内存所在"),
-                Words("touched by core", "由哪个核触碰"),
-                Words("distance", "距离"),
-                Words("ns per random read", "每次随机读纳秒"),
-                Words("over local", "与本地之比"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
         notes=[
             Words(
                 f"This machine has {len(nodes)} node(s). With one node the expected ratio is 1.",
                 f"本机有 {len(nodes)} 个 NUMA 节点；只有一个节点时比值应为 1。",
             )
         ],
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("memory on", "内存所在"),
+            Words("touched by core", "由哪个核触碰"),
+            Words("distance", "距离"),
+            Words("ns per random read", "每次随机读纳秒"),
+            Words("over local", "与本地之比"),
+        ],
+        rows=rows,
     )
 
 

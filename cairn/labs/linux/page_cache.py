@@ -12,10 +12,13 @@ import os
 import resource
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.hw.ceilings import Ceilings
 
 PAGE = mmap.PAGESIZE
 BLOCK = 512  # what the kernel counts block input in
@@ -67,27 +70,37 @@ def run(bench: Workbench) -> Outcome:
     limits = bench.ceilings
     return Outcome(
         checks=checks,
-        table=Table(
-            columns=[
-                Words("reading", "读法"),
-                Words("GB/s", "GB/s"),
-                Words("ceiling GB/s", "上限 GB/s"),
-                Words("MiB from the disk", "磁盘 MiB"),
-                Words("major faults", "主缺页"),
-            ],
-            rows=[
-                [name, size / found.seconds / 1e9, _gb(limit), found.disk_bytes / 2**20, found.major_faults]
-                for name, found, limit in (
-                    ("cold", cold, limits.disk_read_cold),
-                    ("warm", warm, limits.disk_read_warm),
-                )
-            ],
-        ),
+        table=_table(size, cold, limits, warm),
         notes=[] if was_forgotten else [
             Words("This filesystem keeps files in memory: cold is warm here.",
                   "此文件系统把文件留在内存：这里的冷读就是热读。")
         ],
     )  # fmt: skip
+
+
+def _table(size: int, cold: Pass, limits: "Ceilings", warm: Pass) -> Table:
+    return Table(
+        columns=[
+            Words("reading", "读法"),
+            Words("GB/s", "GB/s"),
+            Words("ceiling GB/s", "上限 GB/s"),
+            Words("MiB from the disk", "磁盘 MiB"),
+            Words("major faults", "主缺页"),
+        ],
+        rows=[
+            [
+                name,
+                size / found.seconds / 1e9,
+                _gb(limit),
+                found.disk_bytes / 2**20,
+                found.major_faults,
+            ]
+            for name, found, limit in (
+                ("cold", cold, limits.disk_read_cold),
+                ("warm", warm, limits.disk_read_warm),
+            )
+        ],
+    )
 
 
 def write_synced(path: Path, size: int) -> None:

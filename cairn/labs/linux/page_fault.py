@@ -10,7 +10,7 @@ import mmap
 import resource
 import time
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 PAGE = mmap.PAGESIZE
@@ -56,27 +56,33 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_least",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Touching a page", "触碰一页"),
-                x=Words("MiB", "MiB"),
-                y=Words("ns per page", "每页纳秒"),
-                lines={"first touch": first_line, "second touch": again_line},
-                log_x=True,
-                log_y=True,
-            )
+        plots=[_plot(first_line, again_line)],
+        table=_table(rows),
+    )
+
+
+def _plot(first_line: Points, again_line: Points) -> Plot:
+    return Plot(
+        title=Words("Touching a page", "触碰一页"),
+        x=Words("MiB", "MiB"),
+        y=Words("ns per page", "每页纳秒"),
+        lines={"first touch": first_line, "second touch": again_line},
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("MiB", "MiB"),
+            Words("pages", "页数"),
+            Words("faults, first", "首次缺页"),
+            Words("faults, second", "再次缺页"),
+            Words("ms, first", "首次毫秒"),
+            Words("ms, second", "再次毫秒"),
         ],
-        table=Table(
-            columns=[
-                Words("MiB", "MiB"),
-                Words("pages", "页数"),
-                Words("faults, first", "首次缺页"),
-                Words("faults, second", "再次缺页"),
-                Words("ms, first", "首次毫秒"),
-                Words("ms, second", "再次毫秒"),
-            ],
-            rows=rows,
-        ),
+        rows=rows,
     )
 
 

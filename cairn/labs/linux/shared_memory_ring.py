@@ -30,30 +30,7 @@ def run(bench: Workbench) -> Outcome:
     ring, tcp = rates[:-1], rates[-1]
     copy = bench.ceilings.host_copy
     return Outcome(
-        checks=[
-            Check(
-                what=Words("wrong bytes, all ways together", "所有方式的错误字节数"),
-                predicted=0,
-                measured=sum(map(sum, wrong)),
-                unit="bytes",
-            ),
-            Check(
-                what=Words("deepest ring over one place, by rate", "最深环与单槽环的速率比"),
-                predicted=1.0,
-                measured=ring[-1] / ring[0],
-                unit="x",
-                kind="at_least",
-                within=0.15,
-            ),
-            Check(
-                what=Words("deepest ring over TCP, by rate", "最深环与 TCP 的速率比"),
-                predicted=1.0,
-                measured=ring[-1] / tcp,
-                unit="x",
-                kind="at_least",
-                within=0.1,
-            ),
-        ],
+        checks=_checks(wrong, ring, tcp),
         plots=[
             Plot(
                 title=Words("Rate of one direction", "单向速率"),
@@ -73,6 +50,33 @@ def run(bench: Workbench) -> Outcome:
             ],
         ),
     )  # fmt: skip
+
+
+def _checks(wrong: tuple[list[int], ...], ring: list[float], tcp: float) -> list[Check]:
+    return [
+        Check(
+            what=Words("wrong bytes, all ways together", "所有方式的错误字节数"),
+            predicted=0,
+            measured=sum(map(sum, wrong)),
+            unit="bytes",
+        ),
+        Check(
+            what=Words("deepest ring over one place, by rate", "最深环与单槽环的速率比"),
+            predicted=1.0,
+            measured=ring[-1] / ring[0],
+            unit="x",
+            kind="at_least",
+            within=0.15,
+        ),
+        Check(
+            what=Words("deepest ring over TCP, by rate", "最深环与 TCP 的速率比"),
+            predicted=1.0,
+            measured=ring[-1] / tcp,
+            unit="x",
+            kind="at_least",
+            within=0.1,
+        ),
+    ]
 
 
 def move(

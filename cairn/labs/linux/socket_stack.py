@@ -14,9 +14,13 @@ import threading
 import time
 from collections.abc import Generator
 from statistics import median
+from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
+
+if TYPE_CHECKING:
+    from cairn.hw.ceilings import Measured
 
 HEADER, BODY = b"h" * 16, b"b" * 48
 DELAYED_ACK_S = 0.040  # Linux: TCP_DELACK_MIN
@@ -62,19 +66,23 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_most",
             ),
         ],
-        table=Table(
-            columns=[Words("how", "方式"), Words("us per round trip", "往返微秒")],
-            rows=[
-                *([name, seconds * 1e6] for name, seconds in found.items()),
-                ["ceiling: two processes, 64 bytes", trip.value * 1e6 if trip else "–"],
-            ],
-        ),
+        table=_table(found, trip),
         notes=[
             Words(
                 f"The stall costs {stalled / quick:,.0f} times the round trip; a Unix socket takes "
                 f"{local / quick:.2f} of TCP's time.",
                 f"停顿使往返时间变成 {stalled / quick:,.0f} 倍；Unix 套接字耗时为 TCP 的 {local / quick:.2f}。",
             )
+        ],
+    )
+
+
+def _table(found: dict[str, float], trip: "Measured | None") -> Table:
+    return Table(
+        columns=[Words("how", "方式"), Words("us per round trip", "往返微秒")],
+        rows=[
+            *([name, seconds * 1e6] for name, seconds in found.items()),
+            ["ceiling: two processes, 64 bytes", trip.value * 1e6 if trip else "–"],
         ],
     )
 

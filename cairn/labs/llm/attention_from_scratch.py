@@ -39,46 +39,7 @@ def run(bench: Workbench) -> Outcome:
     sizes = (512, 2048, 8192, 32768)
     line = [(float(n), HEADS * n * n * 4 / 2**20) for n in sizes]
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "largest difference of five lines and the model's attention",
-                    "五行实现与模型注意力的最大差异",
-                ),
-                predicted=1e-5,
-                measured=difference,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "decoder: change of earlier outputs when the last token changes",
-                    "decoder：改变最后一个 token 对之前输出的影响",
-                ),
-                predicted=0.0,
-                measured=past,
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "encoder: the same change is seen by the first token",
-                    "encoder：第一个 token 能看到这一改变",
-                ),
-                predicted=1e-4,
-                measured=future[0].abs().max().item(),
-                unit="",
-                kind="at_least",
-            ),
-            Check(
-                what=Words(
-                    "cross attention: outputs, one for each query",
-                    "交叉注意力：每个 query 一个输出",
-                ),
-                predicted=length,
-                measured=len(cross),
-                unit="rows",
-            ),
-        ],
+        checks=_checks(difference, past, future, length, cross),
         plots=[
             Plot(
                 title=Words("Memory of the scores, four heads", "注意力分数占用的内存（4 个头）"),
@@ -92,18 +53,67 @@ def run(bench: Workbench) -> Outcome:
                 log_y=True,
             )
         ],
-        table=Table(
-            columns=[
-                Words("architecture", "架构"),
-                Words("who sees whom", "可见范围"),
-                Words("reusable KV cache", "可复用的 KV cache"),
-            ],
-            rows=[
-                ["decoder-only", "past / 过去", "yes / 是"],
-                ["encoder", "all / 全部", "no / 否"],
-                ["encoder-decoder", "past + source / 过去 + 源序列", "both / 两者"],
-            ],
+        table=_table(),
+    )
+
+
+def _checks(
+    difference: float, past: float, future: "Tensor", length: int, cross: "Tensor"
+) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "largest difference of five lines and the model's attention",
+                "五行实现与模型注意力的最大差异",
+            ),
+            predicted=1e-5,
+            measured=difference,
+            unit="",
+            kind="at_most",
         ),
+        Check(
+            what=Words(
+                "decoder: change of earlier outputs when the last token changes",
+                "decoder：改变最后一个 token 对之前输出的影响",
+            ),
+            predicted=0.0,
+            measured=past,
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "encoder: the same change is seen by the first token",
+                "encoder：第一个 token 能看到这一改变",
+            ),
+            predicted=1e-4,
+            measured=future[0].abs().max().item(),
+            unit="",
+            kind="at_least",
+        ),
+        Check(
+            what=Words(
+                "cross attention: outputs, one for each query",
+                "交叉注意力：每个 query 一个输出",
+            ),
+            predicted=length,
+            measured=len(cross),
+            unit="rows",
+        ),
+    ]
+
+
+def _table() -> Table:
+    return Table(
+        columns=[
+            Words("architecture", "架构"),
+            Words("who sees whom", "可见范围"),
+            Words("reusable KV cache", "可复用的 KV cache"),
+        ],
+        rows=[
+            ["decoder-only", "past / 过去", "yes / 是"],
+            ["encoder", "all / 全部", "no / 否"],
+            ["encoder-decoder", "past + source / 过去 + 源序列", "both / 两者"],
+        ],
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
 from cairn.labs.workbench import Workbench
 
 WEIGHTS = {"web": 0.70, "code": 0.25, "maths": 0.05}
@@ -48,28 +48,35 @@ def run(bench: Workbench) -> Outcome:
                 unit="documents",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("How far a prefix is off its weights", "前缀与权重的偏差"),
-                x=Words("samples", "样本数"),
-                y=Words("samples off", "偏差（样本）"),
-                lines=lines,
-            )
+        plots=[_plot(lines)],
+        table=_table(seen),
+        notes=[_note(drawn_worst)],
+    )
+
+
+def _plot(lines: Lines) -> Plot:
+    return Plot(
+        title=Words("How far a prefix is off its weights", "前缀与权重的偏差"),
+        x=Words("samples", "样本数"),
+        y=Words("samples off", "偏差（样本）"),
+        lines=lines,
+    )
+
+
+def _table(seen: list[int]) -> Table:
+    return Table(
+        columns=[Words("corpus", "语料"), Words("weight", "权重"), Words("samples", "样本数")],
+        rows=[
+            [name, weight, got] for (name, weight), got in zip(WEIGHTS.items(), seen, strict=True)
         ],
-        table=Table(
-            columns=[Words("corpus", "语料"), Words("weight", "权重"), Words("samples", "样本数")],
-            rows=[
-                [name, weight, got]
-                for (name, weight), got in zip(WEIGHTS.items(), seen, strict=True)
-            ],
-        ),
-        notes=[
-            Words(
-                f"Drawing each sample at random was off by up to {drawn_worst:.0f} samples: the "
-                f"standard deviation grows with the square root of the count.",
-                f"随机抽样的偏差最多达到 {drawn_worst:.0f} 个样本：标准差随样本数的平方根增长。",
-            )
-        ],
+    )
+
+
+def _note(drawn_worst: float) -> Words:
+    return Words(
+        f"Drawing each sample at random was off by up to {drawn_worst:.0f} samples: the "
+        f"standard deviation grows with the square root of the count.",
+        f"随机抽样的偏差最多达到 {drawn_worst:.0f} 个样本：标准差随样本数的平方根增长。",
     )
 
 

@@ -6,7 +6,7 @@ k local steps:    1/k of the bytes, and the models drift apart meanwhile
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Rows, Table, Words
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -62,23 +62,29 @@ def run(bench: Workbench) -> Outcome:
                 unit="x",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Loss on all data", "全部数据上的损失"),
-                x=Words("local steps", "本地步数"),
-                y=Words("loss", "损失"),
-                lines=lines,
-            )
+        plots=[_plot(lines)],
+        table=_table(table),
+    )
+
+
+def _plot(lines: Lines) -> Plot:
+    return Plot(
+        title=Words("Loss on all data", "全部数据上的损失"),
+        x=Words("local steps", "本地步数"),
+        y=Words("loss", "损失"),
+        lines=lines,
+    )
+
+
+def _table(table: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("local steps", "本地步数"),
+            Words("rounds", "轮数"),
+            Words("bytes moved", "通信字节"),
+            Words("loss", "损失"),
         ],
-        table=Table(
-            columns=[
-                Words("local steps", "本地步数"),
-                Words("rounds", "轮数"),
-                Words("bytes moved", "通信字节"),
-                Words("loss", "损失"),
-            ],
-            rows=table,
-        ),
+        rows=table,
     )
 
 

@@ -56,30 +56,35 @@ def run(bench: Workbench) -> Outcome:
             ),
             Check(
                 what=Words(
-                    "share of right answers, at the end against the start", "正确率：结束相对开始"
+                    "share of right answers at the end, half as much again as at the start at least",
+                    "结束时的正确率，至少是开始时的一倍半",
                 ),
-                predicted=before,
+                predicted=1.5 * before,
                 measured=after,
                 unit="share",
                 kind="at_least",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Reward", "奖励"),
-                x=Words("step", "步"),
-                y=Words("share of right answers", "正确率"),
-                lines={"reward": list(enumerate(rewards))},
-                limit=("all right", 1.0),
-            )
-        ],
-        notes=[
-            Words(
-                f"Right answers: {before:.0%} over the first three steps, {after:.0%} over the "
-                f"last three; a group that is all right or all wrong teaches nothing.",
-                f"正确率：前三步 {before:.0%}，后三步 {after:.0%}；全对或全错的组没有学习信号。",
-            )
-        ],
+        plots=[_plot(rewards)],
+        notes=[_note(before, after)],
+    )
+
+
+def _plot(rewards: list[float]) -> Plot:
+    return Plot(
+        title=Words("Reward", "奖励"),
+        x=Words("step", "步"),
+        y=Words("share of right answers", "正确率"),
+        lines={"reward": list(enumerate(rewards))},
+        limit=("all right", 1.0),
+    )
+
+
+def _note(before: float, after: float) -> Words:
+    return Words(
+        f"Right answers: {before:.0%} over the first three steps, {after:.0%} over the "
+        f"last three; a group that is all right or all wrong teaches nothing.",
+        f"正确率：前三步 {before:.0%}，后三步 {after:.0%}；全对或全错的组没有学习信号。",
     )
 
 

@@ -39,8 +39,7 @@ class Adapter:
 
 @one_thread()
 def run(bench: Workbench) -> Outcome:
-    spec = _tiny.small_spec()
-    model = _tiny.build(spec)
+    model = _tiny.build(_tiny.small_spec())
     easy = _tiny.sums((a, b) for a in range(10) for b in range(10) if a + b < 10)
     hard = _tiny.sums((a, b) for a in range(10) for b in range(10) if a + b >= 10)
     bench.step("the base learns sums without a carry")
@@ -52,47 +51,8 @@ def run(bench: Workbench) -> Outcome:
     bench.step("the adapters learn sums with one")
     losses = _train_adapters(model, adapters, thin, hard, bench.pick(60, 12))
     counted = sum(matrix.numel() for matrix in thin)
-    formula = sum(RANK * (sum(one.base.shape)) for one in adapters.values())
-    total = spec.parameters()
-    apart, together = _both_forms(adapters)
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "numbers that train: r (in + out) for each matrix",
-                    "可训练参数量：每个矩阵 r(in+out)",
-                ),
-                predicted=formula,
-                measured=counted,
-                unit="parameters",
-            ),
-            Check(
-                what=Words(
-                    "largest difference of merged and separate form", "合并与分离两种形式的最大差异"
-                ),
-                predicted=1e-5,
-                measured=(apart - together).abs().max().item(),
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("loss on the new task, last over first", "新任务损失：末值/初值"),
-                predicted=0.8,
-                measured=losses[-1] / losses[0],
-                unit="x",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "int8 base: relative rounding error, at most half a step",
-                    "int8 底座：相对舍入误差不超过半步",
-                ),
-                predicted=0.5 / 127,
-                measured=_rounding(adapters),
-                unit="of the row's largest",
-                kind="at_most",
-            ),
-        ],
+        checks=[_count(adapters, counted), *_same_task(adapters, losses), _int8(adapters)],
         plots=[
             Plot(
                 title=Words("Loss of the adapters", "适配器损失"),
@@ -101,17 +61,67 @@ def run(bench: Workbench) -> Outcome:
                 lines={"LoRA": list(enumerate(losses))},
             )
         ],
-        table=Table(
-            columns=[
-                Words("what trains", "训练什么"),
-                Words("parameters", "参数量"),
-                Words("bytes with Adam", "Adam 所需字节"),
-            ],
-            rows=[
-                ["all / 全部", total, total * ADAM_BYTES],
-                [f"LoRA r={RANK}", counted, counted * ADAM_BYTES],
-            ],
+        table=_table(_tiny.small_spec().parameters(), counted),
+    )
+
+
+def _count(adapters: dict[str, Adapter], counted: int) -> Check:
+    return Check(
+        what=Words(
+            "numbers that train: r (in + out) for each matrix", "可训练参数量：每个矩阵 r(in+out)"
         ),
+        predicted=sum(RANK * sum(one.base.shape) for one in adapters.values()),
+        measured=counted,
+        unit="parameters",
+    )
+
+
+def _same_task(adapters: dict[str, Adapter], losses: list[float]) -> list[Check]:
+    apart, together = _both_forms(adapters)
+    return [
+        Check(
+            what=Words(
+                "largest difference of merged and separate form", "合并与分离两种形式的最大差异"
+            ),
+            predicted=1e-5,
+            measured=(apart - together).abs().max().item(),
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("loss on the new task, last over first", "新任务损失：末值/初值"),
+            predicted=0.8,
+            measured=losses[-1] / losses[0],
+            unit="x",
+            kind="at_most",
+        ),
+    ]
+
+
+def _int8(adapters: dict[str, Adapter]) -> Check:
+    return Check(
+        what=Words(
+            "int8 base: relative rounding error, at most half a step",
+            "int8 底座：相对舍入误差不超过半步",
+        ),
+        predicted=0.5 / 127,
+        measured=_rounding(adapters),
+        unit="of the row's largest",
+        kind="at_most",
+    )
+
+
+def _table(total: int, counted: int) -> Table:
+    return Table(
+        columns=[
+            Words("what trains", "训练什么"),
+            Words("parameters", "参数量"),
+            Words("bytes with Adam", "Adam 所需字节"),
+        ],
+        rows=[
+            ["all / 全部", total, total * ADAM_BYTES],
+            [f"LoRA r={RANK}", counted, counted * ADAM_BYTES],
+        ],
     )
 
 

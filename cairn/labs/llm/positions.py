@@ -5,7 +5,7 @@ q at m, k at n   ->   q at m + s, k at n + s      the score must not change
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Words
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -32,34 +32,7 @@ def run(bench: Workbench) -> Outcome:
             for s in SHIFTS
         ]
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "RoPE: change of the scores when both tokens move on by 4,096",
-                    "RoPE：两个 token 同时后移 4,096 时分数的变化",
-                ),
-                predicted=4096 * 2**-24 * 8,
-                measured=drift["RoPE"][-1][1],
-                unit="relative",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("ALiBi: the same", "ALiBi：同样的移动"),
-                predicted=0.0,
-                measured=drift["ALiBi"][-1][1],
-                unit="relative",
-            ),
-            Check(
-                what=Words(
-                    "sinusoidal (added to the input): it does change",
-                    "正弦位置（加在输入上）：确实会变",
-                ),
-                predicted=0.02,
-                measured=drift["sinusoidal"][-1][1],
-                unit="relative",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(drift),
         plots=[
             Plot(
                 title=Words(
@@ -78,6 +51,37 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(drift: Lines) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "RoPE: change of the scores when both tokens move on by 4,096",
+                "RoPE：两个 token 同时后移 4,096 时分数的变化",
+            ),
+            predicted=4096 * 2**-24 * 8,
+            measured=drift["RoPE"][-1][1],
+            unit="relative",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("ALiBi: the same", "ALiBi：同样的移动"),
+            predicted=0.0,
+            measured=drift["ALiBi"][-1][1],
+            unit="relative",
+        ),
+        Check(
+            what=Words(
+                "sinusoidal (added to the input): it does change",
+                "正弦位置（加在输入上）：确实会变",
+            ),
+            predicted=0.02,
+            measured=drift["sinusoidal"][-1][1],
+            unit="relative",
+            kind="at_least",
+        ),
+    ]
 
 
 def rope_scores(q: "Tensor", k: "Tensor", m: "Tensor", n: "Tensor") -> "Tensor":

@@ -7,7 +7,7 @@ any half:   P(|x| < t) - 2 t pdf(t) at the median t of |x|      2:4: the two sma
 import math
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -52,27 +52,8 @@ def run(bench: Workbench) -> Outcome:
                 unit="share",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words(
-                    "Energy lost by dropping the smallest weights", "去掉最小权重损失的能量"
-                ),
-                x=Words("share dropped", "去掉比例"),
-                y=Words("energy lost", "能量损失"),
-                lines={"measured": measured, "theory": theory},
-            )
-        ],
-        table=Table(
-            columns=[
-                Words("form", "形式"),
-                Words("bytes, bf16 and positions", "字节（bf16 加位置）"),
-            ],
-            rows=[
-                ["dense", size * size * 2],
-                ["2:4", size * size + size * size // 4],
-                ["50% CSR", size * size + size * size * 2],
-            ],
-        ),
+        plots=[_plot(measured, theory)],
+        table=_table(size),
         notes=[
             Words(
                 "2:4 keeps 2 bits of position per kept weight, a loose zero needs a whole "
@@ -80,6 +61,29 @@ def run(bench: Workbench) -> Outcome:
                 "2:4 每个保留权重只需 2 bit 位置，任意稀疏需要完整下标：只有前者能在 tensor "
                 "core 上加速。",
             )
+        ],
+    )
+
+
+def _plot(measured: Points, theory: Points) -> Plot:
+    return Plot(
+        title=Words("Energy lost by dropping the smallest weights", "去掉最小权重损失的能量"),
+        x=Words("share dropped", "去掉比例"),
+        y=Words("energy lost", "能量损失"),
+        lines={"measured": measured, "theory": theory},
+    )
+
+
+def _table(size: int) -> Table:
+    return Table(
+        columns=[
+            Words("form", "形式"),
+            Words("bytes, bf16 and positions", "字节（bf16 加位置）"),
+        ],
+        rows=[
+            ["dense", size * size * 2],
+            ["2:4", size * size + size * size // 4],
+            ["50% CSR", size * size + size * size * 2],
         ],
     )
 

@@ -31,26 +31,7 @@ def run(bench: Workbench) -> Outcome:
         counted.append(counter.get_total_flops() / formula)
         rule.append((float(spec.parameters()), 6 * spec.parameters() * tokens.numel() / formula))
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "parameters of the built model against the formula",
-                    "构建出的模型参数量与公式之比",
-                ),
-                predicted=1.0,
-                measured=max(exact, key=lambda x: abs(x - 1)),
-                unit="x",
-            ),
-            Check(
-                what=Words(
-                    "FLOPs that torch counted against the formula", "torch 统计的 FLOP 与公式之比"
-                ),
-                predicted=1.0,
-                measured=max(counted, key=lambda x: abs(x - 1)),
-                unit="x",
-                within=0.12,
-            ),
-        ],
+        checks=_checks(exact, counted),
         plots=[
             Plot(
                 title=Words("The rule 6N against the exact count", "6N 经验法则与精确值之比"),
@@ -71,12 +52,37 @@ def run(bench: Workbench) -> Outcome:
             ],
             rows=rows,
         ),
-        notes=[
-            Words(
-                "torch counts the masked half of attention too; for rows this short that is little.",
-                "torch 也统计被掩码的那一半注意力；序列很短时差别不大。",
-            )
-        ],
+        notes=[_note()],
+    )
+
+
+def _checks(exact: list[float], counted: list[float]) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "parameters of the built model against the formula",
+                "构建出的模型参数量与公式之比",
+            ),
+            predicted=1.0,
+            measured=max(exact, key=lambda x: abs(x - 1)),
+            unit="x",
+        ),
+        Check(
+            what=Words(
+                "FLOPs that torch counted against the formula", "torch 统计的 FLOP 与公式之比"
+            ),
+            predicted=1.0,
+            measured=max(counted, key=lambda x: abs(x - 1)),
+            unit="x",
+            within=0.12,
+        ),
+    ]
+
+
+def _note() -> Words:
+    return Words(
+        "torch counts the masked half of attention too; for rows this short that is little.",
+        "torch 也统计被掩码的那一半注意力；序列很短时差别不大。",
     )
 
 

@@ -70,23 +70,43 @@ def run(bench: Workbench) -> Outcome:
                 within=0.4,
             ),
         ],
-        table=Table(
-            columns=[
-                Words("cut", "切法"),
-                Words("product, ms", "矩阵乘毫秒"),
-                Words("collective, ms", "集合通信毫秒"),
-                Words("bytes through a rank, MB", "每 rank 通信 MB"),
-                Words("speed-up", "加速比"),
-            ],
-            rows=[
-                ["none", alone * 1e3, 0.0, 0.0, 1.0],
-                ["by rows, all-gather", compute[0] * 1e3, joined[0] * 1e3, traffic["rows"] * size / 1e6,
-                 alone / (compute[0] + joined[0])],
-                ["inner, all-reduce", compute[1] * 1e3, joined[1] * 1e3, traffic["inner"] * size / 1e6,
-                 alone / (compute[1] + joined[1])],
-            ],
-        ),
+        table=_table(alone, compute, joined, traffic, size),
     )  # fmt: skip
+
+
+def _table(
+    alone: float,
+    compute: tuple[float, float],
+    joined: tuple[float, float],
+    traffic: dict[str, float],
+    size: int,
+) -> Table:
+    return Table(
+        columns=[
+            Words("cut", "切法"),
+            Words("product, ms", "矩阵乘毫秒"),
+            Words("collective, ms", "集合通信毫秒"),
+            Words("bytes through a rank, MB", "每 rank 通信 MB"),
+            Words("speed-up", "加速比"),
+        ],
+        rows=[
+            ["none", alone * 1e3, 0.0, 0.0, 1.0],
+            [
+                "by rows, all-gather",
+                compute[0] * 1e3,
+                joined[0] * 1e3,
+                traffic["rows"] * size / 1e6,
+                alone / (compute[0] + joined[0]),
+            ],
+            [
+                "inner, all-reduce",
+                compute[1] * 1e3,
+                joined[1] * 1e3,
+                traffic["inner"] * size / 1e6,
+                alone / (compute[1] + joined[1]),
+            ],
+        ],
+    )
 
 
 def one_device(

@@ -34,22 +34,7 @@ def run(bench: Workbench) -> Outcome:
     expected = predicted_ratio(bench)
     ratios = [b / a for a, b in zip(straight, staged, strict=True)]
     return Outcome(
-        checks=[
-            Check(
-                what=Words("staged over straight, largest copy", "中转与直传耗时比（最大拷贝）"),
-                predicted=expected,
-                measured=ratios[-1],
-                unit="x",
-                within=0.5,
-            ),
-            Check(
-                what=Words("staged over straight, every size", "中转与直传耗时比（所有尺寸）"),
-                predicted=1.0,
-                measured=min(ratios),
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(expected, ratios),
         plots=[
             Plot(
                 title=Words("Rate of a copy", "拷贝速率"),
@@ -76,6 +61,25 @@ def run(bench: Workbench) -> Outcome:
             ],
         ),
     )
+
+
+def _checks(expected: float, ratios: list[float]) -> list[Check]:
+    return [
+        Check(
+            what=Words("staged over straight, largest copy", "中转与直传耗时比（最大拷贝）"),
+            predicted=expected,
+            measured=ratios[-1],
+            unit="x",
+            within=0.4,  # 1 would mean that the stop in the middle is free
+        ),
+        Check(
+            what=Words("staged over straight, every size", "中转与直传耗时比（所有尺寸）"),
+            predicted=1.0,
+            measured=min(ratios),
+            unit="x",
+            kind="at_least",
+        ),
+    ]
 
 
 def predicted_ratio(bench: Workbench) -> float:

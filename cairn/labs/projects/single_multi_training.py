@@ -12,7 +12,7 @@ by number: two processes are one larger machine, not another training.
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from cairn.comm.cost import Link, choose
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
@@ -20,6 +20,12 @@ from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
 SAME = 1e-4  # float32, sums in another order
+
+
+class Step(NamedTuple):
+    loss: float
+    seconds: float
+    cpu_s: float  # of this rank
 
 
 def run(bench: Workbench) -> Outcome:
@@ -30,63 +36,80 @@ def run(bench: Workbench) -> Outcome:
         folder = str(bench.folder / str(count))
         found[count] = run_ranks(count, train, folder, steps, timeout_s=90)[0]
     (one, size), (two, _) = found[1], found[2]
-    t1, t2 = (median(row[1] for row in rows[1:]) for rows in (one, two))
-    cpu1, cpu2 = (median(row[2] for row in rows[1:]) for rows in (one, two))
-    link = link_of(bench)
-    reduce_s = choose("all_reduce", 2, size, link)[0].us / 1e6
-    apart = max(abs(a[0] - b[0]) for a, b in zip(one, two, strict=True))
+    reduce_s = choose("all_reduce", 2, size, link_of(bench))[0].us / 1e6
     return Outcome(
-        checks=[
-            Check(
-                what=Words("largest difference of a loss", "loss 的最大差异"),
-                predicted=SAME,
-                measured=apart,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "CPU time of a rank's step, two over one",
-                    "每 rank 每步 CPU 时间：双进程比单进程",
-                ),
-                predicted=0.5,
-                measured=cpu2 / cpu1,
-                unit="x",
-                within=0.4,
-            ),
-            Check(
-                what=Words("speed-up, the model's as the limit", "加速比（以模型预测为上限）"),
-                predicted=t1 / (t1 / 2 + reduce_s),
-                measured=t1 / t2,
-                unit="x",
-                kind="at_most",
-                within=0.25,
-            ),
-        ],
+        checks=[_same(one, two), *_sooner(pace_of(one), pace_of(two), reduce_s)],
         plots=[
             Plot(
                 title=Words("The same training", "同一个训练过程"),
                 x=Words("step", "步"),
                 y=Words("loss", "loss"),
                 lines={
-                    "one process": [(step, row[0]) for step, row in enumerate(one, 1)],
-                    "two processes": [(step, row[0]) for step, row in enumerate(two, 1)],
+                    "one process": [(step, row.loss) for step, row in enumerate(one, 1)],
+                    "two processes": [(step, row.loss) for step, row in enumerate(two, 1)],
                 },
             )
         ],
-        table=Table(
-            columns=[
-                Words("processes", "进程数"),
-                Words("ms per step", "每步毫秒"),
-                Words("CPU ms per step", "每步 CPU 毫秒"),
-                Words("last loss", "最后 loss"),
-                Words("all-reduce, predicted ms", "预测 all-reduce 毫秒"),
-            ],
-            rows=[
-                [1, t1 * 1e3, cpu1 * 1e3, one[-1][0], 0.0],
-                [2, t2 * 1e3, cpu2 * 1e3, two[-1][0], reduce_s * 1e3],
-            ],
+        table=_table(one, two, reduce_s),
+    )
+
+
+def pace_of(rows: list[Step]) -> Step:
+    """Medians of all steps but the first, which allocates."""
+    return Step(*(median(part) for part in zip(*rows[1:], strict=True)))
+
+
+def _same(one: list[Step], two: list[Step]) -> Check:
+    return Check(
+        what=Words("largest difference of a loss", "loss 的最大差异"),
+        predicted=SAME,
+        measured=max(abs(a.loss - b.loss) for a, b in zip(one, two, strict=True)),
+        unit="",
+        kind="at_most",
+    )
+
+
+def _sooner(one: Step, two: Step, reduce_s: float) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "CPU time of a rank's step, two over one", "每 rank 每步 CPU 时间：双进程比单进程"
+            ),
+            predicted=0.5,
+            measured=two.cpu_s / one.cpu_s,
+            unit="x",
+            within=0.4,
         ),
+        Check(
+            what=Words("speed-up, the model's as the limit", "加速比（以模型预测为上限）"),
+            predicted=one.seconds / (one.seconds / 2 + reduce_s),
+            measured=one.seconds / two.seconds,
+            unit="x",
+            kind="at_most",
+            within=0.25,
+        ),
+    ]
+
+
+def _table(one: list[Step], two: list[Step], reduce_s: float) -> Table:
+    return Table(
+        columns=[
+            Words("processes", "进程数"),
+            Words("ms per step", "每步毫秒"),
+            Words("CPU ms per step", "每步 CPU 毫秒"),
+            Words("last loss", "最后 loss"),
+            Words("all-reduce, predicted ms", "预测 all-reduce 毫秒"),
+        ],
+        rows=[
+            [
+                count,
+                pace_of(rows).seconds * 1e3,
+                pace_of(rows).cpu_s * 1e3,
+                rows[-1].loss,
+                sent * 1e3,
+            ]
+            for count, rows, sent in ((1, one, 0.0), (2, two, reduce_s))
+        ],
     )
 
 
@@ -99,23 +122,21 @@ def link_of(bench: Workbench) -> Link:
     )
 
 
-def train(
-    rank: int, count: int, folder: str, steps: int
-) -> tuple[list[tuple[float, float, float]], int]:
-    """(loss, seconds, CPU seconds of this rank) of each step, and the bytes of all gradients."""
+def train(rank: int, count: int, folder: str, steps: int) -> tuple[list[Step], int]:
+    """Every step, and the bytes of all gradients."""
     from cairn.train.loop import Loop
     from cairn.train.metrics_log import Record
     from cairn.train.prepare import prepare
 
     prepared = prepare(recipe(Path(folder), count, steps))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    rows: list[tuple[float, float, float]] = []
+    rows: list[Step] = []
     spent = time.process_time()
 
     def told(record: Record) -> None:
         nonlocal spent
         now = time.process_time()
-        rows.append((record.loss or float("nan"), record.seconds, now - spent))
+        rows.append(Step(record.loss or float("nan"), record.seconds, now - spent))
         spent = now
 
     Loop(prepared.state, prepared.corpus.source, count, rank, lambda text: None, told).run()

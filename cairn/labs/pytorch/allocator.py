@@ -59,17 +59,19 @@ def run(bench: Workbench) -> Outcome:
     ]
     return Outcome(
         checks=checks,
-        plots=[
-            Plot(
-                title=Words("A buffer that grows by 4 MiB at a time", "每次增长 4 MiB 的缓冲区"),
-                x=Words("MiB in use", "占用 MiB"),
-                y=Words("MiB", "MiB"),
-                lines={
-                    "reserved": [(x, reserved) for x, reserved, _ in curve],
-                    "peak in use": [(x, peak) for x, _, peak in curve],
-                },
-            )
-        ],
+        plots=[_plot(curve)],
+    )
+
+
+def _plot(curve: list[tuple[float, float, float]]) -> Plot:
+    return Plot(
+        title=Words("A buffer that grows by 4 MiB at a time", "每次增长 4 MiB 的缓冲区"),
+        x=Words("MiB in use", "占用 MiB"),
+        y=Words("MiB", "MiB"),
+        lines={
+            "reserved": [(x, reserved) for x, reserved, _ in curve],
+            "peak in use": [(x, peak) for x, _, peak in curve],
+        },
     )
 
 

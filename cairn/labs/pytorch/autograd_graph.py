@@ -30,40 +30,7 @@ def run(bench: Workbench) -> Outcome:
     apart = _paths_apart(model, tokens_T)
     gap = float((both - apart).norm() / both.norm())
     return Outcome(
-        checks=[
-            Check(
-                what=Words("ends of the graph, one for each parameter", "图的终点：每个参数一个"),
-                predicted=float(sum(1 for _ in model.parameters())),
-                measured=float(len(leaves)),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "nodes that ran before somebody who uses their result", "早于使用者执行的节点数"
-                ),
-                predicted=0.0,
-                measured=float(early),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "tied matrix: gradient beside the sum of both paths",
-                    "绑定矩阵：梯度与两条路径之和的相对差",
-                ),
-                predicted=1e-5,
-                measured=gap,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "a second backward is refused (1 = yes)", "第二次 backward 被拒绝（1 = 是）"
-                ),
-                predicted=1.0,
-                measured=float(_refused(loss)),
-                unit="",
-            ),
-        ],
+        checks=_checks(model, leaves, early, gap, loss),
         notes=[
             Words(
                 f"{len(nodes)} nodes for a model of {len(model.layers)} layers and {len(tokens_T)} tokens.",
@@ -75,6 +42,43 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
     )
+
+
+def _checks(model: Any, leaves: list[Any], early: int, gap: float, loss: Any) -> list[Check]:
+    return [
+        Check(
+            what=Words("ends of the graph, one for each parameter", "图的终点：每个参数一个"),
+            predicted=float(sum(1 for _ in model.parameters())),
+            measured=float(len(leaves)),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "nodes that ran before somebody who uses their result", "早于使用者执行的节点数"
+            ),
+            predicted=0.0,
+            measured=float(early),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "tied matrix: gradient beside the sum of both paths",
+                "绑定矩阵：梯度与两条路径之和的相对差",
+            ),
+            predicted=1e-5,
+            measured=gap,
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "a second backward is refused (1 = yes)", "第二次 backward 被拒绝（1 = 是）"
+            ),
+            predicted=1.0,
+            measured=float(_refused(loss)),
+            unit="",
+        ),
+    ]
 
 
 def _loss(model: Any, tokens_T: Any) -> Any:

@@ -61,34 +61,7 @@ def run(bench: Workbench) -> Outcome:
         graphs, seconds = _graphs(looks, None, SIZES[:1])
         rows.append(["a branch on .item()", len(graphs), graphs[0], seconds * 1e3])
     return Outcome(
-        checks=[
-            Check(
-                what=Words("graphs for six sizes, dynamic=False", "六种形状、dynamic=False 的图数"),
-                predicted=float(len(SIZES)),
-                measured=float(counted["dynamic=False"]),
-                unit="",
-            ),
-            Check(
-                what=Words("graphs for six sizes by default", "六种形状、默认设置的图数"),
-                predicted=2.0,
-                measured=float(counted["default"]),
-                unit="",
-            ),
-            Check(
-                what=Words("graphs for six sizes, dynamic=True", "六种形状、dynamic=True 的图数"),
-                predicted=1.0,
-                measured=float(counted["dynamic=True"]),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "graphs of a function with .item() in the middle", "中间有 .item() 的函数的图数"
-                ),
-                predicted=2.0,
-                measured=float(len(graphs)),
-                unit="",
-            ),
-        ],
+        checks=_checks(counted, graphs),
         table=Table(
             columns=[
                 Words("what", "情形"),
@@ -99,6 +72,37 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(counted: dict[str, int], graphs: list[int]) -> list[Check]:
+    return [
+        Check(
+            what=Words("graphs for six sizes, dynamic=False", "六种形状、dynamic=False 的图数"),
+            predicted=float(len(SIZES)),
+            measured=float(counted["dynamic=False"]),
+            unit="",
+        ),
+        Check(
+            what=Words("graphs for six sizes by default", "六种形状、默认设置的图数"),
+            predicted=2.0,
+            measured=float(counted["default"]),
+            unit="",
+        ),
+        Check(
+            what=Words("graphs for six sizes, dynamic=True", "六种形状、dynamic=True 的图数"),
+            predicted=1.0,
+            measured=float(counted["dynamic=True"]),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "graphs of a function with .item() in the middle", "中间有 .item() 的函数的图数"
+            ),
+            predicted=2.0,
+            measured=float(len(graphs)),
+            unit="",
+        ),
+    ]
 
 
 def _graphs(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.labs.gpu._ceiling import ceiling
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Words
 from cairn.labs.workbench import Workbench
 
 KERNELS = 200
@@ -33,41 +33,9 @@ def run(bench: Workbench) -> Outcome:
     graph = _captured(many)
     replayed = _seconds(graph.replay, bench.pick(30, 10))
     exact = _same_result(bench)
-    launch, node = ceiling(bench.ceilings, "launch"), ceiling(bench.ceilings, "launch_in_graph")
     padding = _padding()
     return Outcome(
-        checks=[
-            Check(
-                what=Words(f"{KERNELS} kernels from Python", f"从 Python 启动 {KERNELS} 个内核"),
-                predicted=KERNELS * launch * 1e6,
-                measured=eager * 1e6,
-                unit="us",
-                within=0.4,
-            ),
-            Check(
-                what=Words(f"{KERNELS} kernels from a graph", f"从 graph 重放 {KERNELS} 个内核"),
-                predicted=KERNELS * node * 1e6,
-                measured=replayed * 1e6,
-                unit="us",
-                within=0.5,
-            ),
-            Check(
-                what=Words("numbers that differ between both", "两者不同的数的个数"),
-                predicted=0.0,
-                measured=float(exact),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "padding of a decode batch, on average over 1..256",
-                    "解码批的平均 padding（1..256）",
-                ),
-                predicted=0.15,
-                measured=sum(y for _, y in padding) / len(padding),
-                unit="",
-                kind="at_most",
-            ),
-        ],
+        checks=[*_times(bench, eager, replayed), *_kept(exact, padding)],
         plots=[
             Plot(
                 title=Words("Rows computed for padding", "为 padding 计算的行"),
@@ -77,6 +45,47 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _times(bench: Workbench, eager: float, replayed: float) -> list[Check]:
+    launch, node = ceiling(bench.ceilings, "launch"), ceiling(bench.ceilings, "launch_in_graph")
+    return [
+        Check(
+            what=Words(f"{KERNELS} kernels from Python", f"从 Python 启动 {KERNELS} 个内核"),
+            predicted=KERNELS * launch * 1e6,
+            measured=eager * 1e6,
+            unit="us",
+            within=0.4,
+        ),
+        Check(
+            what=Words(f"{KERNELS} kernels from a graph", f"从 graph 重放 {KERNELS} 个内核"),
+            predicted=KERNELS * node * 1e6,
+            measured=replayed * 1e6,
+            unit="us",
+            within=0.5,
+        ),
+    ]
+
+
+def _kept(exact: int, padding: Points) -> list[Check]:
+    return [
+        Check(
+            what=Words("numbers that differ between both", "两者不同的数的个数"),
+            predicted=0.0,
+            measured=float(exact),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "padding of a decode batch, on average over 1..256",
+                "解码批的平均 padding（1..256）",
+            ),
+            predicted=0.15,
+            measured=sum(y for _, y in padding) / len(padding),
+            unit="",
+            kind="at_most",
+        ),
+    ]
 
 
 def _seconds(call: Callable[[], object], times: int) -> float:

@@ -37,48 +37,50 @@ def run(bench: Workbench) -> Outcome:
     )
     fake = _shape_without_running(operation, x, weight)
     return Outcome(
-        checks=[
-            Check(
-                what=Words("difference from the reference", "与参考实现的差"),
-                predicted=0.0,
-                measured=same,
-                unit="",
-            ),
-            Check(
-                what=Words("gradient beside autograd's, relative", "梯度与 autograd 的相对差"),
-                predicted=1e-5,
-                measured=gap,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "gradient beside finite differences (1 = agrees)", "梯度与有限差分（1 = 一致）"
-                ),
-                predicted=1.0,
-                measured=float(exact),
-                unit="",
-            ),
-            Check(
-                what=Words("operations that a tracer sees", "追踪看到的算子数"),
-                predicted=1.0,
-                measured=float(len(traced)),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "shape found without running (1 = right)", "不运行就得到的形状（1 = 正确）"
-                ),
-                predicted=1.0,
-                measured=float(fake),
-                unit="",
-            ),
-        ],
+        checks=_checks(same, gap, exact, traced, fake),
         table=Table(
             columns=[Words("form", "形式"), Words("operations in the trace", "trace 中的算子")],
             rows=[["custom", ", ".join(traced)], ["plain", ", ".join(plain)]],
         ),
     )
+
+
+def _checks(same: float, gap: float, exact: bool, traced: list[str], fake: bool) -> list[Check]:
+    return [
+        Check(
+            what=Words("difference from the reference", "与参考实现的差"),
+            predicted=0.0,
+            measured=same,
+            unit="",
+        ),
+        Check(
+            what=Words("gradient beside autograd's, relative", "梯度与 autograd 的相对差"),
+            predicted=1e-5,
+            measured=gap,
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "gradient beside finite differences (1 = agrees)", "梯度与有限差分（1 = 一致）"
+            ),
+            predicted=1.0,
+            measured=float(exact),
+            unit="",
+        ),
+        Check(
+            what=Words("operations that a tracer sees", "追踪看到的算子数"),
+            predicted=1.0,
+            measured=float(len(traced)),
+            unit="",
+        ),
+        Check(
+            what=Words("shape found without running (1 = right)", "不运行就得到的形状（1 = 正确）"),
+            predicted=1.0,
+            measured=float(fake),
+            unit="",
+        ),
+    ]
 
 
 def _register() -> Any:

@@ -55,18 +55,20 @@ def run(bench: Workbench) -> Outcome:
                 unit="",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Loading under computing", "加载藏在计算之下"),
-                x=Words("ms to load", "加载 ms"),
-                y=Words("ms per step", "每步 ms"),
-                lines={
-                    "max(load, compute)": [(x, y) for x, y, _ in points],
-                    "one after the other": [(x, x + compute_s * 1e3) for x, _, _ in points],
-                    "measured": [(x, y) for x, _, y in points],
-                },
-            )
-        ],
+        plots=[_plot(points, compute_s)],
+    )
+
+
+def _plot(points: list[tuple[float, float, float]], compute_s: float) -> Plot:
+    return Plot(
+        title=Words("Loading under computing", "加载藏在计算之下"),
+        x=Words("ms to load", "加载 ms"),
+        y=Words("ms per step", "每步 ms"),
+        lines={
+            "max(load, compute)": [(x, y) for x, y, _ in points],
+            "one after the other": [(x, x + compute_s * 1e3) for x, _, _ in points],
+            "measured": [(x, y) for x, _, y in points],
+        },
     )
 
 
@@ -115,11 +117,11 @@ LAB = Lab(
     ),
     run=run,
     causes=(
-        Words(
-            "loading that computes in Python and holds the interpreter's lock, which threads share",
-            "加载在 Python 里计算并占着 GIL，线程之间互相等待",
-        ),
         Words("a busy machine: a wait of 4 ms may last 6", "机器繁忙：4 ms 的等待可能变成 6 ms"),
+        Words(
+            "a batch that takes long to make in Python, where the two threads share one lock",
+            "批次在 Python 里构造得太久，而两个线程共用一把 GIL",
+        ),
     ),
     code=(
         "cairn/train/feeder.py:Feeder",

@@ -23,49 +23,8 @@ def run(bench: Workbench) -> Outcome:
     products, worst, refused, expected = _graph(bench)
     return Outcome(
         checks=[
-            Check(
-                what=Words(
-                    "bytes of the weights file, 4 per number and a header",
-                    "权重文件字节：每个数 4 字节加头部",
-                ),
-                predicted=4.0 * numbers,
-                measured=float(size),
-                unit="B",
-                within=0.05,
-            ),
-            Check(
-                what=Words("logits that differ after loading", "重新加载后不同的 logits 个数"),
-                predicted=0.0,
-                measured=float(different),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "matrix products of the graph, as counted when running",
-                    "图中的矩阵乘个数，与运行时计数相同",
-                ),
-                predicted=float(expected),
-                measured=float(products),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "largest error at sizes that were not traced", "未追踪过的形状上的最大误差"
-                ),
-                predicted=1e-5,
-                measured=worst,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "a size outside the declared range is refused (1 = yes)",
-                    "超出声明范围的形状被拒绝（1 = 是）",
-                ),
-                predicted=1.0,
-                measured=float(refused),
-                unit="",
-            ),
+            *_of_checkpoint(numbers, size, different),
+            *_of_graph(products, expected, worst, refused),
         ],
         table=Table(
             columns=[
@@ -73,26 +32,76 @@ def run(bench: Workbench) -> Outcome:
                 Words("carries", "包含"),
                 Words("read by", "可被谁读取"),
             ],
-            rows=[
-                [
-                    "safetensors + config.json",
-                    "weights, shape of the model",
-                    "transformers, vLLM, SGLang, cairn",
-                ],
-                [
-                    "torch.export",
-                    "ATen graph, weights, size constraints",
-                    "AOTInductor, ONNX exporter, TensorRT",
-                ],
-                [
-                    "ONNX",
-                    "graph of another operator set, weights",
-                    "ONNX Runtime, TensorRT, mobile runtimes",
-                ],
-                ["GGUF", "quantised weights, tokenizer", "llama.cpp, cairn"],
-            ],
+            rows=FORMS,
         ),
     )
+
+
+def _of_checkpoint(numbers: int, size: int, different: int) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "bytes of the weights file, 4 per number and a header",
+                "权重文件字节：每个数 4 字节加头部",
+            ),
+            predicted=4.0 * numbers,
+            measured=float(size),
+            unit="B",
+            within=0.05,
+        ),
+        Check(
+            what=Words("logits that differ after loading", "重新加载后不同的 logits 个数"),
+            predicted=0.0,
+            measured=float(different),
+            unit="",
+        ),
+    ]
+
+
+def _of_graph(products: int, expected: int, worst: float, refused: bool) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "matrix products of the graph, as counted when running",
+                "图中的矩阵乘个数，与运行时计数相同",
+            ),
+            predicted=float(expected),
+            measured=float(products),
+            unit="",
+        ),
+        Check(
+            what=Words("largest error at sizes that were not traced", "未追踪过的形状上的最大误差"),
+            predicted=1e-5,
+            measured=worst,
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "a size outside the declared range is refused (1 = yes)",
+                "超出声明范围的形状被拒绝（1 = 是）",
+            ),
+            predicted=1.0,
+            measured=float(refused),
+            unit="",
+        ),
+    ]
+
+
+FORMS = (
+    (
+        "safetensors + config.json",
+        "weights, shape of the model",
+        "transformers, vLLM, SGLang, cairn",
+    ),
+    (
+        "torch.export",
+        "ATen graph, weights, size constraints",
+        "AOTInductor, ONNX exporter, TensorRT",
+    ),
+    ("ONNX", "graph of another operator set, weights", "ONNX Runtime, TensorRT, mobile runtimes"),
+    ("GGUF", "quantised weights, tokenizer", "llama.cpp, cairn"),
+)
 
 
 def _round_trip(bench: Workbench) -> tuple[int, int, int]:

@@ -20,52 +20,16 @@ def run(bench: Workbench) -> Outcome:
     model = tiny_model(layers=layers, tied=False)
     tokens_T = tokens_of(model, 16)
     bench.step("hooks of modules")
-    calls = _module_calls(model, tokens_T)
+    calls, bypassed = _module_calls(model, tokens_T), _bypassed(model, tokens_T)
     bench.step("hooks of gradients")
-    order = _gradient_order(model, tokens_T)
-    falling = [number for number in order if number is not None]
-    turns = sum(later > earlier for earlier, later in itertools.pairwise(falling))
+    order = [number for number in _gradient_order(model, tokens_T) if number is not None]
+    turns = sum(later > earlier for earlier, later in itertools.pairwise(order))
     bench.step("buckets on their way during backward")
     launched, sent_early, whole = _buckets(model, tokens_T)
     return Outcome(
         checks=[
-            Check(
-                what=Words(
-                    "layer hooks that ran in one forward pass", "一次前向中运行的层 hook 数"
-                ),
-                predicted=2.0 * layers,
-                measured=float(len(calls)),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "and when forward() is called past them", "绕过 __call__ 直接调 forward() 时"
-                ),
-                predicted=0.0,
-                measured=float(_bypassed(model, tokens_T)),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "gradients that came before those of a later layer", "早于更后层的梯度个数"
-                ),
-                predicted=0.0,
-                measured=float(turns),
-                unit="",
-            ),
-            Check(
-                what=Words("buckets launched, of all", "发出的桶数（共计）"),
-                predicted=float(whole),
-                measured=float(launched),
-                unit="",
-            ),
-            Check(
-                what=Words("buckets on their way before backward ended", "反向结束前已发出的桶数"),
-                predicted=float(whole - 1),
-                measured=float(sent_early),
-                unit="",
-                kind="at_least",
-            ),
+            *_of_modules(layers, len(calls), bypassed),
+            *_of_gradients(turns, launched, sent_early, whole),
         ],
         table=Table(
             columns=[
@@ -73,18 +37,60 @@ def run(bench: Workbench) -> Outcome:
                 Words("runs", "何时运行"),
                 Words("used here for", "在本项目中的用途"),
             ],
-            rows=[
-                ["forward pre / forward", "around module(x)", "profiling spans, activation probes"],
-                ["full backward", "when a module's input gradient is there", "debugging NaN"],
-                [
-                    "post accumulate grad",
-                    "when .grad of a parameter is complete",
-                    "gradient buckets, overlap",
-                ],
-                ["saved tensors", "when autograd keeps or needs a tensor", "offload, recompute"],
-            ],
+            rows=HOOKS,
         ),
     )
+
+
+def _of_modules(layers: int, calls: int, bypassed: int) -> list[Check]:
+    return [
+        Check(
+            what=Words("layer hooks that ran in one forward pass", "一次前向中运行的层 hook 数"),
+            predicted=2.0 * layers,
+            measured=float(calls),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "and when forward() is called past them", "绕过 __call__ 直接调 forward() 时"
+            ),
+            predicted=0.0,
+            measured=float(bypassed),
+            unit="",
+        ),
+    ]
+
+
+def _of_gradients(turns: int, launched: int, sent_early: int, whole: int) -> list[Check]:
+    return [
+        Check(
+            what=Words("gradients that came before those of a later layer", "早于更后层的梯度个数"),
+            predicted=0.0,
+            measured=float(turns),
+            unit="",
+        ),
+        Check(
+            what=Words("buckets launched, of all", "发出的桶数（共计）"),
+            predicted=float(whole),
+            measured=float(launched),
+            unit="",
+        ),
+        Check(
+            what=Words("buckets on their way before backward ended", "反向结束前已发出的桶数"),
+            predicted=float(whole - 1),
+            measured=float(sent_early),
+            unit="",
+            kind="at_least",
+        ),
+    ]
+
+
+HOOKS = (
+    ("forward pre / forward", "around module(x)", "profiling spans, activation probes"),
+    ("full backward", "when a module's input gradient is there", "debugging NaN"),
+    ("post accumulate grad", "when .grad of a parameter is complete", "gradient buckets, overlap"),
+    ("saved tensors", "when autograd keeps or needs a tensor", "offload, recompute"),
+)
 
 
 def _module_calls(model: Any, tokens_T: Any) -> list[str]:

@@ -43,43 +43,10 @@ def run(bench: Workbench) -> Outcome:
     # Two halvings, then one doubling for each whole thousand of good steps after the last change.
     streaks = (1500 - 102) // GROWTH_INTERVAL, (steps - 1501) // GROWTH_INTERVAL
     expected = FIRST_SCALE / 2 / 2 * 2 ** streaks[0] / 2 * 2 ** streaks[1]
-    error = ((gradients * FIRST_SCALE).half().float() / FIRST_SCALE - gradients).norm()
+    rounded = (gradients * FIRST_SCALE).half().float() / FIRST_SCALE
+    error = float((rounded - gradients).norm() / gradients.norm())
     return Outcome(
-        checks=[
-            Check(
-                what=Words("share of gradients lost without a factor", "不放大时丢失的梯度比例"),
-                predicted=lost_share(SPREAD, 1.0),
-                measured=measured[0],
-                unit="",
-                within=0.02,
-            ),
-            Check(
-                what=Words("share lost with 65536", "放大 65536 倍后丢失的比例"),
-                predicted=2 * lost_share(SPREAD, 2.0**16),
-                measured=measured[16],
-                unit="",
-                kind="at_most",
-                within=1.0,
-            ),
-            Check(
-                what=Words(
-                    "relative error of the gradient with 65536", "放大 65536 倍后梯度的相对误差"
-                ),
-                predicted=2.0**-11,
-                measured=float(error / gradients.norm()),
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "the factor after 3200 steps with three overflows",
-                    "3200 步、三次溢出之后的缩放因子",
-                ),
-                predicted=expected,
-                measured=trace[-1][1],
-                unit="",
-            ),
-        ],
+        checks=_checks(measured, error, expected, trace[-1][1]),
         plots=[
             Plot(
                 title=Words("Gradients lost", "丢失的梯度"),
@@ -102,6 +69,45 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
     )
+
+
+def _checks(
+    measured: dict[int, float], error: float, expected: float, factor: float
+) -> list[Check]:
+    return [
+        Check(
+            what=Words("share of gradients lost without a factor", "不放大时丢失的梯度比例"),
+            predicted=lost_share(SPREAD, 1.0),
+            measured=measured[0],
+            unit="",
+            within=0.02,
+        ),
+        Check(
+            what=Words("share lost with 65536", "放大 65536 倍后丢失的比例"),
+            predicted=lost_share(SPREAD, 2.0**16),
+            measured=measured[16],
+            unit="",
+            within=0.5,  # a few dozen of two million
+        ),
+        Check(
+            what=Words(
+                "relative error of the gradient with 65536", "放大 65536 倍后梯度的相对误差"
+            ),
+            predicted=2.0**-11,
+            measured=error,
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "the factor after 3200 steps with three overflows",
+                "3200 步、三次溢出之后的缩放因子",
+            ),
+            predicted=expected,
+            measured=factor,
+            unit="",
+        ),
+    ]
 
 
 LAB = Lab(

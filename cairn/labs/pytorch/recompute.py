@@ -49,38 +49,7 @@ def run(bench: Workbench) -> Outcome:
         for a, b in zip(passes["none"].gradients, passes[kind].gradients, strict=True)
     )
     return Outcome(
-        checks=[
-            Check(
-                what=Words("kept by all layers without recomputing", "不重计算时各层保留的字节"),
-                predicted=everything / 1024,
-                measured=passes["none"].alive_bytes / 1024,
-                unit="KiB",
-                within=0.25,
-            ),
-            Check(
-                what=Words(
-                    "kept with full recomputing: one input per layer",
-                    "完全重计算时保留的字节：每层一个输入",
-                ),
-                predicted=inputs / 1024,
-                measured=passes["full"].alive_bytes / 1024,
-                unit="KiB",
-                within=0.35,
-            ),
-            Check(
-                what=Words("FLOPs with full over without", "完全重计算与不重计算的 FLOP 之比"),
-                predicted=predicted_flops(model.spec),
-                measured=passes["full"].flops / passes["none"].flops,
-                unit="x",
-                within=0.01,
-            ),
-            Check(
-                what=Words("numbers of the gradients that differ", "梯度中不同的数的个数"),
-                predicted=0.0,
-                measured=float(differing),
-                unit="",
-            ),
-        ],
+        checks=_checks(everything, passes, inputs, model, differing),
         table=Table(
             columns=[Words("kind", "方式"), Words("KiB kept", "保留 KiB"), Words("MFLOP", "MFLOP")],
             rows=[[kind, p.alive_bytes / 1024, p.flops / 1e6] for kind, p in passes.items()],
@@ -92,6 +61,43 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(
+    everything: int, passes: dict[str, Pass], inputs: int, model: Any, differing: int
+) -> list[Check]:
+    return [
+        Check(
+            what=Words("kept by all layers without recomputing", "不重计算时各层保留的字节"),
+            predicted=everything / 1024,
+            measured=passes["none"].alive_bytes / 1024,
+            unit="KiB",
+            within=0.25,
+        ),
+        Check(
+            what=Words(
+                "kept with full recomputing: one input per layer",
+                "完全重计算时保留的字节：每层一个输入",
+            ),
+            predicted=inputs / 1024,
+            measured=passes["full"].alive_bytes / 1024,
+            unit="KiB",
+            within=0.35,
+        ),
+        Check(
+            what=Words("FLOPs with full over without", "完全重计算与不重计算的 FLOP 之比"),
+            predicted=predicted_flops(model.spec),
+            measured=passes["full"].flops / passes["none"].flops,
+            unit="x",
+            within=0.01,
+        ),
+        Check(
+            what=Words("numbers of the gradients that differ", "梯度中不同的数的个数"),
+            predicted=0.0,
+            measured=float(differing),
+            unit="",
+        ),
+    ]
 
 
 def _pass(model: Any, tokens_T: Any, kind: Any) -> Pass:

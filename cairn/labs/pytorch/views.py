@@ -42,40 +42,7 @@ def run(bench: Workbench) -> Outcome:
     versions = _versions()
     ratio = _growth(bench)
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "elements that are not where strides say", "不在 stride 所指位置的元素数"
-                ),
-                predicted=0.0,
-                measured=float(wrong),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "operations that copied or not, against the rule", "是否拷贝与规则不符的操作数"
-                ),
-                predicted=0.0,
-                measured=float(surprises),
-                unit="",
-            ),
-            Check(
-                what=Words(
-                    "version of the base after two writes through views",
-                    "经视图写两次后 base 的版本号",
-                ),
-                predicted=2.0,
-                measured=float(versions),
-                unit="",
-            ),
-            Check(
-                what=Words("transposing 256 times the bytes, time", "字节数 256 倍时转置的耗时比"),
-                predicted=2.0,
-                measured=ratio,
-                unit="x",
-                kind="at_most",
-            ),
-        ],
+        checks=_checks(wrong, surprises, versions, ratio),
         table=Table(
             columns=[
                 Words("made by", "操作"),
@@ -86,6 +53,41 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(wrong: int, surprises: int, versions: int, ratio: float) -> list[Check]:
+    return [
+        Check(
+            what=Words("elements that are not where strides say", "不在 stride 所指位置的元素数"),
+            predicted=0.0,
+            measured=float(wrong),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "operations that copied or not, against the rule", "是否拷贝与规则不符的操作数"
+            ),
+            predicted=0.0,
+            measured=float(surprises),
+            unit="",
+        ),
+        Check(
+            what=Words(
+                "version of the base after two writes through views",
+                "经视图写两次后 base 的版本号",
+            ),
+            predicted=2.0,
+            measured=float(versions),
+            unit="",
+        ),
+        Check(
+            what=Words("transposing 256 times the bytes, time", "字节数 256 倍时转置的耗时比"),
+            predicted=2.0,
+            measured=ratio,
+            unit="x",
+            kind="at_most",
+        ),
+    ]
 
 
 def _wrong_places(view: Any) -> int:

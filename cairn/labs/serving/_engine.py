@@ -9,19 +9,15 @@ Labs compare what the engine does with a prediction; so the CPU's own rates are 
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Outcome
 from cairn.labs.workbench import Workbench
 from cairn.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from cairn.serve.engine.loop import Engine
     from cairn.serve.engine.request import Request
-
-Run = Callable[[Workbench], Outcome]
 
 # Small enough for seconds on two cores, large enough that its weights do not fit a cache.
 SMALL = ModelSpec(
@@ -40,23 +36,6 @@ class Rates(NamedTuple):
 
     flops_per_s: float
     bytes_per_s: float
-
-
-def in_one_thread(run: Run) -> Run:
-    """torch computes in this thread alone: on a busy machine several threads wait for the slowest of them."""
-
-    @wraps(run)
-    def alone(bench: Workbench) -> Outcome:
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return run(bench)
-        finally:
-            torch.set_num_threads(before)
-
-    return alone
 
 
 def small_engine(spec: ModelSpec, **options: object) -> "Engine":

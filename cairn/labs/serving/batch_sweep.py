@@ -6,14 +6,14 @@
 Left of the ridge another row is free; right of it everybody's next token comes later.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import (
     SMALL,
     Rates,
     ask,
     better,
     host_rates,
-    in_one_thread,
     small_engine,
     words,
 )  # fmt: skip
@@ -29,7 +29,7 @@ def floor_s(batch: int, rates: Rates) -> float:
     return max(cost.flops / rates.flops_per_s, cost.bytes / rates.bytes_per_s)
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     before = host_rates(bench)
     batches = bench.pick(BATCHES, (1, 8, 32))
@@ -55,27 +55,7 @@ def run(bench: Workbench) -> Outcome:
     last = batches[-1]
     ridge = rates.flops_per_s / rates.bytes_per_s  # FLOP a byte
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    f"tokens per second at batch {last}, as the roofline says",
-                    f"批 {last} 的吞吐与屋顶线预测",
-                ),
-                predicted=last / floor_s(last, rates),
-                measured=last / took[last],
-                unit="tokens/s",
-                within=0.7,
-            ),
-            Check(
-                what=Words(
-                    f"throughput at batch {last} over batch 1", f"批 {last} 与批 1 的吞吐之比"
-                ),
-                predicted=1.5,
-                measured=took[1] * last / took[last],
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(last, rates, took),
         plots=[
             Plot(
                 title=Words("Decode throughput by batch", "decode 吞吐随批大小的变化"),
@@ -86,16 +66,7 @@ def run(bench: Workbench) -> Outcome:
                 log_y=True,
             )
         ],
-        table=Table(
-            columns=[
-                Words("batch", "批大小"),
-                Words("step, ms", "单步（毫秒）"),
-                Words("floor, ms", "下限（毫秒）"),
-                Words("tokens/s", "tokens/s"),
-                Words("share of the limit", "达到上限的比例"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
         notes=[
             Words(
                 f"The ridge of this CPU is {ridge:.1f} FLOP/byte; a batch of b does b/2 FLOP per byte of float32 "
@@ -104,6 +75,42 @@ def run(bench: Workbench) -> Outcome:
                 f"{2 * ridge:.0f}；H200 bf16 约在 160。",
             )
         ],
+    )
+
+
+def _checks(last: int, rates: Rates, took: dict[int, float]) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                f"tokens per second at batch {last}, as the roofline says",
+                f"批 {last} 的吞吐与屋顶线预测",
+            ),
+            predicted=last / floor_s(last, rates),
+            measured=last / took[last],
+            unit="tokens/s",
+            within=0.6,
+        ),
+        Check(
+            what=Words(f"throughput at batch {last} over batch 1", f"批 {last} 与批 1 的吞吐之比"),
+            predicted=last * floor_s(1, rates) / floor_s(last, rates),
+            measured=took[1] * last / took[last],
+            unit="x",
+            kind="at_least",
+            within=0.5,
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("batch", "批大小"),
+            Words("step, ms", "单步（毫秒）"),
+            Words("floor, ms", "下限（毫秒）"),
+            Words("tokens/s", "tokens/s"),
+            Words("share of the limit", "达到上限的比例"),
+        ],
+        rows=rows,
     )
 
 
@@ -122,7 +129,10 @@ LAB = Lab(
             "products of few rows reach a smaller share of the matmul rate than large ones",
             "行数少的矩阵乘达不到大矩阵乘的速率",
         ),
-        Words("fixed costs of a step, which a larger batch shares", "每步的固定开销，被大批量摊薄"),
+        Words(
+            "the CPU was shared: its rates are those of a better moment than the steps had",
+            "CPU 被共享：标定速率的时刻比这些步更空闲",
+        ),
     ),
     code=(
         "cairn/models/step_cost.py:step_cost",

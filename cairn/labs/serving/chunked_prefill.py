@@ -6,8 +6,9 @@
 The engine's own steps are timed: the pause is the longest step in which the others decode.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
-from cairn.labs.serving._engine import SMALL, ask, drain, in_one_thread, small_engine, words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.one_thread import one_thread
+from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
 from cairn.models.step_cost import Work, step_cost
 
@@ -30,7 +31,7 @@ def pause(chunk: int, prompt: int, outputs: int) -> tuple[float, float, int]:
     return max(mixed), long.ledger.first_token - long.ledger.arrived, long.ledger.prefill_chunks
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     prompt = bench.pick(768, 384)
     chunks = bench.pick((64, 128, 256, 0), (64, 0))
@@ -62,16 +63,7 @@ def run(bench: Workbench) -> Outcome:
                 within=0.6,
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Longest pause of those who decode", "其他请求的最长停顿"),
-                x=Words("tokens of a chunk", "每块 token 数"),
-                y=Words("milliseconds", "毫秒"),
-                lines={"pause": curve},
-                log_x=True,
-                log_y=True,
-            )
-        ],
+        plots=[_plot(curve)],
         table=Table(
             columns=[
                 Words("chunk, tokens", "块大小（token）"),
@@ -81,6 +73,17 @@ def run(bench: Workbench) -> Outcome:
             ],
             rows=rows,
         ),
+    )
+
+
+def _plot(curve: Points) -> Plot:
+    return Plot(
+        title=Words("Longest pause of those who decode", "其他请求的最长停顿"),
+        x=Words("tokens of a chunk", "每块 token 数"),
+        y=Words("milliseconds", "毫秒"),
+        lines={"pause": curve},
+        log_x=True,
+        log_y=True,
     )
 
 

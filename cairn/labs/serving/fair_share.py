@@ -11,7 +11,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -132,27 +132,32 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_least",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Light tenant: time to first token", "轻租户的 TTFT"),
-                x=Words("requests, sorted", "请求（排序后）"),
-                y=Words("seconds", "秒"),
-                lines={
-                    name: [(float(i), s) for i, s in enumerate(values)]
-                    for name, values in lights.items()
-                },
-            )
+        plots=[_plot(lights)],
+        table=_table(rows),
+    )
+
+
+def _plot(lights: dict[str, list[float]]) -> Plot:
+    return Plot(
+        title=Words("Light tenant: time to first token", "轻租户的 TTFT"),
+        x=Words("requests, sorted", "请求（排序后）"),
+        y=Words("seconds", "秒"),
+        lines={
+            name: [(float(i), s) for i, s in enumerate(values)] for name, values in lights.items()
+        },
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("policy", "策略"),
+            Words("heavy, median TTFT s", "重租户 TTFT 中位（秒）"),
+            Words("light, median TTFT s", "轻租户 TTFT 中位（秒）"),
+            Words("light, worst s", "轻租户最差（秒）"),
+            Words("drift, tokens", "服务差（token）"),
         ],
-        table=Table(
-            columns=[
-                Words("policy", "策略"),
-                Words("heavy, median TTFT s", "重租户 TTFT 中位（秒）"),
-                Words("light, median TTFT s", "轻租户 TTFT 中位（秒）"),
-                Words("light, worst s", "轻租户最差（秒）"),
-                Words("drift, tokens", "服务差（token）"),
-            ],
-            rows=rows,
-        ),
+        rows=rows,
     )
 
 

@@ -11,14 +11,21 @@ the latent part, which is why absorbing is allowed at all.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
-from cairn.labs.serving._engine import in_one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 HEADS, SIZE, LATENT, ROTARY = 16, 64, 128, 32
+
+
+# heads, KV heads, size of a head, latent, rotary
+MODELS = {
+    "DeepSeek-V3 (128 heads of 128)": (128, 8, 128, 512, 64),
+    "this lab": (HEADS, 4, SIZE, LATENT, ROTARY),
+}
 
 
 class Weights(NamedTuple):
@@ -56,96 +63,116 @@ def values_of(kind: str, heads: int, kv_heads: int, size: int, latent: int, rota
     return {"MHA": 2 * heads * size, "GQA": 2 * kv_heads * size, "MLA": latent + rotary}[kind]
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     import torch
 
     draw = torch.Generator().manual_seed(1)
-
-    def made(*shape: int, dtype: "torch.dtype" = torch.float64) -> "Tensor":
-        return torch.randn(*shape, generator=draw, dtype=dtype)
-
-    w = Weights(made(HEADS, SIZE, LATENT) / 8, made(HEADS, SIZE, LATENT) / 8)
-    inputs = (made(HEADS, SIZE), made(HEADS, ROTARY), made(300, LATENT), made(300, ROTARY))
-    k_HNC, v_HNC = (torch.einsum("hcl,nl->hnc", up, inputs[2]) for up in w)
+    w = Weights(*(drawn(draw, HEADS, SIZE, LATENT) / 8 for _ in range(2)))
+    inputs = inputs_of(draw, 300)
     apart = float((unpacked(*inputs, w) - absorbed(*inputs, w)).abs().max())
-    lengths = bench.pick((512, 2048, 8192), (512, 2048))
-    slow, fast = [], []
     small = Weights(*(part.float() for part in w))
-    for length in lengths:
+    slow, fast = [], []
+    for length in bench.pick((512, 2048, 8192), (512, 2048)):
         bench.step(f"one token over {length} latents")
-        shapes = ((HEADS, SIZE), (HEADS, ROTARY), (length, LATENT), (length, ROTARY))
-        given = [(*(made(*shape, dtype=torch.float32) for shape in shapes), small)]
-        slow.append(
-            (float(length), bench.time(unpacked, given, device="cpu", budget_ms=150).p10_s * 1e3)
-        )
-        fast.append(
-            (float(length), bench.time(absorbed, given, device="cpu", budget_ms=150).p10_s * 1e3)
-        )
-    long = lengths[-1]
-    # FLOPs of one token: unpacking every key and value again, against two products with the latents.
-    flops_slow = 2 * 2 * HEADS * SIZE * LATENT * long + 4 * HEADS * SIZE * long
-    flops_fast = 4 * HEADS * LATENT * long
-    models = {
-        "DeepSeek-V3 (128 heads of 128)": (128, 8, 128, 512, 64),
-        "this lab": (HEADS, 4, SIZE, LATENT, ROTARY),
-    }
-    rows = [
-        [name, *(values_of(kind, *shape) for kind in ("MHA", "GQA", "MLA")),
-         values_of("MHA", *shape) / values_of("MLA", *shape)]
-        for name, shape in models.items()
-    ]  # fmt: skip
+        given = [(*(one.float() for one in inputs_of(draw, length)), small)]
+        for line, form in ((slow, unpacked), (fast, absorbed)):
+            timing = bench.time(form, given, device="cpu", budget_ms=150)
+            line.append((float(length), timing.p10_s * 1e3))
     return Outcome(
-        checks=[
-            Check(
-                what=Words("difference between unpacked and absorbed", "展开与吸收两种算法之差"),
-                predicted=1e-10,
-                measured=apart,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "bytes of unpacked keys and values over those that MLA keeps",
-                    "展开后的 K、V 与 MLA 实际缓存的字节之比",
-                ),
-                predicted=values_of("MHA", *models["this lab"])
-                / values_of("MLA", *models["this lab"]),
-                measured=(k_HNC.nbytes + v_HNC.nbytes) / (inputs[2].nbytes + inputs[3].nbytes),
-                unit="x",
-                within=1e-9,
-            ),
-            Check(
-                what=Words(
-                    f"unpacked over absorbed, time at {long} tokens",
-                    f"{long} token 时展开/吸收的时间比，至少",
-                ),
-                predicted=0.1 * flops_slow / flops_fast,
-                measured=slow[-1][1] / fast[-1][1],
-                unit="x",
-                kind="at_least",
-            ),
-        ],
-        plots=[
-            Plot(
-                title=Words("One decoded token, one layer", "单 token、单层"),
-                x=Words("tokens of context", "上下文 token 数"),
-                y=Words("milliseconds", "毫秒"),
-                lines={"unpacked": slow, "absorbed": fast},
-                log_x=True,
-                log_y=True,
-            )
-        ],
-        table=Table(
-            columns=[
-                Words("shape", "形状"),
-                Words("MHA", "MHA"),
-                Words("GQA, 8 or 4 KV heads", "GQA（8 或 4 个 KV 头）"),
-                Words("MLA", "MLA"),
-                Words("MHA over MLA", "MHA/MLA"),
-            ],
-            rows=rows,
+        checks=[*_same(apart, shrunk(inputs, w)), _faster(slow[-1], fast[-1])],
+        plots=[_plot(slow, fast)],
+        table=_table(),
+    )
+
+
+def drawn(draw: "Generator", *shape: int) -> "Tensor":
+    import torch
+
+    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+
+
+def inputs_of(draw: "Generator", length: int) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """A query's two parts, and the latents and rotary keys of so many tokens."""
+    query_HC, turned_HR = drawn(draw, HEADS, SIZE), drawn(draw, HEADS, ROTARY)
+    return query_HC, turned_HR, drawn(draw, length, LATENT), drawn(draw, length, ROTARY)
+
+
+def shrunk(inputs: "tuple[Tensor, Tensor, Tensor, Tensor]", w: Weights) -> float:
+    """Bytes of the keys and values that were unpacked over those that are kept."""
+    import torch
+
+    k_HNC, v_HNC = (torch.einsum("hcl,nl->hnc", up, inputs[2]) for up in w)
+    return (k_HNC.nbytes + v_HNC.nbytes) / (inputs[2].nbytes + inputs[3].nbytes)
+
+
+def _same(apart: float, ratio: float) -> list[Check]:
+    shape = MODELS["this lab"]
+    return [
+        Check(
+            what=Words("difference between unpacked and absorbed", "展开与吸收两种算法之差"),
+            predicted=1e-10,
+            measured=apart,
+            unit="",
+            kind="at_most",
         ),
+        Check(
+            what=Words(
+                "bytes of unpacked keys and values over those that MLA keeps",
+                "展开后的 K、V 与 MLA 实际缓存的字节之比",
+            ),
+            predicted=values_of("MHA", *shape) / values_of("MLA", *shape),
+            measured=ratio,
+            unit="x",
+            within=1e-9,
+        ),
+    ]
+
+
+def _faster(slow: tuple[float, float], fast: tuple[float, float]) -> Check:
+    """FLOPs of one token: unpacking every key and value again, against two products with the latents."""
+    flops_slow = 2 * 2 * HEADS * SIZE * LATENT + 4 * HEADS * SIZE
+    flops_fast = 4 * HEADS * LATENT
+    return Check(
+        what=Words(
+            f"unpacked over absorbed, time at {slow[0]:.0f} tokens",
+            f"{slow[0]:.0f} token 时展开/吸收的时间比，至少",
+        ),
+        predicted=0.2 * flops_slow / flops_fast,
+        measured=slow[1] / fast[1],
+        unit="x",
+        kind="at_least",
+    )
+
+
+def _plot(slow: Points, fast: Points) -> Plot:
+    return Plot(
+        title=Words("One decoded token, one layer", "单 token、单层"),
+        x=Words("tokens of context", "上下文 token 数"),
+        y=Words("milliseconds", "毫秒"),
+        lines={"unpacked": slow, "absorbed": fast},
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _table() -> Table:
+    return Table(
+        columns=[
+            Words("shape", "形状"),
+            Words("MHA", "MHA"),
+            Words("GQA, 8 or 4 KV heads", "GQA（8 或 4 个 KV 头）"),
+            Words("MLA", "MLA"),
+            Words("MHA over MLA", "MHA/MLA"),
+        ],
+        rows=[
+            [
+                name,
+                *(values_of(kind, *shape) for kind in ("MHA", "GQA", "MLA")),
+                values_of("MHA", *shape) / values_of("MLA", *shape),
+            ]
+            for name, shape in MODELS.items()
+        ],
     )
 
 

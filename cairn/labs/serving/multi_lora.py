@@ -8,10 +8,11 @@
 The adapters add r (in + out) / (in x out) to bytes and FLOPs; the results have to be the same.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
-from cairn.labs.serving._engine import in_one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ class Adapters(NamedTuple):
 
     a_IRK: "Tensor"
     b_INR: "Tensor"
+
+
+class Case(NamedTuple):
+    weight_NK: "Tensor"  # the base
+    adapters: Adapters
+    copies_INK: "Tensor"  # the base with each adapter added
 
 
 def batched(x_MK: "Tensor", weight_NK: "Tensor", adapters: Adapters, which_M: "Tensor") -> "Tensor":
@@ -53,77 +60,30 @@ def merged(x_MK: "Tensor", merged_INK: "Tensor", which_M: "Tensor") -> "Tensor":
     return y_MN
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    draw = torch.Generator().manual_seed(0)
-    size, rank, adapters_count, batch = bench.pick((1024, 8, 16, 16), (768, 8, 8, 8))
-
-    def made(*shape: int) -> "Tensor":
-        return torch.randn(*shape, generator=draw) / shape[-1] ** 0.5
-
-    weight_NK = made(size, size)
-    adapters = Adapters(made(adapters_count, rank, size), made(adapters_count, size, rank))
-    copies_INK = torch.stack(
-        [weight_NK + adapters.b_INR[i] @ adapters.a_IRK[i] for i in range(adapters_count)]
-    )
-    rows, lines = [], {"merged": [], "batched": [], "base alone": []}
-    far = 0.0
-    for kinds in sorted({1, adapters_count // 4, adapters_count}):
+    size, rank, count, batch = bench.pick((1024, 8, 16, 16), (768, 8, 8, 8))
+    case = made(size, rank, count)
+    rows, lines, far = [], {name: [] for name in FORMS}, 0.0
+    for kinds in sorted({1, count // 4, count}):
         bench.step(f"{batch} rows of {kinds} adapters")
         which_M = torch.arange(batch) % kinds
-        x_MK = made(batch, size)
-        reference_MN = merged(x_MK, copies_INK, which_M)
-        for form in (batched, grouped):
-            apart_MN = form(x_MK, weight_NK, adapters, which_M) - reference_MN
-            far = max(far, float(apart_MN.abs().max()))
+        x_MK = torch.randn(batch, size, generator=torch.Generator().manual_seed(kinds)) / size**0.5
+        far = max(far, disagreement(case, x_MK, which_M))
         took = {
-            "merged": bench.time(
-                merged, [(x_MK, copies_INK, which_M)], device="cpu", budget_ms=120
-            ),
-            "batched": bench.time(
-                batched, [(x_MK, weight_NK, adapters, which_M)], device="cpu", budget_ms=120
-            ),
-            "base alone": bench.time(lambda x=x_MK: x @ weight_NK.t(), device="cpu", budget_ms=120),
+            name: bench.time(form, [(case, x_MK, which_M)], device="cpu", budget_ms=120).p10_s * 1e3
+            for name, form in FORMS.items()
         }
-        for name, timing in took.items():
-            lines[name].append((float(kinds), timing.p10_s * 1e3))
-        rows.append(
-            [kinds, *(took[name].p10_s * 1e3 for name in ("base alone", "batched", "merged"))]
-        )
+        for name, ms in took.items():
+            lines[name].append((float(kinds), ms))
+        rows.append([kinds, *took.values()])
     added = rank * 2 * size / size**2
-    last = {name: points[-1][1] for name, points in lines.items()}
+    kept = (case.adapters.a_IRK.nbytes + case.adapters.b_INR.nbytes) / case.copies_INK.nbytes
+    gain = lines["merged"][-1][1] / lines["batched"][-1][1]
     return Outcome(
-        checks=[
-            Check(
-                what=Words("difference to merged weights", "与合并权重结果之差"),
-                predicted=1e-4,
-                measured=far,
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "memory of all adapters over one merged copy each",
-                    "全部 adapter 占合并副本内存的比例",
-                ),
-                predicted=added,
-                measured=(adapters.a_IRK.nbytes + adapters.b_INR.nbytes) / copies_INK.nbytes,
-                unit="share",
-                within=1e-9,
-            ),
-            Check(
-                what=Words(
-                    f"{adapters_count} adapters in one step: merged over batched",
-                    f"一步中 {adapters_count} 个 adapter：合并/批处理",
-                ),
-                predicted=1.3,
-                measured=last["merged"] / last["batched"],
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(far, added, kept, gain, count),
         plots=[
             Plot(
                 title=Words("One matrix, one step", "单个矩阵、单步"),
@@ -132,22 +92,92 @@ def run(bench: Workbench) -> Outcome:
                 lines=lines,
             )
         ],
-        table=Table(
-            columns=[
-                Words("adapters", "adapter 数"),
-                Words("base alone, ms", "仅基座（毫秒）"),
-                Words("batched, ms", "批处理（毫秒）"),
-                Words("merged copies, ms", "合并副本（毫秒）"),
-            ],
-            rows=rows,
+        table=_table(rows),
+        notes=[_note(rank, added)],
+    )
+
+
+def made(size: int, rank: int, count: int) -> Case:
+    """A square matrix, adapters of this rank, and the matrix with each of them added."""
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> "Tensor":
+        return torch.randn(*shape, generator=draw) / shape[-1] ** 0.5
+
+    weight_NK = drawn(size, size)
+    adapters = Adapters(drawn(count, rank, size), drawn(count, size, rank))
+    copies = [weight_NK + b_NR @ a_RK for a_RK, b_NR in zip(*adapters, strict=True)]
+    return Case(weight_NK, adapters, torch.stack(copies))
+
+
+def disagreement(case: Case, x_MK: "Tensor", which_M: "Tensor") -> float:
+    """The largest difference of either shared form to merged weights."""
+    reference_MN = merged(x_MK, case.copies_INK, which_M)
+    return max(
+        float((form(x_MK, case.weight_NK, case.adapters, which_M) - reference_MN).abs().max())
+        for form in (batched, grouped)
+    )
+
+
+# What is timed, in the order of the table's columns.
+FORMS: "dict[str, Callable[[Case, Tensor, Tensor], Tensor]]" = {
+    "base alone": lambda case, x_MK, which_M: x_MK @ case.weight_NK.t(),
+    "batched": lambda case, x_MK, which_M: batched(x_MK, case.weight_NK, case.adapters, which_M),
+    "merged": lambda case, x_MK, which_M: merged(x_MK, case.copies_INK, which_M),
+}
+
+
+def _checks(far: float, added: float, kept: float, gain: float, count: int) -> list[Check]:
+    return [
+        Check(
+            what=Words("difference to merged weights", "与合并权重结果之差"),
+            predicted=1e-4,
+            measured=far,
+            unit="",
+            kind="at_most",
         ),
-        notes=[
-            Words(
-                f"Rank {rank} adds {added:.1%} to the matrix. At 4096 x 4096 it is 0.4%: a hundred adapters are as "
-                "large as four tenths of the base.",
-                f"rank {rank} 给该矩阵增加 {added:.1%}；4096×4096 时只有 0.4%，一百个 adapter 也只有基座的四成。",
-            )
+        Check(
+            what=Words(
+                "memory of all adapters over one merged copy each",
+                "全部 adapter 占合并副本内存的比例",
+            ),
+            predicted=added,
+            measured=kept,
+            unit="share",
+            within=1e-9,
+        ),
+        Check(
+            what=Words(
+                f"{count} adapters in one step: merged over batched",
+                f"一步中 {count} 个 adapter：合并/批处理",
+            ),
+            predicted=1.3,
+            measured=gain,
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("adapters", "adapter 数"),
+            Words("base alone, ms", "仅基座（毫秒）"),
+            Words("batched, ms", "批处理（毫秒）"),
+            Words("merged copies, ms", "合并副本（毫秒）"),
         ],
+        rows=rows,
+    )
+
+
+def _note(rank: int, added: float) -> Words:
+    return Words(
+        f"Rank {rank} adds {added:.1%} to the matrix. At 4096 x 4096 it is 0.4%: a hundred adapters are as "
+        "large as four tenths of the base.",
+        f"rank {rank} 给该矩阵增加 {added:.1%}；4096×4096 时只有 0.4%，一百个 adapter 也只有基座的四成。",
     )
 
 

@@ -8,7 +8,7 @@ The real block manager hands out the pages; the slab is what engines did before 
 
 import random
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.serving._engine import ask
 from cairn.labs.workbench import Workbench
 
@@ -47,29 +47,7 @@ def run(bench: Workbench) -> Outcome:
         rows.append([f"pages of {page}", fits[page], mean, gap])
     gap16 = 7.5 / (mean + 7.5)  # on average half a page less half a token is empty
     return Outcome(
-        checks=[
-            Check(
-                what=Words("share of a page-16 cache that is a gap", "页大小 16 时的空洞比例"),
-                predicted=gap16 * 100,
-                measured=dict(waste)[16.0],
-                unit="%",
-                within=0.15,
-            ),
-            Check(
-                what=Words("requests that fit with pages of 16", "页大小 16 时能容纳的请求数"),
-                predicted=CACHE / (mean + 7.5),
-                measured=fits[16],
-                unit="requests",
-                within=0.1,
-            ),
-            Check(
-                what=Words("gap at page 256 over gap at 16", "页 256 与页 16 的空洞之比"),
-                predicted=(127.5 / (mean + 127.5)) / gap16,
-                measured=dict(waste)[256.0] / dict(waste)[16.0],
-                unit="x",
-                within=0.2,
-            ),
-        ],
+        checks=_checks(gap16, waste, mean, fits),
         plots=[
             Plot(
                 title=Words("Gaps by page size", "空洞随页大小的变化"),
@@ -97,6 +75,32 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(gap16: float, waste: Points, mean: float, fits: dict[int, int]) -> list[Check]:
+    return [
+        Check(
+            what=Words("share of a page-16 cache that is a gap", "页大小 16 时的空洞比例"),
+            predicted=gap16 * 100,
+            measured=dict(waste)[16.0],
+            unit="%",
+            within=0.15,
+        ),
+        Check(
+            what=Words("requests that fit with pages of 16", "页大小 16 时能容纳的请求数"),
+            predicted=CACHE / (mean + 7.5),
+            measured=fits[16],
+            unit="requests",
+            within=0.1,
+        ),
+        Check(
+            what=Words("gap at page 256 over gap at 16", "页 256 与页 16 的空洞之比"),
+            predicted=(127.5 / (mean + 127.5)) / gap16,
+            measured=dict(waste)[256.0] / dict(waste)[16.0],
+            unit="x",
+            within=0.2,
+        ),
+    ]
 
 
 LAB = Lab(

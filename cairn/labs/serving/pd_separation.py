@@ -10,7 +10,8 @@ hand-over happens between two real engines with different page sizes, and must n
 import random
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
-from cairn.labs.serving._engine import SMALL, ask, drain, in_one_thread, small_engine, words
+from cairn.labs.one_thread import one_thread
+from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
 
 PROMPT, OUTPUT = 4096, 64
@@ -78,11 +79,8 @@ def hand_over(prompts: list[list[int]], outputs: int) -> tuple[int, int, float]:
     return sum(one.bytes for one in arrived), differ, sum(one.moved_s for one in arrived)
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
-    from cairn.models.presets import preset
-    from cairn.plan.device import device
-
     count, rate = bench.pick((300, 5.0), (80, 5.0))
     bench.step("prefill and decode in one engine")
     together = tpots(count, rate, PROMPT, prefix=False)
@@ -92,67 +90,13 @@ def run(bench: Workbench) -> Outcome:
     bench.step(f"{count} prompts of {tokens} tokens from one engine to another")
     prompts = [words(tokens, SMALL.vocab, number) for number in range(count)]
     moved, differ, seconds = hand_over(prompts, outputs)
-    spec = preset("qwen3-8b")
-    bytes_8b = spec.kv_bytes(PROMPT, 2)
-    h200 = device("h200")
-    # The weights once, and the keys and values of one request: what a decode step reads at least.
-    step = (spec.matmul_parameters() * 2 + bytes_8b) / h200.bytes_per_s
-    p99 = [ordered[int(0.99 * len(ordered))] for ordered in (together, apart)]
-    rows = [
-        ["together", together[len(together) // 2] * 1e3, p99[0] * 1e3, 0.0],
-        ["apart", apart[len(apart) // 2] * 1e3, p99[1] * 1e3, bytes_8b / LINK * 1e3],
-    ]
     return Outcome(
         checks=[
-            Check(
-                what=Words("bytes of the hand-over", "移交的字节数"),
-                predicted=count * SMALL.kv_bytes(tokens, 4),
-                measured=moved,
-                unit="B",
-            ),
-            Check(
-                what=Words("answers that differ from one engine's", "与单引擎不同的回答数"),
-                predicted=0,
-                measured=differ,
-                unit="answers",
-            ),
-            Check(
-                what=Words(
-                    "time between tokens on a decode engine, median",
-                    "独立 decode 引擎的 TPOT 中位数",
-                ),
-                predicted=step * 1e3,
-                measured=apart[len(apart) // 2] * 1e3,
-                unit="ms",
-                within=0.4,
-            ),
-            Check(
-                what=Words("p99 between tokens, together over apart", "TPOT p99：合并 / 分离"),
-                predicted=2.0,
-                measured=p99[0] / p99[1],
-                unit="x",
-                kind="at_least",
-            ),
-            Check(
-                what=Words(
-                    "hand-over of a 4k prompt over its prefill",
-                    "4k prompt 的移交时间 / prefill 时间",
-                ),
-                predicted=0.2,
-                measured=(bytes_8b / LINK) / (spec.forward_flops(PROMPT, 0, 1) / h200.flops_per_s),
-                unit="x",
-                kind="at_most",
-            ),
+            *_handed_over(count * SMALL.kv_bytes(tokens, 4), moved, differ),
+            *_paces(together, apart),
+            _price(),
         ],
-        table=Table(
-            columns=[
-                Words("8B on H200, 5 requests/s of 4k + 64", "8B/H200，5 请求/秒，4k + 64"),
-                Words("TPOT p50, ms", "TPOT p50（毫秒）"),
-                Words("TPOT p99, ms", "TPOT p99（毫秒）"),
-                Words("hand-over at 50 GB/s, ms", "50 GB/s 下移交（毫秒）"),
-            ],
-            rows=rows,
-        ),
+        table=_table(together, apart),
         notes=[
             Words(
                 f"Here {moved / 1e6:.1f} MB of keys and values went from pages of 16 to pages of 64 through shared "
@@ -162,6 +106,94 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _handed_over(expected: float, moved: int, differ: int) -> list[Check]:
+    return [
+        Check(
+            what=Words("bytes of the hand-over", "移交的字节数"),
+            predicted=expected,
+            measured=moved,
+            unit="B",
+        ),
+        Check(
+            what=Words("answers that differ from one engine's", "与单引擎不同的回答数"),
+            predicted=0,
+            measured=differ,
+            unit="answers",
+        ),
+    ]
+
+
+def _paces(together: list[float], apart: list[float]) -> list[Check]:
+    """The weights once, and the keys and values of one request: what a decode step reads at least."""
+    from cairn.models.presets import preset
+    from cairn.plan.device import device
+
+    spec = preset("qwen3-8b")
+    step = (spec.matmul_parameters() * 2 + spec.kv_bytes(PROMPT, 2)) / device("h200").bytes_per_s
+    return [
+        Check(
+            what=Words(
+                "time between tokens on a decode engine, median", "独立 decode 引擎的 TPOT 中位数"
+            ),
+            predicted=step * 1e3,
+            measured=_middle(apart) * 1e3,
+            unit="ms",
+            within=0.4,
+        ),
+        Check(
+            what=Words("p99 between tokens, together over apart", "TPOT p99：合并 / 分离"),
+            predicted=2.0,
+            measured=_p99(together) / _p99(apart),
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+
+
+def _price() -> Check:
+    """By formula: bytes over a link beside FLOPs over a GPU."""
+    from cairn.models.presets import preset
+    from cairn.plan.device import device
+
+    spec, h200 = preset("qwen3-8b"), device("h200")
+    prefill = spec.forward_flops(PROMPT, 0, 1) / h200.flops_per_s
+    return Check(
+        what=Words(
+            "hand-over of a 4k prompt over its prefill", "4k prompt 的移交时间 / prefill 时间"
+        ),
+        predicted=0.2,
+        measured=spec.kv_bytes(PROMPT, 2) / LINK / prefill,
+        unit="x",
+        kind="at_most",
+    )
+
+
+def _table(together: list[float], apart: list[float]) -> Table:
+    from cairn.models.presets import preset
+
+    moving = preset("qwen3-8b").kv_bytes(PROMPT, 2) / LINK
+    return Table(
+        columns=[
+            Words("8B on H200, 5 requests/s of 4k + 64", "8B/H200，5 请求/秒，4k + 64"),
+            Words("TPOT p50, ms", "TPOT p50（毫秒）"),
+            Words("TPOT p99, ms", "TPOT p99（毫秒）"),
+            Words("hand-over at 50 GB/s, ms", "50 GB/s 下移交（毫秒）"),
+        ],
+        rows=[
+            ["together", _middle(together) * 1e3, _p99(together) * 1e3, 0.0],
+            ["apart", _middle(apart) * 1e3, _p99(apart) * 1e3, moving * 1e3],
+        ],
+    )
+
+
+def _middle(ordered: list[float]) -> float:
+    return ordered[len(ordered) // 2]
+
+
+def _p99(ordered: list[float]) -> float:
+    return ordered[int(0.99 * len(ordered))]
 
 
 LAB = Lab(

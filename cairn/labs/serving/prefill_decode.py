@@ -4,14 +4,14 @@ Prefill multiplies each weight with every token of the prompt, decode with one t
 sides of the roofline: `step_cost` says how many FLOPs and bytes each has, the machine's ceilings how long they take.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import (
     SMALL,
     Rates,
     ask,
     drain,
     host_rates,
-    in_one_thread,
     small_engine,
     words,
 )
@@ -27,7 +27,7 @@ def floor_s(tokens: int, cached: int, rates: Rates) -> tuple[float, float]:
     return cost.flops / rates.flops_per_s, cost.bytes / rates.bytes_per_s
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     rates = host_rates(bench)
     bench.step("starting a small engine")
@@ -53,29 +53,7 @@ def run(bench: Workbench) -> Outcome:
     long, (one_compute, one_memory) = lengths[-1], floor_s(1, lengths[-1], rates)
     promised = max(one_compute, one_memory) / (max(floor_s(long, 0, rates)) / long)
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    f"a decoded token costs at least so many times a token of a {long}-token prompt",
-                    f"生成一个 token 的代价至少是 {long} 长 prompt 中一个 token 的多少倍",
-                ),
-                predicted=promised,
-                measured=decode[-1][1] / prefill[-1][1],
-                unit="x",
-                kind="at_least",
-                within=0.4,
-            ),
-            Check(
-                what=Words(
-                    "a token of the longest prompt against one of the shortest",
-                    "最长 prompt 与最短 prompt 中单个 token 的代价之比",
-                ),
-                predicted=0.75,
-                measured=prefill[-1][1] / prefill[0][1],
-                unit="x",
-                kind="at_most",
-            ),
-        ],
+        checks=_checks(long, promised, decode, prefill),
         plots=[
             Plot(
                 title=Words("Cost of one token", "单个 token 的代价"),
@@ -86,16 +64,7 @@ def run(bench: Workbench) -> Outcome:
                 log_y=True,
             )
         ],
-        table=Table(
-            columns=[
-                Words("prompt tokens", "prompt token 数"),
-                Words("prefill, ms", "prefill（毫秒）"),
-                Words("floor, ms", "下限（毫秒）"),
-                Words("bound by", "受限于"),
-                Words("one decode step, ms", "单步 decode（毫秒）"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
         notes=[
             Words(
                 f"This CPU: {rates.flops_per_s / 1e9:.0f} GFLOP/s over {rates.bytes_per_s / 1e9:.0f} GB/s is a ridge "
@@ -106,6 +75,45 @@ def run(bench: Workbench) -> Outcome:
                 "两个阶段的差距大两个数量级。",
             )
         ],
+    )
+
+
+def _checks(long: int, promised: float, decode: Points, prefill: Points) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                f"a decoded token costs at least so many times a token of a {long}-token prompt",
+                f"生成一个 token 的代价至少是 {long} 长 prompt 中一个 token 的多少倍",
+            ),
+            predicted=promised,
+            measured=decode[-1][1] / prefill[-1][1],
+            unit="x",
+            kind="at_least",
+            within=0.4,
+        ),
+        Check(
+            what=Words(
+                "a token of the longest prompt against one of the shortest",
+                "最长 prompt 与最短 prompt 中单个 token 的代价之比",
+            ),
+            predicted=0.75,
+            measured=prefill[-1][1] / prefill[0][1],
+            unit="x",
+            kind="at_most",
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("prompt tokens", "prompt token 数"),
+            Words("prefill, ms", "prefill（毫秒）"),
+            Words("floor, ms", "下限（毫秒）"),
+            Words("bound by", "受限于"),
+            Words("one decode step, ms", "单步 decode（毫秒）"),
+        ],
+        rows=rows,
     )
 
 

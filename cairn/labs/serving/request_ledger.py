@@ -7,6 +7,7 @@ what was put in. One row and three requests at once: the second and third wait f
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.workbench import Workbench
@@ -41,38 +42,7 @@ def run(bench: Workbench) -> Outcome:
     alone = seen[0]
     queues[1:] = sorted(queues[1:])
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "parts that do not add up to the whole, at most",
-                    "各部分之和与总时间之差（最多）",
-                ),
-                predicted=0.05,
-                measured=max(gaps),
-                unit="ms",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("time between tokens, alone", "单独请求的 TPOT"),
-                predicted=STEP_S * 1e3,
-                measured=alone["tpot_s"] * 1e3,
-                unit="ms",
-                within=0.3,
-            ),
-            Check(
-                what=Words("engine steps of the first request", "第一个请求的引擎步数"),
-                predicted=tokens,
-                measured=alone["steps"],
-                unit="steps",
-            ),
-            Check(
-                what=Words("queue of the third of three", "三个中最后一个的排队时间"),
-                predicted=2 * tokens * STEP_S * 1e3,
-                measured=queues[3] * 1e3,
-                unit="ms",
-                within=0.3,
-            ),
-        ],
+        checks=_checks(gaps, alone, tokens, queues),
         table=Table(
             columns=[
                 *(Words(f"{name}, ms", f"{name}（毫秒）") for name in PARTS),
@@ -87,6 +57,41 @@ def run(bench: Workbench) -> Outcome:
             )
         ],
     )
+
+
+def _checks(gaps: list[float], alone: Any, tokens: int, queues: list[float]) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "parts that do not add up to the whole, at most",
+                "各部分之和与总时间之差（最多）",
+            ),
+            predicted=0.05,
+            measured=max(gaps),
+            unit="ms",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("time between tokens, alone", "单独请求的 TPOT"),
+            predicted=STEP_S * 1e3,
+            measured=alone["tpot_s"] * 1e3,
+            unit="ms",
+            within=0.3,
+        ),
+        Check(
+            what=Words("engine steps of the first request", "第一个请求的引擎步数"),
+            predicted=tokens,
+            measured=alone["steps"],
+            unit="steps",
+        ),
+        Check(
+            what=Words("queue of the third of three", "三个中最后一个的排队时间"),
+            predicted=2 * tokens * STEP_S * 1e3,
+            measured=queues[3] * 1e3,
+            unit="ms",
+            within=0.3,
+        ),
+    ]
 
 
 LAB = Lab(

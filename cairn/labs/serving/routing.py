@@ -90,40 +90,7 @@ def run(bench: Workbench) -> Outcome:
     # t turns dealt to r replicas at random meet r (1 - (1 - 1/r)^t) of them, and each computes the prefix once.
     met = REPLICAS * (1 - (1 - 1 / REPLICAS) ** turns)
     return Outcome(
-        checks=[
-            Check(
-                what=Words("tokens found with affinity", "亲和路由命中的 token 数"),
-                predicted=count * (turns - 1) * HEAD,
-                measured=hits["affinity"],
-                unit="tokens",
-            ),
-            Check(
-                what=Words("tokens found with round robin", "轮询命中的 token 数"),
-                predicted=count * (turns - met) * HEAD,
-                measured=hits["round robin"],
-                unit="tokens",
-                within=0.05,
-            ),
-            Check(
-                what=Words(
-                    "busiest replica with two choices, over the mean", "二选一时最忙副本 / 平均"
-                ),
-                predicted=1.25,
-                measured=spread["two choices"],
-                unit="x",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "busiest replica with affinity, over with two choices",
-                    "亲和路由的最忙副本 / 二选一",
-                ),
-                predicted=1.0,
-                measured=spread["affinity"] / spread["two choices"],
-                unit="x",
-                kind="at_least",
-            ),
-        ],
+        checks=_checks(count, turns, hits, met, spread),
         table=Table(
             columns=[
                 Words("router", "路由策略"),
@@ -135,6 +102,45 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    count: int, turns: int, hits: dict[str, int], met: float, spread: dict[str, float]
+) -> list[Check]:
+    return [
+        Check(
+            what=Words("tokens found with affinity", "亲和路由命中的 token 数"),
+            predicted=count * (turns - 1) * HEAD,
+            measured=hits["affinity"],
+            unit="tokens",
+        ),
+        Check(
+            what=Words("tokens found with round robin", "轮询命中的 token 数"),
+            predicted=count * (turns - met) * HEAD,
+            measured=hits["round robin"],
+            unit="tokens",
+            within=0.05,
+        ),
+        Check(
+            what=Words(
+                "busiest replica with two choices, over the mean", "二选一时最忙副本 / 平均"
+            ),
+            predicted=1.25,
+            measured=spread["two choices"],
+            unit="x",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "busiest replica with affinity, over with two choices",
+                "亲和路由的最忙副本 / 二选一",
+            ),
+            predicted=1.0,
+            measured=spread["affinity"] / spread["two choices"],
+            unit="x",
+            kind="at_least",
+        ),
+    ]
 
 
 LAB = Lab(

@@ -7,8 +7,8 @@ over them costs little more than one token, because decode reads the same weight
 from typing import TYPE_CHECKING
 
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
-from cairn.labs.serving._engine import in_one_thread
-from cairn.labs.serving._speculate import expected_tokens, keep, speculate
+from cairn.labs.one_thread import one_thread
+from cairn.labs.serving._speculate import Told, expected_tokens, keep, speculate
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ TEXT = (
 )
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
-    import torch
-
     from cairn.models.runnable import open_model
 
     bench.step("loading cairn-tiny")
@@ -34,66 +32,96 @@ def run(bench: Workbench) -> Outcome:
     count = bench.pick(64, 32)
     bench.step("plain decoding")
     plain = speculate(model, prompt, count, 0)
-    rows: list[list[str | float | int]] = [[0, plain.passes, 0.0, 1.0, 1.0]]
-    curve, told = [], {}
+    told = {}
     for most in bench.pick((1, 2, 4, 8), (1, 4)):
         bench.step(f"up to {most} guesses a pass")
-        told[most] = one = speculate(model, prompt, count, most)
-        per_pass = (count - 1) / (one.passes - 1)
-        rows.append([most, one.passes, one.accepted / max(one.guessed, 1), per_pass,
-                     float(one.tokens == plain.tokens)])  # fmt: skip
-        curve.append((float(most), per_pass))
-    alpha = told[1].accepted / max(told[1].guessed, 1)  # of single guesses: what the formula needs
-    share = told[1].guessed / (told[1].passes - 1)  # passes in which there was something to guess
-    foreseen = [(most, 1 - share + share * expected_tokens(alpha, int(most))) for most, _ in curve]
-    passes = told[4].passes
+        told[most] = speculate(model, prompt, count, most)
+    measured = [(float(most), per_pass(one)) for most, one in told.items()]
+    foreseen = [(float(most), foreseen_per_pass(told[1], most)) for most in told]
     return Outcome(
         checks=[
-            Check(
-                what=Words("tokens that differ from plain decoding", "与普通解码不同的 token 数"),
-                predicted=0,
-                measured=sum(a != b for a, b in zip(told[4].tokens, plain.tokens, strict=True)),
-                unit="tokens",
-            ),
-            Check(
-                what=Words(
-                    "tokens a pass with four guesses, from the acceptance of single ones",
-                    "每次前向得到的 token 数（4 个猜测），由单个猜测的接受率预测",
-                ),
-                predicted=dict(foreseen)[4.0],
-                measured=(count - 1) / (passes - 1),
-                unit="tokens",
-                within=0.4,
-            ),
-            Check(
-                what=Words(
-                    "distance of sampled tokens to the target's distribution",
-                    "采样结果与目标分布的总变差距离",
-                ),
-                predicted=0.03,
-                measured=_distance(torch.Generator().manual_seed(5), bench.pick(20_000, 5_000)),
-                unit="",
-                kind="at_most",
-            ),
+            *_checks(plain, told[4], dict(foreseen)[4.0]),
+            _sampled(bench.pick(20_000, 5_000)),
         ],
         plots=[
             Plot(
                 title=Words("Tokens of one pass", "每次前向的 token 数"),
                 x=Words("guesses a pass", "每次猜测数"),
                 y=Words("tokens", "token 数"),
-                lines={"measured": curve, "1 + a + a^2 + ...": foreseen},
+                lines={"measured": measured, "1 + a + a^2 + ...": foreseen},
             )
         ],
-        table=Table(
-            columns=[
-                Words("guesses", "猜测数"),
-                Words("passes", "前向次数"),
-                Words("accepted", "接受率"),
-                Words("tokens a pass", "每次前向 token 数"),
-                Words("same text", "文本相同"),
-            ],
-            rows=rows,
+        table=_table(plain, told),
+    )
+
+
+def per_pass(told: Told) -> float:
+    """Tokens of a pass; the prompt's own gives one and is not counted."""
+    return (len(told.tokens) - 1) / (told.passes - 1)
+
+
+def foreseen_per_pass(single: Told, most: int) -> float:
+    """From single guesses: how often there was something to guess, and how often it was right."""
+    alpha = single.accepted / max(single.guessed, 1)
+    share = single.guessed / (single.passes - 1)
+    return 1 - share + share * expected_tokens(alpha, most)
+
+
+def _checks(plain: Told, four: Told, foreseen: float) -> list[Check]:
+    return [
+        Check(
+            what=Words("tokens that differ from plain decoding", "与普通解码不同的 token 数"),
+            predicted=0,
+            measured=sum(a != b for a, b in zip(four.tokens, plain.tokens, strict=True)),
+            unit="tokens",
         ),
+        Check(
+            what=Words(
+                "tokens a pass with four guesses, from the acceptance of single ones",
+                "每次前向得到的 token 数（4 个猜测），由单个猜测的接受率预测",
+            ),
+            predicted=foreseen,
+            measured=per_pass(four),
+            unit="tokens",
+            within=0.3,
+        ),
+    ]
+
+
+def _sampled(trials: int) -> Check:
+    import torch
+
+    return Check(
+        what=Words(
+            "distance of sampled tokens to the target's distribution",
+            "采样结果与目标分布的总变差距离",
+        ),
+        predicted=0.03,
+        measured=_distance(torch.Generator().manual_seed(5), trials),
+        unit="",
+        kind="at_most",
+    )
+
+
+def _table(plain: Told, told: dict[int, Told]) -> Table:
+    return Table(
+        columns=[
+            Words("guesses", "猜测数"),
+            Words("passes", "前向次数"),
+            Words("accepted", "接受率"),
+            Words("tokens a pass", "每次前向 token 数"),
+            Words("same text", "文本相同"),
+        ],
+        rows=[
+            [
+                most,
+                one.passes,
+                one.accepted / max(one.guessed, 1),
+                per_pass(one),
+                "yes" if one.tokens == plain.tokens else "no",
+            ]
+            for most, one in {0: plain, **told}.items()
+        ],
     )
 
 

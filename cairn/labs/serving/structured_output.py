@@ -10,8 +10,8 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
-from cairn.labs.serving._engine import in_one_thread
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def follows(text: str) -> bool:
     )
 
 
-@in_one_thread
+@one_thread()
 def run(bench: Workbench) -> Outcome:
     from cairn.models.runnable import open_model
     from cairn.serve.config import EngineConfig
@@ -97,37 +97,8 @@ def run(bench: Workbench) -> Outcome:
         ["held to the schema", good[1], " ".join(held[0].split())[:60]],
     ]
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "answers that follow the schema, held to it", "受约束时符合 schema 的比例"
-                ),
-                predicted=1.0,
-                measured=good[1],
-                unit="share",
-            ),
-            Check(
-                what=Words("answers that follow it by themselves", "无约束时恰好符合的比例"),
-                predicted=0.0,
-                measured=good[0],
-                unit="share",
-            ),
-            Check(
-                what=Words("time of a mask", "计算一次掩码的时间"),
-                predicted=1000.0,
-                measured=mask * 1e6,
-                unit="us",
-                kind="at_most",
-            ),
-        ],
-        table=Table(
-            columns=[
-                Words("answers", "回答"),
-                Words("share that parses", "可解析比例"),
-                Words("the first", "第一个"),
-            ],
-            rows=rows,
-        ),
+        checks=_checks(good, mask),
+        table=_table(rows),
         notes=[
             Words(
                 f"The grammar compiled in {compiled * 1e3:.0f} ms, the vocabulary's table included, once for all "
@@ -136,6 +107,41 @@ def run(bench: Workbench) -> Outcome:
                 "模型一步至少 4 毫秒。",
             )
         ],
+    )
+
+
+def _checks(good: list[float], mask: float) -> list[Check]:
+    return [
+        Check(
+            what=Words("answers that follow the schema, held to it", "受约束时符合 schema 的比例"),
+            predicted=1.0,
+            measured=good[1],
+            unit="share",
+        ),
+        Check(
+            what=Words("answers that follow it by themselves", "无约束时恰好符合的比例"),
+            predicted=0.0,
+            measured=good[0],
+            unit="share",
+        ),
+        Check(
+            what=Words("time of a mask", "计算一次掩码的时间"),
+            predicted=400.0,  # a tenth of the least step of an 8B model on an H200, 4 ms
+            measured=mask * 1e6,
+            unit="us",
+            kind="at_most",
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("answers", "回答"),
+            Words("share that parses", "可解析比例"),
+            Words("the first", "第一个"),
+        ],
+        rows=rows,
     )
 
 

@@ -7,7 +7,7 @@ Bytes that autograd keeps for backward are counted as they are kept; the gradien
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.training._spread import SEED, Setting, batches, tiny
 from cairn.labs.workbench import Workbench
@@ -82,25 +82,7 @@ def run(bench: Workbench) -> Outcome:
         apart = max(float((gradients[8][n] - g).abs().max()) for n, g in gradients[size].items())
         rows.append([size, SAMPLES // size, most / 1024, measured[0][1] * size / 8, apart])
     return Outcome(
-        checks=[
-            Check(
-                what=Words("largest difference of any gradient", "梯度的最大差异"),
-                predicted=1e-5,
-                measured=max(row[4] for row in rows),
-                unit="",
-                kind="at_most",
-            ),
-            Check(
-                what=Words(
-                    "bytes kept by microbatches of 1, of those of 8",
-                    "microbatch 为 1 与 8 时保存激活之比",
-                ),
-                predicted=1 / 8,
-                measured=measured[-1][1] / measured[0][1],
-                unit="x",
-                within=0.25,
-            ),
-        ],
+        checks=_checks(rows, measured),
         plots=[
             Plot(
                 title=Words("Kept for backward", "为反向保存的字节"),
@@ -122,6 +104,28 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(rows: list[list[float]], measured: Points) -> list[Check]:
+    return [
+        Check(
+            what=Words("largest difference of any gradient", "梯度的最大差异"),
+            predicted=1e-5,
+            measured=max(row[4] for row in rows),
+            unit="",
+            kind="at_most",
+        ),
+        Check(
+            what=Words(
+                "bytes kept by microbatches of 1, of those of 8",
+                "microbatch 为 1 与 8 时保存激活之比",
+            ),
+            predicted=1 / 8,
+            measured=measured[-1][1] / measured[0][1],
+            unit="x",
+            within=0.25,
+        ),
+    ]
 
 
 LAB = Lab(

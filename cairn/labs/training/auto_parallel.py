@@ -9,7 +9,7 @@ would take by habit.
 import time
 from statistics import median
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
 from cairn.labs.workbench import Workbench
 
 
@@ -48,53 +48,62 @@ def run(bench: Workbench) -> Outcome:
         slowest = max(slowest, ratio)
     speed = [(float(place), row.tokens_per_s) for place, row in enumerate(plan.rows)]
     return Outcome(
-        checks=[
-            Check(
-                what=Words("seconds of the search", "搜索耗时"),
-                predicted=5.0,
-                measured=seconds,
-                unit="s",
-                kind="at_most",
-                within=1.0,
-            ),
-            Check(
-                what=Words("median error against published runs", "与公开数据的误差中位数"),
-                predicted=0.2,
-                measured=median(errors),
-                unit="share",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("slowest habit over the best layout", "最差的习惯布局与最优之比"),
-                predicted=1.1,
-                measured=slowest,
-                unit="x",
-                kind="at_least",
-            ),
-        ],
-        plots=[
-            Plot(
-                title=Words("The best ten", "前十名"),
-                x=Words("place", "名次"),
-                y=Words("tokens/s", "tokens/s"),
-                lines={model: speed},
-            )
-        ],
-        table=Table(
-            columns=[
-                Words("layout", "布局"),
-                Words("time over the best", "与最优耗时比"),
-                Words("MFU", "MFU"),
-                Words("fits", "放得下"),
-            ],
-            rows=rows,
-        ),
+        checks=_checks(seconds, errors, slowest),
+        plots=[_plot(model, speed)],
+        table=_table(rows),
         notes=[
             Words(
                 f"{plan.tried} choices tried, {plan.fitting} fit; best: {best.choice.words()}",
                 f"共尝试 {plan.tried} 种，{plan.fitting} 种放得下；最优：{best.choice.words()}",
             )
         ],
+    )
+
+
+def _checks(seconds: float, errors: list[float], slowest: float) -> list[Check]:
+    return [
+        Check(
+            what=Words("seconds of the search", "搜索耗时"),
+            predicted=5.0,
+            measured=seconds,
+            unit="s",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("median error against published runs", "与公开数据的误差中位数"),
+            predicted=0.2,
+            measured=median(errors),
+            unit="share",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("slowest habit over the best layout", "最差的习惯布局与最优之比"),
+            predicted=1.1,
+            measured=slowest,
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+
+
+def _plot(model: str, speed: Points) -> Plot:
+    return Plot(
+        title=Words("The best ten", "前十名"),
+        x=Words("place", "名次"),
+        y=Words("tokens/s", "tokens/s"),
+        lines={model: speed},
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("layout", "布局"),
+            Words("time over the best", "与最优耗时比"),
+            Words("MFU", "MFU"),
+            Words("fits", "放得下"),
+        ],
+        rows=rows,
     )
 
 

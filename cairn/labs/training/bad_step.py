@@ -81,38 +81,7 @@ def run(bench: Workbench) -> Outcome:
     dead = sum(not math.isfinite(loss) for loss in careless[POISONED + 1 :])
     lag = abs(guarded[-1] - clean[-2])  # one update fewer
     return Outcome(
-        checks=[
-            Check(
-                what=Words("weights that the vetoed step changed", "被否决的步改变的权重数"),
-                predicted=0,
-                measured=changed,
-                unit="weights",
-            ),
-            Check(
-                what=Words(
-                    "finite losses, of all but the poisoned one", "除中毒步外有限的 loss 数"
-                ),
-                predicted=count - 1,
-                measured=alive,
-                unit="steps",
-            ),
-            Check(
-                what=Words("careless: later steps that are NaN", "不设防：之后变成 NaN 的步数"),
-                predicted=count - 1 - POISONED,
-                measured=dead,
-                unit="steps",
-            ),
-            Check(
-                what=Words(
-                    "last loss against a clean run one step shorter",
-                    "与少走一步的干净训练的 loss 差",
-                ),
-                predicted=0.05,
-                measured=lag,
-                unit="loss",
-                kind="at_most",
-            ),
-        ],
+        checks=_checks(changed, count, alive, dead, lag),
         plots=[
             Plot(
                 title=Words("A poisoned batch at step 8", "第 8 步遇到坏 batch"),
@@ -138,6 +107,39 @@ def run(bench: Workbench) -> Outcome:
             ],
         ),
     )
+
+
+def _checks(changed: int, count: int, alive: int, dead: int, lag: float) -> list[Check]:
+    return [
+        Check(
+            what=Words("weights that the vetoed step changed", "被否决的步改变的权重数"),
+            predicted=0,
+            measured=changed,
+            unit="weights",
+        ),
+        Check(
+            what=Words("finite losses, of all but the poisoned one", "除中毒步外有限的 loss 数"),
+            predicted=count - 1,
+            measured=alive,
+            unit="steps",
+        ),
+        Check(
+            what=Words("careless: later steps that are NaN", "不设防：之后变成 NaN 的步数"),
+            predicted=count - 1 - POISONED,
+            measured=dead,
+            unit="steps",
+        ),
+        Check(
+            what=Words(
+                "last loss against a clean run one step shorter",
+                "与少走一步的干净训练的 loss 差",
+            ),
+            predicted=0.05,
+            measured=lag,
+            unit="loss",
+            kind="at_most",
+        ),
+    ]
 
 
 LAB = Lab(

@@ -8,7 +8,8 @@ The trainer's own saver writes the same state both ways; the time until `save` r
 
 import time
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.core.errors import DataError
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -53,40 +54,48 @@ def run(bench: Workbench) -> Outcome:
             )
         )
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "stall in the background, of the synchronous one",
-                    "后台保存与同步保存的停顿之比",
-                ),
-                predicted=0.35,
-                measured=best["background"] / best["synchronous"],
-                unit="x",
-                kind="at_most",
-            ),
-            Check(
-                what=Words("checkpoints that are complete", "完整的检查点数"),
-                predicted=2,
-                measured=complete,
-                unit="checkpoints",
-            ),
-            Check(
-                what=Words("saves that failed", "失败的保存"),
-                predicted=0,
-                measured=sum(problem is not None for problem in problems),
-                unit="saves",
-            ),
-        ],
-        table=Table(
-            columns=[
-                Words("way", "方式"),
-                Words("MB", "MB"),
-                Words("training stands still, ms", "训练停顿 ms"),
-                Words("on disk after, ms", "落盘 ms"),
-            ],
-            rows=rows,
-        ),
+        checks=_checks(best, complete, problems),
+        table=_table(rows),
         notes=notes,
+    )
+
+
+def _checks(best: dict[str, float], complete: int, problems: list[DataError | None]) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "stall in the background, of the synchronous one",
+                "后台保存与同步保存的停顿之比",
+            ),
+            predicted=0.35,
+            measured=best["background"] / best["synchronous"],
+            unit="x",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("checkpoints that are complete", "完整的检查点数"),
+            predicted=2,
+            measured=complete,
+            unit="checkpoints",
+        ),
+        Check(
+            what=Words("saves that failed", "失败的保存"),
+            predicted=0,
+            measured=sum(problem is not None for problem in problems),
+            unit="saves",
+        ),
+    ]
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("way", "方式"),
+            Words("MB", "MB"),
+            Words("training stands still, ms", "训练停顿 ms"),
+            Words("on disk after, ms", "落盘 ms"),
+        ],
+        rows=rows,
     )
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
@@ -54,45 +54,7 @@ def run(bench: Workbench) -> Outcome:
     bench.step("ring attention on two real ranks")
     apart = difference(run_ranks(2, on_ranks, setting), alone(setting))
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "zigzag: most loaded rank over the mean, less one",
-                    "zigzag：最忙 rank 超出均值的比例",
-                ),
-                predicted=0.0,
-                measured=worst,
-                unit="share",
-            ),
-            Check(
-                what=Words(
-                    "contiguous, 16 ranks: most over mean", "连续切分 16 rank：最忙与均值之比"
-                ),
-                predicted=contiguous_excess(16),
-                measured=cut[-1][1],
-                unit="x",
-                within=0.01,
-            ),
-            Check(
-                what=Words(
-                    "attention time, contiguous over zigzag, 4 ranks",
-                    "4 rank：连续切分与 zigzag 的注意力耗时比",
-                ),
-                predicted=expected,
-                measured=measured,
-                unit="x",
-                within=0.35,
-            ),
-            Check(
-                what=Words(
-                    "ring on two ranks against one process", "两 rank 环形注意力与单进程的差异"
-                ),
-                predicted=1e-5,
-                measured=apart,
-                unit="",
-                kind="at_most",
-            ),
-        ],
+        checks=_checks(worst, cut, expected, measured, apart),
         plots=[
             Plot(
                 title=Words("Work of the busiest rank", "最忙 rank 的工作量"),
@@ -113,6 +75,46 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    worst: float, cut: Points, expected: float, measured: float, apart: float
+) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "zigzag: most loaded rank over the mean, less one",
+                "zigzag：最忙 rank 超出均值的比例",
+            ),
+            predicted=0.0,
+            measured=worst,
+            unit="share",
+        ),
+        Check(
+            what=Words("contiguous, 16 ranks: most over mean", "连续切分 16 rank：最忙与均值之比"),
+            predicted=contiguous_excess(16),
+            measured=cut[-1][1],
+            unit="x",
+            within=0.01,
+        ),
+        Check(
+            what=Words(
+                "attention time, contiguous over zigzag, 4 ranks",
+                "4 rank：连续切分与 zigzag 的注意力耗时比",
+            ),
+            predicted=expected,
+            measured=measured,
+            unit="x",
+            within=0.35,
+        ),
+        Check(
+            what=Words("ring on two ranks against one process", "两 rank 环形注意力与单进程的差异"),
+            predicted=1e-5,
+            measured=apart,
+            unit="",
+            kind="at_most",
+        ),
+    ]
 
 
 def _attention(bench: Workbench) -> tuple[float, float]:

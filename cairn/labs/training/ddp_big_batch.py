@@ -9,7 +9,16 @@ computed here: the trainer's, over real ranks, and the naive one.
 from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
-from cairn.labs.training._spread import SEED, Setting, alone, batches, difference, on_ranks, tiny
+from cairn.labs.training._spread import (
+    SEED,
+    Setting,
+    Trace,
+    alone,
+    batches,
+    difference,
+    on_ranks,
+    tiny,
+)
 from cairn.labs.workbench import Workbench
 from cairn.train.parallel.layout import Layout
 
@@ -62,12 +71,14 @@ def run(bench: Workbench) -> Outcome:
                 for step in range(setting.steps)
             ],
         ),
-        notes=[
-            Words(
-                f"first loss {expected['losses'][0]:.6f}; averaged over ranks {naive:.6f}",
-                f"第一步 loss {expected['losses'][0]:.6f}；按 rank 平均为 {naive:.6f}",
-            )
-        ],
+        notes=[_note(expected, naive)],
+    )
+
+
+def _note(expected: Trace, naive: float) -> Words:
+    return Words(
+        f"first loss {expected['losses'][0]:.6f}; averaged over ranks {naive:.6f}",
+        f"第一步 loss {expected['losses'][0]:.6f}；按 rank 平均为 {naive:.6f}",
     )
 
 

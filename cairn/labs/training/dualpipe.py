@@ -7,7 +7,7 @@
 All four schedules are timed on paper, run by threads that sleep, and DualPipeV trains a tiny model on two real ranks.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._sleepers import idle_share
@@ -57,7 +57,7 @@ def run(bench: Workbench) -> Outcome:
                 "idle of DualPipeV over 1F1B, really waiting",
                 "真实等待中 DualPipeV 与 1F1B 的空闲比",
             ),
-            predicted=0.6,
+            predicted=0.4,  # 0.2 on paper; threads wake a little late
             measured=shares["dualpipev"] / shares["1f1b"],
             unit="x",
             kind="at_most",
@@ -66,23 +66,29 @@ def run(bench: Workbench) -> Outcome:
     checks.append(_same_training(bench))
     return Outcome(
         checks=checks,
-        table=Table(
-            columns=[
-                Words("schedule", "调度"),
-                Words("predicted idle, F", "预测空闲（F）"),
-                Words("simulated idle, F", "模拟空闲（F）"),
-                Words("bubble", "气泡比例"),
-                Words("microbatches kept", "保存激活的 microbatch 数"),
-            ],
-            rows=rows,
-        ),
-        notes=[
-            Words(
-                "on a GPU the pairs of DualPipe overlap their all-to-alls with each other's compute, which this paper "
-                "timeline does not count",
-                "在 GPU 上 DualPipe 成对的前反向还能用彼此的计算掩盖 all-to-all，本时间线未计入这一收益",
-            )
+        table=_table(rows),
+        notes=[_note()],
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("schedule", "调度"),
+            Words("predicted idle, F", "预测空闲（F）"),
+            Words("simulated idle, F", "模拟空闲（F）"),
+            Words("bubble", "气泡比例"),
+            Words("microbatches kept", "保存激活的 microbatch 数"),
         ],
+        rows=rows,
+    )
+
+
+def _note() -> Words:
+    return Words(
+        "on a GPU the pairs of DualPipe overlap their all-to-alls with each other's compute, which this paper "
+        "timeline does not count",
+        "在 GPU 上 DualPipe 成对的前反向还能用彼此的计算掩盖 all-to-all，本时间线未计入这一收益",
     )
 
 

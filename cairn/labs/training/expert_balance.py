@@ -8,7 +8,7 @@ A router that prefers some experts sees the same stream of tokens with and witho
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -62,41 +62,8 @@ def run(bench: Workbench) -> Outcome:
         )
     settled = rows[1][2]
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "steered: busiest rank over the mean, at the end",
-                    "有偏置：最后阶段最忙 rank 与均值之比",
-                ),
-                predicted=1.0,
-                measured=settled,
-                unit="x",
-                kind="at_most",
-                within=0.25,
-            ),
-            Check(
-                what=Words("plain: busiest rank over the mean", "无偏置：最忙 rank 与均值之比"),
-                predicted=1.5,
-                measured=rows[0][2],
-                unit="x",
-                kind="at_least",
-            ),
-            Check(
-                what=Words("choices that were dropped", "被丢弃的路由选择"),
-                predicted=0,
-                measured=lost,
-                unit="tokens",
-            ),
-        ],
-        plots=[
-            Plot(
-                title=Words("Busiest rank of four", "四个 rank 中最忙者"),
-                x=Words("step", "步"),
-                y=Words("times the mean load", "均值的倍数"),
-                lines=curves,
-                limit=("balanced", 1.0),
-            )
-        ],
+        checks=_checks(settled, rows, lost),
+        plots=[_plot(curves)],
         table=Table(
             columns=[
                 Words("router", "路由器"),
@@ -112,6 +79,45 @@ def run(bench: Workbench) -> Outcome:
                 f"没有偏置调节时，专家层耗时是有调节的 {rows[0][2] / settled:.2f} 倍",
             )
         ],
+    )
+
+
+def _checks(settled: float, rows: list[list[Any]], lost: int) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "steered: busiest rank over the mean, at the end",
+                "有偏置：最后阶段最忙 rank 与均值之比",
+            ),
+            predicted=1.0,
+            measured=settled,
+            unit="x",
+            kind="at_most",
+            within=0.25,
+        ),
+        Check(
+            what=Words("plain: busiest rank over the mean", "无偏置：最忙 rank 与均值之比"),
+            predicted=1.5,
+            measured=rows[0][2],
+            unit="x",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("choices that were dropped", "被丢弃的路由选择"),
+            predicted=0,
+            measured=lost,
+            unit="tokens",
+        ),
+    ]
+
+
+def _plot(curves: Lines) -> Plot:
+    return Plot(
+        title=Words("Busiest rank of four", "四个 rank 中最忙者"),
+        x=Words("step", "步"),
+        y=Words("times the mean load", "均值的倍数"),
+        lines=curves,
+        limit=("balanced", 1.0),
     )
 
 

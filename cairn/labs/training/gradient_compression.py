@@ -58,34 +58,7 @@ def run(bench: Workbench) -> Outcome:
     start = curves["dense"][0][1]
     final = {name: curve[-1][1] / start for name, curve in curves.items()}
     return Outcome(
-        checks=[
-            Check(
-                what=Words("bytes sent, of a dense all-reduce", "与稠密 all-reduce 的字节比"),
-                predicted=expected_share(),
-                measured=share,
-                unit="x",
-                kind="at_most",
-                within=0.45,  # the busiest owner counts, and blocks are few
-            ),
-            Check(
-                what=Words(
-                    "loss left without feedback over with it", "无反馈与有反馈的剩余 loss 之比"
-                ),
-                predicted=2.0,
-                measured=final["top-k"] / final["top-k + feedback"],
-                unit="x",
-                kind="at_least",
-            ),
-            Check(
-                what=Words(
-                    "loss left with feedback, of the first", "有反馈时剩余 loss 占初始的比例"
-                ),
-                predicted=0.05,
-                measured=final["top-k + feedback"],
-                unit="share",
-                kind="at_most",
-            ),
-        ],
+        checks=_checks(share, final),
         plots=[
             Plot(
                 title=Words("Loss with 5% of the gradient", "只发送 5% 梯度时的 loss"),
@@ -100,6 +73,33 @@ def run(bench: Workbench) -> Outcome:
             rows=[[name, value] for name, value in final.items()],
         ),
     )
+
+
+def _checks(share: float, final: dict[str, float]) -> list[Check]:
+    return [
+        Check(
+            what=Words("bytes sent, of a dense all-reduce", "与稠密 all-reduce 的字节比"),
+            predicted=expected_share(),
+            measured=share,
+            unit="x",
+            kind="at_most",
+            within=0.45,  # the busiest owner counts, and blocks are few
+        ),
+        Check(
+            what=Words("loss left without feedback over with it", "无反馈与有反馈的剩余 loss 之比"),
+            predicted=2.0,
+            measured=final["top-k"] / final["top-k + feedback"],
+            unit="x",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("loss left with feedback, of the first", "有反馈时剩余 loss 占初始的比例"),
+            predicted=0.05,
+            measured=final["top-k + feedback"],
+            unit="share",
+            kind="at_most",
+        ),
+    ]
 
 
 def expected_share() -> float:

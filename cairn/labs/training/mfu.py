@@ -80,33 +80,7 @@ def run(bench: Workbench) -> Outcome:
             ]
         )
     return Outcome(
-        checks=[
-            Check(
-                what=Words(
-                    "products by the spec against torch's counter",
-                    "公式中的矩阵乘 FLOPs 与 torch 计数",
-                ),
-                predicted=expected / 1e9,
-                measured=counted / 1e9,
-                unit="GFLOP",
-                within=0.001,
-            ),
-            Check(
-                what=Words("rate of the larger model over the smaller", "大模型与小模型的速率比"),
-                predicted=1.2,
-                measured=rates[1] / rates[0],
-                unit="x",
-                kind="at_least",
-            ),
-            Check(
-                what=Words("MFU stays below one", "MFU 小于 1"),
-                predicted=1.0,
-                measured=rows[-1][-1],
-                unit="share",
-                kind="at_most",
-                within=0.3,  # of a machine that may be less busy a second later
-            ),
-        ],
+        checks=_checks(expected, counted, rates, rows),
         table=Table(
             columns=[
                 Words("model", "模型"),
@@ -120,6 +94,38 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    expected: float, counted: float, rates: list[float], rows: list[list[Any]]
+) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "products by the spec against torch's counter",
+                "公式中的矩阵乘 FLOPs 与 torch 计数",
+            ),
+            predicted=expected / 1e9,
+            measured=counted / 1e9,
+            unit="GFLOP",
+            within=0.001,
+        ),
+        Check(
+            what=Words("rate of the larger model over the smaller", "大模型与小模型的速率比"),
+            predicted=1.2,
+            measured=rates[1] / rates[0],
+            unit="x",
+            kind="at_least",
+        ),
+        Check(
+            what=Words("MFU stays below one", "MFU 小于 1"),
+            predicted=1.0,
+            measured=rows[-1][-1],
+            unit="share",
+            kind="at_most",
+            within=0.3,  # of a machine that may be less busy a second later
+        ),
+    ]
 
 
 def _product_rate(bench: Workbench) -> float:

@@ -43,36 +43,7 @@ def run(bench: Workbench) -> Outcome:
         share = idle_share(schedule(name, STAGES, microbatches), costs, unit)
         asleep.append((name, microbatches, share))
     return Outcome(
-        checks=[
-            Check(
-                what=Words("formula against simulator, any case", "公式与模拟器的最大差异"),
-                predicted=0.0,
-                measured=round(worst, 9),
-                unit="share",
-            ),
-            Check(
-                what=Words(
-                    "activations kept, GPipe over 1F1B, 32 microbatches",
-                    "32 个 microbatch 时 GPipe 与 1F1B 的激活量之比",
-                ),
-                predicted=32 / STAGES,
-                measured=stash["gpipe", 32] / stash["1f1b", 32],
-                unit="x",
-            ),
-            *[
-                Check(
-                    what=Words(
-                        f"{name} x {microbatches}, really waiting",
-                        f"{name} x {microbatches}，真实等待",
-                    ),
-                    predicted=formula(name, STAGES, microbatches),
-                    measured=share,
-                    unit="share",
-                    within=0.3,
-                )
-                for name, microbatches, share in asleep
-            ],
-        ],
+        checks=_checks(worst, stash, asleep),
         plots=[
             Plot(
                 title=Words(f"Idle share of {STAGES} stages", f"{STAGES} 个 stage 的空闲比例"),
@@ -93,6 +64,41 @@ def run(bench: Workbench) -> Outcome:
             rows=rows,
         ),
     )
+
+
+def _checks(
+    worst: float, stash: dict[tuple[str, int], float], asleep: list[tuple[str, int, float]]
+) -> list[Check]:
+    return [
+        Check(
+            what=Words("formula against simulator, any case", "公式与模拟器的最大差异"),
+            predicted=0.0,
+            measured=round(worst, 9),
+            unit="share",
+        ),
+        Check(
+            what=Words(
+                "activations kept, GPipe over 1F1B, 32 microbatches",
+                "32 个 microbatch 时 GPipe 与 1F1B 的激活量之比",
+            ),
+            predicted=32 / STAGES,
+            measured=stash["gpipe", 32] / stash["1f1b", 32],
+            unit="x",
+        ),
+        *[
+            Check(
+                what=Words(
+                    f"{name} x {microbatches}, really waiting",
+                    f"{name} x {microbatches}，真实等待",
+                ),
+                predicted=formula(name, STAGES, microbatches),
+                measured=share,
+                unit="share",
+                within=0.3,
+            )
+            for name, microbatches, share in asleep
+        ],
+    ]
 
 
 LAB = Lab(

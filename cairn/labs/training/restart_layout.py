@@ -84,17 +84,7 @@ def run(bench: Workbench) -> Outcome:
                 unit="steps",
             ),
         ],
-        plots=[
-            Plot(
-                title=Words("Loss over three lives", "三次重启的 loss"),
-                x=Words("step", "步"),
-                y=Words("loss", "loss"),
-                lines={
-                    "never stopped": list(enumerate(expected)),
-                    "restarted": list(enumerate(found)),
-                },
-            )
-        ],
+        plots=[_plot(expected, found)],
         table=Table(
             columns=[
                 Words("step", "步"),
@@ -107,6 +97,18 @@ def run(bench: Workbench) -> Outcome:
                 for step in range(min(len(found), len(expected)))
             ],
         ),
+    )
+
+
+def _plot(expected: list[float], found: list[float]) -> Plot:
+    return Plot(
+        title=Words("Loss over three lives", "三次重启的 loss"),
+        x=Words("step", "步"),
+        y=Words("loss", "loss"),
+        lines={
+            "never stopped": list(enumerate(expected)),
+            "restarted": list(enumerate(found)),
+        },
     )
 
 

@@ -8,7 +8,7 @@ layer and microbatch, each of tokens x hidden numbers. The trainer's own verbs a
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
@@ -89,16 +89,20 @@ def run(bench: Workbench) -> Outcome:
                 for row in rows
             ],
         ],
-        table=Table(
-            columns=[
-                Words("form", "形式"),
-                Words("collectives", "集合通信次数"),
-                Words("bytes as all-reduce", "折算 all-reduce 字节"),
-                Words("per layer and microbatch", "每层每 microbatch 次数"),
-                Words("difference", "差异"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("form", "形式"),
+            Words("collectives", "集合通信次数"),
+            Words("bytes as all-reduce", "折算 all-reduce 字节"),
+            Words("per layer and microbatch", "每层每 microbatch 次数"),
+            Words("difference", "差异"),
+        ],
+        rows=rows,
     )
 
 

@@ -12,7 +12,7 @@ step is the same.
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, spread, tiny, train
@@ -119,17 +119,21 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_most",
             ),
         ],
-        table=Table(
-            columns=[
-                Words("form", "形式"),
-                Words("weights B/parameter", "权重 B/参数"),
-                Words("gradients", "梯度"),
-                Words("states", "优化器状态"),
-                Words("predicted", "预测合计"),
-                Words("counted", "实测合计"),
-            ],
-            rows=rows,
-        ),
+        table=_table(rows),
+    )
+
+
+def _table(rows: Rows) -> Table:
+    return Table(
+        columns=[
+            Words("form", "形式"),
+            Words("weights B/parameter", "权重 B/参数"),
+            Words("gradients", "梯度"),
+            Words("states", "优化器状态"),
+            Words("predicted", "预测合计"),
+            Words("counted", "实测合计"),
+        ],
+        rows=rows,
     )
 
 

@@ -1,33 +1,46 @@
-/** The report of a lab: hypothesis, verdict, predicted beside measured, its plots, code, questions. */
+/** The report of a lab: hypothesis, verdict, its plots, predicted beside measured, figures, code, reading, questions. */
 
 import { h } from "../dom.js";
 import { figure } from "../format.js";
 import { drawPlot } from "./plot.js";
-import { amount, said, word } from "./words.js";
+import { said, word } from "./words.js";
 
-export function labReport({ about, run }) {
+export function labReport({ about, run, shown }) {
   return [
     h("p", {}, h("a", { href: "#/learn" }, `← ${word("back")}`)),
     h("div", { class: "head" }, h("h1", {}, said(about.title)), h("p", { class: "soft" }, `${about.area}/${about.name}`)),
     h("h2", {}, word("hypothesis")), h("p", {}, said(about.hypothesis)),
-    run ? measured(run) : h("p", { class: "soft" }, `${word("notRun")}. ${word("runIt")}: `, h("code", {}, `cairn lab run ${about.name}`)),
+    run ? measured(run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
     h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, h("code", {}, place)))),
+    h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
     h("h2", {}, word("questions")), about.questions.map((one) =>
       h("details", {}, h("summary", {}, said(one.ask)), h("p", {}, said(one.answer)))),
   ].flat(2);
 }
 
-function measured(run) {
-  const unit = (value, of) => (value === null ? "–" : `${amount(value)} ${of}`.trim());
-  const row = (check) => h("tr", {}, h("td", {}, said(check.what)), h("td", { class: "number" }, unit(check.predicted, check.unit)),
-    h("td", { class: "number" }, unit(check.measured, check.unit)),
-    h("td", { class: "number" }, check.gap === null ? "–" : `${check.gap >= 0 ? "+" : ""}${(100 * check.gap).toFixed(0)}%`),
-    h("td", {}, check.held ? "✓" : "≠"));
-  const heads = ["what", "predicted", "measured", "gap"].map((name) => h("th", { scope: "col" }, word(name)));
+function measured(run, shown) {
   return [
     h("p", { class: `verdict ${run.status}` }, h("b", {}, `${word(run.status)}: `), said(run.verdict)),
     h("div", { class: "cards" }, run.plots.map((plot) => drawPlot(plot))),
-    h("table", { class: "checks" }, h("thead", {}, h("tr", {}, heads, h("th", {}))), h("tbody", {}, run.checks.map(row))),
+    checks(run, shown),
+    run.table ? figures(run.table.columns, shown.table) : null,
+    run.notes.map((note) => h("p", {}, said(note))),
     h("p", { class: "hint" }, `${run.at}, ${run.where.device_name}, ${figure(run.seconds)} s${run.quick ? ", quick" : ""}`),
-  ];
+  ].flat().filter(Boolean);
+}
+
+function checks(run, shown) {
+  const heads = ["what", "predicted", "measured", "gap", "allowed"].map((name) => h("th", { scope: "col" }, word(name)));
+  const row = (check, at) => {
+    const { predicted, measured: found, gap, allowed } = shown.checks[at];
+    const cells = [said(predicted), said(found), gap, allowed].map((text) => h("td", { class: "number" }, text));
+    return h("tr", {}, h("td", {}, said(check.what)), cells, h("td", {}, check.held ? "✓" : "≠"));
+  };
+  return h("table", { class: "checks" }, h("thead", {}, h("tr", {}, heads, h("th", {}))), h("tbody", {}, run.checks.map(row)));
+}
+
+function figures(columns, rows) {
+  const heads = columns.map((name) => h("th", { scope: "col" }, said(name)));
+  const row = (cells) => h("tr", {}, cells.map((cell, at) => h("td", { class: at ? "number" : "" }, said(cell))));
+  return h("table", { class: "checks figures" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows.map(row)));
 }

@@ -27,7 +27,7 @@ const titled = (name, ...children) => [h("h2", {}, word(name)), ...children].red
 const lines = (texts) => h("ul", { class: "notes" }, texts.map((text) => h("li", {}, h("code", {}, text))));
 
 function labLine(name, title, run) {
-  const verdict = run ? said(run.verdict) : `${word("notRun")}: cairn lab run ${name}`;
+  const verdict = run ? said(run.verdict) : `${word("not run")}: cairn lab run ${name}`;
   return h("li", {}, h("a", { href: `#/learn/lab:${name}` }, said(title)), " · ",
     h("span", { class: `verdict ${run?.status ?? ""}` }, verdict));
 }

@@ -12,7 +12,7 @@ import { getJSON } from "../server.js";
 import { labReport } from "./lab.js";
 import { mapOf } from "./map.js";
 import { topicPage } from "./topic.js";
-import { chosenLanguage, languageSwitch } from "./words.js";
+import { chosenLanguage, languageSwitch, loadWords } from "./words.js";
 
 export function makeView() {
   const body = h("div", { class: "learn" });
@@ -37,6 +37,7 @@ export function makeView() {
 }
 
 async function draw(rest) {
+  await loadWords();
   if (rest === "") return mapOf(await getJSON("/cairn/learn"));
   if (rest.startsWith("lab:")) return labReport(await getJSON(`/cairn/learn/labs/${encodeURIComponent(rest.slice(4))}`));
   return topicPage(await getJSON(`/cairn/learn/topics/${encodeURIComponent(rest)}`));

@@ -1,0 +1,71 @@
+"""The words and signs around labs and topics, in both languages: headings, states, columns.
+
+Terminal, page of a file and page of the server take them from here, so that a thing has one name. What a lab or a topic
+says itself is in its own file; short labels of plots and tables are in `glossary.toml`.
+"""
+
+from cairn.labs.lab import Words
+
+STATE_SIGNS = {"done": "●", "begun": "◐", "ready": "○", "later": "·"}  # of a topic
+RUN_SIGNS = {"held": "✓", "off": "≠", "failed": "✗", "skipped": "–"}  # of a lab's run
+
+WORDS: dict[str, Words] = {
+    # the states of a topic, and of a run
+    "done": Words("done", "已完成"),
+    "begun": Words("begun", "进行中"),
+    "ready": Words("ready", "可以开始"),
+    "later": Words("needs others first", "需先学其他"),
+    "held": Words("as predicted", "与预测一致"),
+    "off": Words("off", "有偏差"),
+    "failed": Words("failed", "出错"),
+    "skipped": Words("skipped", "跳过"),
+    # the map and the plans
+    "title": Words("The roadmap", "学习路线"),
+    "of": Words("topics done", "个主题已完成"),
+    "months": Words("months", "月"),
+    "next": Words("Next", "下一步"),
+    "week": Words("Seven days", "七天计划"),
+    "year": Words("Twelve months", "十二个月计划"),
+    "back": Words("The map", "返回地图"),
+    # a topic
+    "problem": Words("Which problem it solves", "解决什么问题"),
+    "debug": Words("How to see and debug it", "如何观察与调试"),
+    "code": Words("The code here", "本项目中的代码"),
+    "labs": Words("Labs", "实验"),
+    "commands": Words("Commands", "命令"),
+    "reading": Words("Reading", "延伸阅读"),
+    "requires": Words("Learn first", "先修"),
+    "ask": Words("Check yourself", "自测"),
+    "answer": Words("Model answer", "参考答案"),
+    "hidden": Words("--answers shows the answer", "加 --answers 查看参考答案"),
+    # the quiz
+    "question": Words("Question", "问题"),
+    "evidence": Words("Measured on this machine", "本机实测"),
+    "think": Words("Answer aloud, then press Enter ", "先口头回答，再按回车 "),
+    "judge": Words("Did you have it? [y/n, q to stop] ", "答对了吗？[y/n，q 退出] "),
+    # a lab and its run
+    "hypothesis": Words("Hypothesis", "假设"),
+    "checks": Words("Checks", "检验"),
+    "what": Words("what", "内容"),
+    "predicted": Words("predicted", "预测"),
+    "measured": Words("measured", "实测"),
+    "gap": Words("gap", "偏差"),
+    "allowed": Words("allowed", "允许"),
+    "verdict": Words("Verdict", "结论"),
+    "calibrated": Words("machine.json is better by", "machine.json 已更新"),
+    "questions": Words("Questions", "思考题"),
+    "questions hidden": Words(
+        "Questions (--answers shows the answers)", "思考题（--answers 显示答案）"
+    ),
+    "not run": Words("not run yet", "尚未运行"),
+    "run it": Words("Run it", "运行"),
+    "cannot run": Words("lab '{lab}' cannot run here: {why}", "实验 '{lab}' 无法在本机运行：{why}"),
+    "can run": Words(
+        "`cairn lab list` marks the labs that this machine can run",
+        "`cairn lab list` 标出本机可以运行的实验",
+    ),
+    "no runs": Words(
+        "the lab record is empty; begin with: cairn lab run roofline",
+        "实验记录为空；可以从 cairn lab run roofline 开始",
+    ),
+}
