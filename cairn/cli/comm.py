@@ -13,16 +13,17 @@ import tyro
 
 from cairn.cli.comm_bench import run_bench
 from cairn.cli.comm_doctor import run_doctor
+from cairn.cli.comm_export import run_export
 from cairn.cli.comm_simulate import run_simulate
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
-from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.errors import DataError, UsageError, did_you_mean
 from cairn.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from cairn.comm.nccl_tuner import Rule
-    from cairn.comm.schedule.ops import Collective
+    from cairn.comm.schedule.ops import Collective, Schedule
     from cairn.comm.schedule.verify import Proof
 
 ABOUT = "Collectives: prove a schedule, measure it, simulate it, and find out why it is slow."
@@ -43,6 +44,8 @@ class Verify(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """which schedules"""
     all: bool = False
     """every schedule there is"""
+    file: Path | None = None
+    """a schedule of your own, in the JSON of `cairn comm export --format json`"""
     ranks: str = PROVED
     """numbers of ranks, such as 8 or 2..64,128"""
     parts: int = 1
@@ -88,6 +91,8 @@ def run(args: list[str]) -> int:
 
 def run_verify(args: list[str]) -> int:
     options = load(Verify, args=args, env_prefix="CAIRN_COMM_VERIFY_").value
+    if options.file is not None:
+        return _verify_file(options, options.file)
     wanted = _chosen(options.names, options.all)
     sizes = read_ranks(options.ranks)
     began = time.monotonic()
@@ -103,6 +108,33 @@ def run_verify(args: list[str]) -> int:
         return 0 if ok else 1
     if options.show:
         _show(wanted, min(sizes), options.parts)
+    _print_proofs(proofs, seconds)
+    return 0 if ok else 1
+
+
+def _verify_file(options: Verify, path: Path) -> int:
+    """One schedule that somebody wrote; it has its own number of ranks."""
+    from cairn.comm.schedule.export import schedule_from
+    from cairn.comm.schedule.verify import verify
+
+    if options.names or options.all:
+        raise UsageError("--file is one schedule, names and --all are others", hint="ask for one")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", hint="give a file that exists"
+        ) from None
+    began = time.monotonic()
+    schedule = schedule_from(text)
+    proof = verify(schedule, options.capacity)
+    proofs: dict[tuple[str, str], list[Proof]] = {(schedule.collective, schedule.name): [proof]}
+    ok, seconds = proof.ok, time.monotonic() - began
+    if options.json:
+        _print_json({"ok": ok, "seconds": round(seconds, 3), "schedules": _documents(proofs)})
+        return 0 if ok else 1
+    if options.show:
+        _show_schedule(schedule)
     _print_proofs(proofs, seconds)
     return 0 if ok else 1
 
@@ -124,7 +156,12 @@ def run_tune(args: list[str]) -> int:
     rules = nccl_tuner.rules(cluster, calibration, parse_bytes(options.largest))
     text = nccl_tuner.render(cluster, rules)
     if options.out is not None:
-        options.out.write_text(text)
+        try:
+            options.out.write_text(text)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {options.out}: {error.strerror}", hint="choose another --out"
+            ) from None
         sys.stderr.write(f"wrote {options.out}: {len(rules)} rules\n")
     if options.json:
         document = {"cluster": cluster, "calibration": calibration, "median_error": error}
@@ -256,12 +293,16 @@ def _show(wanted: list[tuple["Collective", str]], ranks: int, parts: int) -> Non
     from cairn.comm.schedule.catalogue import make
 
     for collective, name in wanted:
-        schedule = make(collective, name, ranks, parts=parts)
-        print(f"{collective}/{name}, {ranks} ranks, {schedule.chunks} chunks")
-        for rank in range(schedule.nodes):
-            for channel in range(schedule.channels):
-                ops = ", ".join(str(op) for op in schedule.program(rank, channel))
-                print(f"  rank {rank} channel {channel}: {ops or 'nothing'}")
+        _show_schedule(make(collective, name, ranks, parts=parts))
+
+
+def _show_schedule(schedule: "Schedule") -> None:
+    about = f"{schedule.ranks} ranks, {schedule.chunks} chunks"
+    print(f"{schedule.collective}/{schedule.name}, {about}")
+    for rank in range(schedule.nodes):
+        for channel in range(schedule.channels):
+            ops = ", ".join(str(op) for op in schedule.program(rank, channel))
+            print(f"  rank {rank} channel {channel}: {ops or 'nothing'}")
 
 
 def _print_rules(rules: list["Rule"], error: float | None) -> None:
@@ -280,6 +321,7 @@ def _print_json(document: object) -> None:
 
 SUBVERBS: dict[str, Subverb] = {
     "verify": Subverb(run_verify, "prove schedules for every number of ranks"),
+    "export": Subverb(run_export, "write a proved schedule for other programs: GOAL, JSON"),
     "bench": Subverb(run_bench, "time a collective over several backends, as nccl-tests does"),
     "tune": Subverb(run_tune, "a configuration for NCCL's tuner plugin, predicted or calibrated"),
     "doctor": Subverb(run_doctor, "why it is slow or hangs: dumps, logs, sweeps, or a probe"),

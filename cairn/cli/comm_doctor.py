@@ -87,6 +87,8 @@ def _probe(options: Doctor) -> int:
             f"a probe of {options.ranks} ranks and {size} bytes",
             hint=f"{FEWEST_RANKS} to {MOST_RANKS} ranks here, 1 byte to 1 GiB",
         )
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {options.out}: there is no folder {options.out.parent}")
     probe = _measured(options.ranks, size)
     if probe is None:
         return 0  # rank 0 speaks

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cairn.comm.simulate.topology import Topology
 
 EXAMPLE = "example"
+FAULTS_SHOWN = 8
 
 
 class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,10 +206,14 @@ def _print_result(
     print(f"  {'network alone':<22} {format_duration(result.far_us / 1e6)}")
     print(f"  {'NVLink alone':<22} {format_duration(result.near_us / 1e6)}")
     print(f"  {'no waits, no sharing':<22} {format_duration(result.ideal_us / 1e6)}")
-    print(f"  {'flows on one link':<22} {result.largest_sharing} at most, {result.flows:,} routed")
-    print(f"  {'rails simulated':<22} {result.rails} of {top.planes}; the slowest counts")
-    for name in result.faults:
+    if result.rails:
+        crowd = f"{result.largest_sharing} at most, {result.flows:,} routed"
+        print(f"  {'flows on one link':<22} {crowd}")
+        print(f"  {'rails simulated':<22} {result.rails} of {top.planes}; the slowest counts")
+    for name in result.faults[:FAULTS_SHOWN]:
         print(f"  {'fault':<22} {name}")
+    if len(result.faults) > FAULTS_SHOWN:
+        print(f"  {'':<22} and {len(result.faults) - FAULTS_SHOWN:,} more (--json has all)")
     if healthy is not None:
         print(
             f"  {'healthy':<22} {format_duration(healthy.us / 1e6)}: {result.us / healthy.us:.2f} x"

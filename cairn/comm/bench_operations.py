@@ -24,7 +24,8 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 NEVER_IN_PLACE = ("alltoall", "sendrecv", "gather", "scatter")
 TYPES = {
     "float": torch.float32, "double": torch.float64, "half": torch.float16,
-    "bfloat16": torch.bfloat16, "int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8,
+    "bfloat16": torch.bfloat16, "int8": torch.int8, "int32": torch.int32, "int64": torch.int64,
+    "uint8": torch.uint8,
 }  # fmt: skip
 REDUCTIONS = {
     "sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN,
@@ -46,22 +47,30 @@ class Place:
 
     def __init__(
         self, rank: int, world: int, count: int, *, type: str, reduction: str, root: int, in_place: bool,
-        group: Any, device: str,
+        group: Any, device: str, calls: Any = dist,
     ) -> None:  # fmt: skip
+        """`calls` has the functions of torch.distributed: its module, or what speaks to another library."""
         self.rank, self.world, self.count, self.root = rank, world, count, root
-        self.in_place, self.group = in_place, group
+        self.in_place, self.group, self.calls = in_place, group, calls
         self.dtype, self.reduction, self.op = TYPES[type], reduction, REDUCTIONS[reduction]
         self.each = count // world
         self.own = slice(rank * self.each, (rank + 1) * self.each)  # this rank's part of a vector
         self.mine = self.values(rank).to(device)
         self.result = torch.empty_like(self.mine)
 
+    def named(self, new: str, old: str) -> Any:
+        """torch 2.13 has new names, and warns of the old ones."""
+        return getattr(self.calls, new, None) or getattr(self.calls, old)
+
     def values(self, rank: int) -> torch.Tensor:
-        """What a rank brings: 1, 2, 3 in turn, beginning differently on each."""
-        return ((torch.arange(self.count) + rank) % 3 + 1).to(self.dtype)
+        """What a rank brings: 1, 2, 3 in turn, beginning differently on each; 1 and 2 where they are multiplied."""
+        most = 2 if self.reduction == "prod" else 3  # powers of two are exact in every type
+        return ((torch.arange(self.count) + rank) % most + 1).to(self.dtype)
 
     def reduced(self) -> torch.Tensor:
-        every = torch.stack([self.values(rank).double() for rank in range(self.world)])
+        """Whole numbers that overflow wrap around, as they do when types of few bits are added."""
+        wide = torch.float64 if self.dtype.is_floating_point else torch.int64
+        every = torch.stack([self.values(rank).to(wide) for rank in range(self.world)])
         match self.reduction:
             case "sum":
                 result = every.sum(0)
@@ -100,26 +109,28 @@ class Place:
 
 
 def all_reduce(at: Place) -> Form:
-    return at.worked_on(lambda x: dist.all_reduce(x, at.op, group=at.group), at.reduced())
+    return at.worked_on(lambda x: at.calls.all_reduce(x, at.op, group=at.group), at.reduced())
 
 
 def broadcast(at: Place) -> Form:
     return at.worked_on(
-        lambda x: dist.broadcast(x, at.root, group=at.group), at.values(at.root)
+        lambda x: at.calls.broadcast(x, at.root, group=at.group), at.values(at.root)
     )  # fmt: skip
 
 
 def reduce(at: Place) -> Form:
     expected = at.reduced() if at.rank == at.root else None
-    return at.worked_on(lambda x: dist.reduce(x, at.root, at.op, group=at.group), expected)
+    return at.worked_on(lambda x: at.calls.reduce(x, at.root, at.op, group=at.group), expected)
 
 
 def all_gather(at: Place) -> Form:
     result, first = at.result, at.mine[: at.each]
     source = result[at.own] if at.in_place else first.clone()
 
+    gathered = at.named("all_gather_single", "all_gather_into_tensor")
+
     def call() -> None:
-        dist.all_gather_into_tensor(result, source, group=at.group)
+        gathered(result, source, group=at.group)
 
     reset = (lambda: source.copy_(first)) if at.in_place else (lambda: result.fill_(0))
     return Form(call, reset, result, at.parts())
@@ -129,8 +140,10 @@ def reduce_scatter(at: Place) -> Form:
     source = at.result if at.in_place else at.mine
     target = at.result[at.own] if at.in_place else at.result[: at.each].clone()
 
+    scattered = at.named("reduce_scatter_single", "reduce_scatter_tensor")
+
     def call() -> None:
-        dist.reduce_scatter_tensor(target, source, at.op, group=at.group)
+        scattered(target, source, at.op, group=at.group)
 
     reset = (lambda: source.copy_(at.mine)) if at.in_place else (lambda: target.fill_(0))
     return Form(call, reset, target, at.reduced()[at.own])
@@ -138,7 +151,7 @@ def reduce_scatter(at: Place) -> Form:
 
 def alltoall(at: Place) -> Form:
     def call() -> None:
-        dist.all_to_all_single(at.result, at.mine, group=at.group)
+        at.calls.all_to_all_single(at.result, at.mine, group=at.group)
 
     return Form(call, lambda: at.result.fill_(0), at.result, at.parts(at.own))
 
@@ -148,8 +161,8 @@ def sendrecv(at: Place) -> Form:
     after, before = (at.rank + 1) % at.world, (at.rank - 1) % at.world
 
     def call() -> None:
-        work = dist.isend(at.mine, after, group=at.group)
-        dist.recv(at.result, before, group=at.group)
+        work = at.calls.isend(at.mine, after, group=at.group)
+        at.calls.recv(at.result, before, group=at.group)
         if work is not None:
             work.wait()
 
@@ -162,7 +175,7 @@ def gather(at: Place) -> Form:
     into = list(at.result.split(at.each)) if here else None
 
     def call() -> None:
-        dist.gather(source, into, at.root, group=at.group)
+        at.calls.gather(source, into, at.root, group=at.group)
 
     return Form(call, lambda: at.result.fill_(0), at.result, at.parts() if here else None)
 
@@ -172,7 +185,7 @@ def scatter(at: Place) -> Form:
     target = at.result[: at.each].clone()
 
     def call() -> None:
-        dist.scatter(target, pieces, at.root, group=at.group)
+        at.calls.scatter(target, pieces, at.root, group=at.group)
 
     return Form(call, lambda: target.fill_(0), target, at.values(at.root)[at.own])
 

@@ -19,6 +19,9 @@ from cairn.report.page import facts, heading, join, page, paragraph, table
 from cairn.report.plot import STYLE, Series, chart
 
 JSON_VERSION = 2
+WHOSE = {
+    "first": "rank 0", "mean": "the mean rank", "least": "its fastest rank", "most": "its slowest rank",
+}  # fmt: skip
 PER_ITERATION = ("i_min", "i_max", "i_p99", "i_cv%")
 
 
@@ -38,14 +41,18 @@ def bandwidths(spec: Spec, row: Row, timing: Timing, ranks: int) -> tuple[float,
     return algorithm, algorithm * bus_factor(spec.operation, ranks)
 
 
-def lines(spec: Spec, rows: Sequence[Row], ranks: int, per_iteration: bool = False) -> list[str]:
+def lines(
+    spec: Spec, rows: Sequence[Row], ranks: int, per_iteration: bool = False, stamped: bool = False
+) -> list[str]:
     """A table for each backend."""
     text = [f"# Collective test starting: {spec.operation}_perf", f"# nRanks {ranks} "
             f"warmup iters: {spec.warmup} iters: {spec.iterations} validation: {int(spec.check)}"]  # fmt: skip
     for backend in spec.backends:
         mine = [row for row in rows if row.backend == backend]
         text += ["#", f"# backend: {backend}", "#", *_heads(per_iteration)]
-        text += [_line(spec, row, ranks, per_iteration) for row in mine]
+        for row in mine:
+            line = _line(spec, row, ranks, per_iteration)
+            text.append(f"{line}  {row.at}" if stamped else line)
         wrong = wrong_of(mine)
         text.append(f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}")
         text.append(f"# {'Avg bus bandwidth':<20} : {average(spec, mine, ranks):g} ")
@@ -63,7 +70,7 @@ def document(
         "config": {
             "nthreads": 1, "ngpus": ranks, "minimum_bytes": min(spec.sizes),
             "maximum_bytes": max(spec.sizes), "warmup_iters": spec.warmup,
-            "iterations": spec.iterations, "aggregated_iterations": 1,
+            "iterations": spec.iterations, "aggregated_iterations": spec.together,
             "validation": int(spec.check), "graph": 0, "blocking_collectives": "true",
             "per_iter_timing": "true", "parallel_init": "false", "devices": list(devices),
             "ranks": ranks, "backends": spec.backends,
@@ -82,14 +89,23 @@ def document(
 def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     """A page of its own: time, bandwidth and the ratio to the first backend over the size."""
 
+    several = len({(row.type, row.reduction) for row in rows}) > 1
+
+    def label(row: Row) -> str:
+        return f"{row.backend} {row.type} {row.reduction}" if several else row.backend
+
     def series(value: Any) -> list[Series]:
         return [
-            Series(name, [(math.log2(r.size), value(r)) for r in rows if r.backend == name])
-            for name in spec.backends
+            Series(name, [(math.log2(r.size), value(r)) for r in rows if label(r) == name])
+            for name in dict.fromkeys(map(label, rows))
         ]
 
+    def beside(row: Row) -> float:
+        base = first[row.size, row.type, row.reduction]
+        return row.out_of_place.quantile(0.5) / base.out_of_place.quantile(0.5)
+
     x = "log2 of the bytes"
-    first = {row.size: row for row in rows if row.backend == spec.backends[0]}
+    first = {(r.size, r.type, r.reduction): r for r in rows if r.backend == spec.backends[0]}
     charts = [
         chart("Bus bandwidth", series(lambda r: bandwidths(spec, r, r.out_of_place, ranks)[1]),
               x=x, y="GB/s"),
@@ -101,12 +117,11 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     ]  # fmt: skip
     if len(spec.backends) > 1:
         charts.append(
-            chart(f"Median time over {spec.backends[0]}'s", series(
-                lambda r: r.out_of_place.quantile(0.5) / first[r.size].out_of_place.quantile(0.5)),
-                x=x, y="times", limit=(spec.backends[0], 1.0))
+            chart(f"Median time over {spec.backends[0]}'s", series(beside), x=x, y="times",
+                  limit=(spec.backends[0], 1.0))
         )  # fmt: skip
     shown = [
-        [f"{row.backend}, {format_bytes(row.size)}", f"{row.out_of_place.quantile(0.5):,.1f}",
+        [f"{label(row)}, {format_bytes(row.size)}", f"{row.out_of_place.quantile(0.5):,.1f}",
          f"{row.out_of_place.quantile(0.99):,.1f}", f"{min(row.out_of_place.times_us):,.1f}",
          f"{bandwidths(spec, row, row.out_of_place, ranks)[1]:.3f}", str(row.out_of_place.wrong)]
         for row in rows
@@ -114,8 +129,9 @@ def plots(spec: Spec, rows: Sequence[Row], ranks: int, started: str) -> str:
     headings = ["backend, size", "p50 us", "p99 us", "min us", "busbw GB/s", "#wrong"]
     return page(
         f"{spec.operation} on {ranks} ranks",
-        facts({"started": started, "type": spec.type, "iterations": str(spec.iterations)}),
-        paragraph("Out of place; the time of an iteration is that of its slowest rank."),
+        facts({"started": started, "type": ", ".join(dict.fromkeys(row.type for row in rows)),
+               "iterations": str(spec.iterations)}),
+        paragraph(f"Out of place; the time of an iteration is that of {WHOSE[spec.of_ranks]}."),
         html("div", join(charts), class_="plots"), heading("Every size"), table(headings, shown),
         style=STYLE,
     )  # fmt: skip
@@ -149,8 +165,8 @@ def _heads(per_iteration: bool) -> list[str]:
 
 
 def _line(spec: Spec, row: Row, ranks: int, per_iteration: bool) -> str:
-    reduction, root = _labels(spec)
-    text = f"{row.size:>12}  {row.count:>12}  {spec.type:>8}  {reduction:>6}  {root:>6}"
+    reduction, root = _labels(spec, row)
+    text = f"{row.size:>12}  {row.count:>12}  {row.type:>8}  {reduction:>6}  {root:>6}"
     for timing in (row.out_of_place, row.in_place):
         if timing is None:
             text += f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
@@ -168,16 +184,16 @@ def _line(spec: Spec, row: Row, ranks: int, per_iteration: bool) -> str:
     return text
 
 
-def _labels(spec: Spec) -> tuple[str, int]:
+def _labels(spec: Spec, row: Row) -> tuple[str, int]:
     """`none` and -1 where there is no reduction and no root, as nccl-tests has it."""
     rooted = spec.operation in ("broadcast", "reduce", "gather", "scatter")
-    return spec.reduction if spec.operation in REDUCING else "none", spec.root if rooted else -1
+    return row.reduction if spec.operation in REDUCING else "none", spec.root if rooted else -1
 
 
 def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
-    reduction, root = _labels(spec)
+    reduction, root = _labels(spec, row)
     found: dict[str, Any] = {
-        "backend": row.backend, "size": row.size, "count": row.count, "type": spec.type,
+        "backend": row.backend, "size": row.size, "count": row.count, "type": row.type,
         "redop": reduction, "root": str(root),
     }  # fmt: skip
     for key, timing in (("out_of_place", row.out_of_place), ("in_place", row.in_place)):
@@ -190,6 +206,7 @@ def _result(spec: Spec, row: Row, ranks: int) -> dict[str, Any]:
         }  # fmt: skip
         found[f"{key}_per_iter"] = _statistics(timing)
     found["actual_iterations"] = len(row.out_of_place.times_us)
+    found["end_time"] = row.at
     found["experiment_name"] = f"{spec.operation}_perf"
     return found
 

@@ -7,8 +7,8 @@
 What is behind a shaped link takes the time the link takes, whatever else the machine does: a rate is measured well on a
 busy computer, where a loopback figure means nothing. A namespace belongs to a process that does nothing; when this
 process ends, however it ends, they end, and namespaces, links and rates are gone with them. Needs root (or
-CAP_NET_ADMIN), `ip`, `tc` and `nsenter`; `why_not` says what is missing. There is no latency: `netem` is not in every
-kernel.
+CAP_NET_ADMIN), `ip`, `tc` and `nsenter`; `why_not` says what is missing. Latency (`delay_ms`) is had where the kernel
+has `netem`; `why_no_delay` says whether.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ from cairn.core.errors import HardwareError
 
 CLONE_NEWNET = 0x40000000
 NETWORK = "10.77.0"
+NETEM = "netem limit 100000 delay"  # packets that are under way at most, and for how long
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 HOLD = (
     "import ctypes, signal, sys;"
@@ -36,6 +37,7 @@ class Shape(NamedTuple):
     burst: str = "128kb"
     queue: str = "20ms"  # longest wait in the queue of a link
     mtu: int = 9000  # headers are 0.7% of the bytes then, as in a cluster; 1500: 4.4%
+    delay_ms: float = 0.0  # that a packet takes longer, in each direction
 
 
 class Rig:
@@ -50,6 +52,8 @@ class Rig:
         reason = why_not()
         if reason is not None:
             raise HardwareError(f"no network namespaces: {reason}")
+        if any(shape.delay_ms for shape in self.shapes) and (reason := why_no_delay()):
+            raise HardwareError(f"no latency between namespaces: {reason}", hint="delay_ms=0")
         try:
             self._holders = [_hold() for _ in range(self.hosts + 1)]  # the last is the switch
             self._build()
@@ -90,8 +94,24 @@ class Rig:
             _run(pid, "ip link set lo up")
             _run(switch, f"ip link set p{host} mtu {shape.mtu} master br0 up")
             limit = f"root tbf rate {shape.mbit}mbit burst {shape.burst} latency {shape.queue}"
-            _run(pid, f"tc qdisc add dev eth0 {limit}")
-            _run(switch, f"tc qdisc add dev p{host} {limit}")
+            for place, device in ((pid, "eth0"), (switch, f"p{host}")):
+                _run(place, f"tc qdisc add dev {device} {limit}")
+            if shape.delay_ms:  # on the way out: once in each direction between two hosts
+                _run(pid, f"tc qdisc replace dev eth0 root handle 1: {NETEM} {shape.delay_ms}ms")
+                _run(pid, f"tc qdisc add dev eth0 parent 1: {limit.removeprefix('root ')}")
+
+
+def why_no_delay() -> str | None:
+    """What keeps packets from taking longer; None when nothing does. Only where `why_not` says None."""
+    holder = _hold()
+    try:
+        _run(holder.pid, "ip link add a0 type veth peer name a1")
+        _run(holder.pid, f"tc qdisc add dev a0 root {NETEM} 1ms")
+    except HardwareError as error:
+        return f"this kernel has no netem ({error.message})"
+    finally:
+        _end(holder)
+    return None
 
 
 def why_not() -> str | None:

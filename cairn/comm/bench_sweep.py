@@ -8,15 +8,17 @@ wrong element is counted. What is called is in `bench_operations`. Needs torch; 
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from cairn.comm import bench_mpi
 from cairn.comm.bench_operations import FORMS, NEVER_IN_PLACE, SHARED, TYPES, Form, Operation, Place
 
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 ROUNDS = 4  # in which the backends take turns at each size
 
 
@@ -31,11 +33,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
     check: bool = True
     timeout_s: float = 60.0
-    master: tuple[str, int] = ("127.0.0.1", 0)
+    together: int = 1  # calls that are timed as one, and their time shared out (-m)
+    of_ranks: Literal["first", "mean", "least", "most"] = "most"  # whose time an iteration has (-a)
+    cpu_time: bool = False  # of the process, instead of the clock's (-C)
+    store: str = ""  # a file in which the ranks find each other
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds of every iteration, each by its slowest rank."""
+    """Microseconds of every iteration, each by its slowest rank (`of_ranks`)."""
 
     times_us: list[float]
     wrong: int | None  # elements, of all ranks; None: not looked at
@@ -50,10 +55,13 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
+    type: str
+    reduction: str
     size: int
     count: int
     out_of_place: Timing
     in_place: Timing | None  # None: the operation has no such form
+    at: str = ""  # when it was done
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:
@@ -78,15 +86,23 @@ def missing(name: str, ranks: int) -> str | None:
         return (
             f"it needs a GPU for each of {ranks} ranks, there are {gpus}" if gpus < ranks else None
         )
-    if name == "mpi":
-        return None if dist.is_mpi_available() else "this torch was built without MPI"
-    return None
+    return bench_mpi.missing() if name == "mpi" else None
 
 
-def measure(rank: int, world: int, tell: Callable[[object], None], spec: Spec) -> list[Row]:
-    """On every rank; rank 0 tells how far it is and returns the rows."""
+def measure(rank: int, world: int, tell: Callable[[object], None], specs: list[Spec]) -> list[Row]:
+    """On every rank; rank 0 tells how far it is and returns the rows. All specs have the same backends."""
     torch.set_num_threads(1)
-    groups = _groups(rank, world, spec)
+    groups = _groups(rank, world, specs[0])
+    rows = []
+    for spec in specs:
+        rows += _sweep(rank, world, tell, spec, groups)
+    dist.barrier()
+    return rows if rank == 0 else []
+
+
+def _sweep(
+    rank: int, world: int, tell: Callable[[object], None], spec: Spec, groups: dict[str, Any]
+) -> list[Row]:
     rows = []
     for size in spec.sizes:
         count = elements(spec, size, world)
@@ -100,26 +116,28 @@ def measure(rank: int, world: int, tell: Callable[[object], None], spec: Spec) -
         for backend in groups:
             rows.append(
                 Row(
-                    backend=backend, size=count * TYPES[spec.type].itemsize,
+                    backend=backend, type=spec.type, reduction=spec.reduction,
+                    at=time.strftime(TIME_FORMAT), size=count * TYPES[spec.type].itemsize,
                     count=count // world if spec.operation in SHARED else count,
                     out_of_place=timings[backend, False], in_place=timings.get((backend, True)),
                 )
             )  # fmt: skip
         if rank == 0:
             tell(size)
-    dist.barrier()
-    return rows if rank == 0 else []
+    return rows
 
 
 def _groups(rank: int, world: int, spec: Spec) -> dict[str, Any]:
     """A gloo group for the measurement itself, and one for each backend."""
     timeout = timedelta(seconds=spec.timeout_s)
-    host, port = spec.master
-    store = dist.TCPStore(host, port, world, rank == 0, timeout=timeout)
+    store = dist.FileStore(spec.store, world)  # no port that somebody else may have
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     if "cairn" in spec.backends:
         import cairn.comm.backend  # noqa: F401  registers it
-    return {name: dist.new_group(backend=name, timeout=timeout) for name in spec.backends}
+    return {
+        name: None if name == "mpi" else dist.new_group(backend=name, timeout=timeout)
+        for name in spec.backends
+    }
 
 
 def _timed(
@@ -136,24 +154,41 @@ def _timed(
             form.call()
         wrong[name] = _wrong(form) if spec.check else None
     times: dict[str, list[float]] = {name: [] for name in prepared}
+    clock = time.process_time if spec.cpu_time else time.perf_counter
     for share in np.array_split(np.arange(spec.iterations), min(ROUNDS, spec.iterations)):
         for name, form in prepared.items():
             dist.barrier()
             for _ in share:
-                began = time.perf_counter()
-                form.call()
-                times[name].append((time.perf_counter() - began) * 1e6)
+                began = clock()
+                for _ in range(spec.together):
+                    form.call()
+                took = max(clock() - began, 1e-9)  # CPU time may stand still
+                times[name].append(took * 1e6 / spec.together)
     found = {}
     for name, mine in times.items():
-        slowest = torch.tensor(mine, dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        whole = _of_ranks(torch.tensor(mine, dtype=torch.float64), spec, world)
         count_wrong = wrong[name]
         if count_wrong is not None:
             summed = torch.tensor([count_wrong])
             dist.all_reduce(summed)
             count_wrong = int(summed)
-        found[name] = Timing(times_us=slowest.tolist(), wrong=count_wrong)
+        found[name] = Timing(times_us=whole, wrong=count_wrong)
     return found
+
+
+def _of_ranks(mine: torch.Tensor, spec: Spec, world: int) -> list[float]:
+    """Every iteration's time, from what the ranks have."""
+    match spec.of_ranks:
+        case "first":
+            dist.broadcast(mine, 0)
+        case "mean":
+            dist.all_reduce(mine)
+            mine /= world
+        case "least":
+            dist.all_reduce(mine, dist.ReduceOp.MIN)
+        case _:
+            dist.all_reduce(mine, dist.ReduceOp.MAX)
+    return mine.tolist()
 
 
 def _wrong(form: Form) -> int:
@@ -170,6 +205,7 @@ def _form(
     place = Place(
         rank, world, count, type=spec.type, reduction=spec.reduction, root=spec.root,
         in_place=in_place, group=group, device=device,
+        calls=bench_mpi.calls() if backend == "mpi" else dist,
     )  # fmt: skip
     form = FORMS[spec.operation](place)
     if device == "cpu":

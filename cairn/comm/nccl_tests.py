@@ -1,14 +1,18 @@
-"""What all_reduce_perf of nccl-tests printed: sizes and times, from its table or its JSON.
+"""What nccl-tests printed: sizes and times, from its table or its JSON, of one backend or of several.
 
     #       size         count      type   redop    root     time   algbw   busbw #wrong ...
          1048576        262144     float     sum      -1    45.98   22.81   39.91      0 ...
 
-The out-of-place time is taken, in microseconds. A file without a single row is refused.
+A sweep is one test, one backend, one type and one reduction: `cairn comm bench` writes several into one file. The
+out-of-place time is taken, in microseconds, the best one where a size was measured again. A file without a single row
+is refused.
 """
 
+import contextlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +20,10 @@ from cairn.core.errors import DataError
 
 TEST = "all_reduce_perf"
 FIELDS_BEFORE_TIME = 5  # size, count, type, redop, root
+WRONG = 8  # the column after time, algbw, busbw
+PER_ITERATION = 4  # columns more on either side with -I
+CONCLUDED = "Collective test concluded:"
+BACKEND = "# backend:"
 
 
 class Point(NamedTuple):
@@ -23,36 +31,77 @@ class Point(NamedTuple):
     us: float
 
 
+class Sweep(NamedTuple):
+    test: str  # "" where the file does not say
+    label: str  # what tells it from the others of the file; "" when it is the only one
+    points: list[Point]  # smallest first
+    least: list[Point]  # the same with the least of all that was measured, of either form
+    wrong: list[str]  # sizes with wrong values, in words
+
+
+class _Row(NamedTuple):
+    kind: tuple[str, str, str, str]  # test, backend, type, reduction
+    bytes: int
+    us: float
+    least: float
+    wrong: int
+
+
 def read_sweep(path: Path) -> list[Point]:
-    """Every size with its time, smallest first."""
+    """The all-reduce of a file, to calibrate by; one backend, one type."""
+    sweeps = read_sweeps(path)
+    others = [sweep.test for sweep in sweeps if sweep.test not in ("", TEST)]
+    if others:  # it would calibrate the wrong thing
+        raise DataError(f"{path} is a sweep of {others[0]}", hint=f"give what {TEST} printed")
+    if len(sweeps) > 1:
+        names = ", ".join(sweep.label for sweep in sweeps[:4])
+        raise DataError(f"{path} has several sweeps: {names}", hint="give a file with one of them")
+    return sweeps[0].points
+
+
+def read_sweeps(path: Path) -> list[Sweep]:
+    """Every sweep of a file, in its order."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot read {path}: {error}", hint="give the output of nccl-tests"
         ) from None
-    _refuse_other_tests(path, text)
-    points = _from_json(text) if text.lstrip().startswith("{") else _from_table(text)
-    if not points:
+    rows = _from_json(path, text) if text.lstrip().startswith("{") else _from_table(text)
+    if not rows:
         raise DataError(
             f"{path} has no row of nccl-tests",
             hint="give what all_reduce_perf printed, or its JSON",
         )
-    return sorted(points)
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    differing = [place for place in range(4) if len({kind[place] for kind in kinds}) > 1]
+    return [
+        _sweep(kind, [row for row in rows if row.kind == kind], differing) for kind in kinds
+    ]  # fmt: skip
 
 
-def _refuse_other_tests(path: Path, text: str) -> None:
-    """A sweep of another collective would calibrate the wrong thing."""
-    _, found, rest = text.partition("Collective test concluded:")
-    test = rest.split()[0] if found and rest.split() else TEST
-    if test != TEST:
-        raise DataError(f"{path} is a sweep of {test}", hint=f"give what {TEST} printed")
+def _sweep(kind: tuple[str, ...], rows: list[_Row], differing: list[int]) -> Sweep:
+    best: dict[int, float] = {}
+    least: dict[int, float] = {}
+    for row in rows:
+        best[row.bytes] = min(best.get(row.bytes, math.inf), row.us)
+        least[row.bytes] = min(least.get(row.bytes, math.inf), row.least)
+    return Sweep(
+        test=kind[0], label=" ".join(kind[place] for place in differing),
+        points=[Point(size, us) for size, us in sorted(best.items())],
+        least=[Point(size, us) for size, us in sorted(least.items())],
+        wrong=[f"{row.bytes} bytes: {row.wrong} wrong values" for row in rows if row.wrong],
+    )  # fmt: skip
 
 
-def _from_table(text: str) -> list[Point]:
-    points = []
+def _from_table(text: str) -> list[_Row]:
+    _, found, rest = text.partition(CONCLUDED)
+    test = rest.split()[0] if found and rest.split() else ""
+    rows, backend = [], ""
     for line in text.splitlines():
         words = line.split()
+        if line.startswith(BACKEND):
+            backend = line.removeprefix(BACKEND).strip()
         if len(words) <= FIELDS_BEFORE_TIME or not words[0].isdigit():
             continue
         try:
@@ -60,14 +109,58 @@ def _from_table(text: str) -> list[Point]:
         except ValueError:
             continue
         if 0 < time < math.inf and int(words[0]) > 0:
-            points.append(Point(int(words[0]), time))
-    return points
+            kind = (test, backend, words[2], words[3])
+            rows.append(_Row(kind, int(words[0]), time, _least(words), _wrong_of(words)))
+    return rows
 
 
-def _from_json(text: str) -> list[Point]:
+def _more(words: list[str]) -> int:
+    return PER_ITERATION if len(words) >= WRONG + 1 + 2 * PER_ITERATION + 4 else 0
+
+
+def _wrong_of(words: list[str]) -> int:
+    """Of both forms; `N/A` where nobody looked."""
+    places = (WRONG, WRONG + 4 + _more(words))
+    cells = [words[place] for place in places if place < len(words)]
+    return sum(int(cell) for cell in cells if cell.isdigit())
+
+
+def _least(words: list[str]) -> float:
+    """Of both forms, and of their iterations where -I has them (i_min stands behind #wrong)."""
+    more = _more(words)
+    second = FIELDS_BEFORE_TIME + 4 + more
+    places = [FIELDS_BEFORE_TIME, second, *([WRONG + 1, second + 4] if more else [])]
+    return _smallest(words[place] for place in places if place < len(words))
+
+
+def _smallest(cells: Iterable[object]) -> float:
+    found = []
+    for cell in cells:
+        with contextlib.suppress(ValueError, TypeError):
+            found.append(float(cell))  # pyrefly: ignore
+    return min((value for value in found if 0 < value < math.inf), default=math.inf)
+
+
+def _from_json(path: Path, text: str) -> list[_Row]:
     try:
         document = msgspec.json.decode(text)
-        rows = [(row["size"], row["out_of_place"]["time"]) for row in document["results"]]
-        return [Point(int(size), float(time)) for size, time in rows if size and time]
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"this is not the JSON of nccl-tests: {error!r}") from None
+        return [_row(row, document) for row in document["results"] if row["size"]]
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path} is not the JSON of nccl-tests: {error!r}", hint="give the whole file"
+        ) from None
+
+
+def _row(row: dict[str, Any], document: dict[str, Any]) -> _Row:
+    args = document.get("args") or [""]
+    program = Path(str(args[0])).name
+    test = row.get("experiment_name") or (program if program.endswith("_perf") else "")
+    forms = [form for form in (row["out_of_place"], row.get("in_place")) if form]
+    time = float(row["out_of_place"]["time"])
+    if not 0 < time < math.inf:
+        raise ValueError(f"a time of {time}")
+    wrong = sum(int(form.get("nwrong") or 0) for form in forms)
+    kind = (test, str(row.get("backend", "")), str(row.get("type", "")), str(row.get("redop", "")))
+    spreads = [row.get(f"{form}_per_iter") or {} for form in ("out_of_place", "in_place")]
+    least = _smallest([*(form["time"] for form in forms), *(one.get("min_us") for one in spreads)])
+    return _Row(kind, int(row["size"]), time, least, wrong)

@@ -76,8 +76,15 @@ class Watch:
         waiting = any(note.waits for note in notes.values())
         if self.told or not (waiting or silent):
             return None
+        if self._still_to_hear(notes, silent) and quiet < 2 * self.patience_s:
+            return None
         self.told = True
         return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
+
+    def _still_to_hear(self, notes: dict[int, Note], silent: list[int]) -> bool:
+        """Somebody writes notes, and has not said yet where it stands: on a busy machine it may only be slow."""
+        here = [rank for rank in range(self.world) if rank not in silent]
+        return any(rank not in notes or notes[rank].trace is None for rank in here)
 
 
 def explain(notes: dict[int, Note], silent: list[int]) -> str:
@@ -88,12 +95,14 @@ def explain(notes: dict[int, Note], silent: list[int]) -> str:
         for rank in silent
     ]
     traces = [note.trace for note in notes.values() if note.trace is not None]
+    found = False
     for one in examine(traces):
         if one.cause in ("hang", "mismatch"):
             culprits = [rank for rank in hosts if one.where == f"rank {rank}"]
             where = f"rank {culprits[0]} on {hosts[culprits[0]]}" if culprits else one.where
             parts.append(f"{where}: {'; '.join(one.evidence)}")
-    if not parts or all(rank in silent for rank in hosts):
+            found = True
+    if not found or all(rank in silent for rank in hosts):
         waits = [f"rank {note.rank} on {note.host} is in {', '.join(note.waits)}"
                  for note in notes.values() if note.waits]  # fmt: skip
         rest = [rank for rank, note in notes.items() if not note.waits]
@@ -166,6 +175,16 @@ def recorder() -> Any:
     from torch._C import _distributed_c10d as c10d
 
     return getattr(c10d, "_dump_fr_trace_json", None)
+
+
+def last_call() -> tuple[str, bool]:
+    """The collective that this process began last, with its number; and whether it is in one now."""
+    entries = _dump(collectives=True)["entries"] if recorder() is not None else []
+    if not entries:
+        return "none", False
+    last = max(entries, key=lambda entry: entry.get("time_created_ns") or 0)
+    name = f"{last['profiling_name']} #{last['collective_seq_id']}"
+    return name, bool(_waits({"entries": entries}))
 
 
 def _dump(collectives: bool) -> dict[str, Any]:

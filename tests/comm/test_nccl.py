@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.comm import nccl_tuner
+from cairn.comm.doctor.diagnose import diagnose
 from cairn.comm.nccl_model import (
     FABRICS,
     NCCL_COLLECTIVES,
@@ -20,7 +21,7 @@ from cairn.comm.nccl_model import (
     median_error,
     times,
 )
-from cairn.comm.nccl_tests import Point, read_sweep
+from cairn.comm.nccl_tests import Point, read_sweep, read_sweeps
 from cairn.comm.published import ALL_REDUCE, Sweep
 from cairn.comm.validate import validate
 from cairn.core.errors import ConfigError, DataError
@@ -163,6 +164,69 @@ def test_a_sweep_of_another_collective_is_refused(tmp_path):
     path.write_text(TABLE + "# Collective test concluded: all_gather_perf\n")
     with pytest.raises(DataError, match="a sweep of all_gather_perf"):
         read_sweep(path)
+
+
+def test_several_sweeps_in_one_file_are_kept_apart(tmp_path):
+    """What `cairn comm bench` writes for two backends, with both forms, and with the columns of -I."""
+    heads = "# Collective test starting: all_gather_perf\n"
+    row = "{size:12d} 256 float none -1 {us:7.2f} 0.02 0.02 {wrong} {more}{us:7.2f} 0.02 0.02 {also} {more}\n"
+    for more in ("", "1.0 9.0 8.0 3.0 "):
+        text = heads
+        for backend, factor in (("gloo", 3.0), ("cairn", 1.0)):
+            text += f"# backend: {backend}\n"
+            for size in (1024, 4096, 1024):
+                bad = 7 if (backend, size) == ("cairn", 4096) else 0
+                text += row.format(
+                    size=size, us=factor * size / 100, wrong="N/A", also=bad, more=more
+                )
+        path = tmp_path / "both.txt"
+        path.write_text(text + "# Collective test concluded: all_gather_perf\n")
+        gloo, cairn = read_sweeps(path)
+        assert (gloo.label, cairn.label) == ("gloo", "cairn")
+        assert gloo.points == [Point(1024, 30.72), Point(4096, 122.88)]
+        assert cairn.points == [Point(1024, 10.24), Point(4096, 40.96)]
+        if more:  # i_min
+            assert {point.us for point in cairn.least} == {1.0}
+        else:
+            assert cairn.least == cairn.points
+        assert gloo.wrong == []
+        assert cairn.wrong == ["4096 bytes: 7 wrong values"]
+    path.write_text(text.replace("all_gather", "all_reduce"))
+    with pytest.raises(DataError, match="several sweeps: gloo, cairn"):
+        read_sweep(path)
+
+
+def test_one_bad_iteration_is_no_dip(tmp_path):
+    """The mean of a small size is spoilt, what it takes at best is not; where both are slow, it is said."""
+    row = "{size:12d} 1 float sum -1 {us} 1 1 0 {best} {us} 9 9 {us} 1 1 0 {best} {us} 9 9\n"
+    path = tmp_path / "sweep.txt"
+    for best, said in ((20.0, []), (5000.0, ["slow network"])):
+        sizes = [(1024, 9000.0, best), *((1024 << k, 30.0 + k, 25.0 + k) for k in range(1, 6))]
+        rows = "".join(row.format(size=size, us=us, best=least) for size, us, least in sizes)
+        path.write_text("# nccl-tests\n" + rows)
+        assert [one.cause for one in diagnose([path]).findings] == said
+
+
+def test_wrong_values_in_json_are_seen(tmp_path):
+    def form(wrong):
+        return {"time": 10.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": wrong}
+
+    rows = [
+        {
+            "size": 1024,
+            "type": "float",
+            "redop": "sum",
+            "out_of_place": form(0),
+            "in_place": form(2),
+        },
+        {"size": 2048, "type": "float", "redop": "sum", "out_of_place": form(0), "in_place": None},
+    ]
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"args": ["/usr/bin/all_gather_perf"], "results": rows}))
+    (sweep,) = read_sweeps(path)
+    assert (sweep.test, sweep.wrong) == ("all_gather_perf", ["1024 bytes: 2 wrong values"])
+    (finding,) = diagnose([path]).findings
+    assert finding.cause == "wrong result"
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"results": [{}]}', "# nothing but comments\n", "\xff"])

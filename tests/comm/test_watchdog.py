@@ -69,12 +69,36 @@ def test_a_long_computation_in_which_nobody_waits_is_no_alarm():
     assert [watch.look(one, float(second)) for second, one in enumerate(notes)] == [None] * 100
 
 
+def nothing(rank):
+    """Of a rank that was in no collective."""
+    return Trace(rank=rank, calls=[], groups={}, source="")
+
+
+def test_a_rank_that_is_only_slow_to_say_where_it_stands_is_waited_for_and_not_called_dead():
+    """Rank 2 writes notes, and its trace with the 18th; one that never writes any is told in the end."""
+    for comes, when in ((18, 18), (99, 25)):
+        watch, spoken = Watch(3, patience_s=10.0), []
+        for second in range(40):
+            notes = {0: note(0, second, 6, waits=True), 1: note(1, second, 5)}
+            if comes < 99:
+                mine = note(2, second, 6, waits=True)
+                slow = Note(rank=2, host="host2", beat=second, moved="6")
+                notes[2] = mine if second >= comes else slow
+            if second >= 5 and (said := watch.look(notes, float(second))):
+                spoken.append((second, said))
+        assert [second for second, _ in spoken] == [when]
+        assert "rank 1 ends with all_reduce #5" in spoken[0][1]
+        assert ("rank 2 left no dump" in spoken[0][1]) == (comes == 99)
+
+
 def test_a_wait_between_two_ranks_is_told_where_no_collective_is():
     watch, said = Watch(2, patience_s=5.0), None
     for second in range(9):
         notes = {
-            0: Note(rank=0, host="a", beat=second, moved="x", waits=["gloo:recv #0"]),
-            1: Note(rank=1, host="b", beat=second, moved="y"),
+            0: Note(
+                rank=0, host="a", beat=second, moved="x", waits=["gloo:recv #0"], trace=nothing(0)
+            ),
+            1: Note(rank=1, host="b", beat=second, moved="y", trace=nothing(1)),
         }
         said = said or watch.look(notes, float(second))
     assert "rank 0 on a is in gloo:recv #0" in said
@@ -105,7 +129,7 @@ def test_notes_in_a_store_are_the_last_of_each_rank():
 
 def stuck(rank, world):
     said = []
-    with watching(rank, world, said.append, patience_s=1.0, every_s=0.1):
+    with watching(rank, world, said.append, patience_s=3.0, every_s=0.1):
         dist.all_reduce(torch.ones(3))
         if rank == 1:
             time.sleep(0.1)
@@ -128,7 +152,7 @@ def stuck(rank, world):
 @pytest.mark.parametrize("backend", ["gloo", cairn.comm.backend.NAME])
 def test_real_ranks_one_of_which_stays_away(backend):
     said = run_ranks(3, stuck, backend=backend)[0]
-    assert "rank 1 on " in said[0]
+    assert "rank 1" in said[0]  # and others, if the machine did not let them write for seconds
     assert "all_reduce #2" in said[0]
     assert "rank 1 ends with all_reduce #1" in said[0]
 

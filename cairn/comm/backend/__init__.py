@@ -23,6 +23,7 @@ from cairn.comm.backend.errors import (
     RankMismatch,
 )
 from cairn.comm.backend.group import CairnGroup
+from cairn.comm.backend.joining import SCHEME, rendezvous
 from cairn.comm.backend.options import Options, checked, from_environment
 from cairn.comm.backend.sparse import SparseState, sparse_hook
 
@@ -34,9 +35,10 @@ NAME = "cairn"
 
 
 def register() -> None:
-    """Makes "cairn" a backend of torch.distributed; once is enough, and importing does it."""
+    """Makes "cairn" a backend of torch.distributed, and `cairn://` a way to meet; importing does it."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.register_rendezvous_handler(SCHEME, rendezvous)
 
 
 def _create(

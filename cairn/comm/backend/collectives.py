@@ -21,11 +21,17 @@ from cairn.comm.backend.executor import Executor
 from cairn.comm.backend.flight import FlightRecorder
 from cairn.comm.backend.guard import Guard
 from cairn.comm.backend.options import Options
-from cairn.comm.backend.program import Program, gather_program, program_of, scatter_program
+from cairn.comm.backend.program import (
+    Program,
+    gather_program,
+    lower,
+    program_of,
+    scatter_program,
+)
 from cairn.comm.backend.rendezvous import COLLECTIVE, Mesh
 from cairn.comm.backend.wire import Call
 from cairn.comm.cost import Link
-from cairn.comm.schedule.ops import Collective
+from cairn.comm.schedule.ops import Collective, Schedule
 
 KEPT_SHAPES = 64
 ALIGNED = 16  # elements: chunks begin where vector instructions like it
@@ -139,6 +145,20 @@ class Collectives:
 
     def barrier(self, timeout_s: float) -> None:
         self.all_reduce(torch.zeros(1, dtype=torch.int32), "sum", timeout_s, "barrier")
+
+    def run_placed(
+        self, schedule: Schedule, order: Sequence[int], views: Sequence[torch.Tensor],
+        operation: str, total: int, root: int, timeout_s: float,
+    ) -> None:  # fmt: skip
+        """A sum by a schedule of one's own; `order`: which rank stands at which of its places."""
+        program = lower(schedule, order.index(self.rank))
+        steps = tuple(
+            step if step.peer < 0 else step._replace(peer=self.order.index(order[step.peer]))
+            for step in program.steps
+        )
+        combine = reduction.combine("sum", views[0].dtype)
+        call = self._call(operation, views[0].dtype, total, "sum", root)
+        self._run(call, program._replace(steps=steps), views, timeout_s, combine)
 
     def _by_place(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> list[torch.Tensor]:
         return [parts[rank] for rank in self.order] if parts else [own] * self.ranks

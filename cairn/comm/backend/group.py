@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from cairn.comm.backend import arguments, reduction
+from cairn.comm.backend.aggregator import CHUNK_BYTES, POOL, switch_all_reduce
 from cairn.comm.backend.collectives import Collectives
 from cairn.comm.backend.errors import CommError
 from cairn.comm.backend.flight import FlightRecorder, write_dump
@@ -120,6 +121,24 @@ class CairnGroup(Base):
             _put_back(flat, tensor)
 
         return self._worker.do(job, [tensor], "sparse_all_reduce", True)
+
+    def switch_all_reduce(
+        self,
+        tensor: torch.Tensor,
+        aggregator: int,
+        chunk_bytes: int = CHUNK_BYTES,
+        pool: int = POOL,
+    ) -> dist.Work:
+        """The sum of all ranks but `aggregator`, which adds it up for them (see `aggregator`)."""
+        flat = self._vector("switch_all_reduce", tensor)
+        reduction.combine("sum", flat.dtype)  # or refuse the type now
+
+        def job() -> None:
+            sizes = (aggregator, chunk_bytes, pool)
+            switch_all_reduce(self.collectives, flat, *sizes, self._timeout_s)
+            _put_back(flat, tensor)
+
+        return self._worker.do(job, [tensor], "switch_all_reduce", True)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         reduce, root = reduction.name_of(opts.reduceOp), opts.rootRank

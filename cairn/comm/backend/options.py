@@ -11,9 +11,12 @@ from typing import get_type_hints
 
 import msgspec
 
-from cairn.core.errors import ConfigError
+from cairn.comm.backend.choice import CANDIDATES
+from cairn.core.errors import ConfigError, did_you_mean
 
 PREFIX = "CAIRN_COMM_"
+# Flags of `cairn comm` may stand in the environment too, under the names of its verbs.
+VERBS = ("verify_", "export_", "bench_", "tune_", "doctor_", "simulate_")
 KIB = 1 << 10
 EACH_RANK = 16 << 20
 
@@ -40,8 +43,12 @@ def from_environment(environ: os._Environ[str] | dict[str, str] = os.environ) ->
     values: dict[str, str] = {}
     for name, text in environ.items():
         field = name.removeprefix(PREFIX).lower()
-        if name.startswith(PREFIX) and field in kinds:
-            values[field] = text
+        if not name.startswith(PREFIX) or field.startswith(VERBS):
+            continue
+        if field not in kinds:
+            hint = did_you_mean(field, kinds, f"there are: {', '.join(kinds)}")
+            raise ConfigError(f"{name} is no setting of the backend", hint=hint)
+        values[field] = text
     try:
         return checked(msgspec.convert(values, Options, strict=False))
     except msgspec.ValidationError as error:
@@ -66,6 +73,13 @@ def checked(options: Options) -> Options:
         raise ConfigError(
             f"tcp_gbit {options.tcp_gbit}, tcp_alpha_us {options.tcp_alpha_us}, spin_us {options.spin_us}",
             hint="rates are positive, times are not negative",
+        )
+    known = {name for names in CANDIDATES.values() for name in names}
+    if options.schedule and options.schedule not in known:
+        there = f"one of {', '.join(sorted(known))}"
+        raise ConfigError(
+            f"no schedule '{options.schedule}' to run always",
+            hint=did_you_mean(options.schedule, known, there),
         )
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"port {options.port}", hint="0 for any, or 1 to 65535")

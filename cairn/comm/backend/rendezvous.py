@@ -3,12 +3,16 @@
     say: world, host, process, settings    -->    same host: one segment of shared memory
     read what everybody said               -->    other host: two sockets, for collectives and for sends
 
-Nobody listens unless a peer is on another host. A rank that disagrees (another world size, other
-settings, a rank that is taken) and one that never comes are named, on every rank that waits.
+Nobody listens unless a peer is on another host, and then only to those who know a secret that rank 0 has put into the
+store. A rank that disagrees (another world size, other settings, a rank that is taken) and one that never comes are
+named, on every rank that waits.
 """
 
+import contextlib
 import os
+import queue
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -21,9 +25,12 @@ from cairn.comm.backend.options import Options, piece_bytes
 from cairn.comm.backend.segment import Segment
 from cairn.comm.backend.shared_link import Peer, SharedLink
 from cairn.comm.backend.tcp_link import TcpLink
+from cairn.core.doorman import Doorman
+from cairn.core.shared_secret import Secret, enter
 
 COLLECTIVE, DIRECT = 0, 1  # purposes of a connection: the group's operations, sends and receives
 PURPOSES = 2
+Arrival = tuple[int, int, socket.socket]  # purpose, rank, connection
 LOOK_S = 0.01  # between two looks into the store
 STOP = "stopped"
 MAGIC = b"cairn-comm-1"
@@ -205,51 +212,95 @@ def _listen(address: str, options: Options, backlog: int) -> socket.socket:
         ) from None
 
 
-def _connect(
-    room: Room, remote: list[int], options: Options
-) -> list[tuple[int, int, socket.socket]]:
-    """Connects to lower ranks of other hosts, accepts from higher ones: (purpose, rank, socket)."""
+def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
+    """Connects to lower ranks of other hosts, accepts from higher ones."""
     address = options.address or own_address(room.store)
-    made = []
+    made: list[Arrival] = []
+    secret = _secret(room)
     with _listen(address, options, PURPOSES * len(remote)) as server:
         port = server.getsockname()[1]
         room.say(f"listens/{room.rank}", f"{address} {port}")
         for other in (r for r in remote if r < room.rank):
             there, port = room.hear(f"listens/{other}", other, "listen").decode().split()
             for purpose in range(PURPOSES):
-                wait = max(room.deadline - time.monotonic(), 0.1)
-                connection = socket.create_connection((there, int(port)), timeout=wait)
-                connection.sendall(MAGIC + bytes([purpose]) + room.rank.to_bytes(4, "little"))
-                made.append((purpose, other, connection))
+                made.append((purpose, other, _call(room, (there, int(port)), purpose, secret)))
         expected = {(p, r) for p in range(PURPOSES) for r in remote if r > room.rank}
-        while expected:
-            purpose, other, connection = _accept(room, server, {r for _, r in expected})
-            if (purpose, other) in expected:
-                expected.discard((purpose, other))
-                made.append((purpose, other, connection))
+        entrance = Entrance(server, Doorman(secret, f"rank {room.names[room.rank]}"))
+        try:
+            while expected:
+                purpose, other, connection = _next(room, entrance, {r for _, r in expected})
+                if (purpose, other) in expected:
+                    expected.discard((purpose, other))
+                    made.append((purpose, other, connection))
+                else:
+                    connection.close()
+        finally:
+            entrance.close()
     return made
 
 
-def _accept(room: Room, server: socket.socket, missing: set[int]) -> tuple[int, int, socket.socket]:
-    """The next peer that comes; strangers are turned away."""
-    while True:
-        room.look_for_a_stop()
-        server.settimeout(0.2)
-        try:
-            connection, _ = server.accept()
-        except TimeoutError:
-            if time.monotonic() > room.deadline:
-                names = sorted(room.names[r] for r in missing)
-                raise CommTimeout(
-                    f"ranks {names} did not connect within {room.timeout_s:g} s",
-                    hint="can their hosts reach this address? see CAIRN_COMM_ADDRESS",
-                ) from None
-            continue
+def _secret(room: Room) -> Secret:
+    """Who can read the store belongs to the group. Where there are two hosts, rank 0 has a peer on another one, too."""
+    if room.rank == 0:
+        fresh = Secret.fresh()
+        room.say("secret", fresh.reveal())
+        return fresh
+    return Secret(room.hear("secret", 0, "share a secret"))
+
+
+def _call(room: Room, where: tuple[str, int], purpose: int, secret: Secret) -> socket.socket:
+    wait = max(room.deadline - time.monotonic(), 0.1)
+    connection = socket.create_connection(where, timeout=wait)
+    try:
+        enter(connection, secret, wait)
+        connection.sendall(MAGIC + bytes([purpose]) + room.rank.to_bytes(4, "little"))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class Entrance:
+    """Peers that have come; each is asked by a thread of its own, so that a stranger keeps nobody waiting."""
+
+    def __init__(self, server: socket.socket, doorman: Doorman) -> None:
+        self.server, self.doorman = server, doorman
+        self.arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        threading.Thread(target=self._accept, daemon=True, name="rendezvous").start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.server.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.server.accept()
+                threading.Thread(target=self._ask, args=(connection,), daemon=True).start()
+
+    def _ask(self, connection: socket.socket) -> None:
+        if not self.doorman.lets_in(connection):
+            return
         connection.settimeout(5)
         try:
             said = connection.recv(len(MAGIC) + 5, socket.MSG_WAITALL)
         except OSError:
             said = b""
         if said.startswith(MAGIC) and len(said) == len(MAGIC) + 5:
-            return said[-5], int.from_bytes(said[-4:], "little"), connection
-        connection.close()
+            self.arrived.put((said[-5], int.from_bytes(said[-4:], "little"), connection))
+        else:
+            connection.close()
+
+
+def _next(room: Room, entrance: Entrance, missing: set[int]) -> Arrival:
+    """The next peer that comes; an error that names those who never do."""
+    while True:
+        room.look_for_a_stop()
+        with contextlib.suppress(queue.Empty):
+            return entrance.arrived.get(timeout=0.2)
+        if time.monotonic() > room.deadline:
+            names = sorted(room.names[r] for r in missing)
+            raise CommTimeout(
+                f"ranks {names} did not connect within {room.timeout_s:g} s",
+                hint="can their hosts reach this address? see CAIRN_COMM_ADDRESS",
+            )

@@ -15,7 +15,7 @@ from cairn.core.units import format_bytes
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather",
-    "scatter", "barrier", "send", "sparse_all_reduce",
+    "scatter", "barrier", "send", "sparse_all_reduce", "switch_all_reduce",
 )  # fmt: skip
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,

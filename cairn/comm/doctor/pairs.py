@@ -21,7 +21,9 @@ SLOW = 2.5  # times the median of the other pairs
 LEAST_SLOWER_US = 1000.0  # and so much more; less is the scheduler of the host
 TAIL = 8.0  # times its own best, in at least a few of the tries
 TRIES_LATE = 0.15
-LEAST_LATE_US = 120_000  # TCP sends again after 200 ms; less is the scheduler of the host
+LEAST_LATE_US = (
+    190_000  # TCP sends again after 200 ms at the soonest; less is the scheduler of the host
+)
 BRUTE = 8  # ranks whose orders are all tried
 VIRTUAL = ("lo", "docker", "virbr", "veth", "br-", "cni")
 
@@ -122,7 +124,7 @@ def _lossy(probe: Probe) -> list[Finding]:
     pairs = list(itertools.combinations(range(len(probe.pair_us)), 2))
     times = {(a, b): np.array(probe.pair_us[a][b] + probe.pair_us[b][a]) for a, b in pairs}
     late = {
-        pair: mine > max(TAIL * float(mine.min()), LEAST_LATE_US)
+        pair: mine > float(mine.min()) + max((TAIL - 1) * float(mine.min()), LEAST_LATE_US)
         for pair, mine in times.items()
         if len(mine) >= 6
     }

@@ -15,7 +15,7 @@ import numpy as np
 
 from cairn.comm.cost import fit
 from cairn.comm.doctor.findings import Finding, Timed
-from cairn.comm.nccl_tests import Point, read_sweep
+from cairn.comm.nccl_tests import Point, read_sweeps
 from cairn.core.errors import CairnError, DataError
 from cairn.core.units import format_bytes
 
@@ -161,11 +161,16 @@ def _small(rows: list[Timed]) -> list[Finding]:
 
 def examine_sweep(path: Path, expects: list[int] | None = None) -> list[Finding]:
     """`expects`: sizes of the messages that the job sends; without them only the sweep is judged."""
-    points = read_sweep(path)
-    found = _wrong_values(path)
-    if expects and len(points) >= 4:
-        found += _too_small(points, dict.fromkeys(expects, 1.0), "the messages asked about")
-    return found + _dip(points)
+    found = []
+    for sweep in read_sweeps(path):
+        of = f" of {sweep.label}" if sweep.label else ""
+        if sweep.wrong:
+            found.append(_wrong_values(path.name + of, sweep.wrong))
+        if expects and len(sweep.points) >= 4:
+            asked = f"the messages asked about{of}"
+            found += _too_small(sweep.points, dict.fromkeys(expects, 1.0), asked)
+        found += _dip(sweep.least, of)  # a mean of few iterations may have one bad one
+    return found
 
 
 def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list[Finding]:
@@ -192,13 +197,13 @@ def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list
     ]  # fmt: skip
 
 
-def _dip(points: list[Point]) -> list[Finding]:
+def _dip(points: list[Point], of: str) -> list[Finding]:
     """A size that takes longer than one four times larger: congestion, or a bad choice of algorithm."""
     for small, large in zip(points, points[2:], strict=False):
         if small.us > 1.5 * large.us and small.bytes < large.bytes:
             return [
                 Finding(
-                    cause="slow network", where=f"messages of {format_bytes(small.bytes)}",
+                    cause="slow network", where=f"messages of {format_bytes(small.bytes)}{of}",
                     evidence=[
                         f"{format_bytes(small.bytes)} takes {small.us:.0f} us, "
                         f"{format_bytes(large.bytes)} only {large.us:.0f} us"
@@ -210,19 +215,10 @@ def _dip(points: list[Point]) -> list[Finding]:
     return []
 
 
-def _wrong_values(path: Path) -> list[Finding]:
-    bad = []
-    for line in path.read_text(errors="replace").splitlines():
-        words = line.split()
-        if len(words) >= 9 and words[0].isdigit() and words[8].isdigit() and int(words[8]) > 0:
-            bad.append(f"{words[0]} bytes: {words[8]} wrong values")
-    if not bad:
-        return []
-    return [
-        Finding(
-            cause="wrong result",
-            where=path.name,
-            evidence=bad[:4],
-            advice="data is damaged on the way: memory or link errors; take these hosts out",
-        )
-    ]
+def _wrong_values(where: str, lines: list[str]) -> Finding:
+    return Finding(
+        cause="wrong result",
+        where=where,
+        evidence=lines[:4],
+        advice="data is damaged on the way: memory or link errors; take these hosts out",
+    )

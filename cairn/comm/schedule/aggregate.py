@@ -7,7 +7,7 @@
 The switch has little memory: a pool of slots. Chunk c lives in slot c mod pool, and a worker sends
 chunk c + pool only when it has the sum of chunk c, which tells it that the slot is free again: the
 pool clocks the workers, as in SwitchML (Sapio et al., 2021). Here the aggregator is one more node
-after the workers; a process plays it in tests, the simulator gives it a switch's speed.
+after the workers; a rank plays it (`comm/backend/aggregator.py`), or the simulator.
 """
 
 import numpy as np

@@ -137,10 +137,9 @@ def _over_network(
     first = np.tile(wrong.lateness(faults, top)[:, None], (1, chunks))
     if op not in ("all_gather", "all_to_all"):
         first = first + through(np.zeros(chunks), each)
-    fars, names = [], []
+    fars, names = [], wrong.describe(faults, top)
     for plane in planes:
         network = Network(top, faults, plane)
-        names += network.names
         fars.append(over_rail(network, op, name, rail_bytes, first, tick))
         tick(f"{name} on rail {plane}")
     last = op != "reduce_scatter"
@@ -162,7 +161,8 @@ def _one_domain(
     stages = 2 if op == "all_reduce" else 1
     near, late = near_us(top, op, size), wrong.lateness(faults, top).max()
     done = through(np.full(chunks, late), near / chunks) + top.nvlink_us * stages
-    result = _result(top, op, "nvlink", size, chunks, float(done[-1]), near, [], [])
+    result = _result(top, op, "nvlink", size, chunks, float(done[-1]), near, [],
+                     wrong.describe(faults, top))  # fmt: skip
     return Outcome(result, done[-1:][None], done)
 
 
@@ -181,7 +181,7 @@ def _result(
         chunks=chunks, chunk_bytes=size / top.domain / chunks,
         flows=sum(far.flows for far in fars),
         largest_sharing=max((far.sharing for far in fars), default=0),
-        ideal_us=max(near, wire), rails=len(fars), faults=sorted(set(names)),
+        ideal_us=max(near, wire), rails=len(fars), faults=names,
     )  # fmt: skip
 
 

@@ -1,15 +1,19 @@
 """What is wrong with a cluster: slow NICs, late ranks, links that are down.
 
 A fault is drawn by a seed, so a simulation can be repeated. A NIC that is dead does not stop the
-job: its rank's bytes leave over the NIC of its neighbour, which then carries both. A link between
-switches that is down makes its flows find another way, onto links that others use.
+job: its rank's bytes leave over the next NIC of the node that lives, which then carries both; a node
+without any is refused, since no job could go on. A link between switches that is down makes its
+flows find another way, onto links that others use.
 """
+
+from collections import defaultdict
 
 import msgspec
 import numpy as np
 
-from cairn.comm.simulate.topology import Links, Topology
+from cairn.comm.simulate.topology import Links, Topology, links
 from cairn.core.errors import ConfigError
+from cairn.core.units import format_duration
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +31,6 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
     gb_per_s: np.ndarray  # of each link
     dead: np.ndarray | None  # which links are down
-    names: list[str]  # what was done, for people
 
 
 HEALTHY = Faults()
@@ -56,58 +59,87 @@ def check(faults: Faults, top: Topology) -> None:
         )
     if top.tiers == 0 and (faults.slow_nics or faults.dead_nics or faults.dead_links):
         raise ConfigError("one NVLink domain has no NICs", hint="use a rail topology")
+    nic_shares(faults, top)
 
 
 def lateness(faults: Faults, top: Topology) -> np.ndarray:
     """Microseconds for each node."""
     late = np.zeros(top.nodes)
-    generator = np.random.default_rng([faults.seed, 1])
-    late[generator.choice(top.nodes, faults.stragglers, replace=False)] = faults.late_us
+    late[_late(faults, top)] = faults.late_us
     return late
+
+
+def describe(faults: Faults, top: Topology) -> list[str]:
+    """What was drawn, for people."""
+    slow, dead = _drawn(faults, top)
+    words = [f"slow NIC {rail} of node {node}" for node, rail in sorted(slow - dead)]
+    words += [f"dead NIC {rail} of node {node}" for node, rail in sorted(dead)]
+    if faults.dead_links and top.tiers:
+        at = links(top)
+        count, uplinks = _count(faults, at), at.leaf_down - at.leaf_up
+        words.append(f"{count} of {uplinks} links between leaves and spines of a rail down")
+    late = sorted(_late(faults, top).tolist()) if faults.late_us else []
+    return words + [f"node {node} late by {format_duration(faults.late_us / 1e6)}" for node in late]
 
 
 def touched(faults: Faults, top: Topology) -> set[int]:
     """The planes on which some NIC is slow or dead."""
+    return {0 if top.planes == 1 else rail for _, rail in nic_shares(faults, top)}
+
+
+def nic_shares(faults: Faults, top: Topology) -> dict[tuple[int, int], float]:
+    """By node and rail, what share of a NIC's rate its rank has, where that is not all of it."""
     slow, dead = _drawn(faults, top)
-    planes = {plane for gpu in slow for plane, _ in _where(top, int(gpu), "slow")}
-    return planes | {plane for gpu in dead for plane, _ in _where(top, int(gpu), "dead")}
-
-
-def _drawn(faults: Faults, top: Topology) -> tuple[np.ndarray, np.ndarray]:
-    slow = np.random.default_rng([faults.seed, 2]).choice(top.gpus, faults.slow_nics, replace=False)
-    dead = np.random.default_rng([faults.seed, 3]).choice(top.gpus, faults.dead_nics, replace=False)
-    return slow, dead
+    shares = dict.fromkeys(slow - dead, faults.slow_factor)
+    gone: dict[int, set[int]] = defaultdict(set)
+    for node, rail in dead:
+        gone[node].add(rail)
+    for node, rails in gone.items():
+        if len(rails) == top.domain:
+            raise ConfigError(
+                f"all {top.domain} NICs of node {node} are dead: it is cut off, and the job stands",
+                hint="fewer --dead-nics, or another --seed",
+            )
+        carried: dict[int, list[int]] = defaultdict(list)
+        for rail in rails:
+            ahead = ((rail + away) % top.domain for away in range(1, top.domain))
+            carried[next(one for one in ahead if one not in rails)].append(rail)
+        for living, others in carried.items():
+            share = shares.get((node, living), 1.0) / (1 + len(others))
+            shares |= {(node, rail): share for rail in (living, *others)}
+    return shares
 
 
 def apply(faults: Faults, top: Topology, at: Links, plane: int) -> Applied:
-    rate, names = at.gb_per_s.copy(), []
-    slow, dead = _drawn(faults, top)
-    for gpu, factor, what in [
-        *((int(gpu), faults.slow_factor, "slow") for gpu in slow),
-        *((int(gpu), 0.5, "dead") for gpu in dead),
-    ]:
-        for which, end in _where(top, gpu, what):
-            if which == plane:
-                rate[[at.nic_up + end, at.nic_down + end]] *= factor
-                node, rail = divmod(gpu, top.domain)
-                names.append(f"{what} NIC {rail} of node {node}")
-    return Applied(
-        gb_per_s=rate, dead=_dead_links(faults, top, at, plane), names=sorted(set(names))
-    )
+    rate = at.gb_per_s.copy()
+    for (node, rail), share in nic_shares(faults, top).items():
+        if top.planes == 1 or rail == plane:
+            end = node * top.domain + rail if top.planes == 1 else node
+            rate[[at.nic_up + end, at.nic_down + end]] *= share
+    return Applied(gb_per_s=rate, dead=_dead_links(faults, top, at, plane))
 
 
-def _where(top: Topology, gpu: int, what: str) -> list[tuple[int, int]]:
-    """Plane and place of the NICs that a fault touches: a dead one also halves its stand-in."""
-    node, rail = divmod(gpu, top.domain)
-    rails = [rail] if what == "slow" else [rail, (rail + 1) % top.domain]
-    if top.planes == 1:
-        return [(0, node * top.domain + one) for one in rails]
-    return [(one, node) for one in rails]
+def _drawn(faults: Faults, top: Topology) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """Slow and dead NICs, by node and rail."""
+    found = []
+    for salt, count in ((2, faults.slow_nics), (3, faults.dead_nics)):
+        drawn = np.random.default_rng([faults.seed, salt]).choice(top.gpus, count, replace=False)
+        found.append({divmod(int(gpu), top.domain) for gpu in drawn})
+    return found[0], found[1]
+
+
+def _late(faults: Faults, top: Topology) -> np.ndarray:
+    generator = np.random.default_rng([faults.seed, 1])
+    return generator.choice(top.nodes, faults.stragglers, replace=False)
+
+
+def _count(faults: Faults, at: Links) -> int:
+    """Links between leaves and spines that are down, of one plane."""
+    return round(faults.dead_links * (at.leaf_down - at.leaf_up))
 
 
 def _dead_links(faults: Faults, top: Topology, at: Links, plane: int) -> np.ndarray | None:
-    uplinks = at.leaf_down - at.leaf_up
-    count = round(faults.dead_links * uplinks)
+    uplinks, count = at.leaf_down - at.leaf_up, _count(faults, at)
     if not count:
         return None
     dead = np.zeros(len(at.gb_per_s), dtype=bool)

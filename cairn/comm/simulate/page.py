@@ -40,10 +40,11 @@ def render(top: Topology, outcome: Outcome, sweep: list[Result], healthy: Result
     ]  # fmt: skip
     if healthy is not None:
         worse = result.us / healthy.us
+        names = [*result.faults[:8], *["and more"] * (len(result.faults) > 8)]
         body.append(
             notice(
                 "bad",
-                f"{', '.join(result.faults) or 'with faults'}: {worse:.2f} x as long as healthy",
+                f"{', '.join(names) or 'with faults'}: {worse:.2f} x as long as healthy",
             )
         )
     body += [_plots(outcome, sweep), _table(sweep)]

@@ -46,7 +46,7 @@ class Network:
         self.top, self.plane = top, plane
         self.at = links(top)
         applied = wrong.apply(faults, top, self.at, plane)
-        self.rate, self.dead, self.names = applied.gb_per_s, applied.dead, applied.names
+        self.rate, self.dead = applied.gb_per_s, applied.dead
 
     def edges(self, source: np.ndarray, target: np.ndarray) -> Edges:
         """Connections between nodes that are all busy at once."""

@@ -1,17 +1,27 @@
 """A transport by its name, and why one cannot be used here."""
 
+import os
+from functools import partial
+
 from cairn.comm.transfer import nixl
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.mover import PATIENCE, Patience
 from cairn.comm.transfer.shm import shm
 from cairn.comm.transfer.tcp import tcp
 from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.shared_secret import secret_from
 
 TRANSPORTS = ("tcp", "shm", "nixl")
 
 
 def make_transport(kind: str, name: str, patience: Patience = PATIENCE) -> Endpoint:
-    makers = {"tcp": tcp, "shm": shm, "nixl": nixl.nixl}
+    """Where the environment has a secret of the job (CAIRN_JOB_SECRET), both ends have to know it."""
+    secret = secret_from(os.environ)
+    makers = {
+        "tcp": partial(tcp, secret=secret),
+        "shm": shm,
+        "nixl": partial(nixl.nixl, secret=secret),
+    }
     if kind not in makers:
         hint = did_you_mean(kind, makers, otherwise=f"there are: {', '.join(makers)}")
         raise UsageError(f"no transport {kind!r}", hint=hint)

@@ -5,7 +5,8 @@
 
 How bytes get from memory to memory is the `Mover`'s: in frames (`tcp`), through shared pages (`shm`), through NIXL.
 Hello has the names, the regions and what the mover needs (descriptors, agents). Listens on 127.0.0.1 unless told
-otherwise: there is no authentication, so a cluster's private network is the widest place for it.
+otherwise; elsewhere both ends have to know a secret (`core/shared_secret`). What travels is not encrypted: a cluster's
+private network is the widest place for it.
 """
 
 import contextlib
@@ -48,13 +49,17 @@ from cairn.comm.transfer.transport import (
     host_region,
 )
 from cairn.comm.transfer.wire import MOST_HELLO, Frame, Gone, Wire
+from cairn.core.doorman import Doorman
+from cairn.core.shared_secret import Secret, check_open, enter
 
 
 class Endpoint:
     def __init__(
-        self, name: str, mover: Mover, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE
+        self, name: str, mover: Mover, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE,
+        secret: Secret | None = None,
     ) -> None:  # fmt: skip
-        self.name, self.mover, self.patience = name, mover, patience
+        self.name, self.mover, self.patience, self.secret = name, mover, patience, secret
+        self.doorman = Doorman(secret, f"transfer end {name}", patience_s=CONNECT_S)
         self.regions: dict[str, Region] = {}
         self.peers: dict[str, Peer] = {}
         self._where = (host, port)
@@ -128,7 +133,9 @@ class Endpoint:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
             self._listener.close()
-        for peer in list(self.peers.values()):
+        with self._lock:
+            known = list(self.peers.values())
+        for peer in known:
             peer.reason = "we closed"
             peer.wire.close()
         for thread in list(self._threads):
@@ -215,6 +222,7 @@ class Endpoint:
             listener.bind(f"\0cairn-{os.getpid()}-{self.name[:40]}-{id(self):x}")
             listener.listen()
             return listener
+        check_open(self._where[0], self.secret, f"the transfer end {self.name!r}")
         try:
             return socket.create_server(self._where, backlog=64)
         except OSError as error:
@@ -229,7 +237,13 @@ class Endpoint:
             connection.connect(f"\0{where}")
             return connection
         host, _, port = where.rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        try:
+            enter(connection, self.secret, CONNECT_S)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _introduce(self, connection: socket.socket) -> Peer:
         """Hello both ways, then the connection's threads. Both ends do the same."""
@@ -255,10 +269,16 @@ class Endpoint:
             raise
         connection.settimeout(None)
         with self._lock:
-            kept = self.peers.setdefault(hello.name, peer)
-        if kept is not peer:  # both ends have called each other at the same time
+            closed = self._closed.is_set()  # while it introduced itself: nobody would look after it
+            kept = None if closed else self.peers.setdefault(hello.name, peer)
+        if kept is not peer:  # or both ends have called each other at the same time
             connection.close()
-            raise Gone(f"there is already a connection to {hello.name!r}")
+            why = (
+                "this end is closed"
+                if closed
+                else f"there is already a connection to {hello.name!r}"
+            )
+            raise Gone(why)
         self._events.put(Joined(hello.name, hello.greeting))
         wire.start()
         self._start(self._read, peer)
@@ -274,6 +294,8 @@ class Endpoint:
             self._start(self._welcome, connection)  # a slow stranger must not keep others waiting
 
     def _welcome(self, connection: socket.socket) -> None:
+        if connection.family != socket.AF_UNIX and not self.doorman.lets_in(connection):
+            return
         with contextlib.suppress(OSError, Gone):  # a stranger, or one that has gone already
             self._introduce(connection)
 

@@ -32,6 +32,7 @@ from cairn.comm.transfer.mover import PATIENCE, Patience, Peer
 from cairn.comm.transfer.runs import Offsets, Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Gone
+from cairn.core.shared_secret import Secret
 
 # Each works alone; where both are installed, `nixl` picks one by the CUDA it finds, and imports torch to find it.
 BUILDS = ("nixl_cu13", "nixl_cu12")
@@ -257,6 +258,7 @@ def load_api() -> Any:
 
 
 def nixl(
-    name: str, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE
-) -> Endpoint:
-    return Endpoint(name, NixlMover(name), host, port, patience)
+    name: str, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE,
+    secret: Secret | None = None,
+) -> Endpoint:  # fmt: skip
+    return Endpoint(name, NixlMover(name), host, port, patience, secret)

@@ -22,6 +22,7 @@ from cairn.comm.transfer.mover import OWN, PATIENCE, Patience, Peer
 from cairn.comm.transfer.runs import Offsets, Runs
 from cairn.comm.transfer.transport import Region, check_reach
 from cairn.comm.transfer.wire import Frame, Gone, Scattered
+from cairn.core.shared_secret import Secret
 
 READ, DATA, WRITE, WROTE, REFUSED = range(OWN, OWN + 5)
 
@@ -145,6 +146,7 @@ def _scattered(region: Region, starts: Offsets, sizes: Offsets) -> Scattered:
 
 
 def tcp(
-    name: str, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE
-) -> Endpoint:
-    return Endpoint(name, TcpMover(), host, port, patience)
+    name: str, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE,
+    secret: Secret | None = None,
+) -> Endpoint:  # fmt: skip
+    return Endpoint(name, TcpMover(), host, port, patience, secret)

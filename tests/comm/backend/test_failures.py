@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import timedelta
 from multiprocessing.connection import wait
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,10 +23,16 @@ from cairn.comm.backend import (
     RankMismatch,
 )
 from cairn.comm.backend.options import from_environment
+from cairn.comm.backend.rendezvous import COLLECTIVE, DIRECT, Entrance, _call
 from cairn.comm.doctor.diagnose import diagnose
+from cairn.core.doorman import Doorman
 from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import Refused, Secret
 
 LARGE = 4_000_000  # elements: more than a connection holds
+TIMEOUT_S = (
+    5  # of a group that is to run into it: long enough for its ranks to meet on a busy machine
+)
 PATIENCE_S = 40  # of the test, on a busy machine; every timeout of a group here is far below it
 
 
@@ -230,20 +237,30 @@ def test_a_rank_that_left(store):
     assert "rank 1 has left the group" in str(found[0])
 
 
-def late(rank, world):
+def late(rank, world, told):
+    """Rank 1 comes when rank 0 has given up."""
     dist.barrier()
     if rank == 1:
-        time.sleep(2.5)
-    dist.all_reduce(torch.ones(4))
-    dist.barrier()  # the late one may find everything there, sent before the others gave up
+        wait_until(told.exists)
+    try:
+        dist.all_reduce(torch.ones(4))
+        dist.barrier()  # the late one may find everything there, sent before the others gave up
+    finally:
+        told.touch()
     return "done"
 
 
+def wait_until(true):
+    deadline = time.monotonic() + PATIENCE_S
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("hosts", [None, "01"], ids=["one-host", "two-hosts"])
-def test_a_rank_that_does_not_come(store, hosts):
-    found = launch(2, late, store=store, timeout_s=1, hosts=hosts)
+def test_a_rank_that_does_not_come(store, tmp_path, hosts):
+    found = launch(2, late, tmp_path / "told", store=store, timeout_s=TIMEOUT_S, hosts=hosts)
     assert isinstance(found[0], CommTimeout)
-    assert "all_reduce #2: rank 0 waited 1 s for rank 1" in str(found[0])
+    assert f"all_reduce #2: rank 0 waited {TIMEOUT_S} s for rank 1" in str(found[0])
     if hosts is None:
         assert "which has done barrier #1" in str(found[0])
     assert isinstance(found[1], CommError)
@@ -270,21 +287,21 @@ def nothing(rank, world):
 
 
 def test_a_rank_that_never_joins(store):
-    found = launch(3, nothing, store=store, ranks=[0, 1], timeout_s=1)
+    found = launch(3, nothing, store=store, ranks=[0, 1], timeout_s=TIMEOUT_S)
     for error in found.values():
         assert isinstance(error, CommError)
         assert "rank 2 of 3 to join" in str(error)
 
 
 def test_another_world_size(store):
-    found = launch([2, 3], nothing, store=store, ranks=[0, 1], timeout_s=5)
+    found = launch([2, 3], nothing, store=store, ranks=[0, 1], timeout_s=20)
     for error in found.values():
         assert isinstance(error, CommError)
         assert "a world of" in str(error)
 
 
 def test_two_processes_of_one_rank(store):
-    found = launch(2, nothing, store=store, ranks=[0, 0], timeout_s=5)
+    found = launch(2, nothing, store=store, ranks=[0, 0], timeout_s=20)
     assert all(isinstance(error, CommError) for error in found.values())
     assert any("two processes are rank 0" in str(error) for error in found.values())
 
@@ -317,6 +334,24 @@ def test_a_port_that_is_taken(store):
         assert "rank" in str(error)
 
 
+def test_strangers_at_a_rank_keep_nobody_waiting_and_join_nothing():
+    """One says nothing, one has another secret; the rank that is waited for comes after them."""
+    ours = Secret.fresh()
+    room = SimpleNamespace(rank=3, deadline=time.monotonic() + PATIENCE_S)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        entrance = Entrance(server, Doorman(ours, "rank 0"))
+        with socket.create_connection(where):
+            with pytest.raises(Refused, match="our secret is not the one it knows"):
+                _call(room, where, COLLECTIVE, Secret.fresh())
+            with _call(room, where, DIRECT, ours):
+                purpose, rank, connection = entrance.arrived.get()
+                connection.close()
+        assert (purpose, rank) == (DIRECT, 3)
+        assert entrance.arrived.empty()
+        entrance.close()
+
+
 def test_settings_from_the_environment():
     chosen = from_environment(
         {"CAIRN_COMM_DETERMINISTIC": "1", "CAIRN_COMM_TCP_GBIT": "100", "HOME": "/"}
@@ -325,15 +360,18 @@ def test_settings_from_the_environment():
     for name, text in (("PORT", "x"), ("TCP_GBIT", "-1"), ("PIECE", "10"), ("PORT", "70000")):
         with pytest.raises(ConfigError):
             from_environment({f"CAIRN_COMM_{name}": text})
+    with pytest.raises(ConfigError, match=r"no schedule .rign.*did you mean .ring."):
+        from_environment({"CAIRN_COMM_SCHEDULE": "rign"})
+    with pytest.raises(ConfigError, match="CAIRN_COMM_DETERMINISTC is no setting"):
+        from_environment({"CAIRN_COMM_DETERMINISTC": "1"})
+    assert from_environment({"CAIRN_COMM_BENCH_RANKS": "4"}) == Options()  # of a verb
 
 
 def away(rank, world, told):
     """Rank 1 comes after the others have given up, and learns why."""
     dist.all_reduce(torch.ones(3))
     if rank == 1:
-        deadline = time.monotonic() + PATIENCE_S
-        while not told.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(told.exists)
     try:
         dist.all_reduce(torch.ones(7))
     finally:
@@ -343,7 +381,7 @@ def away(rank, world, told):
 def test_dumps_of_a_group_that_failed_name_who_was_missing(store, tmp_path):
     prefix = tmp_path / "dumps" / "flight_"
     told = tmp_path / "told"
-    found = launch(3, away, told, store=store, timeout_s=2.0, options={"dump": str(prefix)})
+    found = launch(3, away, told, store=store, timeout_s=TIMEOUT_S, options={"dump": str(prefix)})
     assert all(isinstance(error, CommError) for error in found.values())
     assert sorted(path.name for path in prefix.parent.iterdir()) == [
         f"flight_{r}" for r in range(3)

@@ -13,9 +13,11 @@ import torch.distributed as dist
 import cairn.comm.backend
 from cairn.comm.backend import Options
 from cairn.comm.bench_ranks import RankFailed, run_ranks
-from cairn.comm.bench_rig import Rig, Shape, why_not
+from cairn.comm.bench_rig import Rig, Shape, why_no_delay, why_not
+from cairn.core.errors import HardwareError
 
 REASON = why_not()
+NO_DELAY = why_no_delay() if REASON is None else REASON
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no network namespaces: {REASON}")
 MBIT = 400
 
@@ -59,6 +61,32 @@ def test_between_namespaces(place):
     assert all(hosts == tuple(sorted(place)) for hosts, _ in found)
     # Each host must hear the sum of the others at least: 4 bytes for each element, less what the bucket holds.
     assert min(seconds for _, seconds in found) > 0.5 * 4 * size * 8 / (MBIT * 1e6)
+
+
+def round_trips(rank, world, tell, address):
+    join(rank, world, address)
+    dist.barrier()
+    began = time.monotonic()
+    for _ in range(5):
+        dist.barrier()
+    return (time.monotonic() - began) / 5
+
+
+@pytest.mark.skipif(NO_DELAY is not None, reason=f"no latency: {NO_DELAY}")
+def test_latency_between_namespaces():
+    """No barrier is sooner than a packet from the other host."""
+    with Rig(2, Shape(mbit=MBIT, delay_ms=20.0)) as rig:
+        found = run_ranks(2, round_trips, rig.address(0), enter=rig.enter, timeout_s=100)
+    assert min(found) > 0.019
+
+
+@pytest.mark.skipif(NO_DELAY is None, reason="this kernel has netem")
+def test_latency_that_the_kernel_cannot_have_is_refused():
+    with (
+        pytest.raises(HardwareError, match="no latency between namespaces"),
+        Rig(2, Shape(delay_ms=5.0)),
+    ):
+        pass
 
 
 def dies(rank, world, tell, address):

@@ -142,6 +142,17 @@ def test_a_slow_host_a_slow_link_and_neither(world, seed, data):
     assert found[0].where == f"ranks {min(bad, other)} and {max(bad, other)}"
 
 
+@settings(max_examples=50)
+@given(seed=st.integers(0, 9999), extra_ms=st.sampled_from([0, 60, 150, 180, 205, 420]))
+def test_a_link_loses_packets_when_messages_wait_for_a_second_sending(seed, extra_ms):
+    """TCP sends again after 200 ms at the soonest; what waits for less waited for a processor."""
+    times = quick(4, seed)
+    times[0][1][::3] += 1000 * extra_ms  # 6 of the 16 messages of a pair
+    times[1][0][::3] += 1000 * extra_ms
+    found = [(one.cause, one.where) for one in examine_probe(probe(times))]
+    assert found == ([("lossy link", "ranks 0 and 1")] if extra_ms > 200 else [])
+
+
 def test_a_host_that_computes_slowly_is_told_from_one_that_sends_slowly():
     times = quick(4, 1)
     times[2] += 9000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cairn.comm.schedule.ops import COLLECTIVES
 from cairn.comm.simulate.collective import bus_factor, simulate
-from cairn.comm.simulate.faults import Faults
+from cairn.comm.simulate.faults import Faults, describe, nic_shares, touched
 from cairn.comm.simulate.topology import topology
 from cairn.core.errors import ConfigError
 
@@ -54,7 +54,7 @@ def test_faults_hurt_and_are_named(algorithm):
     for faults, words in (
         (Faults(slow_nics=1), "slow NIC"),
         (Faults(dead_nics=1), "dead NIC"),
-        (Faults(stragglers=1, late_us=1e5), None),
+        (Faults(stragglers=1, late_us=1e5), "late by 100 ms"),
     ):
         result = simulate(top, "all_reduce", GIB, algorithm=algorithm, faults=faults).result
         assert result.us > 1.2 * healthy.us
@@ -62,6 +62,35 @@ def test_faults_hurt_and_are_named(algorithm):
             assert words in result.faults[0]
             again = simulate(top, "all_reduce", GIB, algorithm=algorithm, faults=faults).result
             assert again == result
+
+
+@pytest.mark.parametrize("kind", ["rail-2tier", "fat-tree"])
+@settings(max_examples=30, deadline=None)
+@given(slow=st.integers(0, 30), dead=st.integers(0, 30), seed=st.integers(0, 99))
+def test_every_byte_of_a_dead_nic_goes_over_one_that_lives(kind, slow, dead, seed):
+    """The next of its node, which shares its rate among those that it carries."""
+    top = topology(kind, 64, domain=4)
+    faults = Faults(slow_nics=slow, dead_nics=dead, slow_factor=0.5, seed=seed)
+    names = describe(faults, top)
+    gone = {tuple(map(int, name.split()[2::3])) for name in names if name.startswith("dead")}
+    weak = {tuple(map(int, name.split()[2::3])) for name in names if name.startswith("slow")}
+    assert len(gone) == dead
+    if any(all((rail, node) in gone for rail in range(4)) for node in range(16)):
+        with pytest.raises(ConfigError, match="all 4 NICs of node"):
+            nic_shares(faults, top)
+        return
+    shares = nic_shares(faults, top)
+    for node in range(16):
+        lives = [rail for rail in range(4) if (rail, node) not in gone]
+        over = {
+            rail: next(one % 4 for one in range(rail, rail + 4) if one % 4 in lives)
+            for rail in range(4)
+        }
+        for rail in range(4):
+            load = sum(other == over[rail] for other in over.values())
+            rate = 0.5 if (over[rail], node) in weak else 1.0
+            assert shares.get((node, rail), 1.0) == rate / load
+    assert touched(faults, top) == {rail if top.planes > 1 else 0 for _, rail in shares}
 
 
 def test_dead_links_and_oversubscription_cost_bandwidth_and_spreading_gives_it_back():
@@ -111,6 +140,7 @@ def test_a_hundred_thousand_gpus():
         (dict(faults=Faults(slow_nics=2000)), "2000 slow NICs of 1024"),
         (dict(faults=Faults(slow_nics=1, slow_factor=0)), "at 0 of its rate"),
         (dict(faults=Faults(dead_links=1.0)), "of the links are down"),
+        (dict(faults=Faults(dead_nics=1024)), "all 8 NICs of node"),
         (dict(faults=Faults(stragglers=1, late_us=-1)), "-1"),
     ],
 )

@@ -19,13 +19,16 @@ from transfer_child import CONTENTS, LENGTH, OTHER, TARGET, giver, taker
 from transfer_ends import KINDS, closing, make_end, wait_for
 from transfer_oracle import store, whole_cache
 
+from cairn.comm.transfer.choose import make_transport
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.handshake import Side, say_hello
 from cairn.comm.transfer.mover import Patience
 from cairn.comm.transfer.notes import Offer
 from cairn.comm.transfer.take import NotTaken, Taken
 from cairn.comm.transfer.tcp import tcp
-from cairn.comm.transfer.transport import Lost
+from cairn.comm.transfer.transport import Joined, Lost
+from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import Secret
 
 CHILD = Path(__file__).parents[2] / "transfer_child.py"
 SOON = 60.0  # the most a loaded machine may take; nothing here waits for it to pass
@@ -145,6 +148,34 @@ def test_a_stranger_on_the_port_does_no_harm(noise):
                 pass
         friend.listen()
         assert friend.connect(address) == "a"
+
+
+def test_an_end_talks_to_those_who_know_its_secret_and_to_no_others():
+    secret = Secret.fresh()
+    end, friend = tcp("a", secret=secret), tcp("b", secret=secret)
+    other, nobody = tcp("c", secret=Secret.fresh()), tcp("d")
+    with closing(end, friend, other, nobody):
+        address = end.listen()
+        for one in (friend, other, nobody):
+            one.listen()
+        with pytest.raises(TransferError, match="our secret is not the one it knows"):
+            other.connect(address)
+        with pytest.raises(TransferError, match="it asks for a secret, and we have none"):
+            nobody.connect(address)
+        assert friend.connect(address) == "a"
+        joined = wait_for(end, lambda event: isinstance(event, Joined), SOON)
+        assert [event.peer for event in joined] == ["b"]
+        deadline = time.monotonic() + SOON
+        while end.doorman.refused.total() < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)  # they were told before they are counted
+        assert end.doorman.refused == {"it has another secret": 1, "it has no secret": 1}
+
+
+def test_an_end_that_anybody_could_reach_needs_a_secret(monkeypatch):
+    with pytest.raises(ConfigError, match=r"'a' would listen on 0\.0\.0\.0 without a secret"):
+        tcp("a", "0.0.0.0").listen()
+    monkeypatch.setenv("CAIRN_JOB_SECRET", "one for the whole job")
+    assert make_transport("tcp", "a").secret == Secret(b"one for the whole job")
 
 
 def test_mistakes_in_addresses_are_said():

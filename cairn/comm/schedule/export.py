@@ -1,0 +1,243 @@
+"""A proved schedule for other programs: GOAL for network simulators, JSON for everybody else.
+
+    Schedule --goal--> rank 0 {                                LogGOPSim, ATLAHS
+                         l1: send 262144b to 1 tag 0 cpu 0
+                         l2: recv 262144b from 3 tag 0 cpu 0
+                         l3: send 262144b to 1 tag 1 cpu 0
+                         l3 requires l2
+    Schedule --document--> rank, channel and operations, with slots   --schedule_from--> the same schedule
+
+In GOAL the chunks between two ranks in one step are one message, as in a proof: a simulator that counts waits counts
+as many. A send lets its thread go on at once, since a proof holds for connections that have room for it (`irequires`:
+begun is enough); a channel is a cpu of its rank; sums and copies take time only if somebody says how fast they are.
+Pure: knows no file and no simulator.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from cairn.comm.schedule.ops import (
+    COLLECTIVES,
+    Columns,
+    Kind,
+    Op,
+    Schedule,
+    ScheduleError,
+    schedule_of,
+)
+
+VERSION = 1
+MOST_PLACES = 1 << 30  # slots of all nodes, times ranks: a bit each in a proof
+MOST_CPUS = 256  # GOAL keeps a byte for it
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation; `after` counts all operations of the document, in its order."""
+
+    kind: str
+    slot: int
+    peer: int = -1
+    source: int = -1
+    after: int = -1
+    step: int = 0
+
+
+class Thread(msgspec.Struct, frozen=True, kw_only=True):
+    rank: int
+    channel: int
+    operations: list[Written]
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    name: str
+    collective: str
+    ranks: int
+    nodes: int
+    chunks: int
+    slots: int
+    root: int
+    bytes: int  # of the whole vector
+    chunk_bytes: int
+    threads: list[Thread]
+    present: list[str] | None = None  # block-sparse: a row of 0 and 1 for each rank
+
+
+class _Part(NamedTuple):
+    """What one thread does in one step."""
+
+    sends: dict[int, list[int]]  # operations by peer: one message each
+    receives: dict[int, list[int]]
+    local: list[int]
+
+
+def document(schedule: Schedule, size: int) -> Document:
+    """Every operation as it stands in its thread; threads in the order of ranks and channels."""
+    each = chunk_bytes(schedule, size)
+    threads = [
+        Thread(rank=rank, channel=channel, operations=[_written(schedule.op(i)) for i in which])
+        for (rank, channel), which in _threads(schedule).items()
+    ]
+    return Document(
+        version=VERSION, name=schedule.name, collective=schedule.collective, ranks=schedule.ranks,
+        nodes=schedule.nodes, chunks=schedule.chunks, slots=schedule.slots, root=schedule.root,
+        bytes=size, chunk_bytes=each, threads=threads, present=_rows(schedule.present),
+    )  # fmt: skip
+
+
+def schedule_from(text: bytes | str) -> Schedule:
+    """The schedule of a document, ready to be proved: somebody else may have written it."""
+    try:
+        read = msgspec.json.decode(text, type=Document)
+        ops = [
+            Op(thread.rank, thread.channel, Kind[one.kind.upper()], one.slot, one.peer, one.source,
+               one.after, one.step)
+            for thread in read.threads for one in thread.operations
+        ]  # fmt: skip
+        if any(not -1 <= op.after < len(ops) for op in ops):
+            raise ValueError("an operation waits for one that is not there")
+        if read.version != VERSION:
+            raise ValueError(f"version {read.version}")
+        if read.collective not in COLLECTIVES:
+            raise ValueError(f"no collective '{read.collective}'")
+        places = max(read.nodes, 1) * max(read.slots, 1) * max(read.ranks, 1)
+        if places > MOST_PLACES:
+            raise ValueError(f"{read.nodes} nodes with {read.slots} slots are too many to prove")
+        present = _map(read.present)
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise ScheduleError(
+            f"this is no schedule: {error}", hint=f"`cairn comm export --format json`, {VERSION=}"
+        ) from None
+    made = schedule_of(
+        read.name, read.collective, ops, ranks=read.ranks, chunks=read.chunks, slots=read.slots,  # pyrefly: ignore
+        nodes=read.nodes, root=read.root,
+    )  # fmt: skip
+    return made._replace(present=present)
+
+
+def chunk_bytes(schedule: Schedule, size: int) -> int:
+    if size < 1:
+        raise ScheduleError(f"a vector of {size} bytes", hint="it has one or more")
+    return -(-size // schedule.chunks)
+
+
+def goal(schedule: Schedule, size: int, gb_per_s: float = 0.0) -> Iterator[str]:
+    """Lines of GOAL. `gb_per_s`: how fast a rank adds and copies; 0: that takes no time."""
+    each = chunk_bytes(schedule, size)
+    if gb_per_s < 0:
+        raise ScheduleError(f"sums at {gb_per_s} GB/s", hint="a rate, or 0 for no time at all")
+    if schedule.channels > MOST_CPUS:
+        raise ScheduleError(f"{schedule.channels} channels", hint=f"GOAL has {MOST_CPUS} cpus")
+    ns = each / gb_per_s if gb_per_s else 0.0  # of one chunk
+    by_rank: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+    for (rank, channel), which in _threads(schedule).items():
+        by_rank[rank].append((channel, which))
+    yield f"num_ranks {schedule.nodes}"
+    for rank in range(schedule.nodes):
+        yield ""
+        yield f"rank {rank} {{"
+        writer = _Writer(schedule, each, ns)
+        for channel, which in by_rank[rank]:
+            writer.thread(channel, which)
+        yield from writer.lines
+        yield from writer.later()
+        yield "}"
+
+
+class _Writer:
+    """The lines of one rank."""
+
+    def __init__(self, schedule: Schedule, each: int, ns: float) -> None:
+        self._schedule, self._each, self._ns = schedule, each, ns
+        self.lines: list[str] = []
+        self._label: dict[int, str] = {}  # of each operation
+        self._count = 0
+
+    def thread(self, channel: int, which: list[int]) -> None:
+        ready: list[str] = []  # "requires l4": what the next step waits for
+        for step, part in _parts(self._schedule.ops, which):
+            tag = f"tag {step * self._schedule.channels + channel} cpu {channel}"
+            last = ""
+            for peer, ops in part.sends.items():
+                last = self._line(f"send {len(ops) * self._each}b to {peer} {tag}", ops, ready)
+            done = [
+                self._received(peer, ops, tag, channel, ready)
+                for peer, ops in part.receives.items()
+            ]
+            if part.local:
+                waits = ready + [f"requires {label}" for label in done]
+                done = [self._calc(part.local, channel, waits)]
+            if done:
+                ready = [f"requires {label}" for label in done]
+            if last:
+                ready = [*ready, f"irequires {last}"]
+
+    def later(self) -> Iterator[str]:
+        """Waits between channels, once every label is known."""
+        ops = self._schedule.ops
+        for index, label in self._label.items():
+            after = int(ops.after[index])
+            if after >= 0:
+                sent = ops.kind[after] == int(Kind.SEND)
+                yield f"{label} {'irequires' if sent else 'requires'} {self._label[after]}"
+
+    def _received(self, peer: int, ops: list[int], tag: str, channel: int, ready: list[str]) -> str:
+        label = self._line(f"recv {len(ops) * self._each}b from {peer} {tag}", ops, ready)
+        kinds = self._schedule.ops.kind
+        sums = [index for index in ops if kinds[index] == int(Kind.RECV_REDUCE)]
+        return self._calc(sums, channel, [f"requires {label}"]) if sums and self._ns else label
+
+    def _calc(self, ops: list[int], channel: int, waits: Iterable[str]) -> str:
+        return self._line(f"calc {round(len(ops) * self._ns)} cpu {channel}", ops, waits)
+
+    def _line(self, words: str, ops: list[int], waits: Iterable[str]) -> str:
+        self._count += 1
+        label = f"l{self._count}"
+        self.lines.append(f"{label}: {words}")
+        self.lines += [f"{label} {wait}" for wait in waits]
+        self._label.update(dict.fromkeys(ops, label))
+        return label
+
+
+def _threads(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    ranks, channels = schedule.ops.rank.tolist(), schedule.ops.channel.tolist()
+    for index, place in enumerate(zip(ranks, channels, strict=True)):
+        found[place].append(index)
+    return found
+
+
+def _parts(ops: Columns, which: list[int]) -> Iterator[tuple[int, _Part]]:
+    """Step by step, in order: what is sent, what is received, what is done within the rank."""
+    steps: dict[int, _Part] = {}
+    for index in which:
+        part = steps.setdefault(
+            int(ops.step[index]), _Part(defaultdict(list), defaultdict(list), [])
+        )
+        kind, peer = Kind(int(ops.kind[index])), int(ops.peer[index])
+        if kind is Kind.SEND:
+            part.sends[peer].append(index)
+        elif kind in (Kind.RECV, Kind.RECV_REDUCE):
+            part.receives[peer].append(index)
+        else:
+            part.local.append(index)
+    yield from steps.items()
+
+
+def _rows(present: np.ndarray | None) -> list[str] | None:
+    return None if present is None else ["".join("01"[int(one)] for one in row) for row in present]
+
+
+def _map(rows: list[str] | None) -> np.ndarray | None:
+    return None if rows is None else np.array([[int(one) for one in row] for row in rows], bool)
+
+
+def _written(op: Op) -> Written:
+    values: dict[str, Any] = op._asdict()
+    for name in ("rank", "channel", "kind"):
+        values.pop(name)
+    return Written(kind=op.kind.name.lower(), **values)

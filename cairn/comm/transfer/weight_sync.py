@@ -1,0 +1,206 @@
+"""Fresh weights from the ranks of a trainer to the ranks of a server, however either cuts them.
+
+    trainer, rank r                                server, rank s
+    source = WeightSource(end, held[r])            sink = WeightSink(end, wanted[s], held, addresses)
+    source.memory: fill it
+    source.publish(7)           -- note: 7 -->     sink.pull(7)    reads what its plan says, from all ranks
+    source.until_taken(7, 2)    <-- note: 7 --     sink.memory: these are the weights of step 7
+
+Who reads what is `make_plan`'s: every byte once, in the longest runs, ranks that hold the same share the work. The
+trainer may change its memory when `until_taken` has returned, so nobody ever reads half of a step. A side that is cut
+otherwise than the other believes is refused before a byte moves; one that dies or stays away is named. Each end has a
+thread or a process of its own, since it answers only while it waits. The bytes go where the transport goes: shared
+memory, TCP, or NIXL.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from cairn.comm.transfer.errors import PeerLost, Refused, TransferError
+from cairn.comm.transfer.plan import Leg, make_plan
+from cairn.comm.transfer.shard import Shard
+from cairn.comm.transfer.transport import Done, Event, Failed, Joined, Lost, Note, Transport
+from cairn.comm.transfer.weights import REGION, Packed
+
+LOOK_S = 0.2  # between two looks at the clock
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What is said in notes: a source has published a version, or a sink has taken it."""
+
+    version: int
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """What a source says of itself when it is greeted."""
+
+    fingerprint: str
+    words: str
+
+
+def cut_of_rank(shards: Sequence[Shard]) -> Cut:
+    """The same for two ranks exactly if every rectangle lies at the same byte."""
+    rows = [[s.tensor, s.rank, s.base, s.itemsize, s.box] for s in shards]
+    digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest()[:32]
+    total = sum(shard.nbytes for shard in shards)
+    rank = shards[0].rank if shards else "?"
+    return Cut(digest, f"rank {rank}: {len(shards)} pieces, {total:,} bytes")
+
+
+class WeightSource:
+    """One rank that holds weights. `memory` is where they lie, as `held` says."""
+
+    def __init__(self, end: Transport, held: Packed) -> None:
+        self.end, self.held = end, held
+        self.memory = end.allocate(REGION, max(held.nbytes, 1))
+        self.address = end.listen(msgspec.msgpack.encode(cut_of_rank(held.shards)))
+        self.version: int | None = None
+        self._readers: set[str] = set()
+        self._taken: dict[str, int] = {}
+        self._lost: dict[str, str] = {}
+
+    def publish(self, version: int) -> None:
+        """From now on readers may read; the memory must not change until they have."""
+        self.version = version
+        self._look(0.0)
+        for peer in self._readers:
+            self._tell(peer)
+
+    def until_taken(self, version: int, readers: int, timeout_s: float) -> None:
+        """Blocks until so many sinks have all of it; raises when one of them is gone, or too slow."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            have = sorted(peer for peer, taken in self._taken.items() if taken == version)
+            if len(have) >= readers:
+                return
+            gone = {peer: why for peer, why in self._lost.items() if peer not in have}
+            if gone:
+                peer, why = next(iter(gone.items()))
+                raise PeerLost(f"weights {version}: reader {peer} is gone: {why}")
+            if time.monotonic() > deadline:
+                late = sorted(self._readers - set(have)) or ["nobody else has connected"]
+                raise TransferError(
+                    f"weights {version}: {len(have)} of {readers} readers have them after {timeout_s:g} s",
+                    hint=f"waiting for {', '.join(late)}",
+                )
+            self._look(LOOK_S)
+
+    def close(self) -> None:
+        self.end.close()
+
+    def _look(self, seconds: float) -> None:
+        for event in self.end.events(seconds):
+            match event:
+                case Joined(peer=peer):
+                    self._readers.add(peer)
+                    self._lost.pop(peer, None)
+                    self._tell(peer)
+                case Note(peer=peer, payload=payload):
+                    self._taken[peer] = msgspec.msgpack.decode(payload, type=Word).version
+                case Lost(peer=peer, reason=reason):
+                    self._readers.discard(peer)
+                    self._lost[peer] = reason
+
+    def _tell(self, peer: str) -> None:
+        if self.version is not None:
+            self.end.notify(peer, msgspec.msgpack.encode(Word(self.version)))
+
+
+class WeightSink:
+    """One rank that wants weights. `memory` has them after a `pull`, as `wanted` says."""
+
+    def __init__(
+        self, end: Transport, wanted: Packed, held: Sequence[Packed], addresses: Sequence[str],
+        timeout_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        """`held`: what every source holds, by rank, as they do themselves; `addresses` of the same ranks."""
+        if len(held) != len(addresses):
+            raise TransferError(f"{len(held)} layouts of sources for {len(addresses)} addresses")
+        self.end, self.wanted, self.bytes_read = end, wanted, 0
+        self.memory = end.allocate(REGION, max(wanted.nbytes, 1))
+        end.listen()
+        plan = make_plan([shard for one in held for shard in one.shards], wanted.shards)
+        ranks = {one.shards[0].rank: place for place, one in enumerate(held) if one.shards}
+        self._legs: dict[str, list[Leg]] = {}  # by the name of the peer
+        self._published: dict[str, int] = {}
+        self._greeted: dict[str, bytes] = {}
+        self._tickets: set[int] = set()
+        self._names: dict[str, int] = {}  # every source, also those that have nothing for this rank
+        for place, address in enumerate(addresses):
+            self._names[end.connect(address)] = place
+        self._until(
+            lambda: len(self._greeted) == len(self._names), timeout_s, "be greeted by", self._silent
+        )
+        for peer, place in self._names.items():
+            self._check(peer, place, held[place])
+        for leg in plan.legs:
+            peer = next(
+                name for name, place in self._names.items() if place == ranks[leg.source_rank]
+            )
+            self._legs.setdefault(peer, []).append(leg)
+
+    def pull(self, version: int, timeout_s: float) -> None:
+        """Waits until every source has published it, reads, and says so to all of them."""
+        self._until(
+            lambda: all(self._published.get(peer) == version for peer in self._names), timeout_s,
+            f"see weights {version} of", lambda: [p for p in self._names if self._published.get(p) != version],
+        )  # fmt: skip
+        for peer, legs in self._legs.items():
+            for leg in legs:
+                ticket = self.end.read(peer, leg.source_region, leg.target_region, leg.runs)
+                self._tickets.add(ticket)
+                self.bytes_read += int(leg.runs.sizes.sum())
+        self._until(
+            lambda: not self._tickets, timeout_s, f"read weights {version} from", lambda: self._legs
+        )
+        for peer in self._names:
+            self.end.notify(peer, msgspec.msgpack.encode(Word(version)))
+
+    def close(self) -> None:
+        self.end.close()
+
+    def _silent(self) -> list[str]:
+        return [peer for peer in self._names if peer not in self._greeted]
+
+    def _check(self, peer: str, place: int, held: Packed) -> None:
+        ours = cut_of_rank(held.shards)
+        try:
+            theirs = msgspec.msgpack.decode(self._greeted[peer], type=Cut)
+        except msgspec.MsgspecError:
+            raise Refused(f"{peer} is no source of weights", hint="is its address right?") from None
+        if theirs.fingerprint != ours.fingerprint:
+            raise Refused(
+                f"source {place} ({peer}) is cut otherwise. here: {ours.words}; there: {theirs.words}",
+                hint="both sides build the layout from the same model, ranks and number type",
+            )
+
+    def _until(
+        self,
+        done: Callable[[], bool],
+        timeout_s: float,
+        what: str,
+        waiting: Callable[[], Iterable[str]],
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > deadline:
+                names = ", ".join(f"source {self._names[peer]} ({peer})" for peer in waiting())
+                raise TransferError(f"did not {what} {names} within {timeout_s:g} s")
+            for event in self.end.events(LOOK_S):
+                self._heard(event)
+
+    def _heard(self, event: Event) -> None:
+        match event:
+            case Joined(peer=peer, greeting=greeting):
+                self._greeted[peer] = greeting
+            case Note(peer=peer, payload=payload):
+                self._published[peer] = msgspec.msgpack.decode(payload, type=Word).version
+            case Done(ticket=ticket):
+                self._tickets.discard(ticket)
+            case Failed(peer=peer, reason=reason):
+                raise TransferError(f"source {self._names.get(peer, '?')} ({peer}): {reason}")
+            case Lost(peer=peer, reason=reason):
+                raise PeerLost(f"source {self._names.get(peer, '?')} ({peer}) is gone: {reason}")

@@ -1,0 +1,62 @@
+"""Stands at a listening socket: whoever does not know the secret is turned away, told why, and counted.
+
+    accept --> a thread for each --> lets_in? --yes--> the service          no: closed, an event, one more in `refused`
+
+A connection that says nothing costs its own thread and nobody else's; of those only so many are kept waiting, and the
+oldest makes room, so that there is always room for one that does say who it is. What is asked is in `shared_secret`.
+"""
+
+import contextlib
+import socket
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from cairn.core.events import instant
+from cairn.core.shared_secret import Refused, Secret, admit
+
+PATIENCE_S = 30.0  # a caller on a busy machine may be slow
+WAITING = 64  # connections that have not said yet who they are
+
+
+class Doorman:
+    def __init__(
+        self, secret: Secret | None, door: str, say: Callable[[str], None] = lambda text: None,
+        patience_s: float = PATIENCE_S, waiting: int = WAITING,
+    ) -> None:  # fmt: skip
+        """`door`: what is behind it, for events. `say` hears of everybody who is turned away."""
+        self.secret, self.door, self.say = secret, door, say
+        self.patience_s, self.most = patience_s, waiting
+        self.refused: Counter[str] = Counter()  # connections, by reason
+        self._waiting: OrderedDict[int, socket.socket] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def lets_in(self, connection: socket.socket) -> bool:
+        """Called by a thread of the connection's own; False: it is closed."""
+        self._wait_outside(connection)
+        try:
+            admit(connection, self.secret, self.patience_s)
+        except OSError as error:
+            connection.close()
+            self._note(str(error) if isinstance(error, Refused) else "it did not say who it is")
+            return False
+        finally:
+            with self._lock:
+                self._waiting.pop(id(connection), None)
+        return True
+
+    def _wait_outside(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._waiting[id(connection)] = connection
+            full = len(self._waiting) > self.most
+            oldest = self._waiting.popitem(last=False)[1] if full else None
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # which wakes its thread
+
+    def _note(self, why: str) -> None:
+        with self._lock:
+            self.refused[why] += 1
+            count = self.refused.total()
+        instant("connection refused", door=self.door, why=why, count=count)
+        self.say(f"{self.door}: a connection was refused: {why} ({count} so far)")

@@ -1,0 +1,175 @@
+"""A secret that the processes of a job share: each end of a connection proves that it has it, without sending it.
+
+    listener                                                       caller
+       do I ask for a secret?, nonce a                    ------>
+                                                          <------  have I one?, nonce b, HMAC("caller", a, b)
+       fine or the reason, HMAC("listener", b, a)         ------>
+
+Both nonces are new for each connection, so an answer that somebody has overheard opens no other one. It says who opened
+a connection; what travels on it afterwards is neither hidden nor signed. Each side has an end to its patience, so a
+caller that says nothing costs one thread for a few seconds. Knows sockets and bytes; nothing about what is protected.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+
+from cairn.core.errors import ConfigError
+
+VARIABLE = "CAIRN_JOB_SECRET"
+LEAST = 16  # characters of a secret that a person has chosen
+PATIENCE_S = 5.0  # for a whole handshake
+MAGIC = b"cairn/1\n"
+NONCE = PROOF = 32
+FINE, WRONG, MISSING, NOT_ASKED = range(4)
+TO_LISTENER = {
+    WRONG: "it has another secret",
+    MISSING: "it has no secret",
+    NOT_ASKED: "it has a secret, and there is none here",
+}
+TO_CALLER = {
+    WRONG: "our secret is not the one it knows",
+    MISSING: "it asks for a secret, and we have none",
+    NOT_ASKED: "it asks for no secret, so it cannot prove that it belongs to our job",
+}
+
+
+class Secret:
+    """Bytes that nobody prints: neither a log nor a traceback shows them."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    @classmethod
+    def fresh(cls) -> "Secret":
+        return cls(secrets.token_hex(32).encode())
+
+    def reveal(self) -> bytes:
+        """For a file or a store that only this job's owner reads."""
+        return self._value
+
+    def proof(self, role: bytes, first: bytes, second: bytes) -> bytes:
+        return hmac.digest(self._value, b"|".join((MAGIC, role, first, second)), hashlib.sha256)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __reduce__(self) -> tuple[type, tuple[bytes]]:
+        return Secret, (self._value,)
+
+
+class Refused(ConnectionError):
+    """The other end has no business here, or says that we have none there. One that dies meanwhile is no Refused."""
+
+
+def secret_from(env: Mapping[str, str]) -> Secret | None:
+    """The secret that a launcher has put into the environment; None: there is none."""
+    text = env.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    if len(text) < LEAST:
+        raise ConfigError(
+            f"{VARIABLE} has {len(text)} characters, at least {LEAST} are wanted",
+            hint='python -c "import secrets; print(secrets.token_hex())" makes a good one',
+        )
+    return Secret(text.encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach a listener there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_open(host: str, secret: Secret | None, what: str) -> None:
+    """Refuses a listener that anybody on the network could talk to."""
+    if secret is None and not is_loopback(host):
+        raise ConfigError(
+            f"{what} would listen on {host} without a secret: anybody who can reach it could use it",
+            hint=f"set the same {VARIABLE} on every node, or listen on 127.0.0.1",
+        )
+
+
+def admit(link: socket.socket, secret: Secret | None, patience_s: float = PATIENCE_S) -> None:
+    """The listener's part; raises Refused, and tells the caller why. The socket blocks again afterwards."""
+    until = time.monotonic() + patience_s
+    mine = secrets.token_bytes(NONCE)
+    _write(link, MAGIC + bytes([secret is not None]) + mine, until)
+    said = _read(link, 1 + NONCE + PROOF, until)
+    has, theirs, proof = said[0], said[1 : 1 + NONCE], said[1 + NONCE :]
+    if secret is None:
+        verdict = NOT_ASKED if has else FINE
+    elif not has:
+        verdict = MISSING
+    else:
+        right = hmac.compare_digest(proof, secret.proof(b"caller", mine, theirs))
+        verdict = FINE if right else WRONG
+    ours = bytes(PROOF)
+    if secret is not None and verdict == FINE:
+        ours = secret.proof(b"listener", theirs, mine)
+    _write(link, bytes([verdict]) + ours, until)
+    if verdict != FINE:
+        raise Refused(TO_LISTENER[verdict])
+    link.settimeout(None)
+
+
+def enter(link: socket.socket, secret: Secret | None, patience_s: float = PATIENCE_S) -> None:
+    """The caller's part; raises Refused, also where the listener cannot prove that it knows the secret."""
+    until = time.monotonic() + patience_s
+    said = _read(link, len(MAGIC) + 1 + NONCE, until)
+    if not said.startswith(MAGIC):
+        raise Refused("it is something else that listens there")
+    theirs, mine = said[len(MAGIC) + 1 :], secrets.token_bytes(NONCE)
+    proof = bytes(PROOF) if secret is None else secret.proof(b"caller", theirs, mine)
+    _write(link, bytes([secret is not None]) + mine + proof, until)
+    answer = _read(link, 1 + PROOF, until)
+    if answer[0] != FINE:
+        raise Refused(TO_CALLER.get(answer[0], f"it says {answer[0]}"))
+    if secret is not None:
+        right = secret.proof(b"listener", mine, theirs)
+        if not hmac.compare_digest(answer[1:], right):
+            raise Refused("it cannot prove that it knows our secret")
+    link.settimeout(None)
+
+
+def _read(link: socket.socket, count: int, until: float) -> bytes:
+    """So many bytes before the deadline, however slowly they come."""
+    got = b""
+    while len(got) < count:
+        _hurry(link, until)
+        try:
+            part = link.recv(count - len(got))
+        except TimeoutError:
+            continue  # `_hurry` says it
+        if not part:
+            raise ConnectionError("it closed the connection before it had said who it is")
+        got += part
+    return got
+
+
+def _write(link: socket.socket, data: bytes, until: float) -> None:
+    _hurry(link, until)
+    link.sendall(data)
+
+
+def _hurry(link: socket.socket, until: float) -> None:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("it did not say in time who it is")
+    link.settimeout(left)
