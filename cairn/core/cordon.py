@@ -31,6 +31,7 @@ class Cordon(msgspec.Struct, frozen=True):
 class Cordons(msgspec.Struct, frozen=True):
     strikes: tuple[Strike, ...] = ()
     cordons: tuple[Cordon, ...] = ()
+    lifted: dict[str, float] = {}  # node -> when: what was before that is forgiven
 
     def excluded(self, now: float) -> dict[str, str]:
         """Node -> why it is not used now."""
@@ -51,11 +52,12 @@ class Cordons(msgspec.Struct, frozen=True):
         until = None if for_s is None else now + for_s
         return msgspec.structs.replace(self, cordons=(*others, Cordon(node, now, why, until)))
 
-    def lift(self, node: str) -> "Cordons":
+    def lift(self, node: str, now: float) -> "Cordons":
         """It may be used again, and starts with a clean record."""
         return Cordons(
             tuple(s for s in self.strikes if s.node != node),
             tuple(c for c in self.cordons if c.node != node),
+            {**self.lifted, node: now},
         )
 
 

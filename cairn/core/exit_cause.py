@@ -6,7 +6,8 @@
     oom          memory ran out                   preemption   the machine was taken away, politely
     user         an error in what was asked       hang         alive, but nothing moved
     hardware     the device or the disk failed    corruption   replicas disagree
-    killed       SIGKILL, and nobody says why     unknown      none of these
+    killed       SIGKILL, and nobody says why     straggler    far slower than the others, and taken out for that
+    unknown      none of these
 
 Pure and table-driven: the first row that matches decides, so the rows stand in order of trust. What is done about a
 cause is policy and stands elsewhere (`cluster/failure`, `train/recovery/ladder`).
@@ -19,11 +20,12 @@ from typing import Literal, NamedTuple
 import msgspec
 
 Cause = Literal[
-    "finished", "oom", "user", "hardware", "network", "preemption", "hang", "corruption", "killed",
-    "unknown",
+    "finished", "oom", "user", "hardware", "network", "preemption", "hang", "straggler", "corruption",
+    "killed", "unknown",
 ]  # fmt: skip
 CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
-PREEMPTED = (143,)  # 128 + SIGTERM, as shells and schedulers report it
+# SIGTERM, as Python and as shells report it; a program that makes an interrupt of it leaves as after Ctrl-C.
+PREEMPTED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +93,8 @@ def classify(evidence: Evidence) -> Verdict:
         return Verdict("finished", "exit status 0")
     if evidence.oom_kills:
         return Verdict("oom", f"the kernel ended it for memory ({evidence.oom_kills} times)")
-    if evidence.notice or evidence.status in (-signal.SIGTERM, *PREEMPTED):
-        return Verdict("preemption", "it was asked to stop (SIGTERM)")
+    if evidence.notice or evidence.status in PREEMPTED:
+        return Verdict("preemption", "it was asked to stop (SIGTERM or an interrupt)")
     if evidence.user_error:
         return Verdict("user", _last_line(evidence.words) or "a mistake in what was asked")
     return _by_words(evidence) or _by_signal(evidence)

@@ -20,6 +20,17 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import DataError
+from cairn.core.job_events import (
+    AnyEvent,
+    Ended,
+    Failed,
+    Noticed,
+    Paused,
+    Started,
+    Stepped,
+    Submitted,
+    Trained,
+)
 from cairn.core.metrics import Counter, Gauge, Metric, Metrics
 
 FOLDER, FILE, EVENTS, STATUS, METRICS = (
@@ -27,64 +38,6 @@ FOLDER, FILE, EVENTS, STATUS, METRICS = (
 )  # fmt: skip
 Part = Literal["productive", "lost", "checkpoint", "detect", "restart", "queue"]
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
-
-
-class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", kw_only=True):
-    at: float  # seconds on one clock, the same for all events of a job
-
-
-class Submitted(Event, frozen=True):
-    """The job exists; it may have to wait."""
-
-
-class Started(Event, frozen=True):
-    """Processes are started, from `step`."""
-
-    step: int
-
-
-class Trained(Event, frozen=True):
-    """All ranks have their state; the first step begins."""
-
-
-class Stepped(Event, frozen=True):
-    """The step that ended now; `blocked`: seconds since the step before that training waited for checkpoints."""
-
-    step: int
-    blocked: float = 0.0
-
-
-class Failed(Event, frozen=True):
-    """Found out now; `since`: the last moment in which all was well."""
-
-    since: float
-    cause: str
-    rank: int | None = None
-    node: int | None = None
-    why: str = ""
-    rung: str = ""  # what was done about it
-
-
-class Paused(Event, frozen=True):
-    """Stopped on purpose, to go on elsewhere; nothing is lost."""
-
-    cause: str
-
-
-class Noticed(Event, frozen=True):
-    """Something to know that stops nobody: a rank that is far slower than the others."""
-
-    what: str
-    rank: int
-
-
-class Ended(Event, frozen=True):
-    """The job is over."""
-
-    finished: bool = True
-
-
-AnyEvent = Submitted | Started | Trained | Stepped | Failed | Paused | Noticed | Ended
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +48,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     rung: str
     rank: int | None
     node: int | None
+    host: str = ""
     step: int  # the last one that had been done
     back_to: int  # the one from which the run went on
     detect_s: float
@@ -103,6 +57,21 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def steps_lost(self) -> int:
         return self.step - self.back_to
+
+
+class Slow(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank for which the others had to wait."""
+
+    rank: int
+    host: str
+    why: str
+    step: int  # at which it was named
+    until: int | None = None  # None: still
+
+    def line(self) -> str:
+        where = f" on {self.host}" if self.host else ""
+        when = f"since step {self.step}" if self.until is None else f"steps {self.step} to {self.until}"  # fmt: skip
+        return f"rank {self.rank}{where}, {when}: {self.why}"
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +84,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     state: str  # queued, restarting, training, ended, failed
     ettr: float
+    slow: list[Slow] = []
+
+    def slow_now(self) -> list[Slow]:
+        running = self.state in ("training", "restarting")
+        return [one for one in self.slow if one.until is None and running]
 
     def line(self) -> str:
         """For a person, in one line."""
@@ -126,7 +100,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
             f"; last failure: {last.cause} ({last.why}), answered by {last.rung}" if last else ""
         )
         share = f"{self.ettr:.0%} of {self.wall:.1f} s productive"
-        return f"{self.state} at step {self.steps}: {share}; {spent or 'nothing lost'}{after}"
+        dragged = self.by_cause.get("productive", {}).get("straggler", 0.0)
+        slower = f" ({dragged:.1f} s of it waiting for slow ranks)" if dragged >= 0.05 else ""
+        slow = f"; slow: {self.slow[-1].line()}" if self.slow else ""
+        return f"{self.state} at step {self.steps}: {share}{slower}; {spent or 'nothing lost'}{after}{slow}"
 
 
 class Book:
@@ -135,9 +112,10 @@ class Book:
     def __init__(self) -> None:
         self.parts = dict.fromkeys(PARTS, 0.0)
         self.by_cause: dict[str, dict[str, float]] = {}
-        self.doubtful: list[
-            tuple[int, float]
-        ] = []  # (step, seconds) that a failure could still cost
+        # (step, seconds, of those dragged by a slow rank) that a failure could still cost
+        self.doubtful: list[tuple[int, float, float]] = []
+        self.dragged = 0.0  # said, and not yet taken from a step
+        self.slow: list[Slow] = []
         self.open = 0.0  # of the step that has not ended
         self.cause = "start"
         self.incidents: list[Incident] = []
@@ -158,12 +136,12 @@ class Book:
         return Ledger(
             wall=wall, parts={**sums.parts}, by_cause=sums.by_cause,
             incidents=[*self.incidents, *pending], steps=sums.step, state=sums.state,
-            ettr=sums.parts["productive"] / wall if wall > 0 else 0.0,
+            ettr=sums.parts["productive"] / wall if wall > 0 else 0.0, slow=list(self.slow),
         )  # fmt: skip
 
     def safe(self, step: int) -> None:
         """No failure will cost the steps up to this one any more."""
-        self.doubtful = [(done, seconds) for done, seconds in self.doubtful if done > step]
+        self.doubtful = [one for one in self.doubtful if one[0] > step]
 
     def add(self, part: Part, seconds: float, cause: str = "") -> None:
         self.parts[part] += seconds
@@ -191,6 +169,8 @@ class Book:
                 self._stepped(event)
             case Failed():
                 self._failed(event)
+            case Noticed():
+                self._noticed(event)
             case Paused():
                 self._running(event.at, 0.0)
                 self.cause, self.state = event.cause, "restarting"
@@ -217,7 +197,7 @@ class Book:
     def _incident(self, failed: Failed, until: float | None) -> Incident:
         return Incident(
             cause=failed.cause, why=failed.why, rung=failed.rung, rank=failed.rank,
-            node=failed.node, step=self.reached, back_to=self.step,
+            node=failed.node, host=failed.host, step=self.reached, back_to=self.step,
             detect_s=max(0.0, failed.at - failed.since),
             recovery_s=max(0.0, (until or failed.at) - failed.at),
         )  # fmt: skip
@@ -234,7 +214,29 @@ class Book:
     def _stepped(self, event: Stepped) -> None:
         worked = self._running(event.at, event.blocked)
         self.step = event.step
-        self.doubtful.append((event.step, worked))
+        self.dragged += event.dragged
+        dragged = min(self.dragged, worked)
+        self.dragged -= dragged
+        self._drag(dragged)
+        self.doubtful.append((event.step, worked, dragged))
+
+    def _drag(self, seconds: float) -> None:
+        """Of the productive time: what it would have been shorter without a slow rank."""
+        if seconds:
+            causes = self.by_cause.setdefault("productive", {})
+            causes["straggler"] = max(0.0, causes.get("straggler", 0.0) + seconds)
+
+    def _noticed(self, event: Noticed) -> None:
+        if event.what == "straggler":
+            named = Slow(rank=event.rank, host=event.host, why=event.why, step=event.step)
+            self.slow.append(named)
+        elif event.what == "straggler over":
+            self.slow = [
+                msgspec.structs.replace(one, until=event.step)
+                if one.rank == event.rank and one.until is None
+                else one
+                for one in self.slow
+            ]
 
     def _failed(self, event: Failed) -> None:
         since = min(event.at, max(event.since, self.now if self.now is not None else event.since))
@@ -251,11 +253,14 @@ class Book:
 
     def _back_to(self, step: int) -> None:
         """The steps after `step` have to be done again: their time was lost."""
-        again = sum(seconds for done, seconds in self.doubtful if done > step)
+        again = sum(seconds for done, seconds, _ in self.doubtful if done > step)
         if again:
             self.add("productive", -again)
             self.add("lost", again, self.cause)
+            self._drag(-sum(dragged for done, _, dragged in self.doubtful if done > step))
         self.doubtful = []
+        self.slow = [one if one.until is not None else msgspec.structs.replace(one, until=self.step)
+                     for one in self.slow]  # fmt: skip
         self.step = step
 
     def close(self, at: float) -> None:
@@ -288,6 +293,8 @@ CATALOGUE_JOB: tuple[Metric, ...] = (
     ),
     Gauge(name="cairn_job_ettr_ratio", help="Productive time over wall time.", unit="ratio", across="min"),
     Gauge(name="cairn_job_steps", help="Updates done that stayed.", unit="steps", across="max"),
+    Gauge(name="cairn_job_slow_ranks", help="Ranks that are far slower than the others now.", unit="ranks",
+          across="max"),
 )  # fmt: skip
 
 
@@ -305,6 +312,7 @@ def metrics_text(ledger: Ledger) -> str:
         metrics.add("cairn_job_incidents_total", 1, cause=incident.cause, rung=incident.rung or "none")  # fmt: skip
     metrics.set("cairn_job_ettr_ratio", ledger.ettr)
     metrics.set("cairn_job_steps", ledger.steps)
+    metrics.set("cairn_job_slow_ranks", len(ledger.slow_now()))
     return metrics.render()
 
 

@@ -9,12 +9,13 @@ reason of its own.
 """
 
 import re
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from cairn.core.exit_cause import Evidence, Verdict, classify
+from cairn.core.exit_cause import Cause, Evidence, Verdict, classify
 
 MARK = "::cairn-rank-failed:: "
 LOST = re.compile(
@@ -25,7 +26,7 @@ _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _WRAPPERS = ("wrapper", "func_wrapper", "_coalescing_manager", "wait")
 KEPT_LINES = 60
 KEPT_CHARACTERS = 2800
-ENDED_BY_US = (-15, 143)  # SIGTERM, as a process says it and as a shell does
+ENDED_BY_US = (-15, 143, -2, 130)  # SIGTERM and SIGINT, as a process says it and as a shell does
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,16 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 1  # negative: killed by that signal
     collective: str = "none"
     words: str = ""  # its traceback, or the last lines that it wrote
+    cause: Cause | None = None  # where it was ended on purpose (`core/epitaph`): for what ...
+    why: str = ""  # ... in one line
+    step: int | None = None  # that it had done, where whoever ended it knew
+    oom_kills: int = 0  # of the kernel around it, while it ran
+    machine: str = ""  # what the engine calls the host, where that is another name
+
+    @property
+    def blamed(self) -> str:
+        """The node as the engine knows it: what a cordon list holds."""
+        return self.machine or self.host
 
     @property
     def how(self) -> str:
@@ -48,6 +59,8 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_own(self) -> bool:
         """Not the loss of a connection to a rank that had gone before, and not our own SIGTERM."""
+        if self.cause is not None:
+            return True
         if self.status in ENDED_BY_US:
             return False
         return not LOST.search("\n".join(self.words.splitlines()[-4:]))
@@ -55,9 +68,14 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """Why it ended: a program that refuses its arguments, or is not there, is a mistake of the user."""
+        if self.cause is not None:
+            return Verdict(self.cause, self.why)
         refused = self.status == 2 and re.search(r"^(error|usage): ", self.words, re.MULTILINE)
         mistake = bool(refused) or self.status in (126, 127)
-        return classify(Evidence(status=self.status, words=self.words, user_error=mistake))
+        killed = self.oom_kills if self.status == -signal.SIGKILL else 0  # else it was another one
+        return classify(
+            Evidence(status=self.status, words=self.words, user_error=mistake, oom_kills=killed)
+        )
 
 
 def mark(failure: RankFailure) -> str:
@@ -100,6 +118,8 @@ def first_of(failures: Iterable[RankFailure]) -> RankFailure | None:
 def summary(failure: RankFailure) -> str:
     """One line."""
     where = f"{failure.host} ({failure.node})" if failure.node else failure.host
+    if failure.cause is not None:
+        return f"rank {failure.rank} on {where}: {failure.cause}{_at(failure)}: {failure.why}"
     inside = f" in {failure.collective}" if failure.collective != "none" else ""
     cause = failure.verdict.cause
     return f"rank {failure.rank} on {where} ended with {failure.how}{inside} ({cause})"
@@ -113,7 +133,13 @@ def told(failure: RankFailure, others: int = 0) -> str:
         f"rank {failure.rank} on {where} failed with {failure.how} "
         f"(last collective: {failure.collective}){followed}"
     )
+    if failure.cause is not None:
+        head = f"{summary(failure)} (last collective: {failure.collective}){followed}"
     return f"{head}\n{failure.words.rstrip()}" if failure.words else head
+
+
+def _at(failure: RankFailure) -> str:
+    return "" if failure.step is None else f" at step {failure.step}"
 
 
 def last_words(lines: list[str]) -> str:

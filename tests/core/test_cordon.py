@@ -16,7 +16,7 @@ def test_the_third_strike_takes_a_node_out_until_its_time_is_over():
         found = found.strike("n1", 3600.0 * hour, "Xid 79", within_s=86_400)
     assert found.excluded(7200) == {"n1": "3 failures; the last: Xid 79"}
     assert found.excluded(7200 + 86_401) == {}
-    assert found.lift("n1") == Cordons()
+    assert found.lift("n1", 7300.0) == Cordons(lifted={"n1": 7300.0})
 
 
 def test_old_strikes_are_forgotten():

@@ -22,6 +22,7 @@ from cairn.core.errors import DataError
 COMPLETE = "COMPLETE"
 ABOUT = "about.json"
 PREFIX = "step-"
+PASSED_OVER = "passed-over"
 CHUNK = 64 << 20
 
 
@@ -62,7 +63,19 @@ def mark_complete(folder: Path, step: int) -> None:
 
 
 def complaint(folder: Path) -> str | None:
-    """Why this checkpoint cannot be used, or None."""
+    """Why this checkpoint cannot be used, or None; reads all of it."""
+    lacking = lacks(folder)
+    if lacking is not None:
+        return lacking
+    marker = msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
+    for name, expected in marker.files.items():
+        if _checks(folder / name) != expected.checks:
+            return f"{name} is damaged: its checksum differs"
+    return None
+
+
+def lacks(folder: Path) -> str | None:
+    """What is not there, by name and size; None: every file is."""
     try:
         marker = msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
     except FileNotFoundError:
@@ -75,9 +88,6 @@ def complaint(folder: Path) -> str | None:
             return f"{name} is missing"
         if (size := path.stat().st_size) != expected.size:
             return f"{name} has {size:,} bytes, {expected.size:,} were written"
-    for name, expected in marker.files.items():
-        if _checks(folder / name) != expected.checks:
-            return f"{name} is damaged: its checksum differs"
     return None
 
 
@@ -105,6 +115,22 @@ def newest(root: Path, warn: "list[str]") -> Path | None:
 def remove(folder: Path) -> None:
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(root: Path, after: int) -> list[Path]:
+    """Checkpoints of later steps than a run has come to: it has passed over them, so they are not to be trusted.
+
+    They stay on disk under another name. Under their own one they would count as the newest: good ones would be removed
+    for them, and a good copy in memory would be taken for an old one.
+    """
+    moved = []
+    for step in complete_steps(root):
+        if step > after:
+            home = folder_of(root, step)
+            aside = home.with_name(f"{home.name}.{PASSED_OVER}")
+            shutil.rmtree(aside, ignore_errors=True)
+            moved.append(home.rename(aside))
+    return moved
 
 
 def keep_newest(root: Path, count: int) -> list[int]:

@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from cairn.core.events import span
-from cairn.train.checkpoint.peer_agent import mark
 from cairn.train.checkpoint.peer_pack import (
     Entry,
     Table,
     clear_gaps,
+    cuts_of,
     entries_of,
     room_for,
     tensor_at,
     write_table,
 )
 from cairn.train.checkpoint.peer_recall import Reach
+from cairn.train.checkpoint.peer_shard import mark
 from cairn.train.checkpoint.peer_wire import (
     Done,
     Reserve,
@@ -110,7 +111,9 @@ class PeerMemory:
         homes = home.tensors[slot]
         inspect({name: piece._replace(tensor=homes[name]) for name, piece in pieces.items()})
         mark(home.memory, slot, home.size, step)
-        return Written(self.generation, self.rank, step, slot, used)
+        return Written(
+            self.generation, self.rank, step, slot, used, cuts_of(self.entries, self.data)
+        )
 
     def wait_until_safe(self, step: int, patience_s: float = ANSWER_S) -> bool:
         """Whether every rank's copy of `step` is on two nodes."""

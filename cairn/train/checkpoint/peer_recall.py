@@ -2,29 +2,33 @@
 
     Recall (which step, and where every rank's copy of it lies)  --recall_pieces-->  tensors, filled in place
 
-What lies on this node is mapped and copied; what lies elsewhere is received straight into the tensors, over several
-connections at once (`peer_lanes`). Every copy that is read whole is held against its checksum. Which copies there are
-is asked of the agents.
+What lies on this node is mapped and copied; what lies elsewhere is received straight into the tensors; both by several
+threads at once (`peer_lanes`). Every tensor is held against the checksum that it had when the copy was made, whether
+the whole copy is read or, by another layout, a part of it. Where one node's copy is damaged or gone, another node's is
+read. Which copies there are is asked of the agents.
 """
 
 import mmap
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
-from cairn.core.errors import DataError
-from cairn.train.checkpoint.peer_lanes import ANSWER_S, Lanes, Wanted
+from cairn.core.errors import ConfigError, DataError
+from cairn.core.events import instant, span
+from cairn.core.shared_secret import VARIABLE, Refused, Secret
+from cairn.train.checkpoint.peer_lanes import ANSWER_S, Lanes, Mapped, Wanted
 from cairn.train.checkpoint.peer_pack import (
     PREFIX,
     Entry,
     Source,
     Table,
+    bytes_of,
     fill,
     read_table,
     table_length,
@@ -38,14 +42,19 @@ from cairn.train.checkpoint.peer_wire import (
     Holdings,
     Keep,
     Open,
+    Parts,
     Room,
+    Sums,
     ask,
     connect,
     receive,
     send,
     word_sum,
+    words_of,
 )
 from cairn.train.checkpoint.piece import Piece
+
+Found = TypeVar("Found")
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -65,11 +74,21 @@ class Recall(msgspec.Struct, frozen=True):
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """How a rank on `node` gets at copies: its own agent by a path, the others by address."""
+    """How a rank on `node` gets at copies: its own agent by a path, the others by address.
+
+    `paths`: of all agents, where all nodes are groups of processes on this machine. Their memory is mapped, too.
+    """
 
     node: int
     path: str
     addresses: tuple[str, ...]  # host:port, by node
+    secret: Secret | None = None  # of the job
+    paths: tuple[str, ...] = ()  # by node
+
+    def path_to(self, node: int) -> str | None:
+        if node == self.node:
+            return self.path
+        return self.paths[node] if self.paths else None
 
 
 def recall_pieces(
@@ -77,11 +96,12 @@ def recall_pieces(
 ) -> dict[str, Any]:
     """Reads the state of `recall.step` into `pieces`; what was said about it when it was written."""
     abouts: list[dict[str, Any]] = []
-    with ExitStack() as open_links:
+    with ExitStack() as opened:
 
         def sources() -> Iterator[Source]:
             for copy in _nearest(recall.copies, rank, reach.node):
-                source = _opened(recall, reach, copy, open_links)
+                source = Copy(recall, reach, copy)
+                opened.callback(source.close)
                 abouts.append(source.table.about)
                 yield source
 
@@ -94,102 +114,123 @@ def _nearest(copies: tuple[Where, ...], rank: int, node: int) -> list[Where]:
     return sorted(copies, key=lambda copy: (copy.rank != rank, node not in copy.nodes, copy.rank))
 
 
-def _opened(recall: Recall, reach: Reach, copy: Where, links: ExitStack) -> "Mapped | Remote":
-    if reach.node in copy.nodes:
-        return Mapped(recall, reach.path, copy)
-    address = reach.addresses[copy.nodes[0]]
-    lanes = links.enter_context(Lanes(address, recall.generation, copy.rank, recall.step))
-    return Remote(lanes, copy)
+class Copy:
+    """One rank's copy, on the first of its nodes that gives it back as it was."""
 
+    table: Table
 
-class Mapped:
-    """A copy on this node: the agent hands its memory over."""
-
-    def __init__(self, recall: Recall, path: str, copy: Where) -> None:
-        self.copy = copy
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-            link.settimeout(ANSWER_S)
-            link.connect(path)
-            send(link, Open(recall.generation, copy.rank, recall.step))
-            room, descriptor = receive(link)
-        if not isinstance(room, Room) or descriptor is None:
-            raise _gone(copy, room)
-        slot = room.steps.index(recall.step)
-        try:
-            memory = mmap.mmap(
-                descriptor, room.size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE,
-                offset=slot * room.size,
-            )  # fmt: skip
-        finally:
-            os.close(descriptor)
-        self.view = memoryview(memory)
-        self.table = read_table(self.view[PREFIX : PREFIX + table_length(self.view)])
-        if copy.check and word_sum(self.view[: _used(self.table)]) != copy.check:
-            raise _damaged(copy)
+    def __init__(self, recall: Recall, reach: Reach, where: Where) -> None:
+        self.recall, self.reach, self.where = recall, reach, where
+        self.nodes = sorted(where.nodes, key=lambda node: node != reach.node)  # this one first
+        self.reader: Lanes | Mapped | None = None
+        self.sums: dict[int, int] = {}  # of the part that begins there
+        self.table = self._on_any_node(lambda: self.table)
 
     def read(self, entry: Entry) -> Tensor:
-        return tensor_at(self.view, entry, self.table.data)
+        return self._on_any_node(lambda: self._looked_at(entry))
 
     def read_into(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
-        for entry, room in rooms:
-            room.copy_(self.read(entry))
+        self._on_any_node(lambda: self._carried(rooms))
 
-    def check(self) -> None:
-        """Done when it was opened."""
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+        self.reader = None
 
+    def _on_any_node(self, work: Callable[[], Found]) -> Found:
+        """A node whose copy is damaged, gone or out of reach is not asked again."""
+        while True:
+            try:
+                if self.reader is None:
+                    with span("copy opened", rank=self.where.rank, node=self.nodes[0]):
+                        self._open(self.nodes[0])
+                return work()
+            except (DataError, OSError) as error:
+                self.close()
+                node = self.nodes.pop(0)
+                instant("copy passed over", rank=self.where.rank, node=node, why=str(error))
+                if not self.nodes:
+                    raise _gone(self.where, error) if isinstance(error, Gone) else error from None
 
-class Remote:
-    """A copy on another node."""
+    def _open(self, node: int) -> None:
+        """Its description and its checksums, which have to add up to the one that the agents have named."""
+        which = (self.recall.generation, self.where.rank, self.recall.step)
+        if (path := self.reach.path_to(node)) is not None:
+            reader = _mapped(path, *which)
+        else:
+            reader = Lanes(self.reach.addresses[node], *which, self.reach.secret)
+        self.reader = reader
+        self.sums = reader.parts()
+        if self.where.check and sum(self.sums.values()) % 2**64 != self.where.check:
+            raise _damaged(self.where)
+        self.table = self._read_table(reader)
 
-    def __init__(self, lanes: Lanes, copy: Where) -> None:
-        self.lanes, self.copy, self.sum = lanes, copy, 0
-        prefix = self._bytes(0, PREFIX)
-        text = self._bytes(PREFIX, table_length(bytes(prefix)))
-        self.table: Table = read_table(bytes(text))
-        self.sum = word_sum(self._bytes(0, self.table.data))
-        self.left = {entry.key() for entry in self.table.entries if entry.size()}
+    def _read_table(self, reader: Lanes | Mapped) -> Table:
+        """What comes before the tensors is held against its checksum before it is believed."""
+        data = min((cut for cut in self.sums if cut), default=0)
+        head = reader.look(0, data or table_length(reader.look(0, PREFIX)) + PREFIX)
+        if data and word_sum(head) != self.sums[0]:
+            raise _damaged(self.where)
+        return read_table(head[PREFIX : PREFIX + table_length(head)])
 
-    def read(self, entry: Entry) -> Tensor:
-        room = torch.empty(entry.own, dtype=getattr(torch, entry.dtype))
-        self.read_into([(entry, room)])
-        return room
+    def _looked_at(self, entry: Entry) -> Tensor:
+        if not entry.size():
+            return torch.empty(entry.own, dtype=getattr(torch, entry.dtype))
+        at = self.table.data + entry.at
+        data = self._reader().look(at, entry.size())
+        self._verify({at: word_sum(data)})
+        return tensor_at(data, msgspec.structs.replace(entry, at=0), 0)
 
-    def read_into(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
-        """Tensors that lie in one stretch of this machine's memory are received in place."""
-        wanted, copied = [], []
+    def _carried(self, rooms: Sequence[tuple[Entry, Tensor]]) -> None:
+        """Tensors in one stretch of this machine's memory are filled in place, by all lanes; others by way of it."""
+        reader = self._reader()
+        wanted, copied, homes = [], [], []  # homes: kept, because nobody else holds their memory
         for entry, room in rooms:
             direct = room.is_contiguous() and not room.is_cuda
+            if not direct and reader.in_place:
+                room.copy_(self._looked_at(entry))
+                continue
             home = room.detach() if direct else torch.empty(entry.own, dtype=room.dtype)
             if not direct:
                 copied.append((room, home))
             if entry.size():
-                bytes_of: Any = home.reshape(-1).view(torch.uint8).numpy()
-                wanted.append(Wanted(self.table.data + entry.at, memoryview(bytes_of)))
-                self.left.discard(entry.key())
-        self.sum += self._read(wanted)  # what fills up the last word of each is zero
+                at = self.table.data + entry.at
+                wanted.append(Wanted(at, bytes_of(home), at))
+                homes.append(home)
+        self._verify(reader.read(wanted) if wanted else {})
         for room, home in copied:
             room.copy_(home)
 
-    def check(self) -> None:
-        """Whether all that was received is what was written; only known if all was."""
-        if not self.left and self.copy.check and self.sum % 2**64 != self.copy.check:
-            raise _damaged(self.copy)
+    def _verify(self, read: Mapping[int, int]) -> None:
+        """What fills up the last word of each tensor is zero, here and where it was written."""
+        if any(self.sums.get(at) != value for at, value in read.items()):
+            raise _damaged(self.where)
 
-    def _bytes(self, offset: int, length: int) -> bytearray:
-        room = bytearray(length)
-        self._read([Wanted(offset, memoryview(room))])
-        return room
+    def _reader(self) -> Lanes | Mapped:
+        assert self.reader is not None
+        return self.reader
 
-    def _read(self, wanted: list[Wanted]) -> int:
+
+def _mapped(path: str, generation: int, rank: int, step: int) -> Mapped:
+    """A copy on this machine: the agent hands its memory over. Pages come as the lanes touch them, on all cores."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(ANSWER_S)
+        link.connect(path)
+        send(link, Open(generation, rank, step))
+        room, descriptor = receive(link)
+        if not isinstance(room, Room) or descriptor is None:
+            raise Gone(words_of(room))
         try:
-            return self.lanes.read(wanted)
-        except Gone as error:
-            raise _gone(self.copy, error) from None
-
-
-def _used(table: Table) -> int:
-    last = table.entries[-1]
-    return table.data + last.at + last.size()
+            if step not in room.steps:
+                raise Gone("it was overwritten")
+            place = room.steps.index(step) * room.size
+            memory = mmap.mmap(descriptor, room.size, flags=mmap.MAP_SHARED, offset=place)
+        finally:
+            os.close(descriptor)
+        parts = ask(link, Parts(generation, rank, step))
+    if not isinstance(parts, Sums):
+        raise Gone(words_of(parts))
+    return Mapped(memory, step, dict(zip(parts.cuts, parts.sums, strict=True)))
 
 
 def _gone(copy: Where, answer: object) -> DataError:
@@ -206,26 +247,30 @@ def _damaged(copy: Where) -> DataError:
 # -- what there is -----------------------------------------------------------------------------------
 
 
-def ask_holdings(address: str) -> list[Held]:
-    """What one node has; nothing if it does not answer."""
+def ask_holdings(address: str, secret: Secret | None = None) -> list[Held]:
+    """What one node has; nothing if it does not answer. One that knows another secret is a mistake of the job's."""
     try:
-        with connect(address, ANSWER_S) as link:
+        with connect(address, ANSWER_S, secret) as link:
             answer = ask(link, Ask())
+    except Refused as error:
+        raise ConfigError(
+            f"no copies can be read: {error}", hint=f"every node of a job has the same {VARIABLE}"
+        ) from None
     except OSError:
         return []
     return answer.copies if isinstance(answer, Holdings) else []
 
 
-def forget(address: str, generation: int, after: int) -> None:
+def forget(address: str, generation: int, after: int, secret: Secret | None = None) -> None:
     """Older generations, and the steps of this one after `after`."""
     try:
-        with connect(address, ANSWER_S) as link:
+        with connect(address, ANSWER_S, secret) as link:
             ask(link, Forget(generation, after))
     except OSError:
         return  # an agent that is gone has nothing to forget
 
 
-def keep_at(address: str, keeper: str) -> None:
+def keep_at(address: str, keeper: str, secret: Secret | None = None) -> None:
     """Tells the agent at `address` who keeps copies of its ranks from now on; empty: nobody."""
-    with connect(address, ANSWER_S) as link:
+    with connect(address, ANSWER_S, secret) as link:
         ask(link, Keep(keeper))

@@ -3,7 +3,8 @@
     [4 bytes: length][JSON of one message][the bytes it announces, if any]
 
 Over a Unix socket on the same node, where a piece of memory can be handed over as it is (a file descriptor); over TCP
-between nodes, where its bytes are sent. Knows neither training nor what the bytes mean.
+between nodes, where its bytes are sent. A TCP connection begins with both ends proving that they know the job's secret
+(`core/shared_secret`). Knows neither training nor what the bytes mean.
 """
 
 import array
@@ -13,6 +14,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
+from cairn.core.shared_secret import Refused, Secret, enter
 
 LENGTH = 4
 LARGEST = 64 << 20  # of a message without its bytes
@@ -45,6 +48,7 @@ class Written(Message, frozen=True):
     step: int
     slot: int
     used: int
+    cuts: list[int]  # where its parts begin, each at a word: each has a checksum of its own
 
 
 class Put(Message, frozen=True):
@@ -54,7 +58,8 @@ class Put(Message, frozen=True):
     rank: int
     step: int
     used: int
-    check: int  # sum of its 64-bit words
+    cuts: list[int]
+    sums: list[int]  # of the 64-bit words of each part
     world: int = 0
 
 
@@ -72,7 +77,7 @@ class Held(msgspec.Struct, frozen=True):
     rank: int
     step: int
     used: int
-    check: int
+    check: int  # sum of all its 64-bit words; 0: nobody has summed it yet
     world: int = 0  # of how many ranks it is one; 0: nobody said
 
 
@@ -97,6 +102,19 @@ class Fetch(Message, frozen=True):
     stretches: list[tuple[int, int]]  # offset, length
 
 
+class Parts(Message, frozen=True):
+    """What are the checksums of this copy's parts? Answered by Sums."""
+
+    generation: int
+    rank: int
+    step: int
+
+
+class Sums(Message, frozen=True):
+    cuts: list[int]
+    sums: list[int]  # as they were when the copy was complete
+
+
 class Forget(Message, frozen=True):
     """Copies that cannot be gone on from: of generations before this one, and of its steps after `after`."""
 
@@ -111,7 +129,7 @@ class Keep(Message, frozen=True):
 
 
 AnyMessage = (
-    Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Forget | Keep
+    Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Parts | Sums | Forget | Keep
 )  # fmt: skip
 _decode = msgspec.json.Decoder(AnyMessage).decode
 
@@ -120,12 +138,22 @@ class Gone(ConnectionError):
     """The other end has closed, or sent what is no message."""
 
 
-def connect(address: str, patience_s: float) -> socket.socket:
-    """To `host:port`; answers that do not come within the patience are an OSError."""
+def connect(address: str, patience_s: float, secret: Secret | None = None) -> socket.socket:
+    """To `host:port`, once both ends know that they belong together.
+
+    Answers that do not come within the patience are an OSError; `Refused` names the address.
+    """
     host, _, port = address.rpartition(":")
     link = socket.create_connection((host, int(port)), patience_s)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.settimeout(None)  # one call for a whole tensor; the kernel keeps the time
+    try:
+        enter(link, secret, patience_s)
+    except BaseException as error:
+        link.close()
+        if isinstance(error, Refused):
+            raise Refused(f"the memory of copies at {address}: {error}") from None
+        raise
+    # One call for a whole tensor; the kernel keeps the time.
     kept = struct.pack("ll", int(patience_s), 0)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kept)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kept)
@@ -176,12 +204,23 @@ def ask(of: socket.socket, message: Message, payload: Buffer | None = None) -> A
     return receive(of)[0]
 
 
+def words_of(answer: AnyMessage) -> str:
+    """Why it is not the answer that was wanted."""
+    return answer.why if isinstance(answer, Done) else f"no answer but {answer}"
+
+
 def word_sum(data: Buffer) -> int:
     """The sum of all 64-bit words: every single flipped bit changes it, at the speed of memory."""
     whole = len(data) // 8 * 8
     words: Any = np.frombuffer(data[:whole], np.uint64)
     tail = int.from_bytes(data[whole:], "little")
     return (int(np.add.reduce(words, dtype=np.uint64)) + tail) & (2**64 - 1)
+
+
+def part_sums(data: Buffer, cuts: list[int]) -> list[int]:
+    """Of the parts that begin at the cuts; the last one ends with the data."""
+    ends = [*cuts[1:], len(data)]
+    return [word_sum(data[begin:end]) for begin, end in zip(cuts, ends, strict=True)]
 
 
 def _first(of: socket.socket) -> tuple[bytes, int | None]:

@@ -7,7 +7,9 @@ One save at a time: the next one waits for the one before. A save that fails (di
 the older checkpoints and is told once, by `problem`; the run goes on. Knows nothing about what the state means.
 """
 
+import contextlib
 import errno
+import shutil
 import threading
 import warnings
 from collections.abc import Mapping
@@ -86,9 +88,10 @@ class Saver:
                 write_pieces(folder, staged, self.group)
                 if first:
                     folders.mark_complete(folder, step)
+                    folders.set_aside(self.root, step)
                     folders.keep_newest(self.root, self.keep)
         except BaseException as error:  # noqa: BLE001  told by `problem`, on the training thread
-            self.failure = _cause(error)
+            self.failure = _full(folder, staged) or _cause(error)
             if first:
                 folders.remove(folder)
 
@@ -117,6 +120,15 @@ def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """On the host; pinned where a GPU copies into it, so that it runs at the speed of the bus."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+
+def _full(folder: Path, staged: Mapping[str, Piece]) -> OSError | None:
+    """torch's writer hides a full disk behind an error of its own; what is free now tells."""
+    size = sum(piece.tensor.nbytes for piece in staged.values())
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(folder).free < size:
+            return OSError(errno.ENOSPC, "no space left", str(folder))
+    return None
 
 
 def _cause(error: BaseException) -> BaseException:

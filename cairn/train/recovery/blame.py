@@ -2,23 +2,22 @@
 
     Finding (exit, silence, stuck, late) + last words + is the node's agent there?  ->  Incident
 
-A node is gone when its agent is, and all its ranks with it. Remembers only what failed last, to tell a failure that
-comes again at the same step. What is done about it is the ladder's.
+A node is gone when its agent is, and all its ranks without a word: one that tells of a lost connection lives. Remembers
+only what failed last, to tell a failure that comes again at the same step. What is done about it is the ladder's.
 """
 
-import time
-from pathlib import Path
 from typing import Any
 
-from cairn.core.exit_cause import Evidence, classify
+from cairn.core.exit_cause import classify
 from cairn.train.launch import Failure
 from cairn.train.recovery.board import Board
-from cairn.train.recovery.detect import Finding
+from cairn.train.recovery.detect import Finding, verdict_of
 from cairn.train.recovery.inquest import evidence_of
 from cairn.train.recovery.ladder import Incident
+from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.rank_process import Rank
 
-TOGETHER_S = 3.0  # an agent that ended so shortly before its ranks ended with them
+TOGETHER_S = 3.0  # an agent that began anew so shortly before its ranks' last sign of life
 
 
 class Blame:
@@ -35,20 +34,18 @@ class Blame:
         self, finding: Finding, failures: list[Failure], ranks: list[Rank], started: float
     ) -> tuple[Incident, float]:
         """And since when all was not well any more. `started`: when these processes were."""
-        if finding.kind in ("silence", "stuck", "late"):
-            evidence = Evidence(silent=finding.kind == "silence", stuck=finding.kind != "silence")
+        if finding.kind != "exit":
             rank: int | None = finding.rank
-            why = finding.why
+            verdict = verdict_of(finding)
         else:
             rank, evidence = evidence_of(ranks, failures)
-            why = ""
-        verdict = classify(evidence)
+            verdict = classify(evidence)
         node = None if rank is None else ranks[rank].node
         lost = self._node_lost(node, ranks)
         cause = "hardware" if lost and verdict.cause == "killed" else verdict.cause
         since = int(self.board.ranks["beat_ns"][rank or 0]) / 1e9 or started
         incident = Incident(
-            cause=cause, why=f"node {node} is gone" if lost else why or verdict.why, rank=rank, node=node,
+            cause=cause, why=f"node {node} is gone" if lost else verdict.why, rank=rank, node=node,
             node_lost=lost, same_step=self._repeated(cause, rank),
         )  # fmt: skip
         return incident, finding.since if finding.kind == "stuck" else since
@@ -56,11 +53,19 @@ class Blame:
     def _node_lost(self, node: int | None, ranks: list[Rank]) -> bool:
         if node is None:
             return False
+        here = [number for number, rank in enumerate(ranks) if rank.node == node]
+        return self.agent_left(node, here) and all(ranks[n].word == "gone" for n in here)
+
+    def agent_left(self, node: int, here: list[int]) -> bool:
+        """Whether the node's agent is gone, or has begun anew since its ranks (`here`) were last seen.
+
+        Compared with their last signs of life, not with the clock: on a busy machine it is looked at late.
+        """
         line: Any = self.board.nodes[node]
         began = int(line["began_ns"])
-        new = began != self.began[node] and time.monotonic_ns() - began < TOGETHER_S * 1e9
-        gone = new or not _lives(int(line["pid"]))
-        return gone and all(rank.word == "gone" for rank in ranks if rank.node == node)
+        seen_ns = max((int(self.board.ranks["beat_ns"][rank]) for rank in here), default=0)
+        anew = began != self.began[node] and began > seen_ns - TOGETHER_S * 1e9
+        return anew or not _lives(int(line["pid"]))
 
     def _repeated(self, cause: str, rank: int | None) -> int:
         at = (cause, int(self.board.ranks["step"][rank or 0]))
@@ -77,4 +82,5 @@ def who(incident: Incident) -> str:
 
 
 def _lives(pid: int) -> bool:
-    return pid > 0 and Path(f"/proc/{pid}").exists()
+    """One that was killed and that nobody has asked about yet is dead."""
+    return pid > 0 and process_state(pid) not in ("", "Z", "X")

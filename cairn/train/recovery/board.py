@@ -46,7 +46,6 @@ RANK = np.dtype(
         ("restore_ns", "i8"),  # how long this life took to read its state
         ("address", "i8"),  # of a large tensor of the state, for fault injection
         ("bytes", "i8"),
-        ("ended_ns", "i8", (RING,)),  # when step n ended, at n % RING
     ]
 )
 NODE = np.dtype(
@@ -57,19 +56,33 @@ NODE = np.dtype(
         ("alone", "i8"),  # copies that no other node took
     ]
 )
-HEAD = np.dtype([("order", "i8"), ("supervisor", "i8"), ("epoch", "i8")])
+HEAD = np.dtype(
+    [
+        ("order", "i8"),
+        ("supervisor", "i8"),
+        ("epoch", "i8"),
+        ("dragged_ns", "i8"),  # by which slow ranks made steps longer, since the run began
+        ("findings", "i8"),  # how many the watcher of all nodes has written down (`findings`)
+    ]
+)
 
 
 class Board:
     """Made before the first fork; or a file, where the processes of a node have no common parent."""
 
     def __init__(self, ranks: int, nodes: int, file: Path | None = None) -> None:
-        sizes = (HEAD.itemsize, ranks * RANK.itemsize, nodes * NODE.itemsize)
+        rings = ranks * RING * 8
+        sizes = (HEAD.itemsize, ranks * RANK.itemsize, nodes * NODE.itemsize, rings, rings)
         self.memory = mmap.mmap(-1, sum(sizes)) if file is None else _mapped(file, sum(sizes))
         whole: Any = memoryview(self.memory)
         self.head: Any = np.frombuffer(whole, HEAD, 1, 0)
         self.ranks: Any = np.frombuffer(whole, RANK, ranks, sizes[0])
         self.nodes: Any = np.frombuffer(whole, NODE, nodes, sizes[0] + sizes[1])
+        # Apart from the lines, so that whoever looks through these reads a few pages.
+        both: Any = np.frombuffer(whole, "i8", 2 * ranks * RING, sum(sizes[:3]))
+        ended, busy = both.reshape(2, ranks, RING)
+        self.ended_ns: Any = ended  # when step n of a rank ended, at n % RING
+        self.busy_of_ns: Any = busy  # how long the rank computed in it
 
     # -- the supervisor ---------------------------------------------------------------------------
 
@@ -94,7 +107,18 @@ class Board:
         line = self.ranks[rank]
         done = int(line["step"])
         first = max(after + 1, done - RING + 1)
-        return [(step, int(line["ended_ns"][step % RING])) for step in range(first, done + 1)]
+        return [(step, int(self.ended_ns[rank, step % RING])) for step in range(first, done + 1)]
+
+    def spent(self, rank: int, after: int) -> list[tuple[int, float, float]]:
+        """(step, seconds computed, seconds in all) of the steps after `after` whose beginning is known, too."""
+        line = self.ranks[rank]
+        done, resumed = int(line["step"]), int(line["resumed"])
+        first = max(after + 1, resumed + 2, done - RING + 2)
+        found = []
+        for step in range(first, done + 1):
+            whole_ns = self.ended_ns[rank, step % RING] - self.ended_ns[rank, (step - 1) % RING]
+            found.append((step, int(self.busy_of_ns[rank, step % RING]) / 1e9, int(whole_ns) / 1e9))
+        return found
 
     # -- a rank -----------------------------------------------------------------------------------
 
@@ -110,7 +134,8 @@ class Board:
     def step_done(self, rank: int, step: int, busy_ns: int) -> None:
         now = time.monotonic_ns()
         self.ranks["busy_ns"][rank] = busy_ns
-        self.ranks["ended_ns"][rank, step % RING] = now
+        self.ended_ns[rank, step % RING] = now
+        self.busy_of_ns[rank, step % RING] = busy_ns
         self.ranks["step"][rank] = step
         self.ranks["beat_ns"][rank] = now
 

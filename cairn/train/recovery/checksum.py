@@ -26,8 +26,15 @@ class Corrupted(CairnError):
 
     exit_status = 4
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, hint: str | None = None, ranks: tuple[int, ...] = (), certain: bool = False
+    ) -> None:  # fmt: skip
+        """`ranks`: whose numbers differ; `certain`: it is known that it is they who are wrong."""
         super().__init__(message, hint or "the run goes back to the last state on which all agreed")
+        self.ranks, self.certain = ranks, certain
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.hint, self.ranks, self.certain)
 
 
 class Mark(NamedTuple):
@@ -82,7 +89,12 @@ def complaint(marks: Sequence[Mark], step: int) -> Corrupted | None:
         return None
     who = f"rank {wrong[0]}" if len(wrong) == 1 else f"ranks {', '.join(map(str, wrong))}"
     if certain:
-        return Corrupted(f"{who} holds other numbers than its replicas after step {step}")
+        verb = "holds" if len(wrong) == 1 else "hold"
+        return Corrupted(
+            f"{who} {verb} other numbers than the replicas after step {step}",
+            ranks=tuple(wrong), certain=True,
+        )  # fmt: skip
     return Corrupted(
-        f"{who} should hold the same numbers after step {step} and do not; nobody knows who is right"
+        f"{who} should hold the same numbers after step {step} and do not; nobody knows who is right",
+        ranks=tuple(wrong),
     )

@@ -8,6 +8,7 @@ histories never mix. Asks the agents; starts nothing.
 
 from pathlib import Path
 
+from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.peer_placement import recovery_point
 from cairn.train.checkpoint.peer_recall import Recall, ask_holdings, forget
@@ -16,8 +17,10 @@ FOREVER = 2**62
 
 
 class GoingBack:
-    def __init__(self, addresses: tuple[str, ...], checkpoints: Path) -> None:
-        self.addresses, self.checkpoints = addresses, checkpoints
+    def __init__(
+        self, addresses: tuple[str, ...], checkpoints: Path, secret: Secret | None = None
+    ) -> None:
+        self.addresses, self.checkpoints, self.secret = addresses, checkpoints, secret
         self.generation = 0
         self.worlds: dict[int, int] = {}  # generation -> ranks
         self.trusted = True  # whether memory may be gone on from
@@ -26,7 +29,9 @@ class GoingBack:
         if not self.trusted:
             self.trusted = True  # what lay there is forgotten; what comes next is good again
             return None
-        holdings = {node: ask_holdings(address) for node, address in enumerate(self.addresses)}
+        holdings = {
+            node: ask_holdings(address, self.secret) for node, address in enumerate(self.addresses)
+        }
         points = [
             point
             for generation, world in self.worlds.items()
@@ -48,14 +53,14 @@ class GoingBack:
         self.worlds[self.generation] = world
         for address in self.addresses:
             if recall is not None:
-                forget(address, recall.generation, recall.step)
+                forget(address, recall.generation, recall.step, self.secret)
             else:
-                forget(address, self.generation, -1)
+                forget(address, self.generation, -1, self.secret)
         return recall.step if recall is not None else self.disk_step()
 
     def forget_other_layouts(self, world: int) -> None:
         """Once memory holds a step of this layout, what another one has left there is not needed."""
         if len(self.worlds) > 1:
             for address in self.addresses:
-                forget(address, self.generation, FOREVER)
+                forget(address, self.generation, FOREVER, self.secret)
             self.worlds = {self.generation: world}

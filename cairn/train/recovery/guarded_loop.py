@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from cairn.core.checkpoint_interval import every_steps
 from cairn.core.errors import CairnError, DataError
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.load import About, check_model
@@ -28,6 +29,7 @@ from cairn.train.loop import Loop
 from cairn.train.recovery.board import DONE, PAUSED, RESTORING, TRAINING, Board
 from cairn.train.recovery.checksum import Mark, complaint, mark_of
 from cairn.train.recovery.far_copies import FarCopies
+from cairn.train.recovery.stall_note import StallWriter
 
 
 class Paused(CairnError):
@@ -46,6 +48,8 @@ class Post(msgspec.Struct, frozen=True):
     reach: Reach
     generation: int
     recall: Recall | None  # None: from disk, or from nothing
+    failures: int = 0  # of this run, before this life
+    seconds: float = 0.0  # of this run, before this life
 
 
 class GuardedLoop(Loop):
@@ -57,7 +61,9 @@ class GuardedLoop(Loop):
         self.busy = BusyTime(self.state.parallel)
         store = self.settings.object_store
         self.far = (
-            FarCopies(store, self.settings.object_every, self.root, self.say)
+            FarCopies(
+                store, self.settings.object_every, self.root, self.say, self.settings.object_keep
+            )
             if store and self.rank == 0
             else None
         )
@@ -75,8 +81,8 @@ class GuardedLoop(Loop):
             return self._recall() or self._from_disk()
         finally:
             now = time.monotonic_ns()
-            self.board.set(self.rank, step=self.state.step, restore_ns=now - began)
-            self.board.set(self.rank, resumed=self.state.step)
+            self.board.set(self.rank, resumed=self.state.step, restore_ns=now - began)
+            self.board.set(self.rank, step=self.state.step)  # after it, for whoever reads steps
             self.board.set(self.rank, phase=TRAINING, trained_ns=now)
 
     def _from_disk(self) -> bool:
@@ -125,6 +131,36 @@ class GuardedLoop(Loop):
         self.board.ranks["blocked_ns"][self.rank] += waited
         self.board.ranks["saving_ns"][self.rank] += waited
         self.board.ranks["saved"][self.rank] += 1
+        if self.settings.interval and self.config.checkpoint.every:
+            self._choose_interval()
+
+    def _choose_interval(self) -> None:
+        """checkpoint.every by Young and Daly, from what rank 0 has measured; all ranks hear it after the same save."""
+        line, now = self.board.ranks[self.rank], time.monotonic_ns()
+        steps = self.state.step - int(line["resumed"])
+        every = before = self.config.checkpoint.every
+        if self.rank == 0 and steps > 0:
+            cost_s = int(line["saving_ns"]) / 1e9 / int(line["saved"])
+            step_s = (now - int(line["trained_ns"]) - int(line["blocked_ns"])) / 1e9 / steps
+            failures, seconds = self._history()
+            life_s = (now - int(line["trained_ns"])) / 1e9
+            found = every_steps(cost_s, step_s, failures, seconds + life_s)
+            if abs(found - before) > before / 5:  # what is measured is never quite the same
+                every = found
+                self.say(
+                    f"a checkpoint every {every} steps: it costs {cost_s:.3f} s, a step {step_s:.3f} s, "
+                    f"{failures} failures so far"
+                )
+        if self.control is not None:
+            agreed, everybody = torch.tensor(every), cast(Any, self.control)
+            dist.broadcast(agreed, 0, group=everybody)
+            every = int(agreed)
+        saving = msgspec.structs.replace(self.config.checkpoint, every=every)
+        self.config = msgspec.structs.replace(self.config, checkpoint=saving)
+
+    def _history(self) -> tuple[int, float]:
+        """Failures so far, and the seconds of the run before this life."""
+        return self.post.failures, self.post.seconds
 
     def _anybody(self, here: bool) -> bool:
         """All stop after the same step; and all make a copy after the same step, where an agent is a new one."""
@@ -146,7 +182,7 @@ class GuardedLoop(Loop):
         super()._finish()
         if self.far is not None:
             self.far.wait()
-            self.far.look()
+            self.far.look(last=True)
             self.far.wait()
         self.board.set(self.rank, phase=DONE)
 
@@ -235,8 +271,11 @@ class BusyTime:
 class Heart:
     """Signs of life from a thread of its own, with how many collectives this rank has begun."""
 
-    def __init__(self, board: Board, rank: int, every_s: float) -> None:
-        self.board, self.rank, self.every_s = board, rank, every_s
+    def __init__(
+        self, board: Board, rank: int, every_s: float, stall: StallWriter | None = None
+    ) -> None:
+        """`stall`: told how far this rank is, and leaves a note where it stands still."""
+        self.board, self.rank, self.every_s, self.stall = board, rank, every_s, stall
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._beat, name="heart", daemon=True)
 
@@ -246,10 +285,15 @@ class Heart:
     def stop(self) -> None:
         self.stopped.set()
         self.thread.join(5)
+        if self.stall is not None:
+            self.stall.clear()
 
     def _beat(self) -> None:
         while not self.stopped.is_set():
-            self.board.beat(self.rank, collectives_begun())
+            begun = collectives_begun()
+            self.board.beat(self.rank, begun)
+            if self.stall is not None:
+                self.stall.look(int(self.board.ranks["step"][self.rank]), begun)
             self.stopped.wait(self.every_s)
 
 

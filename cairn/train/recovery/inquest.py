@@ -9,6 +9,7 @@ asks waits a moment for those who know more. What the evidence means is told by 
 """
 
 import time
+from collections.abc import Callable
 from multiprocessing.connection import wait
 
 from cairn.core.errors import CairnError
@@ -22,14 +23,19 @@ from cairn.train.recovery.rank_process import Rank
 TICK_S = 0.05
 GRACE_S = 0.25  # after the first sign of a failure, for others that know more
 LOST_S = 1.5  # for a rank that only lost a connection: somebody else must have failed
+NODE_S = 3.0  # for the ranks of a node whose agent is gone: they are about to go, too
+AgentLeft = Callable[[int, list[int]], bool]  # (node, its ranks)
 
 
-def hear_others(ranks: list[Rank], finding: Finding) -> list[Failure]:
+def hear_others(ranks: list[Rank], finding: Finding, agent_left: AgentLeft) -> list[Failure]:
     """Who else has something to say: the first error is often that of a bystander."""
-    deadline = time.monotonic() + GRACE_S
-    last = time.monotonic() + (LOST_S if finding.kind == "exit" else GRACE_S)
-    while time.monotonic() < deadline or (
-        finding.kind == "exit" and not culprits(ranks) and time.monotonic() < last
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < GRACE_S or (
+        finding.kind == "exit"
+        and (
+            (passed < LOST_S and not culprits(ranks))
+            or (passed < NODE_S and _going(ranks, agent_left))
+        )
     ):
         pipes = [rank.pipe for rank in ranks if not rank.over]
         if not pipes:
@@ -38,6 +44,15 @@ def hear_others(ranks: list[Rank], finding: Finding) -> list[Failure]:
         for rank in ranks:
             rank.listen()
     return [rank.value for rank in ranks if rank.word == "failed"]
+
+
+def _going(ranks: list[Rank], agent_left: AgentLeft) -> bool:
+    """Whether a rank has gone with its node, and others of that node have not yet."""
+    for node in {rank.node for rank in ranks if rank.word == "gone"}:
+        here = [number for number, rank in enumerate(ranks) if rank.node == node]
+        if not all(ranks[number].over for number in here) and agent_left(node, here):
+            return True
+    return False
 
 
 def culprits(ranks: list[Rank]) -> list[int]:
@@ -51,10 +66,10 @@ def culprits(ranks: list[Rank]) -> list[int]:
 
 
 def evidence_of(ranks: list[Rank], failures: list[Failure]) -> tuple[int | None, Evidence]:
-    wrong = next((f for f in failures if isinstance(f.error, Corrupted)), None)
-    if wrong is not None and wrong.error is not None:
-        named = [word for word in wrong.error.message.split()[:2] if word.isdecimal()]
-        return (int(named[0]) if named else None), Evidence(corrupted=True, words=wrong.error.message)  # fmt: skip
+    wrong = next((f.error for f in failures if isinstance(f.error, Corrupted)), None)
+    if wrong is not None:
+        named = wrong.ranks[0] if wrong.certain and len(wrong.ranks) == 1 else None
+        return named, Evidence(corrupted=True, words=wrong.message)
     if memory_failed(failures):
         words = next(str(f.error) for f in failures if isinstance(f.error, RecallFailed))
         return None, Evidence(corrupted=True, words=f"a copy in memory could not be read: {words}")

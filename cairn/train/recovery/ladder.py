@@ -1,5 +1,6 @@
 """What to do about a failure: the cheapest rung that can work, and the next one if it did not.
 
+    tell       a rank is slow: named, nothing else
     redo       all processes start again where they were; nobody is to blame
     heal       a lost process starts again in its place, its state from a neighbour's memory
     spare      a node is gone: another one that waits takes its place
@@ -20,7 +21,7 @@ from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.templates import Fits, best_for, shrunk
 
-Rung = Literal["redo", "heal", "spare", "shrink", "template", "requeue", "stop"]
+Rung = Literal["tell", "redo", "heal", "spare", "shrink", "template", "requeue", "stop"]
 RUNGS: tuple[Rung, ...] = Rung.__args__  # type: ignore[attr-defined]
 
 
@@ -53,6 +54,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def respond(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Response:
+    if incident.cause == "straggler":
+        return _slow(incident, left, settings, fits)
     reason = hopeless(incident, left, settings)
     if reason is not None:
         return Response(rung="stop", why=reason)
@@ -60,6 +63,18 @@ def respond(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> R
     if bad is None:
         return _in_place(incident, left)
     return _without(bad, incident, left, fits)
+
+
+def _slow(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Response:
+    """A node is worth more than none: it is taken out only where that was asked for, and others can go on."""
+    if settings.slow_action == "tell" or incident.node is None:
+        why = f"named only (recovery.slow_action): {incident.why}"
+        return Response(rung="tell", why=why, nodes=left.nodes)
+    response = _without(incident.node, incident, left, fits)
+    if left.failures > settings.restarts or response.rung == "requeue":
+        why = f"nothing can take its place: {incident.why}"
+        return Response(rung="tell", why=why, nodes=left.nodes)
+    return response
 
 
 def hopeless(incident: Incident, left: Left, settings: Recovery) -> str | None:

@@ -4,20 +4,24 @@
 
 The launcher starts ranks anew and replaces nodes; what is added here is where their state comes from. All ranks meet,
 decide together from which step they go on (`meeting`), read it from memory, and train with `GuardedLoop`'s copies and
-comparisons. A copy counts once all ranks have agreed that two nodes hold it. No supervisor: nobody decides alone.
+comparisons. A copy counts once all ranks have agreed that two nodes hold it. No supervisor: nobody decides alone; the
+watch of rank 0's node finds who hangs and who is slow (`node_watch`).
 """
 
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from cairn.core.errors import CairnError
+from cairn.core.shared_secret import Secret, secret_from
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.peer_memory import PATIENCE_S
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, keep_at
@@ -28,8 +32,11 @@ from cairn.train.recovery import node_memory
 from cairn.train.recovery.board import STARTING, Board
 from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Post, RecallFailed
 from cairn.train.recovery.launched_ledger import LaunchedLedger
-from cairn.train.recovery.meeting import Agreement, Present, decide
+from cairn.train.recovery.meeting import Agreement, Arrived, Present, decide, secret_of
+from cairn.train.recovery.node_sight import Duty
+from cairn.train.recovery.node_watch import DUTY
 from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.stall_note import StallWriter, stall_path
 
 FOREVER = 2**62
 LOOPBACK = "127.0.0.1"
@@ -41,25 +48,34 @@ def run_launched(
     """`train(make_loop)`: the whole of a rank's work, once it has joined the others."""
     world = config.parallel.world()
     if world > 1:
-        join_group(rank, world, "env://", device)
+        join_group(rank, world, "env://", device, config.recovery.stuck_s)
     node = node_memory.node_here()
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    host = _own_address(_everybody(socket.gethostname(), world))
-    find = partial(node_memory.find, node, first, host, config.recovery, config.folder, rank == 0)
+    known = secret_from(os.environ) or node.secret
+    arrived = _everybody(Arrived(socket.gethostname(), known, Secret.fresh()), world)
+    host, secret = _own_address([one.host for one in arrived]), secret_of(arrived)
+    find = partial(
+        node_memory.find, node, first, host, config.recovery, config.folder, rank == 0, secret
+    )
     find()
     board = NodeBoard(node)
-    agreement = decide(_everybody(_present(node, first, config, rank, board), world), rank)
-    _set_out(agreement, board, rank)
-    heart = Heart(board, rank, config.recovery.heartbeat_s)
+    present = _present(node, first, config, rank, board, secret)
+    agreement = decide(_everybody(present, world), rank)
+    _set_out(agreement, board, rank, secret)
+    stall = StallWriter(stall_path(node.folder, rank), config.recovery.stuck_s)
+    heart = Heart(board, rank, config.recovery.heartbeat_s, stall)
     heart.start()
-    reach = Reach(0, node.path, agreement.addresses)
+    if agreement.leads:
+        _give_duty(node, agreement, config, rank)
+    reach = Reach(0, node.path, agreement.addresses, secret)
     post = Post(rank, world, reach, agreement.generation, agreement.recall)
-    ledger = LaunchedLedger(config.folder, agreement, world) if rank == 0 else None
+    ledger = LaunchedLedger(config.folder, agreement, world, board) if rank == 0 else None
 
     def revive() -> None:
         """The node's memory was killed: another one, empty, in its place."""
         find()
-        keep_at(agreement.addresses[0], agreement.keeper)
+        _give_duty(node, agreement, config, rank)
+        keep_at(agreement.addresses[0], agreement.keeper, secret)
 
     make_loop = partial(
         LaunchedLoop, board=board, post=post, leads=agreement.leads, ledger=ledger,
@@ -139,16 +155,27 @@ class LaunchedLoop(GuardedLoop):
         if not super(GuardedLoop, self)._anybody(bool(trouble)):
             return found
         self.say(f"warning: memory cannot be read, the disk has to do: {trouble or 'another rank'}")
-        forget(self.post.reach.addresses[0], FOREVER, -1)
+        forget(self.post.reach.addresses[0], FOREVER, -1, self.post.reach.secret)
         if not folders.complete_steps(self.root):
             raise RecallFailed(trouble or "another rank could not read its state from memory")
         return False
+
+    def _history(self) -> tuple[int, float]:
+        """By the ledger, which outlives the ranks; the seconds of this life are not counted twice."""
+        if self.ledger is None:
+            return super()._history()
+        with self.ledger.lock:
+            found = self.ledger.journal.ledger()
+        life_s = (time.monotonic_ns() - int(self.board.ranks["trained_ns"][self.rank])) / 1e9
+        return len(found.incidents), max(0.0, found.wall - life_s)
 
     def _one_step(self) -> None:
         super()._one_step()
         if self.ledger is not None:
             waited = int(self.board.ranks["blocked_ns"][self.rank]) / 1e9
-            self.ledger.stepped(self.state.step, waited, self.board.committed(self.world))
+            safe = self.board.committed(self.world)
+            for news in self.ledger.stepped(self.state.step, waited, safe):
+                self.say(news)
 
     def _copy(self) -> None:
         began = time.monotonic_ns()
@@ -172,34 +199,55 @@ class LaunchedLoop(GuardedLoop):
         board: Any = self.board
         board.agreed = int(safe)
         if board.agreed >= 0 and not self.forgotten and self.leads:
-            forget(self.post.reach.addresses[0], self.post.generation, FOREVER)
+            reach = self.post.reach
+            forget(reach.addresses[0], self.post.generation, FOREVER, reach.secret)
             self.forgotten = True  # what other layouts have left there is not needed any more
 
 
 def _present(
-    node: node_memory.Node, first: bool, config: Train, rank: int, board: Board
+    node: node_memory.Node, first: bool, config: Train, rank: int, board: Board, secret: Secret
 ) -> Present:
     address = node.address
     steps = folders.complete_steps(config.folder / "checkpoints") if rank == 0 else []
     ago = time.monotonic() - int(board.nodes["began_ns"][0]) / 1e9
     return Present(
         address=address, host=socket.gethostname(), began=time.time() - ago,
-        holdings=tuple(ask_holdings(address)) if first else (), disk=steps[-1] if steps else 0,
+        holdings=tuple(ask_holdings(address, secret)) if first else (), disk=steps[-1] if steps else 0,
+        watch=node.watch, life=secrets.randbits(62),
     )  # fmt: skip
 
 
-def _set_out(agreement: Agreement, board: NodeBoard, rank: int) -> None:
+def _give_duty(node: node_memory.Node, agreement: Agreement, config: Train, rank: int) -> None:
+    """The node's watch learns who leads from now on, and how patient it is."""
+    duty = Duty(
+        life=agreement.life, leader=agreement.watch, leads=rank == 0, node=node_name(),
+        host=socket.gethostname(), world=config.parallel.world(), run=str(config.folder.resolve()),
+        settings=config.recovery, replaced=bool(os.environ.get("CAIRN_JOB_REPLACES")),
+        least=int(os.environ.get("CAIRN_JOB_LEAST") or config.parallel.world()),
+    )  # fmt: skip
+    fresh = node.folder / f".{DUTY}"
+    fresh.write_bytes(msgspec.json.encode(duty))
+    fresh.replace(node.folder / DUTY)
+
+
+def node_name() -> str:
+    """As the job calls it, else by torchrun's number."""
+    return os.environ.get("CAIRN_NODE") or f"node-{os.environ.get('GROUP_RANK', '0')}"
+
+
+def _set_out(agreement: Agreement, board: NodeBoard, rank: int, secret: Secret) -> None:
     """The node's memory learns who keeps its copies and what is not gone on from; this rank has its line."""
     own, recall = agreement.addresses[0], agreement.recall
     if agreement.leads:
-        keep_at(own, agreement.keeper)
+        keep_at(own, agreement.keeper, secret)
         if recall is not None:
-            forget(own, recall.generation, recall.step)
+            forget(own, recall.generation, recall.step, secret)
         else:
-            forget(own, agreement.generation, -1)
+            forget(own, agreement.generation, -1, secret)
     held = -1 if recall is None or recall.generation != agreement.generation else recall.step
     board.set(rank, copied=held, replicated=held, blocked_ns=0, phase=STARTING, beat_ns=0, skipped=0)  # fmt: skip
-    board.set(rank, pid=os.getpid())
+    board.set(rank, step=agreement.back_to, resumed=agreement.back_to, collectives=0)
+    board.set(rank, epoch=agreement.life, pid=os.getpid())
     board.agreed = held
 
 

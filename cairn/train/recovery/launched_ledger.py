@@ -8,15 +8,19 @@ failures that ranks' wrappers leave in a folder, and from how many ranks are the
 clock, because rank 0 may move to another machine.
 """
 
+import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
+from cairn.core.events import instant
 from cairn.core.job_ledger import (
     EVENTS,
     FOLDER,
     Ended,
     Failed,
+    Noticed,
     Paused,
     Started,
     Stepped,
@@ -24,30 +28,51 @@ from cairn.core.job_ledger import (
     Trained,
 )
 from cairn.core.rank_failure import RankFailure, found_in
-from cairn.train.recovery.journal import Journal
+from cairn.train.recovery.board import Board
+from cairn.train.recovery.findings import Found, forget_found, read_found
+from cairn.train.recovery.journal import EVERY_S, Journal
 from cairn.train.recovery.meeting import Agreement
 
 
 class LaunchedLedger:
-    def __init__(self, run: Path, agreement: Agreement, world: int) -> None:
+    def __init__(self, run: Path, agreement: Agreement, world: int, board: Board) -> None:
         attempt = int(os.environ.get("CAIRN_JOB_ATTEMPT", "0") or 0)
         again = (run / FOLDER / EVENTS).exists() and (attempt > 0 or agreement.before > 0)
+        if not again:
+            forget_found(run)
         self.journal = Journal(run, go_on=again, clock=time.time, every_s=0.0)
-        self.waited = 0.0
+        self.run, self.board, self.waited = run, board, 0.0
+        self.dragged = int(board.head["dragged_ns"][0])  # until now, in other lives
+        self.findings = int(board.head["findings"][0])
+        found = read_found(run)
+        self.known = len(found)  # of the findings, how many are in the ledger
         self.back_to, now = agreement.back_to, time.time()
         if not self.journal.book.now:
             submitted = _told("CAIRN_JOB_SUBMITTED", now)
             self.journal.note(Submitted(at=min(submitted, now)))
             now = max(submitted, _told("CAIRN_JOB_STARTED", now))  # then its place was there
         else:
-            self._tell_end(agreement, world)
+            self._tell_end(agreement, world, found)
         self.journal.note(Started(at=now, step=agreement.back_to))
+        self.lock, self.over = threading.Lock(), threading.Event()
+        threading.Thread(target=self._keep_live, name="ledger", daemon=True).start()
 
-    def _tell_end(self, agreement: Agreement, world: int) -> None:
+    def _keep_live(self) -> None:
+        """Also while rank 0 waits in a collective, or restores: what /metrics shows must not stand still."""
+        while not self.over.wait(EVERY_S):
+            with self.lock, contextlib.suppress(OSError):
+                self.journal.write_sums()
+
+    def _tell_end(self, agreement: Agreement, world: int, found: list[Found]) -> None:
         """How the life before ended, as far as anybody has written it down."""
         last, before = self.journal.book.now or time.time(), agreement.before
+        self._tell_noticed([one for one in found if one.at > last])
         if before and world > before:
             self.journal.note(Paused(at=last, cause="grow"))
+            return
+        ended = [one for one in found if one.ends and one.at >= last - 1.0]
+        if ended:
+            self._tell_found(ended[0], last)
             return
         failures = [one for one in written_failures() if one.at >= last - 1.0]
         own = min((one for one in failures if one.is_own), key=lambda one: one.at, default=None)
@@ -66,22 +91,63 @@ class LaunchedLedger:
             )
         )  # fmt: skip
 
-    def trained(self, step: int) -> None:
-        if step != self.back_to:  # the newest was damaged, and an older one had to do
-            self.journal.note(Started(at=time.time(), step=step))
-        self.journal.note(Trained(at=time.time()))
-        self.journal.write_sums(force=True)
+    def _tell_found(self, one: Found, last: float) -> None:
+        """A watch has ended a rank, and knows why."""
+        self.journal.note(
+            Failed(
+                at=max(one.at, last), since=min(max(one.since, last), one.at), cause=one.cause,
+                rank=one.rank, host=one.host, why=f"at step {one.step}, {one.why}", rung=one.rung,
+            )
+        )  # fmt: skip
 
-    def stepped(self, step: int, waited: float, safe: int) -> None:
-        """`waited`: seconds in this life that training has waited for checkpoints."""
+    def _hear_found(self) -> list[str]:
+        """What the watch of all nodes has noticed since the last step."""
+        told = int(self.board.head["findings"][0])
+        if told == self.findings:
+            return []
+        self.findings, found = told, read_found(self.run)
+        before, self.known = self.known, len(found)
+        return self._tell_noticed(found[before:])
+
+    def _tell_noticed(self, found: list[Found]) -> list[str]:
+        named = [one for one in found if one.cause == "straggler" and not one.ends]
+        for one in named:
+            about = dict(rank=one.rank, host=one.host, step=one.step, why=one.why)
+            self.journal.note(Noticed(at=one.at, what=one.what, **about))  # type: ignore[arg-type]
+            instant(one.what, **about)
+        return [f"{one.what}: rank {one.rank} on {one.host}: {one.why}" for one in named]
+
+    def _dragged(self) -> float:
+        """Seconds by which slow ranks made steps longer, that were not told before."""
+        now = int(self.board.head["dragged_ns"][0])
+        more, self.dragged = max(0, now - self.dragged), now
+        return more / 1e9
+
+    def trained(self, step: int) -> None:
+        with self.lock:
+            if step != self.back_to:  # the newest was damaged, and an older one had to do
+                self.journal.note(Started(at=time.time(), step=step))
+            self.journal.note(Trained(at=time.time()))
+            self.journal.write_sums(force=True)
+
+    def stepped(self, step: int, waited: float, safe: int) -> list[str]:
+        """What there is to say. `waited`: seconds in this life that training has waited for checkpoints."""
         blocked, self.waited = waited - self.waited, waited
-        self.journal.note(Stepped(at=time.time(), step=step, blocked=max(0.0, blocked)))
-        self.journal.book.safe(safe)
-        self.journal.write_sums()
+        with self.lock:
+            news = self._hear_found()
+            dragged = self._dragged()
+            self.journal.note(
+                Stepped(at=time.time(), step=step, blocked=max(0.0, blocked), dragged=dragged)
+            )
+            self.journal.book.safe(safe)
+            self.journal.write_sums()
+        return news
 
     def ended(self) -> None:
-        self.journal.note(Ended(at=time.time()))
-        self.journal.close()
+        self.over.set()
+        with self.lock:
+            self.journal.note(Ended(at=time.time()))
+            self.journal.close()
 
 
 def written_failures() -> list[RankFailure]:

@@ -11,9 +11,21 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cairn.core.errors import ConfigError
+from cairn.core.shared_secret import VARIABLE, Secret
 from cairn.train.checkpoint.peer_placement import keepers, newest_point
 from cairn.train.checkpoint.peer_recall import Recall
 from cairn.train.checkpoint.peer_wire import Held
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """What a rank says first. Secrets travel between ranks only, like the gradients."""
+
+    host: str
+    known: (
+        Secret | None
+    )  # of the environment, or of a memory on its node that has outlived its ranks
+    fresh: Secret  # that of rank 0 counts, where nobody knows one
 
 
 class Present(msgspec.Struct, frozen=True):
@@ -24,6 +36,8 @@ class Present(msgspec.Struct, frozen=True):
     began: float  # when that memory began, by the wall clock
     holdings: tuple[Held, ...]  # of the node; said by its first rank
     disk: int  # the newest step on disk; rank 0 says it for all
+    watch: str = ""  # address of its node's watch
+    life: int = 0  # a number of its own; that of rank 0 counts
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -37,6 +51,20 @@ class Agreement(msgspec.Struct, frozen=True):
     before: int  # how many ranks the life before had; 0: there was none that left copies
     youngest: float  # when the newest node's memory began, by the wall clock
     leads: bool  # whether this rank speaks to its node's memory for all of its node
+    watch: str = ""  # of the node that watches all: rank 0's
+    life: int = 0  # of this start of the ranks
+
+
+def secret_of(arrived: Sequence[Arrived]) -> Secret:
+    """What the nodes' memories ask each other for, the same on all: a copy is given to this job only."""
+    known = [one for one in arrived if one.known is not None]
+    for one in known:
+        if one.known != known[0].known:
+            raise ConfigError(
+                f"the hosts {known[0].host} and {one.host} have different secrets for one job",
+                hint=f"set the same {VARIABLE} on every node, or none",
+            )
+    return next((one.known for one in known if one.known is not None), arrived[0].fresh)
 
 
 def decide(everybody: Sequence[Present], rank: int) -> Agreement:
@@ -62,6 +90,8 @@ def decide(everybody: Sequence[Present], rank: int) -> Agreement:
         before=before,
         youngest=max(one.began for one in everybody),
         leads=min(n for n, one in enumerate(everybody) if one.address == mine) == rank,
+        watch=everybody[0].watch,
+        life=everybody[0].life,
     )
 
 

@@ -4,8 +4,8 @@
              ^ followed              '..                     .
              '---------- node memory  <--- copies, beats ---'     ends when the launcher does, and leaves nothing
 
-Started by the first rank of a node that finds none. Besides holding copies (`peer_agent`) it ends ranks that give no
-sign of life: a launcher sees only processes that exit. Knows neither torch nor what is trained.
+Started by the first rank of a node that finds none. Besides holding copies (`peer_agent`) it watches the ranks
+(`node_watch`): a launcher sees only processes that exit. Knows neither torch nor what is trained.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import errno
 import os
 import select
 import shutil
-import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -25,18 +25,19 @@ from typing import NamedTuple
 
 from cairn.core.errors import CairnError
 from cairn.core.job_ledger import FOLDER, METRICS
+from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_agent import Agent, Doors
-from cairn.train.recovery.board import DONE, Board
+from cairn.train.recovery.board import Board
 from cairn.train.recovery.metrics_page import serve_metrics
+from cairn.train.recovery.node_watch import DOOR, NodeWatch
 from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.settings import Recovery
 
 MOST_RANKS = 8192  # of a job; the file is sparse
-SOCKET, BOARD, ADDRESS, LOG = "agent", "board", "address", "log"
+SOCKET, BOARD, ADDRESS, LOG, SECRET = "agent", "board", "address", "log", "secret"
 START_S = 60.0
 LET_GO_S = 10.0
 TICK_S = 0.2
-STARVED = 5  # a rank that can run has so many times the patience: a busy machine must not end it
 
 
 class NodeMemoryMissing(CairnError):
@@ -56,6 +57,18 @@ class Node(NamedTuple):
     @property
     def address(self) -> str:
         return (self.folder / ADDRESS).read_text()
+
+    @property
+    def watch(self) -> str:
+        """Where the watch of this node is reached by those of others."""
+        return (self.folder / DOOR).read_text()
+
+    @property
+    def secret(self) -> Secret | None:
+        """What the memory of this node asks others for; None: it does not run yet."""
+        if self.folder.exists():
+            _check_ours(self.folder)
+        return secret_in(self.folder)
 
     def board(self) -> Board:
         return Board(MOST_RANKS, 1, self.folder / BOARD)
@@ -84,10 +97,17 @@ def node_here() -> Node:
     return Node(Path(tempfile.gettempdir()) / name, launcher)
 
 
-def find(node: Node, first: bool, host: str, settings: Recovery, run: Path, serves: bool) -> None:
+def secret_in(folder: Path) -> Secret | None:
+    path = folder / SECRET
+    return Secret(path.read_bytes()) if path.exists() else None
+
+
+def find(
+    node: Node, first: bool, host: str, settings: Recovery, run: Path, serves: bool, secret: Secret
+) -> None:
     """Until the node's memory answers; the `first` rank of the node starts it if nobody has."""
     if first and not node.answers():
-        start(node, host, settings, run if serves else None)
+        start(node, host, settings, run if serves else None, secret)
     deadline = time.monotonic() + START_S
     while not node.answers():
         if time.monotonic() > deadline:
@@ -99,8 +119,10 @@ def find(node: Node, first: bool, host: str, settings: Recovery, run: Path, serv
         time.sleep(0.02)
 
 
-def start(node: Node, host: str, settings: Recovery, run: Path | None) -> None:
+def start(node: Node, host: str, settings: Recovery, run: Path | None, secret: Secret) -> None:
     node.folder.mkdir(mode=0o700, exist_ok=True)
+    _check_ours(node.folder)
+    _write_secret(node.folder, secret)
     argv = [
         sys.executable, "-m", "cairn.train.recovery.node_memory", str(node.folder),
         "--host", host, "--follow", str(node.launcher), "--silent", str(settings.silent_s),
@@ -115,6 +137,25 @@ def start(node: Node, host: str, settings: Recovery, run: Path | None) -> None:
     finally:
         os.close(null)
         os.close(log)
+
+
+def _check_ours(folder: Path) -> None:
+    """Its name can be guessed: somebody else may have made it first, to read what is written there."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise NodeMemoryMissing(
+            f"{folder} belongs to user {found.st_uid} with mode {stat.filemode(found.st_mode)}: "
+            "others could read what is written there",
+            hint="remove it, or set TMPDIR to a folder of your own",
+        )
+
+
+def _write_secret(folder: Path, secret: Secret) -> None:
+    """A file of the owner's, because command lines and environments can be listed."""
+    fresh = folder / f".{SECRET}"
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(secret.reveal())
+    fresh.replace(folder / SECRET)
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -146,8 +187,9 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
     before = (folder / ADDRESS).read_text() if (folder / ADDRESS).exists() else ":0"
     doors = _doors(str(folder / SOCKET), given.host, int(before.rpartition(":")[2]))
     board = Board(MOST_RANKS, 1, folder / BOARD)
-    agent = Agent(0, doors, None, board)
+    agent = Agent(0, doors, None, board, secret_in(folder), _log)
     threading.Thread(target=agent.run, daemon=True).start()
+    watch = NodeWatch(folder, board, given.host, given.follow, given.silent)
     fresh = folder / f".{ADDRESS}"
     fresh.write_text(doors.address)
     fresh.replace(folder / ADDRESS)
@@ -157,7 +199,11 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
     while not poll.poll(TICK_S * 1e3):
-        end_silent(board, given.silent)
+        watch.tick()
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _doors(path: str, host: str, port: int) -> Doors:
@@ -171,27 +217,6 @@ def _doors(path: str, host: str, port: int) -> Doors:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
-
-
-def end_silent(board: Board, silent_s: float) -> list[int]:
-    """Ranks that have begun and give no sign of life: ended, so that their launcher sees it."""
-    ended = []
-    now = time.monotonic_ns()
-    for rank in board.ranks["pid"].nonzero()[0].tolist():
-        line = board.ranks[rank]
-        pid, beat = int(line["pid"]), int(line["beat_ns"])
-        state = process_state(pid)
-        if state in ("", "Z"):
-            board.ranks["pid"][rank] = 0  # its number may be given to somebody else
-            continue
-        patience_s = silent_s * (1 if state == "T" else STARVED)
-        if not beat or line["phase"] == DONE or (now - beat) / 1e9 <= patience_s:
-            continue
-        board.ranks["pid"][rank] = 0
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-            ended.append(rank)
-    return ended
 
 
 if __name__ == "__main__":

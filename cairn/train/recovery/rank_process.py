@@ -13,12 +13,15 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
+from cairn.core.die_with_parent import die_with_parent
 from cairn.train.config import Train
-from cairn.train.launch import die_with_parent, failure_of, join_group
+from cairn.train.launch import failure_of, join_group
 from cairn.train.recovery.board import STARTING, Board
 from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Paused, Post
+from cairn.train.recovery.stall_note import StallWriter, stall_path
 
 Word = Literal["done", "paused", "failed"]
 NAMESPACES = "CAIRN_NODE_NAMESPACES"  # of the nodes, by name, with commas between them
@@ -55,11 +58,17 @@ class Assignment:
     """All that a rank process is given; inherited by fork, so nothing is pickled."""
 
     def __init__(
-        self, config: Train, post: Post, board: Board, epoch: int, address: str, device: str,
+        self, config: Train, post: Post, board: Board, epoch: int, folder: Path, device: str,
         train: RankFunction,
     ) -> None:  # fmt: skip
+        """`folder`: where the ranks meet, and where one that stands still leaves a note."""
         self.config, self.post, self.board, self.epoch = config, post, board, epoch
-        self.address, self.device, self.train = address, device, train
+        self.folder, self.device, self.train = folder, device, train
+
+    @property
+    def address(self) -> str:
+        """Of the rendezvous: every epoch has its own."""
+        return f"file://{self.folder}/rendezvous-{self.epoch}"
 
 
 def rank_main(sender: Connection, given: Assignment) -> None:
@@ -70,7 +79,9 @@ def rank_main(sender: Connection, given: Assignment) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent()
     board.set(post.rank, pid=os.getpid(), epoch=given.epoch, phase=STARTING)
-    heart = Heart(board, post.rank, given.config.recovery.heartbeat_s)
+    settings = given.config.recovery
+    stall = StallWriter(stall_path(given.folder, post.rank), settings.stuck_s)
+    heart = Heart(board, post.rank, settings.heartbeat_s, stall)
     heart.start()
     word: tuple[Word, Any]
     try:
@@ -92,7 +103,8 @@ def _work(given: Assignment) -> Any:
     if given.device == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // post.world))
     if post.world > 1:
-        join_group(post.rank, post.world, given.address, given.device)
+        hang_s = given.config.recovery.stuck_s
+        join_group(post.rank, post.world, given.address, given.device, hang_s)
     make_loop = partial(GuardedLoop, board=given.board, post=post)
     result = given.train(given.config, post.rank, make_loop)
     if post.world > 1:

@@ -8,7 +8,7 @@
 Numbers only; no torch.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -40,6 +40,8 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """steps between two comparisons of ranks that hold the same state; 0: only before each checkpoint in memory"""
     slow_factor: Annotated[float, msgspec.Meta(gt=1)] = 3.0
     """a rank that computes so many times longer than the median of the others is a straggler"""
+    slow_action: Literal["tell", "replace"] = "tell"
+    """what is done about a straggler: it is named; or its node is taken out, as one that failed"""
     restarts: Count = 20
     """failures that are answered before the run is given up"""
     same_place: Positive = 3
@@ -49,7 +51,9 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     object_store: str = ""
     """where a copy of the checkpoints goes: s3://bucket/run, file:///mnt/run; whatever fsspec knows. Empty: nowhere"""
     object_every: Positive = 1
-    """every how many checkpoints on disk one is copied there"""
+    """every how many checkpoints on disk one is copied there; the last of a run always is"""
+    object_keep: Count = 0
+    """how many stay there, older ones are removed; 0: all"""
     interval: bool = False
     """choose checkpoint.every by Young and Daly, from the measured cost and the failures seen"""
     metrics_port: Count = 0

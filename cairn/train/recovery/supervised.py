@@ -27,12 +27,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError, ConfigError
 from cairn.core.job_ledger import FOLDER, METRICS
+from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_placement import keepers
 from cairn.train.config import Train
-from cairn.train.launch import RankFailed, die_with_parent
+from cairn.train.launch import RankFailed
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.board import STOP, Board
 from cairn.train.recovery.metrics_page import serve_metrics
@@ -71,7 +73,7 @@ class Root:
         self.keepers = keepers(list(range(count)))
         self.site = Site(
             str(folder), tuple(d.path for d in self.doors), tuple(d.address for d in self.doors), os.getpid(),
-            uuid.uuid4().hex,
+            uuid.uuid4().hex, Secret.fresh(),
         )  # fmt: skip
         self.agents: list[Any] = []
         self.supervisor: Any = None
@@ -130,7 +132,7 @@ class Root:
             with contextlib.suppress(OSError):  # somebody took the port; copies matter more
                 if metrics:
                     serve_metrics(self.config.folder / FOLDER / METRICS, metrics)
-            Agent(node, self.doors[node], address, self.board).run()
+            Agent(node, self.doors[node], address, self.board, self.site.secret).run()
 
         return self._fork(main)
 
@@ -191,12 +193,13 @@ class Root:
 def layouts_that_fit(config: Train) -> Fits:
     import msgspec
 
-    from cairn.train.prepare import check_layout, shape_of
+    from cairn.train.prepare import check_layout, spec_of
+
+    spec = spec_of(config.model)
 
     def check(layout: Layout) -> None:
         other = msgspec.structs.replace(config, parallel=layout)
-        if config.model.checkpoint is None:
-            check_layout(other, shape_of(config.model), layout.world())
+        check_layout(other, spec, layout.world())
 
     return fitting(check)
 

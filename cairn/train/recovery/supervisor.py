@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,19 +30,21 @@ from cairn.core.job_ledger import (
     Stepped,
     Submitted,
 )
+from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_placement import node_of
 from cairn.train.checkpoint.peer_recall import Reach, Recall
 from cairn.train.config import Train
 from cairn.train.launch import Failure, RankFailed, first_told
 from cairn.train.recovery.blame import Blame, who
 from cairn.train.recovery.board import PAUSE, PHASES, Board
-from cairn.train.recovery.detect import Finding, Slowness, judge
+from cairn.train.recovery.detect import Finding, Seen, Slowness, judge
 from cairn.train.recovery.going_back import GoingBack
 from cairn.train.recovery.guarded_loop import Post
 from cairn.train.recovery.inquest import TICK_S, hear_others, memory_failed
 from cairn.train.recovery.journal import Journal, RankStatus, Status, read_status
 from cairn.train.recovery.ladder import Incident, Left, Response, grown, respond
 from cairn.train.recovery.rank_process import Assignment, Rank, RankFunction, end_ranks, start_rank
+from cairn.train.recovery.stall_note import read_note, stall_path, where
 from cairn.train.recovery.stopped_agents import StoppedAgents
 from cairn.train.recovery.templates import Fits
 from cairn.train.recovery.watching import Watching
@@ -55,6 +58,7 @@ class Site(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]  # host:port
     root: int  # process id
     life: str  # of the root: process ids are used again
+    secret: Secret | None = None  # of this run: only its own processes get at the copies
 
 
 class Requeue(CairnError):
@@ -80,7 +84,7 @@ class Supervisor:
         self.strikes: dict[int, int] = {}
         self.cordoned: dict[int, str] = {}
         self.lost_at: dict[int, float] = {}
-        self.back = GoingBack(site.addresses, config.folder / "checkpoints")
+        self.back = GoingBack(site.addresses, config.folder / "checkpoints", site.secret)
         self.blame = Blame(board)
         self.stopped = StoppedAgents(board, say)
         if known is not None and self.taking_over:
@@ -149,11 +153,13 @@ class Supervisor:
 
     def _rank(self, rank: int, world: int, recall: Recall | None) -> Rank:
         node = node_of(rank, world, self.nodes)
-        reach = Reach(node, self.site.paths[node], self.site.addresses)
-        post = Post(rank, world, reach, self.back.generation, recall)
-        address = f"file://{self.site.folder}/rendezvous-{self.epoch}"
+        site = self.site
+        reach = Reach(node, site.paths[node], site.addresses, site.secret, site.paths)
+        seconds = self.journal.ledger().wall if self.settings.interval else 0.0
+        post = Post(rank, world, reach, self.back.generation, recall, self.failures, seconds)
+        folder = Path(self.site.folder)
         given = Assignment(
-            self.config, post, self.board, self.epoch, address, self.device, self.train
+            self.config, post, self.board, self.epoch, folder, self.device, self.train
         )
         return start_rank(given, node)
 
@@ -180,7 +186,8 @@ class Supervisor:
                 rank.listen()
             now = time.monotonic()
             watching, seen = self.watching, self.watching.look()
-            self._tell_slow(self.slowness.look(seen) if watching.trained else [])
+            if watching.trained and self._slow_leaves(seen):
+                return None
             if self.board.committed(len(self.ranks)) > watching.began_at:
                 self.back.forget_other_layouts(len(self.ranks))
             self.stopped.end(self.settings.silent_s)
@@ -198,20 +205,36 @@ class Supervisor:
                 return None
             self._grow_if_possible(now)
 
-    def _tell_slow(self, ranks: list[int]) -> None:
-        for rank in ranks:
+    def _slow_leaves(self, seen: list[Seen]) -> bool:
+        """Stragglers are named; True if the ladder says that one of them is done without."""
+        found = self.slowness.look(seen)
+        self.watching.dragged_s = self.slowness.dragged_s
+        for rank in found:
             self.slow.append(rank)
-            self.journal.note(Noticed(at=time.monotonic(), what="straggler", rank=rank))
-            instant("straggler", rank=rank, node=self.ranks[rank].node)
-            self.say(
-                f"warning: rank {rank} on node {self.ranks[rank].node} is far slower than the others"
-            )
+            why, node = self.slowness.evidence[rank].words(), self.ranks[rank].node
+            self._notice("straggler", rank, why)
+            incident = Incident(cause="straggler", why=why, rank=rank, node=node)
+            if respond(incident, self._left(), self.settings, self.fits).rung != "tell":
+                self._answer(Finding("slow", rank, time.monotonic(), why))
+                return True
+        for rank in self.slowness.over:
+            self._notice("straggler over", rank, "it keeps up with the others again")
+        return False
+
+    def _notice(self, what: str, rank: int, why: str) -> None:
+        step, node = self.slowness.step, self.ranks[rank].node
+        self.journal.note(Noticed(at=time.monotonic(), what=what, rank=rank, step=step, why=why))
+        instant(what, rank=rank, node=node, step=step, why=why)
+        self.say(f"{what}: rank {rank} on node {node}: {why}")
 
     # -- what is done ---------------------------------------------------------------------------------
 
     def _answer(self, finding: Finding) -> None:
         found_at = time.monotonic()
-        failures = hear_others(self.ranks, finding)
+        if finding.kind == "stuck":
+            why = f"{finding.why}{where(self._collectives(), finding.rank)}"
+            finding = msgspec.structs.replace(finding, why=why)
+        failures = hear_others(self.ranks, finding, self.blame.agent_left)
         self.back.trusted = self.back.trusted and not memory_failed(failures)
         incident, since = self.blame.incident(finding, failures, self.ranks, self.watching.started)
         end_ranks(self.ranks)
@@ -236,6 +259,12 @@ class Supervisor:
                 hint="submit it again with the same --out: it goes on from the newest checkpoint",
             )
         self._apply(response, incident)
+
+    def _collectives(self) -> dict[int, str]:
+        """In which collective each rank stands, as far as they have written it down."""
+        pids, folder = self.board.ranks["pid"], Path(self.site.folder)
+        notes = {n: read_note(stall_path(folder, n), int(pids[n])) for n in range(len(self.ranks))}
+        return {rank: note.collective if note else "" for rank, note in notes.items()}
 
     def _count(self, incident: Incident) -> None:
         self.failures += 1

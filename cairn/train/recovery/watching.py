@@ -9,7 +9,7 @@ import time
 
 from cairn.core.job_ledger import Started, Stepped, Trained
 from cairn.train.recovery.board import Board
-from cairn.train.recovery.detect import Progress, Seen, moved
+from cairn.train.recovery.detect import Progress, Seen, Spent, moved
 from cairn.train.recovery.journal import Journal
 from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.rank_process import Rank
@@ -24,6 +24,10 @@ class Watching:
         self.trained = False
         self.noted, self.last_end = began_at, self.started
         self.blocked = 0.0
+        self.looked: dict[int, int] = {}  # rank -> the last step that was seen
+        self.dragged_s = self.dragged_told = (
+            0.0  # by which slow ranks made steps longer; in the ledger
+        )
 
     @property
     def young(self) -> bool:
@@ -38,10 +42,17 @@ class Watching:
                 phase=int(lines["phase"][number]),
                 beat=0.0 if rank.over else int(lines["beat_ns"][number]) / 1e9,
                 step=int(lines["step"][number]), collectives=int(lines["collectives"][number]),
-                busy_s=int(lines["busy_ns"][number]) / 1e9, state=process_state(int(lines["pid"][number])),
+                busy_s=int(lines["busy_ns"][number]) / 1e9, recent=self._recent(number),
+                state=process_state(int(lines["pid"][number])),
             )
             for number, rank in enumerate(self.ranks)
         ]  # fmt: skip
+
+    def _recent(self, rank: int) -> tuple[Spent, ...]:
+        """What the rank did in each step since the last look."""
+        found = tuple(Spent(*spent) for spent in self.board.spent(rank, self.looked.get(rank, -1)))
+        self.looked[rank] = max([self.looked.get(rank, -1), *(spent.step for spent in found)])
+        return found
 
     def look(self) -> list[Seen]:
         """What there is to see now; what is new of it goes into the ledger."""
@@ -68,6 +79,7 @@ class Watching:
             at = ended_ns / 1e9
             share = min(waited - self.blocked, max(0.0, at - self.last_end))
             self.blocked += share
-            self.journal.note(Stepped(at=at, step=step, blocked=share))
+            dragged, self.dragged_told = self.dragged_s - self.dragged_told, self.dragged_s
+            self.journal.note(Stepped(at=at, step=step, blocked=share, dragged=dragged))
             self.noted, self.last_end = step, at
         self.journal.book.safe(self.board.committed(len(self.ranks)))

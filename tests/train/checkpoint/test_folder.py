@@ -1,11 +1,14 @@
 """Which checkpoints are trusted: complete, partial, damaged, and how many are kept."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import DataError
 from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.piece import whole
+from cairn.train.checkpoint.save import Saver
 
 
 def make(root, step, complete=True, content=b"weights" * 100):
@@ -61,6 +64,21 @@ def test_a_long_file_is_checked_to_its_end(tmp_path, monkeypatch):
     assert folders.complaint(folder) is None
     (folder / "data").write_bytes(bytes(99) + b"x")
     assert "damaged" in folders.complaint(folder)
+
+
+def test_a_damaged_one_that_was_passed_over_does_not_outlive_the_good_ones(tmp_path):
+    """A run goes on from step 10 because 40 is damaged; what it saves next is the newest, and is kept."""
+    make(tmp_path, 10)
+    (make(tmp_path, 40) / "data").write_bytes(b"something else")
+    assert folders.newest(tmp_path, []) == folders.folder_of(tmp_path, 10)
+    saver = Saver(tmp_path, keep=1, in_background=False)
+    saver.save(20, {"w": whole(torch.ones(3))}, {})
+    assert saver.problem() is None
+    assert folders.complete_steps(tmp_path) == [20]
+    warnings = []
+    assert folders.newest(tmp_path, warnings) == folders.folder_of(tmp_path, 20)
+    assert warnings == []
+    assert (tmp_path / "step-00000040.passed-over" / "data").read_bytes() == b"something else"
 
 
 @given(st.sets(st.integers(1, 60), max_size=8), st.sets(st.integers(1, 60)), st.integers(1, 4))

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import socket
 from pathlib import Path
 
 import msgspec
@@ -12,14 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.core.errors import DataError
+from cairn.core.errors import ConfigError, DataError
+from cairn.core.shared_secret import Refused, Secret
 from cairn.train.checkpoint.peer_agent import Agent, Doors
-from cairn.train.checkpoint.peer_lanes import Wanted, shared_out
+from cairn.train.checkpoint.peer_lanes import Mapped, Wanted, shared_out
 from cairn.train.checkpoint.peer_memory import PeerMemory
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
-from cairn.train.checkpoint.peer_wire import word_sum
+from cairn.train.checkpoint.peer_wire import Gone, word_sum
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.recovery.board import Board
 
@@ -27,7 +29,8 @@ from cairn.train.recovery.board import Board
 class Nodes:
     """Agents in processes of their own."""
 
-    def __init__(self, folder, count, world):
+    def __init__(self, folder, count, world, secret=None):
+        self.secret = secret
         self.board = Board(world, count)
         self.doors = [Doors.open(str(folder / f"n{node}")) for node in range(count)]
         self.keepers = keepers(list(range(count)))
@@ -37,10 +40,10 @@ class Nodes:
         for node in range(count):
             self.start(node)
 
-    def start(self, node):
+    def start(self, node, secret=None):
         keeper = self.keepers[node]
         address = None if keeper is None else self.addresses[keeper]
-        agent = Agent(node, self.doors[node], address, self.board)
+        agent = Agent(node, self.doors[node], address, self.board, secret or self.secret)
         process = multiprocessing.get_context("fork").Process(target=agent.run, daemon=True)
         process.start()
         self.processes[node] = process
@@ -56,18 +59,20 @@ class Nodes:
         return self.peers[-1]
 
     def reach(self, node):
-        return Reach(node, self.doors[node].path, self.addresses)
+        return Reach(node, self.doors[node].path, self.addresses, self.secret)
 
     def holdings(self):
-        return {node: ask_holdings(address) for node, address in enumerate(self.addresses)}
+        return {
+            node: ask_holdings(address, self.secret) for node, address in enumerate(self.addresses)
+        }
 
 
 @pytest.fixture
 def nodes(tmp_path):
     made = []
 
-    def make(count, world):
-        made.append(Nodes(tmp_path, count, world))
+    def make(count, world, secret=None):
+        made.append(Nodes(tmp_path, count, world, secret))
         return made[-1]
 
     yield make
@@ -191,10 +196,119 @@ def test_an_agent_that_dies_is_found_again_and_a_damaged_copy_is_refused(nodes):
     assert peer.wait_until_safe(15)
     point = recovery_point(net.holdings(), 1, 1)
     assert point.step == 15
-    slot = 0 if peer.home.step(0) == 15 else 1
-    peer.home.tensors[slot]["model/w"].view(-1).view(torch.int32)[0] ^= 1
+    flip_a_bit(peer, 15, "model/w")
     with pytest.raises(DataError, match="its checksum differs"):
-        recall_pieces(point, net.reach(0), 0, state(0, 0))
+        recall_pieces(on_nodes(point, 0), net.reach(0), 0, state(0, 0))
+    room = state(0, 0)
+    recall_pieces(point, net.reach(0), 0, room)  # the other node's copy is as it was
+    assert all(torch.equal(room[n].tensor, p.tensor) for n, p in state(0, 15).items())
+
+
+def flip_a_bit(peer, step, name):
+    """In the memory of the rank's own node."""
+    slot = 0 if peer.home.step(0) == step else 1
+    peer.home.tensors[slot][name].view(-1).view(torch.int32)[0] ^= 1
+
+
+def on_nodes(point, *nodes):
+    """As if only these nodes had the copies."""
+    copies = tuple(msgspec.structs.replace(copy, nodes=nodes) for copy in point.copies)
+    return msgspec.structs.replace(point, copies=copies)
+
+
+def test_damage_shows_also_to_a_layout_that_reads_a_part_and_only_where_it_is(nodes):
+    """A rank of another layout wants some tensors of a copy, over TCP or mapped; each has a checksum of its own."""
+    net = nodes(2, 2)
+    peers = [net.peer(rank, 2) for rank in range(2)]
+    for rank, peer in enumerate(peers):
+        assert peer.save(5, state(rank, 5), {})
+    assert peers[0].wait_until_safe(5)
+    point = on_nodes(recovery_point(net.holdings(), 1, 2), 0)
+    copy = next(one for one in point.copies if one.rank == 0)
+    alone = msgspec.structs.replace(point, copies=(copy,))
+    flip_a_bit(peers[0], 5, "optim/n")
+    for node in range(2):  # mapped, and over TCP
+        wanted = {"model/b": whole(torch.zeros(5))}
+        recall_pieces(alone, net.reach(node), 0, wanted)
+        assert torch.equal(wanted["model/b"].tensor, torch.full((5,), 5.0))
+        cut = {"optim/n": Piece(torch.zeros(1, dtype=torch.int64), (2,), (0,))}
+        with pytest.raises(DataError, match="its checksum differs"):
+            recall_pieces(alone, net.reach(node), 0, cut)
+        with pytest.raises(DataError, match="its checksum differs"):
+            recall_pieces(alone, net.reach(node), 0, state(0, 0))
+
+
+def test_a_copy_that_nobody_has_summed_yet_is_read_and_one_of_its_nodes_may_have_lost_it(nodes):
+    """A rank that dies right after its copy, and a holder that dies before it is asked."""
+    net = nodes(2, 1)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    point = recovery_point(net.holdings(), 1, 1)
+    unsummed = msgspec.structs.replace(point.copies[0], check=0)
+    net.kill(1)
+    net.start(1)  # an empty one
+    for copies in (point.copies, (unsummed,), (msgspec.structs.replace(unsummed, nodes=(1, 0)),)):
+        room = state(0, 0)
+        found = msgspec.structs.replace(point, copies=copies)
+        recall_pieces(found, net.reach(0), 0, room)
+        assert all(torch.equal(room[n].tensor, p.tensor) for n, p in state(0, 5).items())
+    for node in range(2):  # over TCP, and where it should be mapped
+        with pytest.raises(DataError, match="is gone: no copy of rank 0"):
+            recall_pieces(on_nodes(point, 1), net.reach(node), 0, state(0, 0))
+
+
+def test_copies_are_given_to_those_only_who_know_the_secret_of_the_job(nodes):
+    ours, theirs = Secret.fresh(), Secret.fresh()
+    net = nodes(2, 1, secret=ours)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    assert net.board.nodes["alone"].tolist() == [0, 0]  # the agents know each other
+    point = recovery_point(net.holdings(), 1, 1)
+    assert point.copies[0].nodes == (0, 1)
+    room = state(0, 0)
+    recall_pieces(on_nodes(point, 1), net.reach(0), 0, room)
+    assert all(torch.equal(room[n].tensor, p.tensor) for n, p in state(0, 5).items())
+    for stranger in (theirs, None):
+        with pytest.raises(ConfigError, match=r"no copies can be read.*CAIRN_JOB_SECRET"):
+            ask_holdings(net.addresses[1], stranger)
+        reach = msgspec.structs.replace(net.reach(0), secret=stranger)
+        with pytest.raises(Refused, match=net.addresses[1]):
+            recall_pieces(on_nodes(point, 1), reach, 0, state(0, 0))
+        forget(net.addresses[1], 99, 99, stranger)  # is not listened to
+    assert len(net.holdings()[1]) == 1
+
+
+def test_an_agent_of_another_job_takes_no_copy_and_training_goes_on_with_one(nodes):
+    net = nodes(2, 1, secret=Secret.fresh())
+    net.kill(1)
+    net.start(1, secret=Secret.fresh())  # at the address of the one before
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    assert net.board.nodes["alone"].tolist() == [1, 0]
+
+
+def test_a_connection_that_says_nothing_keeps_nobody_waiting(nodes):
+    net = nodes(2, 1, secret=Secret.fresh())
+    silent = []
+    for address in net.addresses:
+        host, _, port = address.rpartition(":")
+        silent += [socket.create_connection((host, int(port))) for _ in range(3)]
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    assert len(net.holdings()[1]) == 1
+    for link in silent:
+        link.close()
+
+
+def test_an_open_door_to_the_network_needs_a_secret(tmp_path):
+    doors = Doors.open(str(tmp_path / "n0"))._replace(address="10.0.0.1:99")
+    with pytest.raises(ConfigError, match=r"would listen on 10\.0\.0\.1 without a secret"):
+        Agent(0, doors, None, Board(1, 1))
+    doors.close()
 
 
 def test_a_large_copy_comes_over_several_lanes_and_its_damage_shows(nodes):
@@ -220,6 +334,32 @@ def test_a_large_copy_comes_over_several_lanes_and_its_damage_shows(nodes):
         recall_pieces(msgspec.structs.replace(point, copies=(wrong,)), net.reach(0), 0, room)
     with pytest.raises(DataError, match="is gone"):
         recall_pieces(msgspec.structs.replace(point, step=6), net.reach(0), 0, room)
+
+
+def test_another_node_of_this_machine_is_mapped_not_asked_over_the_network(nodes):
+    net = nodes(2, 1)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    assert peer.wait_until_safe(5)
+    point = on_nodes(recovery_point(net.holdings(), 1, 1), 1)
+    paths = tuple(doors.path for doors in net.doors)
+    reach = msgspec.structs.replace(net.reach(0), addresses=("nowhere:1", "nowhere:1"), paths=paths)
+    room = state(0, 0)
+    recall_pieces(point, reach, 0, room)
+    assert all(torch.equal(room[n].tensor, p.tensor) for n, p in state(0, 5).items())
+
+
+def test_a_copy_that_is_overwritten_while_it_is_read_is_refused():
+    content = np.arange(64, dtype=np.uint64)
+    content[0] = 7
+    room = np.zeros(32 * 8, np.uint8)
+    wanted = [Wanted(64, memoryview(room), 3)]
+    mapped = Mapped(content.view(np.uint8), 7, {})
+    assert mapped.read(wanted) == {3: sum(range(8, 40))}
+    assert room.tobytes() == content[8:40].tobytes()
+    content[0] = 2**64 - 1  # what a writer does first
+    with pytest.raises(Gone, match="overwritten"):
+        mapped.read(wanted)
 
 
 def test_copies_have_no_name_that_could_be_left_behind(nodes):
@@ -263,9 +403,6 @@ def test_any_cut_is_read_from_any_other(cut):
         def read_into(self, rooms):
             for _, room in rooms:
                 room.copy_(self.part)
-
-        def check(self):
-            pass
 
     for at, size in wanted:
         room = torch.full(size, -1.0)

@@ -152,6 +152,20 @@ def test_a_run_whose_last_checkpoint_is_lost_has_failed(tmp_path, monkeypatch):
         loop(recipe(tmp_path, steps=3)).run()
 
 
+def test_a_full_disk_is_told_whatever_torch_calls_it(tmp_path, monkeypatch):
+    """torch's writer ends with `unexpected pos 704 vs 598` there."""
+
+    def full(folder, pieces, group=None):
+        raise RuntimeError("unexpected pos 704 vs 598")
+
+    one = loop(recipe(tmp_path, steps=3))
+    monkeypatch.setattr(saving, "write_pieces", full)
+    usage = saving.shutil._ntuple_diskusage(10, 9, 1)
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match="the disk is full"):
+        one.run()
+
+
 def test_no_room_is_found_before_the_first_step(tmp_path, monkeypatch):
     import shutil
 

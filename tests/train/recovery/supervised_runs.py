@@ -78,7 +78,10 @@ def kill_node(folder: Path, node: int) -> None:
     assert status is not None
     mine = os.getpid()
     pids = [status.agents[node], *(r.pid for r in status.ranks if r.node == node)]
-    for pid in sorted(pids, key=lambda pid: pid == mine):
+    others = [pid for pid in pids if pid != mine]
+    for pid in others:  # none may tell of another's end before its own
+        os.kill(pid, signal.SIGSTOP)
+    for pid in [*others, *([mine] if mine in pids else [])]:
         os.kill(pid, signal.SIGKILL)
     time.sleep(60)
 

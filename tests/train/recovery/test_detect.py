@@ -1,11 +1,22 @@
 """Who is dead, silent, stuck or slow: told from the board alone."""
 
+import statistics
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.train.recovery.board import RING, STARTING, TRAINING, Board
 from cairn.train.recovery.checksum import Mark, complaint, disagreeing
-from cairn.train.recovery.detect import Progress, Seen, Slowness, judge, moved
+from cairn.train.recovery.detect import (
+    Progress,
+    Seen,
+    Slowness,
+    Spent,
+    judge,
+    median_of_others,
+    moved,
+)
 from cairn.train.recovery.settings import Recovery
 
 SETTINGS = Recovery(silent_s=3, stuck_s=60, start_s=100)
@@ -66,11 +77,36 @@ def test_a_straggler_is_slow_in_several_steps_in_a_row():
     assert found == [(7, 2)]
 
 
+def test_steps_are_looked_at_one_by_one_however_many_are_told_at_once():
+    """Ranks that are far apart tell of them at other moments, and of several together."""
+    steps = [Spent(step, 0.5 if step <= 5 else 0.1, 0.6) for step in range(1, 12)]
+    others = [Spent(step, 0.1, 0.6) for step in range(1, 12)]
+    slowness = Slowness(3.0)
+    assert slowness.look([rank(0, recent=tuple(others)), rank(1, recent=tuple(steps[:2]))]) == []
+    assert slowness.look([rank(0, recent=()), rank(1, recent=tuple(steps[2:]))]) == [1]
+    assert (slowness.over, slowness.named) == ([1], set())  # named and forgiven in one look
+    assert (
+        slowness.evidence[1]
+        .words()
+        .startswith("computes 0.500 s of a step, 5.0 times the others' 0.100 s, who")
+    )
+    assert slowness.dragged_s == pytest.approx(3 * 0.4)
+    alone = Slowness(3.0)
+    assert alone.look([rank(0, recent=tuple(steps))]) == []
+
+
 @given(st.lists(st.floats(0.05, 0.1), min_size=2, max_size=8))
 def test_ordinary_differences_are_no_stragglers(busy):
     slowness = Slowness(3.0)
     for step in range(1, 10):
         assert slowness.look([rank(n, step=step, busy_s=b) for n, b in enumerate(busy)]) == []
+
+
+@given(st.lists(st.floats(0, 9), min_size=2, max_size=12), st.data())
+def test_the_median_of_the_others_is_that_of_the_list_without_one(values, data):
+    n = data.draw(st.integers(0, len(values) - 1))
+    others = values[:n] + values[n + 1 :]
+    assert median_of_others(sorted(values), values[n]) == statistics.median(others)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.data())

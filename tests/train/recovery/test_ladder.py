@@ -3,10 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
 from cairn.core.exit_cause import CAUSES
+from cairn.core.job_ledger import Ended, Started, Submitted, account, write_ledger
+from cairn.train.config import Data
 from cairn.train.parallel.layout import Layout
+from cairn.train.recovery.fewer_ranks import for_ranks, wait_idle
 from cairn.train.recovery.ladder import Incident, Left, grown, respond
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.templates import best_for, cover, fitting, shrunk, templates
@@ -51,12 +55,33 @@ def left(**changes):
         (Incident(cause="hardware", rank=0, node=1), dict(layout=Layout(pp=4)), "template"),
         (Incident(cause="hardware", rank=0, node=1), dict(layout=Layout(tp=4)), "requeue"),
         (Incident(cause="hardware", rank=0, node=0), dict(nodes=(0,)), "requeue"),
+        (
+            Incident(cause="straggler", rank=0, node=1),
+            dict(spares=(2,)),
+            "tell",
+        ),  # nobody asked for more
     ],
 )
 def test_each_failure_has_its_rung(incident, changes, rung):
     response = respond(incident, left(**changes), SETTINGS, batch_of(8))
     assert response.rung == rung
     assert response.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "rung"),
+    [
+        (dict(spares=(2,)), "spare"),
+        (dict(), "shrink"),
+        (dict(nodes=(0,)), "tell"),  # a slow node is better than none
+        (dict(failures=6, spares=(2,)), "tell"),
+    ],
+)
+def test_a_straggler_is_done_without_where_that_was_asked_for_and_others_can_go_on(changes, rung):
+    settings = Recovery(restarts=5, slow_action="replace")
+    incident = Incident(cause="straggler", rank=0, node=0, why="slow")
+    response = respond(incident, left(**changes), settings, batch_of(8))
+    assert (response.rung, bool(response.nodes)) == (rung, True)
 
 
 LAYOUTS = st.builds(
@@ -143,3 +168,22 @@ def test_mixed_pipelines_cover_any_number_of_nodes(nodes):
         if 2 * a + 3 * b + 4 * c <= nodes
     )  # fmt: skip
     assert sum(map(rate, chosen)) == pytest.approx(best)
+
+
+def test_a_launched_job_that_has_shrunk_runs_in_its_template(tmp_path):
+    """As its ranks find out by themselves: each asks the same pure function."""
+    data = Data(sources=["random"], sequence=16, sequences=8, microbatch=1)
+    asked = recipe(tmp_path, parallel=Layout(dp=2, pp=2), data=data)
+    fits = batch_of(8)
+    assert for_ranks(asked, 4, fits) is asked
+    assert [for_ranks(asked, ranks, fits).parallel for ranks in (3, 2)] == [Layout(pp=2)] * 2
+    assert for_ranks(asked, 1, fits).parallel == Layout()
+    with pytest.raises(ConfigError, match="1 ranks are left of 2, and no layout smaller than tp 2"):
+        for_ranks(recipe(tmp_path, parallel=Layout(tp=2)), 1, fits)
+
+
+def test_a_rank_without_work_waits_for_the_end_of_the_run(tmp_path):
+    said = []
+    write_ledger(tmp_path, account([Submitted(at=0.0), Started(at=1.0, step=0), Ended(at=2.0)]))
+    wait_idle(recipe(tmp_path, parallel=Layout(pp=2)), 2, said.append)
+    assert said == ["rank 2 has nothing to do in pp 2; it waits for the end of the run"]

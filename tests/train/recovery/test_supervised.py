@@ -153,17 +153,26 @@ def test_a_pipeline_is_rebuilt_for_the_ranks_that_are_left(tmp_path):
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-def test_a_spare_takes_the_place_of_a_lost_node(tmp_path):
+def test_a_spare_takes_the_place_of_a_lost_node_and_a_rank_that_never_comes_back_is_found(tmp_path):
     unbroken(config(tmp_path / "a", steps=12, layout=Layout(dp=2)))
     folder = tmp_path / "b"
 
     def fault(loop):
         if loop.state.step == 8 and loop.rank == 0 and once(folder, "node"):
             kill_node(folder, 1)
+        if loop.state.step == 10 and loop.rank == 1 and once(folder, "hang"):
+            while True:
+                time.sleep(0.1)
 
-    supervised(config(folder, steps=12, layout=Layout(dp=2), spare_nodes=1), fault)
-    (incident,) = read_ledger(folder).incidents
-    assert (incident.rung, incident.node, incident.back_to) == ("spare", 1, 5)
+    asked = dict(spare_nodes=1, stuck_s=6)
+    supervised(config(folder, steps=12, layout=Layout(dp=2), **asked), fault)
+    incidents = {incident.step: incident for incident in read_ledger(folder).incidents}
+    lost, hang = incidents[8], incidents[10]
+    assert (lost.rung, lost.node, lost.back_to) == ("spare", 1, 5)
+    assert (hang.cause, hang.rung, hang.rank) == ("hang", "heal", 1)
+    assert "nothing moved for" in hang.why
+    assert "; its last collective was gloo:" in hang.why
+    assert "; rank 0 is in gloo:" in hang.why
     assert read_status(folder).nodes == [0, 2]
     assert logged(folder) == logged(tmp_path / "a")
 
@@ -208,6 +217,8 @@ def test_disk_object_store_and_the_end_on_request(tmp_path):
         return config(folder, steps=steps, layout=Layout(dp=2), **settings)
 
     def fault(loop):
+        if loop.state.step == 4:  # a save costs so little that one every 3 steps is far too often
+            (folder / f"every-{loop.rank}").write_text(str(loop.config.checkpoint.every))
         if (loop.state.step, loop.rank) == (4, 1) and once(folder, "kill"):
             loop.saver.wait()
             die()
@@ -221,6 +232,7 @@ def test_disk_object_store_and_the_end_on_request(tmp_path):
     assert 7 <= stopped.step < 100
     (ended,) = [read_ledger(folder).incidents[0].cause]
     assert ended == "killed"
+    assert all(int((folder / f"every-{rank}").read_text()) > 3 for rank in range(2))
     shutil.rmtree(folder / "checkpoints")
     finished = supervised(wanted(stopped.step + 2)).outcome
     assert finished.step == stopped.step + 2
@@ -228,9 +240,11 @@ def test_disk_object_store_and_the_end_on_request(tmp_path):
     assert read_ledger(folder).incidents == []  # a ledger is of one start of the command
 
 
-def test_a_rank_that_computes_slowly_is_named_and_not_those_who_wait_for_it(tmp_path):
+def test_a_rank_that_computes_slowly_is_named_and_replaced_if_that_is_asked_for(tmp_path):
+    """And not those who wait for it."""
+
     def slow(loop):
-        if loop.state.step == 1 and loop.rank == 1:
+        if loop.state.step == 1 and loop.rank == 1 and once(tmp_path, "slow"):
             loss = loop.state.loss
 
             def late(*args):
@@ -239,10 +253,17 @@ def test_a_rank_that_computes_slowly_is_named_and_not_those_who_wait_for_it(tmp_
 
             loop.state.loss = late
 
-    supervised(config(tmp_path, steps=7, layout=Layout(dp=2)), slow)
-    assert read_status(tmp_path).slow == [1]
+    said, asked = [], dict(spare_nodes=1, slow_action="replace")
+    supervised(config(tmp_path, steps=9, layout=Layout(dp=2), **asked), slow, said.append)
+    assert read_status(tmp_path).slow[0] == 1
     assert '"what":"straggler","rank":1' in (tmp_path / "recovery" / "events.jsonl").read_text()
-    assert read_ledger(tmp_path).incidents == []
+    ledger = read_ledger(tmp_path)
+    first = ledger.incidents[0]
+    assert (first.cause, first.rung, first.rank, first.node) == ("straggler", "spare", 1, 1)
+    assert ledger.slow[0].rank == 1
+    assert "times the others'" in ledger.slow[0].why
+    assert ledger.by_cause["restart"]["straggler"] > 0
+    assert [row[0] for row in logged(tmp_path)] == list(range(1, 10))
 
 
 def test_the_ledger_is_served_as_metrics(tmp_path):

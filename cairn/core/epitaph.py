@@ -1,0 +1,60 @@
+"""Why a process was ended on purpose: written by whoever ends it, read by whoever waits for it.
+
+    watcher --write (cause, why)--> $CAIRN_RANK_EPITAPH of the process, SIGKILL
+    wrapper (`cluster.rank`) --wait: signal 9--> read --> one line in the log that says "hang", not "killed"
+
+The path stands in the environment of the process that may be ended, which /proc shows to processes of the same user: so
+the two need to know nothing else of each other. Written whole or not at all.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.exit_cause import Cause
+
+VARIABLE = "CAIRN_RANK_EPITAPH"
+
+
+class Epitaph(msgspec.Struct, frozen=True, kw_only=True):
+    cause: Cause
+    why: str
+    step: int | None = None  # the last one that it had done
+    collective: str = "none"  # that it had begun last
+    words: str = ""  # where it was: its stack
+
+
+def write_epitaph(pid: int, epitaph: Epitaph) -> bool:
+    """Before the process is ended; False where nobody will ask."""
+    path = path_of(pid)
+    if path is None:
+        return False
+    with contextlib.suppress(OSError):
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_bytes(msgspec.json.encode(epitaph))
+        fresh.replace(path)
+        return True
+    return False
+
+
+def read_epitaph(path: str | Path) -> Epitaph | None:
+    """And takes it away: it is told once."""
+    try:
+        text = Path(path).read_bytes()
+        Path(path).unlink()
+        return msgspec.json.decode(text, type=Epitaph)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def path_of(pid: int) -> Path | None:
+    """Where the end of this process is explained, as it was started."""
+    try:
+        env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    start = f"{VARIABLE}=".encode()
+    given = next((word.removeprefix(start) for word in env if word.startswith(start)), b"")
+    return Path(os.fsdecode(given)) if given else None

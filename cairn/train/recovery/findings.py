@@ -1,0 +1,72 @@
+"""What the watches of a launched job have found: one line each in RUN/recovery/findings.jsonl.
+
+    node watch --append--> findings.jsonl --> rank 0 of this life (stragglers), of the next one (why the last one ended)
+                                          --> the leader of the next life (how often which node has failed)
+
+Times are those of the wall clock, because nodes have no other one in common.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.exit_cause import Cause
+from cairn.core.job_ledger import FOLDER
+
+FINDINGS = "findings.jsonl"
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    at: float
+    since: float  # the last moment in which all was well
+    what: str  # silence, stuck, late, straggler, straggler over
+    cause: Cause
+    rank: int
+    node: str
+    host: str
+    step: int
+    why: str
+    rung: str  # what is done about it
+    collective: str = "none"
+
+    @property
+    def place(self) -> str:
+        """Where strikes are counted: a name alone may move to another machine."""
+        return f"{self.host}/{self.node}"
+
+    @property
+    def ends(self) -> bool:
+        """Whether a rank was ended for it."""
+        return self.rung not in ("", "tell")
+
+
+def write_found(run: str | Path, found: Found) -> None:
+    """In one write, so that the lines of two nodes do not mix; a folder that is not seen here is no reason to fail."""
+    with contextlib.suppress(OSError):
+        folder = Path(run) / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / FINDINGS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, msgspec.json.encode(found) + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def read_found(run: str | Path) -> list[Found]:
+    try:
+        lines = (Path(run) / FOLDER / FINDINGS).read_bytes().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):  # cut off by the end of its writer
+            found.append(msgspec.json.decode(line, type=Found))
+    return found
+
+
+def forget_found(run: str | Path) -> None:
+    """Of an earlier start of the run."""
+    with contextlib.suppress(OSError):
+        (Path(run) / FOLDER / FINDINGS).unlink(missing_ok=True)

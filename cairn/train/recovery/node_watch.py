@@ -1,0 +1,285 @@
+"""Every node of a launched job watches its ranks, and one of them watches all: who hangs, who is slow.
+
+    node a: ranks --board--> watch (leads) <--sights, orders--> watch <--board-- ranks :node b
+                               '-- Oversight: finds, decides, writes it down
+
+Part of the process that keeps the node's copies (`node_memory`), which calls `tick` a few times a second. A rank that
+is stopped is ended by its own node; for the rest each node tells the leader what it sees, over a connection that it
+made itself, and ends whom the leader names. Nobody else can give orders. Ends only ranks of its own board.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.epitaph import Epitaph, write_epitaph
+from cairn.train.recovery.board import DONE, Board
+from cairn.train.recovery.findings import Found, read_found, write_found
+from cairn.train.recovery.node_sight import Duty, NodeSight, Order, ranks_of, sight_of, stall_of
+from cairn.train.recovery.oversight import LEAVE, Oversight, answer
+from cairn.train.recovery.process_state import process_state
+
+DUTY, DOOR = (
+    "duty.json",
+    "watch",
+)  # in the node's folder: what is to be done, where this watch is reached
+STARVED = 5  # a rank that can run has so many times the patience: a busy machine must not end it
+TELL_S = 0.4  # between two messages to the leader
+CALL_S = 1.0  # for a connection to it
+LAST_LINE_S = 1.0  # for the line that a rank's wrapper writes about its end, before the node leaves
+MOST_BYTES = 1 << 20  # of one message
+
+
+class Link:
+    """Lines of JSON over a socket that never blocks."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection, self.rest = connection, b""
+
+    def lines(self) -> list[bytes] | None:
+        """What has come; None when the other side is gone."""
+        while True:
+            try:
+                data = self.connection.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                return None
+            if not data or len(self.rest) > MOST_BYTES:
+                return None
+            self.rest += data
+        *whole, self.rest = self.rest.split(b"\n")
+        return whole
+
+    def send(self, message: msgspec.Struct) -> bool:
+        line = msgspec.json.encode(message) + b"\n"
+        try:
+            return self.connection.send(line) == len(line)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class NodeWatch:
+    def __init__(
+        self, folder: Path, board: Board, host: str, launcher: int, silent_s: float
+    ) -> None:
+        self.folder, self.board, self.launcher, self.silent_s = folder, board, launcher, silent_s
+        self.door = _door(folder, host)
+        self.duty: Duty | None = None
+        self.told: dict[int, int] = {}  # rank -> the last step that was told
+        self.tell_at = self.call_at = 0.0
+        self.leave_at: float | None = None
+        self.link: Link | None = None  # to the leader
+        self.others: dict[Link, str] = {}  # of the leader: link -> the node behind it
+        self.oversight: Oversight | None = None
+        self.dragged_s = 0.0  # in the lives before
+
+    def tick(self) -> None:
+        """Never raises: the copies that this process keeps matter more."""
+        try:
+            self._look()
+        except (OSError, msgspec.DecodeError):
+            pass  # a broken connection, a file that is being written: the next time
+        except Exception:  # noqa: BLE001  a mistake in here must not cost the state of the ranks
+            traceback.print_exc()  # into the node's log
+
+    def _look(self) -> None:
+        end_silent(self.board, self.silent_s, self._ended_here)
+        self._hear_duty()
+        now = time.monotonic()
+        if self.leave_at is not None and now >= self.leave_at:
+            os.kill(self.launcher, signal.SIGKILL)
+        if self.duty is None or now < self.tell_at:
+            return
+        self.tell_at = now + TELL_S
+        sight = sight_of(self.board, self.folder, self.duty, self.told)
+        if self.oversight is not None:
+            self._lead(self.oversight, sight, now)
+        else:
+            self._follow(sight, now)
+
+    def _hear_duty(self) -> None:
+        path = self.folder / DUTY
+        if not path.exists():
+            return
+        duty = msgspec.json.decode(path.read_bytes(), type=Duty)
+        if self.duty is not None and duty.life == self.duty.life:
+            return
+        self.duty, self.told, self.silent_s = duty, {}, duty.settings.silent_s
+        if self.oversight is not None:
+            self.dragged_s += self.oversight.slowness.dragged_s
+        self.oversight = None
+        self._hang_up()
+        self.call_at = 0.0
+        if duty.leads:
+            self.oversight = Oversight(duty, read_found(duty.run), time.monotonic())
+
+    def _hang_up(self) -> None:
+        for link in (*self.others, *([self.link] if self.link is not None else [])):
+            link.close()
+        self.others, self.link = {}, None
+
+    def close(self) -> None:
+        self._hang_up()
+        self.door.close()
+
+    # -- the leader --------------------------------------------------------------------------------------
+
+    def _lead(self, oversight: Oversight, own: NodeSight, now: float) -> None:
+        self._listen(oversight, now)
+        oversight.take(own, now)
+        for decision in oversight.judge(now, time.time()):
+            self._write_down(decision.found)
+            if decision.order is not None:
+                self._send(decision.order, decision.node)
+        dragged_s = self.dragged_s + oversight.slowness.dragged_s
+        self.board.head["dragged_ns"][0] = int(dragged_s * 1e9)
+
+    def _listen(self, oversight: Oversight, now: float) -> None:
+        while select.select([self.door], [], [], 0)[0]:
+            self.others[Link(self.door.accept()[0])] = ""
+        for link in list(self.others):
+            try:
+                lines = link.lines()
+                sights = [msgspec.json.decode(line, type=NodeSight) for line in lines or ()]
+            except msgspec.DecodeError:  # somebody who knocked at the wrong door
+                lines, sights = None, []
+            if lines is None or any(sight.life != oversight.duty.life for sight in sights):
+                link.close()
+                del self.others[link]
+                continue
+            for sight in sights:
+                self.others[link] = sight.node
+                oversight.take(sight, now)
+
+    def _send(self, order: Order, node: str) -> None:
+        if self.duty is not None and node == self.duty.node:
+            self._obey(order)
+        for link, name in self.others.items():
+            if name == node:
+                link.send(order)
+
+    def _write_down(self, found: Found) -> None:
+        if self.duty is not None:
+            write_found(self.duty.run, found)
+            self.board.head["findings"][0] += 1
+
+    # -- the others --------------------------------------------------------------------------------------
+
+    def _follow(self, sight: NodeSight, now: float) -> None:
+        if self.link is None:
+            if now < self.call_at or self.duty is None:
+                return
+            self.call_at = now + 2 * CALL_S
+            host, _, port = self.duty.leader.rpartition(":")
+            self.link = Link(socket.create_connection((host, int(port)), timeout=CALL_S))
+        orders = self.link.lines()
+        if orders is None or not self.link.send(sight):
+            self.link.close()
+            self.link = None
+            return
+        for line in orders:
+            self._obey(msgspec.json.decode(line, type=Order))
+
+    def _obey(self, order: Order) -> None:
+        """Only what lives here, and only in this life."""
+        if self.duty is None or order.life != self.duty.life:
+            return
+        pid = int(self.board.ranks["pid"][order.rank])
+        if not pid or int(self.board.ranks["epoch"][order.rank]) != order.life:
+            return
+        note = stall_of(self.board, self.folder, order.rank)
+        epitaph = order.epitaph
+        if note is not None:
+            epitaph = msgspec.structs.replace(epitaph, words=note.stack, collective=note.collective)
+        end_rank(self.board, order.rank, epitaph)
+        if order.leave:
+            self.leave_at = time.monotonic() + LAST_LINE_S
+
+    def _ended_here(self, rank: int, epitaph: Epitaph, silent_s: float) -> None:
+        """A rank that was stopped: found here, and written down for the ledger."""
+        duty = self.duty
+        if duty is None:
+            return
+        now, here = time.time(), len(ranks_of(self.board, duty.life)) + 1
+        response = answer(
+            duty, read_found(duty.run), epitaph.cause, rank, epitaph.why,
+            place=f"{duty.host}/{duty.node}", nodes=max(1, duty.world // here),
+        )  # fmt: skip
+        self._write_down(
+            Found(
+                at=now, since=now - silent_s, what="silence", cause=epitaph.cause, rank=rank,
+                node=duty.node, host=duty.host, step=epitaph.step or 0, why=epitaph.why,
+                rung=response.rung,
+            )
+        )  # fmt: skip
+        if response.rung in LEAVE and duty.replaced:
+            self.leave_at = time.monotonic() + LAST_LINE_S
+
+
+def end_silent(
+    board: Board, silent_s: float, told: Callable[[int, Epitaph, float], None] | None = None
+) -> list[int]:
+    """Ranks that have begun and give no sign of life: ended, so that their launcher sees it."""
+    ended = []
+    now = time.monotonic_ns()
+    for rank in board.ranks["pid"].nonzero()[0].tolist():
+        line = board.ranks[rank]
+        pid, beat = int(line["pid"]), int(line["beat_ns"])
+        state = process_state(pid)
+        if state in ("", "Z"):
+            board.ranks["pid"][rank] = 0  # its number may be given to somebody else
+            continue
+        silent = (now - beat) / 1e9
+        if (
+            not beat
+            or line["phase"] == DONE
+            or silent <= silent_s * (1 if state == "T" else STARVED)
+        ):
+            continue
+        how = "stopped" if state == "T" else "swapped out, or held up in native code"
+        why = f"no sign of life for {silent:.1f} s: the process is {how}"
+        epitaph = Epitaph(cause="hang", why=why, step=int(line["step"]))
+        if end_rank(board, rank, epitaph):
+            ended.append(rank)
+            if told is not None:
+                told(rank, epitaph, silent)
+    return ended
+
+
+def end_rank(board: Board, rank: int, epitaph: Epitaph) -> bool:
+    """With the reason for whoever waits for it; once."""
+    pid = int(board.ranks["pid"][rank])
+    board.ranks["pid"][rank] = 0
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        write_epitaph(pid, epitaph)
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def _door(folder: Path, host: str) -> socket.socket:
+    """At the address of the watch before, if that can be had: others know it."""
+    path = folder / DOOR
+    before = int(path.read_text().rpartition(":")[2]) if path.exists() else 0
+    try:
+        door = socket.create_server((host, before), backlog=1024)
+    except OSError:
+        door = socket.create_server((host, 0), backlog=1024)
+    door.setblocking(False)  # a caller may be gone before it is let in
+    fresh = folder / f".{DOOR}"
+    fresh.write_text(f"{host}:{door.getsockname()[1]}")
+    fresh.replace(path)
+    return door

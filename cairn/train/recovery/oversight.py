@@ -1,0 +1,189 @@
+"""The leader's view of a launched job: all nodes' sights in, findings and orders out. One for each life of the ranks.
+
+    NodeSight of each node --take--> who is where --judge--> Found (for the ledger) + Order (for the node of that rank)
+                                        detect.judge, Slowness: hang, straggler      ladder.respond: what is done
+
+The same rules as under a supervisor of one machine. Whether a rank is stopped is the business of its own node
+(`node_watch`), as is ending it. No sockets, no files; the clock is given.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cairn.core.epitaph import Epitaph
+from cairn.core.exit_cause import Cause
+from cairn.train.parallel.layout import Layout
+from cairn.train.recovery.detect import (
+    Finding,
+    Progress,
+    Seen,
+    Slowness,
+    Spent,
+    judge,
+    moved,
+    verdict_of,
+)
+from cairn.train.recovery.findings import Found
+from cairn.train.recovery.ladder import Incident, Left, Response, respond
+from cairn.train.recovery.node_sight import Duty, NodeSight, Order, RankSight
+from cairn.train.recovery.stall_note import where
+
+AGAIN_S = 10.0  # an order that was not followed by then will not be
+FRESH_S = 3.0  # what a node said before that says nothing about now: it may be gone
+LEAVE = ("spare", "shrink", "template", "requeue")  # rungs that do without the node
+NEVER = 1 << 30
+
+
+class Decision(msgspec.Struct, frozen=True):
+    found: Found
+    order: Order | None = None  # None: it is only told
+    node: str = ""  # whose rank the order is about
+
+
+class Oversight:
+    def __init__(self, duty: Duty, known: Sequence[Found], now: float) -> None:
+        """`known`: what was found in earlier lives of this run."""
+        self.duty, self.known, self.started = duty, list(known), now
+        self.progress = Progress(at=now)
+        self.slowness = Slowness(duty.settings.slow_factor)
+        self.sights: dict[str, NodeSight] = {}
+        self.heard: dict[str, float] = {}  # when
+        self.ranks: dict[int, tuple[RankSight, NodeSight]] = {}
+        self.spent: dict[int, list[Spent]] = {}
+        self.ordered_at: float | None = None
+        self.replacing = False  # a slow node is on its way out
+
+    def take(self, sight: NodeSight, now: float) -> None:
+        if sight.life != self.duty.life:
+            return
+        place = f"{sight.host}/{sight.node}"
+        self.sights[place], self.heard[place] = sight, now
+        for one in sight.ranks:
+            self.spent.setdefault(one.rank, []).extend(Spent(*spent) for spent in one.spent)
+
+    def judge(self, now: float, wall: float) -> list[Decision]:
+        """`now`: of this machine's steady clock; `wall`: the same moment, for the ledger."""
+        self.ranks = {one.rank: (one, node) for node in self.sights.values() for one in node.ranks}
+        if sorted(self.ranks) != list(range(self.duty.world)):
+            return []  # they start, or they end
+        seen = self._seen(now)
+        self.progress = moved(self.progress, seen, now)
+        found = self._stragglers(seen, wall)
+        quiet = {place: at for place, at in self.heard.items() if now - at > FRESH_S}
+        if quiet:
+            return found + self._unheard(min(quiet, key=quiet.__getitem__), now, wall)
+        finding = judge(seen, self.progress, self.started, now, self.duty.settings)
+        if finding is not None:
+            found += self._stuck(finding, now, wall)
+        return found
+
+    def _seen(self, now: float) -> list[Seen]:
+        spent, self.spent = self.spent, {}
+        return [
+            Seen(
+                rank=rank, alive=True, phase=one.phase, beat=now, step=one.step,
+                collectives=one.collectives, waits=one.waits, recent=tuple(spent.get(rank, ())),
+            )
+            for rank, (one, _) in sorted(self.ranks.items())
+        ]  # fmt: skip
+
+    # -- slow ------------------------------------------------------------------------------------------
+
+    def _stragglers(self, seen: list[Seen], wall: float) -> list[Decision]:
+        found = self.slowness.look(seen)
+        decisions = [self._slow(rank, wall) for rank in found]
+        for rank in self.slowness.over:  # maybe named just now: several steps are looked at at once
+            why = "it keeps up with the others again"
+            over = self._found("straggler over", "straggler", rank, wall, wall, why, "tell")
+            decisions.append(Decision(over))
+        return decisions
+
+    def _slow(self, rank: int, wall: float) -> Decision:
+        why = self.slowness.evidence[rank].words()
+        response = self._respond("straggler", rank, why)
+        order = None
+        if response.rung != "tell" and self.ordered_at is None and not self.replacing:
+            order = self._order(rank, "straggler", why, response.rung)
+            self.replacing = True
+        rung = response.rung if order is not None else "tell"
+        found = self._found("straggler", "straggler", rank, wall, wall, why, rung)
+        return Decision(found, order, found.node)
+
+    # -- stuck -----------------------------------------------------------------------------------------
+
+    def _stuck(self, finding: Finding, now: float, wall: float) -> list[Decision]:
+        if self.ordered_at is not None and now - self.ordered_at < AGAIN_S:
+            return []
+        rank, verdict = finding.rank, verdict_of(finding)
+        collectives = {number: one.collective for number, (one, _) in sorted(self.ranks.items())}
+        why = f"{verdict.why}{where(collectives, rank)}"
+        since = wall - (now - finding.since)
+        if self.ordered_at is not None:  # nobody heard the order: what can be ended is here
+            why = f"{why}; its node does not follow orders"
+            return [self._begin_again(verdict.cause, rank, now, wall, since, why)]
+        self.ordered_at = now
+        response = self._respond(verdict.cause, rank, why)
+        found = self._found(finding.kind, verdict.cause, rank, wall, since, why, response.rung)
+        return [Decision(found, self._order(rank, verdict.cause, why, response.rung), found.node)]
+
+    def _unheard(self, place: str, now: float, wall: float) -> list[Decision]:
+        """A node that is gone is its launcher's business; one that only cannot be reached holds everybody up."""
+        silent_s, stuck_s = now - self.heard[place], self.duty.settings.stuck_s
+        if min(silent_s, now - self.progress.at) <= stuck_s or self.ordered_at is not None:
+            return []
+        still_s = now - self.progress.at
+        why = f"nothing moved for {still_s:.1f} s, and node {place} was not heard for {silent_s:.1f} s"
+        rank = min(one.rank for one in self.sights[place].ranks)
+        return [self._begin_again("network", rank, now, wall, wall - still_s, why)]
+
+    def _begin_again(
+        self, cause: Cause, rank: int, now: float, wall: float, since: float, why: str
+    ) -> Decision:  # fmt: skip
+        """`rank` is to blame and cannot be reached: one of the leader's own is ended, and all meet again."""
+        self.ordered_at = now
+        own = self.sights[f"{self.duty.host}/{self.duty.node}"].ranks[0].rank
+        found = self._found("stuck", cause, rank, wall, since, why, "redo")
+        return Decision(found, self._order(own, cause, why, "redo"), self.duty.node)
+
+    # -- what is done ----------------------------------------------------------------------------------
+
+    def _respond(self, cause: Cause, rank: int, why: str) -> Response:
+        sight = self.ranks[rank][1]
+        return answer(
+            self.duty, self.known, cause, rank, why,
+            place=f"{sight.host}/{sight.node}", nodes=len(self.sights),
+        )  # fmt: skip
+
+    def _order(self, rank: int, cause: Cause, why: str, rung: str) -> Order:
+        one = self.ranks[rank][0]
+        epitaph = Epitaph(cause=cause, why=why, step=one.step, collective=one.collective or "none")
+        leave = rung in LEAVE and self.duty.replaced
+        return Order(life=self.duty.life, rank=rank, epitaph=epitaph, leave=leave)
+
+    def _found(
+        self, what: str, cause: Cause, rank: int, wall: float, since: float, why: str, rung: str
+    ) -> Found:  # fmt: skip
+        one, sight = self.ranks[rank]
+        return Found(
+            at=wall, since=since, what=what, cause=cause, rank=rank, node=sight.node, host=sight.host,
+            step=one.step, why=why, rung=rung, collective=one.collective or "none",
+        )  # fmt: skip
+
+
+def answer(
+    duty: Duty, known: Sequence[Found], cause: Cause, rank: int, why: str, *, place: str, nodes: int
+) -> Response:
+    """What the ladder says. `place`: the node of that rank, one of `nodes`; `known`: what was found before."""
+    settings = duty.settings
+    if not duty.replaced:  # a node that leaves would end the job
+        settings = msgspec.structs.replace(settings, same_place=NEVER, slow_action="tell")
+    ended = [one for one in known if one.ends]
+    fixed = duty.least >= duty.world  # then whoever started the nodes gives another one
+    left = Left(
+        layout=Layout(dp=duty.world), nodes=tuple(range(nodes)), failures=len(ended) + 1,
+        ranks_per_node=max(1, duty.world // nodes), spares=(nodes,) if duty.replaced and fixed else (),
+        strikes={0: sum(one.place == place for one in ended) + 1},
+    )  # fmt: skip
+    incident = Incident(cause=cause, why=why, rank=rank, node=0)
+    return respond(incident, left, settings, lambda layout: layout.world() >= duty.least)
