@@ -8,6 +8,7 @@ import msgspec
 import tyro
 
 from cairn.core.config import load
+from cairn.core.errors import UsageError
 from cairn.core.units import format_duration
 
 
@@ -16,7 +17,7 @@ class Chaos(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Faults: kill, stop, slow, partition, fill-disk, corrupt-checkpoint, flip-bit.
 
-    The job is a supervised training run (`--recovery.on true`). Exit status 1: a promise of the plan was not kept.
+    The job is a supervised training run (`--recovery.on`). Exit status 1: a promise of the plan was not kept.
     Plans: examples/chaos/.
     """
 
@@ -37,6 +38,8 @@ def run(args: list[str]) -> int:
     from cairn.cluster.chaos import run_chaos
     from cairn.cluster.chaos_plan import read_plan
 
+    if options.times < 0:
+        raise UsageError(f"--times is {options.times}", hint="how many of each fault, such as 50")
     plan = read_plan(options.plan)
     if options.seed >= 0:
         plan = msgspec.structs.replace(plan, seed=options.seed)
@@ -52,6 +55,7 @@ def run(args: list[str]) -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="cairn-chaos-") as folder:
             report = run_chaos(plan, Path(folder), say)
+        report = msgspec.structs.replace(report, folder="")  # it is not there any more
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
@@ -86,7 +90,9 @@ def _tell(report: "object") -> None:
         print(f"losses beside the unbroken run: {words}")
     if report.ledger is not None:
         print(report.ledger.line())
-    took = format_duration(report.seconds)
-    print(
-        f"{report.plan}: {'kept' if report.fine else 'BROKEN: ' + '; '.join(report.complaints)}, {took}"
-    )
+    if report.said:
+        print(report.said)
+    skipped = sum(bool(one.skipped) for one in report.faults)
+    some = f", {skipped} of {len(report.faults)} faults skipped" if skipped else ""
+    verdict = "kept" if report.fine else f"BROKEN: {'; '.join(report.complaints)}"
+    print(f"{report.plan}: {verdict}{some}, {format_duration(report.seconds)}")

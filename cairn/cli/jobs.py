@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import msgspec
 import tyro
 
+from cairn.cli.jobs_nodes import run_nodes
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 
@@ -91,7 +92,10 @@ def run_logs(args: list[str]) -> int:
     record = records.find(options.name)
     engine = backend_of(record)
     lines = engine.lines(record, follow=options.follow)
-    show_lines(lines, sys.stdout, options.rank, options.agents)
+    shown = show_lines(lines, sys.stdout, options.rank, options.agents)
+    if not shown:
+        whose = "its ranks have" if options.rank is None else f"rank {options.rank} has"
+        print(f"{whose} written nothing yet; --agents shows what the agents wrote", file=sys.stderr)
     status = engine.status(record)
     if status.failure:
         print(status.failure)
@@ -113,7 +117,8 @@ def run_why(args: list[str]) -> int:
     print(f"{record.name} on {record.engine} is {status.state}: {status.reason}{again}")
     from cairn.cluster import ettr
 
-    if (spent := ettr.why(_run_folder(record))) is not None:
+    over = status.state if status.state in records.ENDED else ""
+    if (spent := ettr.why(_run_folder(record), over)) is not None:
         print(spent)
     if status.failure:
         print(status.failure)
@@ -145,10 +150,11 @@ def run_stop(args: list[str]) -> int:
 
 def show_lines(
     lines: Iterable[str], out: TextIO, rank: int | None = None, agents: bool = False
-) -> None:
-    """The lines of the ranks as they come; what a program wrote for programs is left out."""
+) -> int:
+    """The lines of the ranks as they come, and how many; what a program wrote for programs is left out."""
     from cairn.core.rank_failure import MARK
 
+    shown = 0
     for line in lines:
         name, bar, _ = line.partition("| ")
         of_rank = bool(bar) and name[:1] == "r" and name[1:].isdigit()
@@ -156,6 +162,8 @@ def show_lines(
             continue
         if rank is None or name == f"r{rank}":
             print(line, file=out, flush=True)
+            shown += 1
+    return shown
 
 
 def _run_folder(record: "Record") -> Path:
@@ -172,7 +180,7 @@ def _status(record: "Record") -> "Status":
     try:
         return backend_of(record).status(record)
     except (EngineMissing, EngineUnreachable) as error:
-        return Status(state="lost", reason=error.message)
+        return Status(state="unknown", reason=error.message)
 
 
 def _document(record: "Record", status: "Status") -> dict[str, object]:
@@ -193,6 +201,7 @@ def _print_json(document: object) -> None:
 SUBVERBS: dict[str, Subverb] = {
     "list": Subverb(run_list, "every job: where, how, and why"),
     "logs": Subverb(run_logs, "what its ranks wrote"),
+    "nodes": Subverb(run_nodes, "which nodes are left out, and why"),
     "stop": Subverb(run_stop, "end it, and leave nothing behind"),
     "why": Subverb(run_why, "why it does not run, in one line"),
 }

@@ -21,7 +21,8 @@ import msgspec
 from cairn.cluster.chaos_faults import NotPermitted, Seen, inject, look
 from cairn.cluster.chaos_network import Network
 from cairn.cluster.chaos_plan import QUIET, Due, Plan, schedule, victim
-from cairn.core.errors import CairnError, DataError
+from cairn.core.die_with_parent import die_with_parent
+from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.core.job_ledger import (
     EVENTS,
     FOLDER,
@@ -34,6 +35,7 @@ from cairn.core.job_ledger import (
 )
 
 POLL_S = 0.02
+OVER = "the job was over before this step"
 NEAR = 0.02  # nats: what another order of the same sums may make of a loss
 NOTICE_S = 60.0  # within which a fault that must be noticed is
 
@@ -70,6 +72,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     unbroken_seconds: float | None
     folder: str
+    said: str = ""  # the last lines of a job that failed
 
 
 Say = Callable[[str], None]
@@ -100,11 +103,15 @@ def run_chaos(plan: Plan, folder: Path, say: Say = print, start: Start | None = 
     if plan.compare:
         say("the job without faults, to compare with")
         began = time.monotonic()
-        status = _wait(start(plan, folder / "unbroken", {}), plan.timeout_s)
+        process = start(plan, folder / "unbroken", {})
+        try:
+            status = _wait(process, plan.timeout_s)
+        finally:  # an interrupted plan leaves no job behind
+            _end(process)
         if status:
             raise CairnError(
                 f"the job fails without any fault: exit status {status}",
-                hint=f"see {folder / 'unbroken.txt'}",
+                hint=f"its last lines:\n{last_lines(folder / 'unbroken.txt')}",
             )
         unbroken = time.monotonic() - began
     return _broken(plan, folder, unbroken, say, start)
@@ -133,6 +140,7 @@ def _broken(plan: Plan, folder: Path, unbroken: float | None, say: Say, start: S
         steps_lost=sum(one.steps_lost or 0 for one in chaos.happened), same_losses=same,
         worst_difference=worst, ledger=ledger, orphans=orphans, exit_status=status,
         seconds=seconds, unbroken_seconds=unbroken, folder=str(folder),
+        said=last_lines(run.with_suffix(".txt")) if status else "",
     )  # fmt: skip
     complaints = complaints_of(report, plan)
     return msgspec.structs.replace(report, complaints=complaints, fine=not complaints)
@@ -153,7 +161,7 @@ class _Chaos:
             seen = self._until(lambda seen, step=due.step: seen.training() and seen.step >= step)
             if seen is None:
                 missing = Happened(kind=due.fault.kind, target=due.fault.target, step=due.step)
-                missing.skipped = "the job was over before this step"
+                missing.skipped = OVER
                 self.happened.append(missing)
                 continue
             self._break(due, seen)
@@ -224,6 +232,9 @@ class _Chaos:
 def complaints_of(report: Report, plan: Plan) -> list[str]:
     """Every promise that was not kept."""
     found = []
+    if report.faults and all(one.skipped == OVER for one in report.faults):
+        why = "" if report.ledger else ", or it never said where it is (--recovery.on does)"
+        found.append(f"nothing was broken: the job was over before the first fault was due{why}")
     if report.exit_status:
         found.append(f"the job ended with status {report.exit_status}")
     if report.orphans:
@@ -248,6 +259,14 @@ def complaints_of(report: Report, plan: Plan) -> list[str]:
     return found
 
 
+def last_lines(path: Path, count: int = 5) -> str:
+    """What a job said last; its folder may be gone when this is read."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-count:]) or "(nothing)"
+    except OSError:
+        return "(nothing)"
+
+
 # -- the job as a process -------------------------------------------------------------------------------
 
 
@@ -255,11 +274,17 @@ def start_process(plan: Plan, run: Path, extra: dict[str, str]) -> subprocess.Po
     """What it prints goes to a file beside its folder."""
     words = [sys.executable, "-m", "cairn"] if plan.argv[0] == "cairn" else [plan.argv[0]]
     argv = [*words, *plan.argv[1:], "--out", str(run)]
-    with run.with_suffix(".txt").open("wb") as out:
-        return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True, env=os.environ | extra,
-        )  # fmt: skip
+    try:
+        with run.with_suffix(".txt").open("wb") as out:
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True, env=os.environ | extra, preexec_fn=die_with_parent,
+            )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(
+            f"plan '{plan.name}' starts {argv[0]}: {(error.strerror or str(error)).lower()}",
+            hint='argv = ["cairn", "train", "{here}/tiny.toml"]',
+        ) from None
 
 
 def _wait(process: Job, seconds: float) -> int:

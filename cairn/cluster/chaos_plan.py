@@ -19,6 +19,7 @@ import msgspec
 
 from cairn.core import toml
 from cairn.core.errors import ConfigError, did_you_mean
+from cairn.core.units import parse_bytes
 
 Kind = Literal["kill", "stop", "slow", "partition", "fill-disk", "corrupt-checkpoint", "flip-bit"]
 KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
@@ -121,6 +122,9 @@ TARGETS = "rank N, any rank, agent N, node N, supervisor, memory, any process"
 def _check(fault: Fault, where: str) -> None:
     if (fault.at_step is None) == (fault.between is None):
         raise ConfigError(f"{where}: give at_step or between, one of them", hint="at_step = 12")
+    if fault.at_step is not None and fault.at_step < 1:
+        raise ConfigError(f"{where}: at_step is {fault.at_step}", hint="steps count from 1")
+    parse_bytes(fault.limit)
     if fault.between is not None and not 1 <= fault.between[0] <= fault.between[1]:
         raise ConfigError(
             f"{where}: between {list(fault.between)} is empty", hint="between = [5, 40]"
@@ -131,6 +135,15 @@ def _check(fault: Fault, where: str) -> None:
     )
     if not known:
         raise ConfigError(f"{where}: target {fault.target!r} is not known", hint=TARGETS)
+    if fault.kind == "partition" and words[0] != "node":
+        raise ConfigError(
+            f"{where}: a partition cuts off a node, not {fault.target!r}", hint='target = "node 1"'
+        )
+    if fault.kind == "flip-bit" and words[-2:-1] != ["rank"] and fault.target != "any rank":
+        raise ConfigError(
+            f"{where}: a bit flips in a rank's weights, not in {fault.target!r}",
+            hint='target = "rank 1"',
+        )
 
 
 def _plain(error: msgspec.ValidationError) -> str:
@@ -139,7 +152,10 @@ def _plain(error: msgspec.ValidationError) -> str:
 
 
 def _hint(values: dict[str, Any]) -> str:
-    for fault in values.get("faults", []):
+    faults = values.get("faults")
+    if not isinstance(faults, list):
+        return "each fault is a table of its own: [[faults]]"
+    for fault in faults:
         kind = fault.get("kind") if isinstance(fault, dict) else None
         if isinstance(kind, str) and kind not in KINDS:
             return did_you_mean(kind, KINDS) or f"kinds: {', '.join(KINDS)}"

@@ -91,6 +91,8 @@ def agent_env(job: Job, group: Group, *, folder: str | None, loopback: bool) -> 
         "CAIRN_JOB_GRACE": f"{parse_duration(job.restart.grace):g}",
         "PYTHONUNBUFFERED": "1",
     }
+    if job.health.check != "warn":
+        env["CAIRN_JOB_HEALTH"] = job.health.check
     if not group.gpus:
         env["OMP_NUM_THREADS"] = str(max(1, int(group.cpus) // group.ranks))
     if folder or job.checkpoint.folder:
@@ -118,6 +120,8 @@ def recovery_env(job: Job, group: Group) -> dict[str, str]:
         "STUCK_S": f"{parse_duration(job.health.hang):g}",
         "INTERVAL": "true" if job.checkpoint.interval == "auto" else "false",
     }
+    if job.health.slow != "tell":
+        settings["SLOW_ACTION"] = job.health.slow
     if job.health.straggler > 1:
         settings["SLOW_FACTOR"] = f"{job.health.straggler:g}"
     if "object" in job.checkpoint.tiers:

@@ -8,6 +8,8 @@ means. A job without one has nothing to tell, and that is said.
 
 from pathlib import Path
 
+import msgspec
+
 from cairn.core.job_ledger import PARTS, Ledger, metrics_text, read_ledger
 
 MEANING = {
@@ -20,10 +22,17 @@ MEANING = {
 }
 
 
-def why(run: Path) -> str | None:
-    """In one line: the state, the share of productive time, and the last failure; None without a ledger."""
+def why(run: Path, over: str = "") -> str | None:
+    """In one line: the state, the share of productive time, the last failure, who is slow; None without a ledger.
+
+    `over`: how the job ended, where its ranks could not say so any more.
+    """
     ledger = read_ledger(run)
-    return None if ledger is None else ledger.line()
+    if ledger is None:
+        return None
+    if over and ledger.state not in ("ended", "failed"):
+        ledger = msgspec.structs.replace(ledger, state=over)
+    return ledger.line()
 
 
 def rows(ledger: Ledger) -> list[list[str]]:

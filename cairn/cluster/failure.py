@@ -8,6 +8,7 @@
     network      again, here, after a pause that grows
     preemption   again, back in the queue; nobody's fault, so it does not count
     hang         again; the node gets a strike
+    straggler    again, elsewhere; the node gets a strike
     corruption   again from the last state that all agreed on; the node gets a strike
 
 Pure: the same table serves a local launcher, a scheduler backend and a simulator. Inside one training run the finer
@@ -41,6 +42,7 @@ POLICIES: dict[Cause, Policy] = {
     "network": Policy(again="here", strike=True, wait_s=1.0),
     "preemption": Policy(again="queue", counts=False),
     "hang": Policy(again="here", strike=True),
+    "straggler": Policy(again="elsewhere", strike=True),
     "corruption": Policy(again="here", strike=True),
     "killed": Policy(again="here", strike=True),
     "unknown": Policy(again="here", most=3, strike=True, wait_s=1.0),
@@ -66,7 +68,11 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(evidence: Evidence, history: History) -> tuple[Action, History]:
     """What to do, and the history with this in it."""
-    verdict = classify(evidence)
+    return answer(classify(evidence), history)
+
+
+def answer(verdict: Verdict, history: History) -> tuple[Action, History]:
+    """The same, where somebody has found out already why."""
     policy = POLICIES[verdict.cause]
     times = history.in_a_row.get(verdict.cause, 0) + 1
     after = History(history.counted + policy.counts, {verdict.cause: times}, history.limit)

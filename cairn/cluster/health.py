@@ -6,9 +6,11 @@
 that fails a check is named with the reason, so that the next job does not find out again.
 """
 
+import math
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -44,7 +46,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     free_shared_bytes: int
     load_per_core: float
     write_s: float | None  # None: it could not be written at all
-    gpus: list[Gpu] = []
+    gpus: list[Gpu] | None = []  # None: there is no driver to ask
 
 
 def judge(vitals: Vitals, limits: Limits = Limits()) -> list[str]:  # noqa: B008
@@ -63,9 +65,9 @@ def judge(vitals: Vitals, limits: Limits = Limits()) -> list[str]:  # noqa: B008
             found.append(f"{name}: {value:,.3g} {unit} free, at least {least:,.3g}")
     if v.load_per_core > limits.load_per_core:
         found.append(f"load {v.load_per_core:.1f} per core, at most {limits.load_per_core}")
-    if len(v.gpus) < limits.gpus:
+    if v.gpus is not None and len(v.gpus) < limits.gpus:
         found.append(f"{len(v.gpus)} GPUs answer, {limits.gpus} should")
-    return found + [word for gpu in v.gpus for word in _of_gpu(gpu, limits)]
+    return found + [word for gpu in v.gpus or [] for word in _of_gpu(gpu, limits)]
 
 
 def _of_gpu(gpu: Gpu, limits: Limits) -> list[str]:
@@ -81,6 +83,17 @@ def examine(cordons: Cordons, vitals: Vitals, now: float, limits: Limits = Limit
     """The list with this node on it if it is unfit."""
     complaints = judge(vitals, limits)
     return cordons.cordon(vitals.node, now, "; ".join(complaints)) if complaints else cordons
+
+
+def fitness(env: Mapping[str, str], folder: Path) -> tuple[list[str], bool]:
+    """What is wrong with this machine, as a rank that starts here is told to look; and whether it must not start."""
+    how = env.get("CAIRN_JOB_HEALTH", "warn")
+    first = env.get("LOCAL_RANK", "0") == "0"  # one for all ranks of a node
+    if how == "off" or not first:
+        return [], False
+    node = env.get("CAIRN_NODE") or "here"
+    found = judge(measure(node, folder), Limits(load_per_core=math.inf))  # it may be our own load
+    return found, bool(found) and how == "refuse"
 
 
 def measure(node: str, folder: Path) -> Vitals:
@@ -111,13 +124,17 @@ def _write_time(folder: Path) -> float | None:
         path.unlink(missing_ok=True)
 
 
-def _gpus() -> list[Gpu]:
+def _gpus() -> list[Gpu] | None:
+    """A library that is there and does not answer is a driver that is broken: then no GPU can be used."""
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001  no driver, no library: there is no GPU to ask
-        return []
+    except pynvml.NVMLError as error:
+        missing = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        return None if getattr(error, "value", None) == missing else []
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -38,9 +38,10 @@ def job_from(values: dict[str, Any], where: str, text: str = "") -> Job:
         what, key = match.groups() if match else (str(error), "")
         name = re.sub(r"\[\d+\]", "", key).rpartition(".")[2]
         line = _line(name, text)
+        tables = "each role is a table of its own: [[roles]]"
         raise ConfigError(
             f"{key or 'the job'}: {what[0].lower()}{what[1:]} ({where}{line})",
-            hint="docs/cluster.md has every field of a job",
+            hint=tables if name == "roles" else "docs/cluster.md has every field of a job",
         ) from None
 
 

@@ -10,22 +10,30 @@ Knows nothing about what the program does.
 
 import collections
 import contextlib
-import ctypes
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
+from cairn.cluster.health import fitness
+from cairn.core import epitaph
+from cairn.core.die_with_parent import die_with_parent
+from cairn.core.oom_kills import oom_kills
 from cairn.core.rank_failure import RankFailure, collective_of, last_words, mark, shortened
 
 _OWN_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before every line of a traceback
+UNFIT = 69  # the node must not be used: EX_UNAVAILABLE
 KEPT = 400  # lines of the program, for the traceback
 LINE = 3500  # bytes: longer lines of several ranks would be torn in the log they share
 
@@ -37,7 +45,25 @@ def main(argv: list[str]) -> int:
     program = [filled(word, values) for word in command]
     if program[0] == "cairn":
         program = [sys.executable, "-m", "cairn", *program[1:]]
-    return run(program, values)
+    return run(program, values) if _fit(values) else UNFIT
+
+
+def _fit(values: Mapping[str, str]) -> bool:
+    """Whether this node may be used; what is wrong with it is said."""
+    complaints, refused = fitness(os.environ, _writable())
+    if complaints:
+        rank, said = int(values["rank"]), "; ".join(complaints)
+        _write(f"r{rank}| warning: this node is not fit for work: {said}")
+        if refused:
+            ended = epitaph.Epitaph(cause="hardware", why=f"the node is not fit for work: {said}")
+            _write(mark(_failure(rank, values, UNFIT, [], ended)))
+    return not refused
+
+
+def _writable() -> Path:
+    """Where the job writes, if that is a folder that is there already."""
+    given = os.environ.get("CAIRN_JOB_CHECKPOINTS", "")
+    return Path(given) if given and Path(given).is_dir() else Path(tempfile.gettempdir())
 
 
 def place(env: Mapping[str, str]) -> dict[str, str]:
@@ -67,13 +93,15 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 def run(program: list[str], values: Mapping[str, str]) -> int:
     rank = int(values["rank"])
+    env, oom_before = _environment(values), oom_kills()
     try:
         child = subprocess.Popen(
             program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent, env=_environment(values),
+            preexec_fn=die_with_parent, env=env,
         )  # fmt: skip
     except OSError as error:
-        _write(mark(_failure(rank, values, 127, [f"cannot start {program[0]}: {error.strerror}"])))
+        lines = [f"cannot start {program[0]}: {error.strerror}"]
+        _write(mark(_failure(rank, values, 127, lines, None)))
         return 127
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, frame: child.send_signal(got))
@@ -84,7 +112,9 @@ def run(program: list[str], values: Mapping[str, str]) -> int:
     status = child.wait()
     reader.join(5)  # a grandchild that lives on may hold the pipe
     if status != 0:
-        _write(mark(_failure(rank, values, status, list(tail))))
+        ended = epitaph.read_epitaph(env[epitaph.VARIABLE])
+        failure = _failure(rank, values, status, list(tail), ended, oom_kills() - oom_before)
+        _write(mark(failure))
     if status < 0:  # so that the agent sees the signal, too
         if -status in (signal.SIGTERM, signal.SIGINT):
             signal.signal(-status, signal.SIG_DFL)
@@ -92,17 +122,15 @@ def run(program: list[str], values: Mapping[str, str]) -> int:
     return status
 
 
-def die_with_parent() -> None:
-    """An agent that is killed cannot end its ranks; on Linux the kernel does it."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 def _environment(values: Mapping[str, str]) -> dict[str, str]:
     """The job's own variables are filled in; nobody else's."""
     named = os.environ.get("CAIRN_JOB_ENV", "").split()
     own = {name: filled(os.environ[name], values) for name in named if name in os.environ}
-    ours = {"CAIRN_JOB_ATTEMPT": values["attempt"], "CAIRN_NODE_LAUNCHER": str(os.getppid())}
+    ours = {
+        "CAIRN_JOB_ATTEMPT": values["attempt"],
+        "CAIRN_NODE_LAUNCHER": str(os.getppid()),
+        epitaph.VARIABLE: str(Path(tempfile.gettempdir(), f"cairn-ended-{uuid.uuid4().hex}")),
+    }
     return {**os.environ, **own, **ours}
 
 
@@ -122,14 +150,22 @@ def _write(line: str) -> None:
         os.write(1, data + b"\n")
 
 
-def _failure(rank: int, values: Mapping[str, str], status: int, lines: list[str]) -> RankFailure:
-    words = last_words(lines)
+def _failure(
+    rank: int, values: Mapping[str, str], status: int, lines: list[str],
+    ended: epitaph.Epitaph | None, oom: int = 0,
+) -> RankFailure:  # fmt: skip
+    words = last_words(lines) if ended is None or not ended.words else ended.words
     failure = RankFailure(
         rank=rank, host=socket.gethostname(), node=os.environ.get("CAIRN_NODE", ""),
         attempt=int(values["attempt"]), at=time.time(), status=status,
-        meeting=os.environ.get("MASTER_PORT", ""),
+        meeting=os.environ.get("MASTER_PORT", ""), oom_kills=max(0, oom),
+        machine=os.environ.get("CAIRN_MACHINE") or os.environ.get("SLURMD_NODENAME", ""),
         collective=collective_of(words), words=shortened(words),
     )  # fmt: skip
+    if ended is not None:
+        failure = msgspec.structs.replace(
+            failure, cause=ended.cause, why=ended.why, step=ended.step, collective=ended.collective
+        )
     folder = os.environ.get("CAIRN_JOB_FAILURES")
     if folder:
         with contextlib.suppress(OSError):

@@ -5,6 +5,8 @@
                        status.json     state and reason, written anew at every change
                        logs/*.log      what its nodes wrote
 
+    STATE/cordons.json                 nodes that are left out, and why
+
 STATE is $CAIRN_JOBS, or cairn/jobs in the user's state folder. Knows no engine.
 """
 
@@ -19,9 +21,11 @@ import psutil
 
 from cairn.cluster.job_file import job_toml, read_job
 from cairn.cluster.spec import Job
-from cairn.core.errors import CairnError, UsageError, did_you_mean
+from cairn.core.errors import CairnError, ConfigError, UsageError, did_you_mean
 
-State = Literal["queued", "starting", "running", "restarting", "done", "failed", "stopped", "lost"]
+State = Literal[
+    "queued", "starting", "running", "restarting", "done", "failed", "stopped", "lost", "unknown",
+]  # fmt: skip
 ENDED: tuple[State, ...] = ("done", "failed", "stopped", "lost")
 OWNER = ".cairn-job"  # in a checkpoint folder: whose it is
 
@@ -89,6 +93,11 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
     except FileExistsError:
         raise NameTaken(
             f"a job '{job.name}' is being launched at this moment", hint="give one another name"
+        ) from None
+    except OSError as error:
+        raise CairnError(
+            f"records of jobs cannot be kept in {state_folder()}: {(error.strerror or str(error)).lower()}",
+            hint="CAIRN_JOBS=FOLDER names another place",
         ) from None
     record.logs.mkdir()
     (record.folder / "job.toml").write_text(job_toml(job), encoding="utf-8")
@@ -168,6 +177,16 @@ def claim_checkpoints(job: Job, adopt: bool = False) -> None:
     if job.checkpoint.folder is None or "://" in job.checkpoint.folder:
         return
     folder = Path(job.checkpoint.folder)
+    try:
+        _claim(job, folder, adopt)
+    except OSError as error:
+        raise ConfigError(
+            f"checkpoint.folder {folder} cannot be used: {(error.strerror or str(error)).lower()}",
+            hint="a folder that this user may write, and that all nodes see",
+        ) from None
+
+
+def _claim(job: Job, folder: Path, adopt: bool) -> None:
     mark = folder / OWNER
     owner = mark.read_text(encoding="utf-8").strip() if mark.is_file() else ""
     foreign = owner != job.name and (bool(owner) or (folder.is_dir() and any(folder.iterdir())))

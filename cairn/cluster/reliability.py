@@ -135,28 +135,18 @@ def linear_ettr(interval: float, write: float, outage: float, mean: float) -> fl
 def shares(interval: float, write: float, scheme: Scheme, mean: float) -> dict[str, float]:
     """Where the rest of the time goes: writing, detecting, restarting, and work done twice.
 
-    A cycle is one interval that got through. Failures in it: those that struck, each with a whole outage; an outage
-    that is struck itself begins anew.
+    Failures come without memory, also during an outage: from one to the next the first `detect` seconds, as far as
+    they last, go into finding out, the `restart` seconds after them into coming back.
     """
     productive = ettr(interval, write, scheme.outage, mean)
-    if productive == 0:
-        return {"checkpoint": 0.0, "detect": 0.0, "restart": 0.0, "lost work": 1.0}
-    cycle = interval / productive
-    outages = math.expm1(
-        (interval + write) / mean
-    )  # completed ones, for each interval that got through
-    down = outages * mean * math.expm1(scheme.outage / mean)
-    # An outage that is struck is cut short, more often in its second part than in its first.
-    struck = -math.expm1(-scheme.outage / mean)
-    first = -math.expm1(-scheme.detect / mean) / struck if struck else 0.0
-    detect = down * first
-    written = write
-    lost = cycle - interval - written - down
+    knows = math.exp(-scheme.detect / mean)
+    works = math.exp(-scheme.outage / mean)
+    written = productive * write / interval if interval else 0.0
     return {
-        "checkpoint": written / cycle,
-        "detect": detect / cycle,
-        "restart": (down - detect) / cycle,
-        "lost work": max(0.0, lost) / cycle,
+        "checkpoint": written,
+        "detect": 1 - knows,
+        "restart": knows - works,
+        "lost work": max(0.0, works - productive - written),
     }
 
 

@@ -55,6 +55,9 @@ def _between(gap: Floats, scheme: Scheme, interval: float) -> tuple[Floats, ...]
     restart = np.minimum(gap - detect, scheme.restart)
     up = gap - detect - restart
     cycle = interval + scheme.write
+    if cycle == 0:  # every moment is saved, and that costs nothing
+        nothing = np.zeros_like(gap)
+        return up, nothing, detect, restart, nothing
     got_through = np.floor(up / cycle)
     since = up - got_through * cycle  # the last checkpoint that was complete
     return got_through * interval, got_through * scheme.write, detect, restart, since

@@ -1,14 +1,17 @@
-"""Whether a job can run on a cluster, and as what: refused with the reason, or planned. Pure: no clock, no I/O.
+"""Whether a job can run on a cluster, and as what: refused with the reason, or planned. Pure: told the time, no I/O.
 
     resolve(Job, Cluster) -> Plan        backend.render(Plan) -> text or objects        backend.submit
 
 Decides nothing about when: the queue of the engine does.
 """
 
+import datetime
+
 import msgspec
 
 from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.spec import Job, Role
+from cairn.cluster.spec import Job, Role, Topology
+from cairn.cluster.unused import unused
 from cairn.core.errors import CairnError, did_you_mean
 from cairn.core.units import format_bytes, parse_bytes
 
@@ -45,17 +48,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     groups: list[Group]
     notes: list[str] = []  # choices that were made, each with its reason
+    avoid: list[str] = []  # nodes that are not to be used (`cordon_list`)
 
     @property
     def nodes(self) -> int:
         return sum(group.most for group in self.groups)
 
 
-def resolve(job: Job, cluster: Cluster) -> Plan:
-    """The plan, or CannotRun with the numbers that do not fit."""
+def resolve(job: Job, cluster: Cluster, now: datetime.datetime | None = None) -> Plan:
+    """The plan, or CannotRun with the numbers that do not fit. Without `now` nothing is too late."""
     _check_queue(job, cluster)
     _check_abilities(job, cluster)
-    notes: list[str] = []
+    notes = unused(job, cluster.engine)
+    job = _in_time(job, cluster, now, notes)
+    if job.topology.required and cluster.checked and len(cluster.nodes) == 1:
+        job = msgspec.structs.replace(job, topology=Topology())  # one machine is near enough
     groups = [_group(job, role) for role in job.roles]
     for group in groups:
         _check_image(group, job, cluster, notes)
@@ -63,20 +70,27 @@ def resolve(job: Job, cluster: Cluster) -> Plan:
         groups = _fit(job, groups, cluster, notes)
     if job.gang and len(groups) > 1:
         notes.append(f"one gang of {sum(group.most for group in groups)} nodes: all or none")
-    return Plan(job=job, engine=cluster.engine, groups=groups, notes=notes)
+    return Plan(job=job, engine=cluster.engine, groups=groups, notes=list(dict.fromkeys(notes)))
 
 
 def _group(job: Job, role: Role) -> Group:
     return Group(
-        role=role.name, argv=role.argv, env={**job.env, **role.env}, image=role.image or job.image,
+        role=role.name, argv=role.argv, env={**_served(job, role), **job.env, **role.env},
+        image=role.image or job.image,
         least=role.least, most=role.most, ranks=role.ranks_per_node, gpus=role.gpus, mig=role.mig,
         cpus=role.cpus, memory=parse_bytes(role.memory),
         elastic=role.start == "elastic" and job.kind == "train",
     )  # fmt: skip
 
 
+def _served(job: Job, role: Role) -> dict[str, str]:
+    """The server listens where the job says that it does."""
+    ours = job.kind == "serve" and role.argv[:2] == ["cairn", "serve"]
+    return {"CAIRN_SERVE_PORT": str(job.port)} if ours else {}
+
+
 def _check_queue(job: Job, cluster: Cluster) -> None:
-    if job.queue is None or not cluster.checked:
+    if job.queue is None or (not cluster.checked and not cluster.queues):
         return
     if cluster.queues is None:
         raise CannotRun(
@@ -102,6 +116,51 @@ def _check_abilities(job: Job, cluster: Cluster) -> None:
             f"job '{job.name}' waits for other jobs ({', '.join(job.after)}), which kubernetes cannot do",
             hint="launch it on slurm, ray or local, or when the others are done",
         )
+    for role in job.roles:
+        if role.mig and cluster.engine == "ray":
+            raise CannotRun(
+                f"role '{role.name}' asks for {role.mig} slices, and ray counts GPUs only",
+                hint="start Ray's nodes with --num-gpus as many slices, and leave `mig` out",
+            )
+        if job.kind == "serve" and role.most > 1 and role.argv[:2] == ["cairn", "serve"]:
+            raise CannotRun(
+                f"role '{role.name}' has {role.most} nodes, and one copy of `cairn serve` runs on one",
+                hint="nodes = 1 with --tensor-parallel-size; scale.most is for more copies",
+            )
+    _check_nearness(job, cluster)
+
+
+def _check_nearness(job: Job, cluster: Cluster) -> None:
+    """What no inventory would change: Slurm's nodes are hosts, and what it knows of them is a leaf switch."""
+    nodes, level = sum(role.least for role in job.roles), job.topology.required
+    if cluster.engine == "slurm" and level == "block":
+        raise CannotRun(
+            f"job '{job.name}' requires one block, and slurm can only be asked for one rack (a leaf switch)",
+            hint='topology.required = "rack", or topology.preferred = "block"',
+        )
+    if cluster.engine == "slurm" and level == "host" and nodes > 1:
+        raise CannotRun(
+            f"job '{job.name}' requires {nodes} nodes on one host, and a node of slurm is a host",
+            hint='nodes = 1 with more `ranks`, or topology.required = "rack"',
+        )
+
+
+def _in_time(job: Job, cluster: Cluster, now: datetime.datetime | None, notes: list[str]) -> Job:
+    """A deadline that has passed is refused; where the engine knows none, the time that is left is the limit."""
+    if job.deadline is None or now is None:
+        return job
+    left = (job.deadline - now).total_seconds()
+    if left <= 0:
+        raise CannotRun(
+            f"the deadline of job '{job.name}', {job.deadline.isoformat()}, has passed",
+            hint="a later one, or none",
+        )
+    if cluster.engine != "kubernetes":
+        return job
+    notes.append(
+        "kubernetes has no deadlines: what is left until then limits the run, not the wait"
+    )
+    return msgspec.structs.replace(job, time_limit=f"{max(1, min(left, job.seconds)):.0f}s")
 
 
 def _check_image(group: Group, job: Job, cluster: Cluster, notes: list[str]) -> None:
@@ -115,27 +174,47 @@ def _check_image(group: Group, job: Job, cluster: Cluster, notes: list[str]) -> 
 
 
 def _fit(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -> list[Group]:
+    """Into all nodes, or into the first domain that holds the job where nearness is required."""
+    refused: list[CannotRun] = []
+    for nodes in _domains(job, groups, cluster):
+        try:
+            return _placed(job, groups, msgspec.structs.replace(cluster, nodes=nodes), notes)
+        except CannotRun as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _placed(job: Job, groups: list[Group], cluster: Cluster, notes: list[str]) -> list[Group]:
     """Largest nodes first into what is there; a role with (least, most) takes what it gets."""
-    left = {node.name: node for node in _domain(job, groups, cluster)}
+    left = {node.name: node for node in cluster.nodes}
     placed: dict[str, Group] = {}
+    fewer: list[str] = []
     for group in sorted(groups, key=lambda g: (-g.gpus, -g.cpus, g.role)):
         found = _take(group, left, cluster.shares_nodes)
         if found < group.least:
             raise _too_large(job, group, found, cluster)
         if found < group.most:
-            notes.append(
+            fewer.append(
                 f"role '{group.role}' gets {found} of {group.most} nodes: more are not there"
             )
         most = found if cluster.engine in ("local", "ray") else group.most
         placed[group.role] = msgspec.structs.replace(group, most=most)
+    notes += fewer
     return [placed[group.role] for group in groups]
 
 
-def _domain(job: Job, groups: list[Group], cluster: Cluster) -> list[Node]:
-    """All nodes, or those of the one domain that holds the most of them, where nearness is required."""
+def _domains(job: Job, groups: list[Group], cluster: Cluster) -> list[list[Node]]:
+    """All nodes; where nearness is required, those of each domain, the largest first."""
     level = job.topology.required
-    if level is None or level == "host" or cluster.shares_nodes:
-        return cluster.nodes
+    if (
+        level is None
+        or cluster.engine == "local"
+        or (level == "host" and cluster.engine == "slurm")
+    ):
+        return [cluster.nodes]
+    if level == "host":
+        alone = sorted(cluster.nodes, key=lambda n: (-n.gpus, -n.cpus, n.name))
+        return [[node] for node in alone] or [[]]
     domains: dict[str, list[Node]] = {}
     for node in cluster.nodes:
         if level in node.domains:
@@ -146,13 +225,15 @@ def _domain(job: Job, groups: list[Group], cluster: Cluster) -> list[Node]:
             hint=f'label the nodes, or topology.preferred = "{level}"',
         )
     wanted = sum(group.least for group in groups)
-    name, largest = max(domains.items(), key=lambda item: (len(item[1]), item[0]))
-    if len(largest) < wanted:
+    by_size = sorted(domains, key=lambda name: (len(domains[name]), name), reverse=True)
+    largest = by_size[0]
+    if len(domains[largest]) < wanted and not cluster.shares_nodes:
         raise CannotRun(
-            f"job '{job.name}' requires {wanted} nodes in one {level}; the largest, {name}, has {len(largest)}",
+            f"job '{job.name}' requires {wanted} nodes in one {level}; "
+            f"the largest, {largest}, has {len(domains[largest])}",
             hint=f'fewer nodes, or topology.preferred = "{level}"',
         )
-    return largest
+    return [domains[name] for name in by_size]
 
 
 def _take(group: Group, left: dict[str, Node], shares: bool) -> int:
@@ -188,18 +269,19 @@ def _less(node: Node, group: Group) -> Node:
 def _too_large(job: Job, group: Group, found: int, cluster: Cluster) -> CannotRun:
     kind = f"{group.mig} slices" if group.mig else "GPUs"
     each = f"{group.gpus} {kind}, {group.cpus:g} CPUs and {format_bytes(group.memory)}"
-    nodes = cluster.nodes
+    nodes, level = cluster.nodes, job.topology.required
+    near = f" in one {level}" if level and cluster.engine != "local" else ""
     if not nodes:
         there = f"{cluster.engine} has no nodes"
     else:
         most = [max(node.mig.get(group.mig, 0) if group.mig else node.gpus for node in nodes),
                 max(node.cpus for node in nodes), max(node.memory for node in nodes)]  # fmt: skip
         memory = f" and {format_bytes(most[2])}" if most[2] else ""
-        there = (
-            f"the largest of {len(nodes)} nodes has {most[0]} {kind}, {most[1]:g} CPUs{memory}"
-            if len(nodes) > 1 or not cluster.shares_nodes
-            else f"this machine has {most[0]} {kind}, {most[1]:g} CPUs{memory} for all of them"
-        )
+        has = f"has {most[0]} {kind}, {most[1]:g} CPUs{memory}"
+        there = f"the largest of {len(nodes)} nodes{near} {has}"
+        if len(nodes) == 1:
+            which = "this machine" if cluster.engine == "local" else f"the only node{near}"
+            there = f"{which} {has}{' for all of them' if cluster.shares_nodes else ''}"
     return CannotRun(
         f"job '{job.name}' needs {group.least} nodes of {each} for role '{group.role}'; "
         f"{there}, so {found} fit",

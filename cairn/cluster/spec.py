@@ -93,7 +93,7 @@ class Role(Part, frozen=True, kw_only=True):
         parse_bytes(self.memory)
         _check_env(self.env, f"role '{self.name}'")
         for word in (*self.argv, *self.env.values()):
-            _check_filled(word, self.name)
+            _check_filled(word, f"role '{self.name}'")
 
 
 class Topology(Part, frozen=True, kw_only=True):
@@ -150,6 +150,10 @@ class Health(Part, frozen=True, kw_only=True):
     """a collective that takes longer hangs"""
     straggler: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """a rank that computes so many times longer than the median of the others is named; 0: as the program does"""
+    slow: Literal["tell", "replace"] = "tell"
+    """what is done about such a rank: it is named, or its node is replaced"""
+    check: Literal["off", "warn", "refuse"] = "warn"
+    """a node that is not fit for work when its ranks start (memory, disk, GPUs): said in the log, or not used"""
 
 
 class Array(Part, frozen=True, kw_only=True):
@@ -217,6 +221,8 @@ class Job(Part, frozen=True, kw_only=True):
         _check_name(self.name, "a job")
         _check_roles(self)
         _check_env(self.env, f"job '{self.name}'")
+        for word in self.env.values():
+            _check_filled(word, f"job '{self.name}'")
         _check_times(self)
         if self.scale.least > self.scale.most:
             raise ConfigError(
@@ -282,13 +288,16 @@ def _check_env(env: dict[str, str], where: str) -> None:
             )
 
 
-def _check_filled(word: str, role: str) -> None:
+def _check_filled(word: str, where: str) -> None:
+    """A typo is refused; braces in a program's own text are its own business."""
     from cairn.core.errors import did_you_mean
 
     for found in re.findall(r"\{([a-z_]+)\}", word):
-        if found not in FILLED:
-            known = ", ".join(f"{{{name}}}" for name in FILLED)
-            raise ConfigError(
-                f"role '{role}': nothing is known to put for {{{found}}} in {word!r}",
-                hint=did_you_mean(found, FILLED, otherwise=f"there are {known}"),
-            )
+        near = did_you_mean(found, FILLED)
+        if found in FILLED or (near is None and re.search(r"\s", word)):
+            continue
+        known = ", ".join(f"{{{name}}}" for name in FILLED)
+        raise ConfigError(
+            f"{where}: nothing is known to put for {{{found}}} in {word!r}",
+            hint=near or f"there are {known}",
+        )

@@ -27,12 +27,12 @@ from cairn.cluster.elastic import (
     rank_argv,
     store_argv,
 )
-from cairn.cluster.failure import POLICIES
-from cairn.cluster.rank import die_with_parent
+from cairn.cluster.hearing import Hearing
 from cairn.cluster.records import Record, State, Status
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.seats import LOST, Place, Seat, Seats
-from cairn.core.rank_failure import RankFailure, failures_in, first_of, found_in, summary, told
+from cairn.core.die_with_parent import die_with_parent
+from cairn.core.rank_failure import RankFailure, failures_in, first_of, summary, told
 from cairn.core.units import parse_duration
 
 POLL_S = 0.1
@@ -62,7 +62,7 @@ class Supervisor:
             place.seat = Seat(place.seat.group, number, place.seat.name)
         self.failures = record.folder / "failures"  # where nodes that share this disk write
         self.failures.mkdir(exist_ok=True)
-        self.looked_at: set[Path] = set()
+        self.hearing = Hearing(self.failures)
         self.store: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.attempt = 0
@@ -144,6 +144,9 @@ class Supervisor:
         env["CAIRN_JOB_FAILURES"] = str(self.failures)
         env["CAIRN_JOB_STARTED"] = f"{time.time():.3f}"
         env["CAIRN_JOB_SUBMITTED"] = f"{self.record.created:.3f}"
+        if self.job.restart.policy != "fail" and seat.group.elastic:
+            env["CAIRN_JOB_REPLACES"] = self.job.restart.policy  # a node that leaves is made up for
+            env["CAIRN_JOB_LEAST"] = str(seat.group.least * seat.group.ranks)
         log = self.record.logs / f"{seat.name}.log"
         place.handle = self.seats.start(seat, self._argv(seat), env, log)
         place.again_at = None
@@ -203,18 +206,14 @@ class Supervisor:
             raise Ended("failed", f"time limit of {self.job.time_limit} reached")
 
     def _hear_failures(self) -> None:
-        """A mistake of the program fails the same way again; all else torch elastic starts anew, and it is told."""
+        """What would fail the same way again ends the job; all else torch elastic starts anew, and it is told."""
         if self.job.restart.policy == "fail":
             return  # then nothing is tried again anyway
-        for path in set(self.failures.glob("*.json")) - self.looked_at:
-            self.looked_at.add(path)
-            for failure in found_in([path.read_text(encoding="utf-8")]):
-                if POLICIES[failure.verdict.cause].again == "never":
-                    raise Ended("failed", "not tried again")
-                if failure.is_own:
-                    self._say(
-                        "running", f"{self._count()}; {summary(failure)}, and was started again"
-                    )
+        for heard in self.hearing.new():
+            if heard.over is not None:
+                raise Ended("failed", heard.over)
+            again = f"{summary(heard.failure)}, and was started again"
+            self._say("running", f"{self._count()}; {again}")
 
     def _is_done(self, group: Group) -> bool:
         """An agent leaves with 0 only when every rank of its round has, so one is enough for all."""

@@ -3,19 +3,22 @@
 from cairn.hw.evidence import Evidence
 from cairn.hw.findings import Finding, ok, warn
 
-GVISOR_KERNEL = "4.4.0"  # the version that gVisor shows whatever the host runs
+GVISOR_KERNELS = (
+    "4.4.0",
+    "4.19.0-gvisor",
+)  # what gVisor shows, older and newer, whatever the host runs
 
 
 def check_container(evidence: Evidence) -> Finding | None:
     machine = evidence.machine
     kind, kernel = machine.container, machine.kernel or ""
-    if kind is None:
-        return None
-    if kernel == GVISOR_KERNEL:
+    if kernel in GVISOR_KERNELS or "gvisor" in kernel:
         return warn(
-            f"{kind} in a sandbox: kernel {kernel} is gVisor's",
+            f"{kind or 'a container'} in a sandbox: kernel {kernel} is gVisor's",
             "every system call costs more, and GPUs need its nvproxy; train and serve in an ordinary runtime",
         )
+    if kind is None:
+        return None
     if machine.virtual:
         return ok(f"{kind} in a virtual machine (a cloud host, or Kata Containers)")
     return ok(f"{kind}, kernel {kernel or 'unknown'}")

@@ -10,6 +10,7 @@ from cairn.hw.findings import Finding, fail, ok, warn
 from cairn.hw.machine import Gpu
 
 IDLE_GPU_BYTES = 2 << 30  # what a driver and an empty context may hold
+UNSEEN = "processes that are not visible from here"
 
 
 def check_gpu(evidence: Evidence) -> Finding:
@@ -22,10 +23,10 @@ def check_gpu(evidence: Evidence) -> Finding:
         return warn(f"{why}: hidden by CUDA_VISIBLE_DEVICES", "unset CUDA_VISIBLE_DEVICES")
     if usable == 0:
         return fail(why, "see the checks of torch and cuda, and CUDA_VISIBLE_DEVICES")
+    if any(gpu.mig for gpu in gpus):  # before the count: a process sees one slice of all of them
+        return ok(f"{why}; MIG is on, so a GPU here is a slice")
     if usable < len(gpus) and evidence.machine.visible_gpus is None:
         return warn(why, "look for the missing GPU with nvidia-smi and in the kernel log")
-    if any(gpu.mig for gpu in gpus):
-        return ok(f"{why}; MIG is on, so a GPU here is a slice")
     return ok(why)
 
 
@@ -80,6 +81,11 @@ def check_gpu_memory(evidence: Evidence) -> Finding | None:
     if not evidence.machine.gpus:
         return None
     holders = [text for gpu in evidence.machine.gpus if (text := _holder(gpu, evidence.own_pid))]
+    if any(UNSEEN in text for text in holders):
+        return warn(
+            "; ".join(holders),
+            "another container shares the GPU (time-slicing, MPS), or one on the host uses it: do not measure here",
+        )
     if holders:
         return warn("; ".join(holders), "stop the other processes, or choose another GPU")
     return ok("no other process holds GPU memory")
@@ -123,7 +129,7 @@ def _holder(gpu: Gpu, own_pid: int) -> str | None:
         return f"GPU {gpu.index} is used by process {held}"
     if (gpu.memory_used_bytes or 0) > IDLE_GPU_BYTES:
         used = format_bytes(gpu.memory_used_bytes or 0)
-        return f"GPU {gpu.index} has {used} in use by processes that are not visible from here"
+        return f"GPU {gpu.index} has {used} in use by {UNSEEN}"
     return None
 
 

@@ -2,8 +2,9 @@
 
     python launched_worker.py RECIPE.json RUN
 
-Each once: after step 3 the memory of rank 0's node is killed; after step 5 rank 1 stops itself; after step 9 the node
-of rank 1 goes, as when its power does.
+Each once: after step 3 the memory of rank 0's node is killed; after step 5 rank 1 stops itself; in step 8 rank 1 never
+comes back from its own code; after step 9 the node of rank 1 goes, as when its power does. From step 13 on rank 1 is
+slow, until somebody has noticed; rank 0 waits for that before the last step.
 """
 
 import os
@@ -16,11 +17,13 @@ import msgspec
 import torch
 
 from cairn.train.config import Train
+from cairn.train.recovery.findings import read_found
 from cairn.train.recovery.launched import LaunchedLoop, run_launched
 from cairn.train.recovery.process_state import process_state
 from cairn.train.run import run
 
-FORGETFUL, STOPPED, LOST = 3, 5, 9
+FORGETFUL, STOPPED, HANGS, LOST = 3, 5, 7, 9
+SLOW = 12
 
 
 def main(recipe: Path, folder: Path) -> None:
@@ -31,13 +34,17 @@ def main(recipe: Path, folder: Path) -> None:
     def train(make_loop):
         def make(*args, **named):
             loop = make_loop(*args, **named)
-            step = loop._one_step
+            step, compute = loop._one_step, loop.state.parallel.forward_backward
 
             def stepped():
                 step()
                 fault(loop, rank, folder)
 
-            loop._one_step = stepped
+            def computed(*args):
+                in_its_own_code(loop, rank, folder)
+                return compute(*args)
+
+            loop._one_step, loop.state.parallel.forward_backward = stepped, computed
             return loop
 
         return run(config, rank, make_loop=make)
@@ -53,13 +60,26 @@ def fault(loop: LaunchedLoop, rank: int, folder: Path) -> None:
         wait_until(lambda: process_state(memory) in ("", "Z"))
     if rank == 1 and step == STOPPED and once(folder / "stopped"):
         os.kill(os.getpid(), signal.SIGSTOP)
-    if rank == 1 and step == LOST and once(folder / "lost"):
-        wait_until(
-            lambda: loop.board.ranks["replicated"][rank] == LOST - 1
-        )  # a busy machine is slow
+    if rank == 1 and step == LOST and not (folder / "lost").exists():
+        wait_until(lambda: loop.board.ranks["replicated"][rank] == LOST - 1)
+        once(folder / "lost")
         launcher = int(os.environ["CAIRN_NODE_LAUNCHER"])
         os.killpg(os.getpgid(launcher), signal.SIGKILL)
         time.sleep(60)  # the kernel ends this rank with its node
+
+    if rank == 0 and step == loop.config.steps - 1:
+        wait_until(lambda: named(folder))
+
+
+def in_its_own_code(loop: LaunchedLoop, rank: int, folder: Path) -> None:
+    if rank == 1 and loop.state.step == HANGS and once(folder / "hangs"):
+        wait_until(lambda: False)
+    if rank == 1 and loop.state.step >= SLOW and not named(folder):
+        time.sleep(0.5)
+
+
+def named(folder: Path) -> bool:
+    return any(found.cause == "straggler" for found in read_found(folder))
 
 
 def wait_until(condition) -> None:

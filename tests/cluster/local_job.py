@@ -15,7 +15,7 @@ from cairn.cluster.resolve import resolve
 from cairn.cluster.spec import Elastic, Job, Restart, Role
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
-PATIENCE_S = 150.0  # of a machine that does other things, too
+PATIENCE_S = 300.0  # of a machine that does other things, too
 
 
 def elastic_job(name, folder, nodes, **parts):
@@ -74,6 +74,14 @@ def ended(record, engine: Backend | None = None):
         return status if status.state in records.ENDED else None
 
     return until(over, f"job {record.name} ends")
+
+
+def has_ended(pid: int) -> bool:
+    """Also where nobody has asked yet how."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def nothing_left(folder: Path, patience_s: float = 20.0) -> bool:

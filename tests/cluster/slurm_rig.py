@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cairn.cluster.rank import die_with_parent
+from cairn.core.die_with_parent import die_with_parent
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "mungekey")
 

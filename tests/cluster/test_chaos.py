@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.cli.main import main
 from cairn.cluster.chaos import Happened, Report, complaints_of
 from cairn.cluster.chaos_faults import NotPermitted, corrupt_newest
 from cairn.cluster.chaos_network import Network
@@ -39,6 +40,11 @@ def test_the_examples_can_be_read(path):
         ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"', "give at_step or between", ""),
         ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nbetween = [9, 3]', "is empty", ""),
         ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 1\ntarget = "rnak 1"', "rnak 1", "rank N"),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 0', "at_step is 0", "count from 1"),
+        ('name = "a"\nargv = ["x"]\nfaults = 3', "expected `array`", "[[faults]]"),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "fill-disk"\nat_step = 1\nlimit = "abc"', "abc", ""),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "partition"\nat_step = 1', "cuts off a node", "node 1"),
+        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "flip-bit"\nat_step = 1\ntarget = "node 1"', "weights", "rank"),
         ("name = ", "line 1", ""),
     ],
 )  # fmt: skip
@@ -143,7 +149,7 @@ def test_the_command_line_kills_a_rank_and_reports(tmp_path):
     plan.write_text(
         f'name = "x"\nargv = {json.dumps(argv)}\ncompare = false\nmost_steps_lost = 5\n'
         '[[faults]]\nkind = "kill"\ntarget = "any rank"\nat_step = 6\n'
-        '[[faults]]\nkind = "partition"\ntarget = "rank 1"\nat_step = 7\n'
+        '[[faults]]\nkind = "partition"\ntarget = "node 1"\nat_step = 7\n'
     )
     done = subprocess.run(
         [sys.executable, "-m", "cairn", "chaos", str(plan), "--json", "--out", str(tmp_path / "x")],
@@ -159,6 +165,38 @@ def test_the_command_line_kills_a_rank_and_reports(tmp_path):
     assert report["same_losses"] is None
     assert report["orphans"] == []
     assert report["ledger"]["steps"] == report["steps"] == 14
+
+
+def chaos(capsys, tmp_path, argv, *more, extra=""):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'name = "x"\nargv = {json.dumps(argv)}\n{extra}\n[[faults]]\nkind = "kill"\nat_step = 3\n'
+    )
+    status = main(["chaos", str(plan), *more])
+    return status, capsys.readouterr()
+
+
+def test_a_plan_that_breaks_nothing_is_not_kept(capsys, tmp_path):
+    status, shown = chaos(capsys, tmp_path, ["true"], extra="compare = false")
+    assert status == 1
+    assert "BROKEN: nothing was broken: the job was over before" in shown.out
+    assert "--recovery.on" in shown.out
+    assert "1 of 1 faults skipped" in shown.out
+
+
+def test_a_job_that_cannot_start_or_fails_by_itself_is_told(capsys, tmp_path):
+    status, shown = chaos(capsys, tmp_path, ["no-such-program"])
+    assert (status, "starts no-such-program: no such file" in shown.err) == (2, True)
+    failing = [sys.executable, "-c", "print('a word of its own'); raise SystemExit(3)"]
+    status, shown = chaos(capsys, tmp_path, failing)
+    assert (status, "exit status 3" in shown.err, "a word of its own" in shown.err) == (
+        2,
+        True,
+        True,
+    )
+    status, shown = chaos(capsys, tmp_path, failing, extra="compare = false")
+    assert (status, "a word of its own" in shown.out) == (1, True)
+    assert chaos(capsys, tmp_path, ["true"], "--times", "-1")[0] == 2
 
 
 def test_a_folder_with_an_earlier_run_and_a_missing_plan_are_refused(tmp_path):

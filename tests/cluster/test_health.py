@@ -47,6 +47,12 @@ def test_this_machine_is_measured(tmp_path):
     assert measure("here", tmp_path / "nowhere").write_s is None
 
 
+def test_without_a_driver_nobody_can_say_how_many_gpus_there_are():
+    blind = msgspec.structs.replace(WELL, gpus=None)
+    assert judge(blind, Limits(gpus=8)) == []
+    assert judge(WELL, Limits(gpus=8)) == ["2 GPUs answer, 8 should"]
+
+
 def test_a_job_tells_where_its_time_went(tmp_path):
     assert (why(tmp_path), scrape(tmp_path)) == (None, None)
     ledger = account(

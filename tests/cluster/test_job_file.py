@@ -173,6 +173,12 @@ ROLE = '\n[[roles]]\nargv = ["true"]\n'
             "did you mean 'world'?",
         ),
         (
+            'name = "a"\nenv = { A = "{wolrd}" }' + ROLE,
+            "job 'a': nothing is known to put for {wolrd}",
+            "did you mean 'world'?",
+        ),
+        ('name = "a"\n[roles]\nargv = ["x"]', "roles: expected `array`", "[[roles]]"),
+        (
             'name = "a"' + ROLE + '[restart]\npolicy = "shrink"',
             "every role has a fixed number of nodes",
             "nodes = [1, 1]",
@@ -202,6 +208,12 @@ def test_mistakes_are_named(tmp_path, text, message, hint):
         read_job(path)
     assert message.replace("JOB", str(path)) in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+def test_braces_in_a_program_are_its_own():
+    Role(argv=["python", "-c", "pid = 7\nprint(f'{pid}')"])
+    with pytest.raises(ConfigError, match=r"\{pid\}"):
+        Role(argv=["x", "--pid={pid}"])
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "nothing"])

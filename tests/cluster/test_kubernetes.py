@@ -53,7 +53,10 @@ def two_roles():
 
 
 def server(nodes=1, **scale):
-    role = Role(name="server", argv=["cairn", "serve"], nodes=nodes, gpus=8, image="cairn:cuda")
+    """Of several nodes: somebody's program, told its place; `cairn serve` runs on one."""
+    large = ["serve-large", "--rank", "{rank}", "--of", "{world}"]
+    argv = ["cairn", "serve"] if nodes == 1 else large
+    role = Role(name="server", argv=argv, nodes=nodes, gpus=8, image="cairn:cuda")
     return Job(name="large", kind="serve", roles=[role], scale=Scale(least=1, most=4, **scale))
 
 
@@ -110,13 +113,88 @@ def test_serving_objects(name, job):
 
 @pytest.mark.parametrize("name", ["train-tiny", "train-8b"])
 def test_the_job_inside_a_rayjob_is_one_that_ray_takes(name, tmp_path):
-    config, _ = objects(plan_of(name), "rayjob")
+    config, _, _ = objects(plan_of(name), "rayjob")
     path = tmp_path / "job.json"
     path.write_text(config["data"]["job.json"])
     nodes = [Node(name=f"n{i}", gpus=8, cpus=64, memory=1 << 40) for i in range(4)]
     plan = resolve(read_job(path), Cluster(engine="ray", nodes=nodes, shares_nodes=True))
     assert plan.nodes == plan_of(name).nodes
     assert plan.job.checkpoint.folder
+
+
+def test_kubernetes_own_objects_are_valid():
+    """Deployment, Service, PodDisruptionBudget, HorizontalPodAutoscaler, ConfigMap: strictly as Kubernetes has them."""
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="needs kubernetes-validate: pip install kubernetes-validate"
+    )
+    every = [
+        each for path in GOLDEN.glob("*.yaml") for each in yaml.safe_load_all(path.read_text())
+    ]
+    own = [made for made in every if "." not in made["apiVersion"].partition("/")[0]]
+    assert {made["kind"] for made in own} == {
+        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service",
+    }  # fmt: skip
+    for made in own:
+        validate.validate(made, "1.35", strict=True)
+
+
+def test_every_job_has_a_budget_that_counts_its_pods():
+    """By number: Kubernetes computes shares only for kinds that can be scaled, and none of these can."""
+    for target in TARGETS:
+        (budget,) = [
+            each
+            for each in objects(plan_of(two_roles()), target)
+            if each["kind"] == "PodDisruptionBudget"
+        ]
+        assert budget["spec"]["minAvailable"] == 5 + (target == "rayjob")  # Ray has a head, too
+        assert budget["spec"]["selector"]["matchLabels"] == {"cairn/job": "two"}
+    large = {each["kind"]: each for each in objects(plan_of(server(nodes=2)), "jobset")}
+    selected = large["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    assert selected == {"cairn/job": "large"}  # the leader and its workers
+
+
+def test_a_rayjob_has_the_priority_the_nearness_and_the_slices():
+    job = two_roles()
+    config, made, _ = objects(plan_of(job), "rayjob")
+    pods = [g["template"]["spec"] for g in made["spec"]["rayClusterSpec"]["workerGroupSpecs"]]
+    assert [pod["priorityClassName"] for pod in pods] == ["high", "high"]
+    assert all("podAffinity" in pod["affinity"] for pod in pods)
+    head = made["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert head["priorityClassName"] == "high"
+    _, actors = made["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert actors["rayStartParams"] == {"num-gpus": "2"}
+    assert "mig" not in config["data"]["job.json"]  # on that cluster a slice is a GPU
+    queued = objects(plan_of(msgspec.structs.replace(job, queue="gold")), "rayjob")[1]
+    assert queued["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high"
+
+
+def test_with_several_roles_the_first_that_is_done_does_not_end_the_others():
+    def completes(name):
+        policies = objects(plan_of(name), "volcano")[0]["spec"]["policies"]
+        return any(policy["action"] == "CompleteJob" for policy in policies)
+
+    assert completes("train-tiny")
+    assert not completes(two_roles())
+
+
+def test_a_server_is_told_its_port_and_has_the_time_to_drain():
+    from cairn.serve.http.settings import ServerConfig
+
+    (drain,) = [f for f in msgspec.structs.fields(ServerConfig) if f.name == "drain_timeout"]
+    port = msgspec.structs.replace(server(), port=9000, queue="gold")
+    deployment = objects(plan_of(port), "jobset")[0]
+    pod = deployment["spec"]["template"]["spec"]
+    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert env["CAIRN_SERVE_PORT"] == "9000"
+    assert pod["containers"][0]["ports"] == [{"name": "http", "containerPort": 9000}]
+    assert pod["terminationGracePeriodSeconds"] > drain.default + 10
+    assert deployment["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+
+
+def test_names_that_are_too_long_for_a_pod_are_refused_before():
+    role = Role(name="r" * 40, argv=["x"], image="cairn:cuda")
+    with pytest.raises(CannotRun, match="characters, 63 are allowed"):
+        objects(plan_of(Job(name="j" * 30, roles=[role])), "jobset")
 
 
 def test_what_is_scaled_on_is_what_the_server_counts():

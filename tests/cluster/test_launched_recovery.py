@@ -1,5 +1,6 @@
-"""Training under `cairn launch`: a memory, a rank and a whole node are lost, and it goes on from the other memory."""
+"""Training under `cairn launch`: memory, ranks, a node are lost, a rank hangs, one is slow; it goes on from memory."""
 
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from local_job import ended, launch, nothing_left
 from tiny_runs import TINY, recipe
 
+from cairn.cli import jobs
 from cairn.cluster import ettr
+from cairn.cluster.spec import Checkpoint as JobCheckpoint
 from cairn.cluster.spec import Elastic, Job, Restart, Role
 from cairn.core.job_ledger import read_ledger
+from cairn.core.rank_failure import failures_in
 from cairn.train.checkpoint.peer_wire import Held
 from cairn.train.config import Checkpoint, Data
 from cairn.train.launch import run_local
@@ -21,12 +25,12 @@ from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.board import TRAINING, Board
 from cairn.train.recovery.meeting import Present, decide
-from cairn.train.recovery.node_memory import end_silent
+from cairn.train.recovery.node_watch import end_silent
 from cairn.train.recovery.settings import Recovery
 from cairn.train.run import run
 
 WORKER = Path(__file__).with_name("launched_worker.py")
-STEPS = 12
+STEPS = 36
 
 
 def config(folder):
@@ -34,7 +38,7 @@ def config(folder):
         folder, steps=STEPS, parallel=Layout(dp=2), model=TINY,
         data=Data(sources=["random"], sequence=16, sequences=4, microbatch=1),
         checkpoint=Checkpoint(every=0, export=False),
-        recovery=Recovery(on=True, memory_every=2, checksum_every=2, silent_s=1.5),
+        recovery=Recovery(on=True, memory_every=2, checksum_every=2, silent_s=1.5, stuck_s=8, same_place=99),
     )  # fmt: skip
 
 
@@ -42,9 +46,9 @@ def logged(folder):
     return [(record.step, record.loss, record.norm, record.lr) for record in read_log(folder)]
 
 
-@pytest.mark.timeout(300)
-def test_lost_memory_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(
-    tmp_path, monkeypatch
+@pytest.mark.timeout(600)
+def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank_is_named(
+    tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
     wanted = config(tmp_path / "unbroken")
@@ -56,8 +60,9 @@ def test_lost_memory_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(
     role = Role(argv=[sys.executable, str(WORKER), str(given), str(folder)], nodes=2, cpus=0.1,
                 memory="64MiB")  # fmt: skip
     job = Job(
-        name="survives", roles=[role], time_limit="5m", elastic=Elastic(last_call="1s"),
-        restart=Restart(policy="in_place", grace="1s", max=5),
+        name="survives", roles=[role], time_limit="9m", elastic=Elastic(last_call="1s"),
+        restart=Restart(policy="in_place", grace="1s", max=6),
+        checkpoint=JobCheckpoint(folder=str(folder)),
     )  # fmt: skip
     record = launch(job)
     status = ended(record)
@@ -68,14 +73,41 @@ def test_lost_memory_a_stopped_rank_and_a_lost_node_cost_steps_and_nothing_else(
     assert "going on from memory at step 4" in log
     assert "going on from memory at step 8" in log
     ledger = read_ledger(folder)
-    assert [incident.cause for incident in ledger.incidents] == ["killed", "hardware"]
-    assert [incident.rung for incident in ledger.incidents] == ["heal", "spare"]
+    told = {incident.step: incident for incident in ledger.incidents}
+    stopped, hung, lost = told[5], told[7], told[9]
+    assert [(one.cause, one.rung) for one in (stopped, hung, lost)] == [
+        ("hang", "heal"), ("hang", "heal"), ("hardware", "spare"),
+    ]  # fmt: skip
+    assert (stopped.rank, hung.rank) == (1, 1)
+    assert "no sign of life" in stopped.why
+    assert "nothing moved for" in hung.why
+    assert "its last collective was gloo:" in hung.why
+    assert "rank 0 is in gloo:" in hung.why
     assert all(0 <= incident.steps_lost <= 2 for incident in ledger.incidents)
+    assert ledger.by_cause["detect"]["hang"] > 0
+    assert ledger.by_cause["restart"]["hang"] > 0
     assert (ledger.state, ledger.steps) == ("ended", STEPS)
     assert sum(ledger.parts.values()) == pytest.approx(ledger.wall)
-    assert "answered by spare" in ettr.why(folder)
-    assert "cairn_job_incidents_total" in ettr.scrape(folder)
-    assert "Wall time" in (folder / "report.html").read_text()
+    failures = {(one.step, one.rank): one for one in failures_in(record.logs) if one.cause}
+    assert failures[7, 1].cause == "hang"
+    assert failures[7, 1].collective.startswith("gloo:")
+    assert "in in_its_own_code" in failures[7, 1].words  # where it stood
+    assert failures[5, 1].why.endswith("the process is stopped")
+    supervisor = (record.folder / "supervisor.log").read_text()
+    assert "): hang at step 7: nothing moved for" in supervisor
+    slow = ledger.slow[0]
+    assert (slow.rank, slow.host) == (1, socket.gethostname())
+    assert "times the others'" in slow.why
+    assert ledger.by_cause["productive"]["straggler"] > 0
+    page = (folder / "report.html").read_text()
+    assert "Wall time" in page
+    assert "Slow ranks" in page
+    assert 'incidents_total{cause="hang",rung="heal"} 2' in ettr.scrape(folder)
+    assert 'part="productive",cause="straggler"' in ettr.scrape(folder)
+    assert jobs.run(["why", "survives"]) == 0
+    said = capsys.readouterr().out
+    assert "answered by spare" in said
+    assert "slow: rank 1 on" in said
     assert nothing_left(tmp_path)
     assert not list(Path(tempfile.gettempdir()).glob(f"cairn-node-*{record.supervisor}*"))
 

@@ -3,16 +3,17 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
-from local_job import ended, launch, left, met, until
+from local_job import ended, has_ended, launch, left, met, until
 
 from cairn.cluster import records, supervisor_process
 from cairn.cluster.backends.interface import EngineUnreachable
 from cairn.cluster.backends.ray import Ray
 from cairn.cluster.backends.ray_seats import connect
 from cairn.cluster.resolve import CannotRun, resolve
-from cairn.cluster.spec import Elastic, Job, Restart, Role
+from cairn.cluster.spec import Elastic, Job, Restart, Role, Topology
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray>=2.50'")
 
@@ -51,7 +52,8 @@ def five():
     }
     head = {**node, "_system_config": QUICK}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.head_node] + [cluster.add_node(wait=False, **node) for _ in range(4)]
+    racks = [{"labels": {"rack": "r0" if number < 1 else "r1"}} for number in range(4)]
+    nodes = [cluster.head_node] + [cluster.add_node(wait=False, **node, **rack) for rack in racks]
     cluster.wait_for_nodes(timeout=120)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield FiveNodes(cluster, nodes)
@@ -163,9 +165,43 @@ def test_a_failing_program_is_told_and_nothing_is_left(five, folder):
     until(lambda: not five.groups(), "no placement group is left")
 
 
+def test_one_rack_where_the_program_was_launched_and_nothing_of_it_is_left(
+    five, folder, monkeypatch
+):
+    """Three nodes in rack r1, of five; a relative path is meant from here; a daemon goes with its node."""
+    monkeypatch.chdir(folder)
+    code = """
+import os, pathlib, subprocess, sys
+forgotten = [sys.executable, "-c", "import time; time.sleep(1000)", os.getcwd()]
+pid = subprocess.Popen(forgotten, start_new_session=True, stdout=-3, stderr=-3).pid
+pathlib.Path(f"forgotten-{pid}").touch()
+"""
+    engine = OnRay(five.address)
+    job = gang("near", folder, 2, topology=Topology(required="rack"))
+    (role,) = job.roles
+    role = msgspec.structs.replace(role, argv=[sys.executable, "-c", code])
+    record = launch(msgspec.structs.replace(job, roles=[role]), engine)
+    assert ended(record, engine).state == "done"
+    (group,) = [
+        group
+        for group in ray.util.placement_group_table().values()
+        if group["name"] == "cairn-near"
+    ]
+    racks = {node["NodeID"]: node["Labels"].get("rack") for node in ray.nodes()}
+    assert {racks[node] for node in group["bundles_to_node_id"].values()} == {"r1"}
+    pids = [int(path.name.partition("-")[2]) for path in folder.glob("forgotten-*")]
+    assert len(pids) == 2
+    assert all(has_ended(pid) for pid in pids)
+
+
 def test_what_can_never_be_placed_is_refused_with_the_numbers(five, tmp_path):
     with pytest.raises(CannotRun, match="needs 9 nodes of 1 GPUs"):
         resolve(gang("large", tmp_path, 9), OnRay(five.address).look())
+    with pytest.raises(CannotRun, match=r"needs 4 nodes of 1 GPUs.* nodes in one rack"):
+        resolve(
+            gang("far", tmp_path, 4, topology=Topology(required="rack")),
+            OnRay(five.address).look(),
+        )
     with pytest.raises(CannotRun, match="has no queues"):
         resolve(gang("queued", tmp_path, 1, queue="gold"), OnRay(five.address).look())
 

@@ -1,5 +1,7 @@
 """Whether a job fits: what is planned does, whatever the cluster; what does not is refused with numbers."""
 
+import datetime
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.resolve import CannotRun, resolve
-from cairn.cluster.spec import Job, Role, Topology
+from cairn.cluster.spec import Checkpoint, Health, Job, Restart, Role, Scale, Topology
 
 GIB = 1 << 30
 
@@ -85,6 +87,104 @@ def test_nearness_that_is_required():
     with pytest.raises(CannotRun, match="no node of slurm says where it is"):
         resolve(job(4, topology=near), msgspec.structs.replace(cluster, nodes=bare))
     assert resolve(job(5, topology=Topology(preferred="rack")), cluster).nodes == 5
+
+
+def test_a_domain_is_chosen_in_which_the_job_fits():
+    """The rack with the most nodes need not be the one with the GPUs."""
+    poor = [msgspec.structs.replace(node, gpus=1) for node in nodes(4)]
+    rich = [Node(name=f"x{i}", gpus=8, cpus=64, domains={"rack": "rich"}) for i in range(2)]
+    for shares in (False, True):
+        cluster = Cluster(engine="kubernetes", nodes=[*poor, *rich], queues=[], shares_nodes=shares)
+        near = job(2, topology=Topology(required="rack"), image="x")
+        assert resolve(near, cluster).nodes == 2
+        with pytest.raises(CannotRun, match="in one rack"):
+            resolve(msgspec.structs.replace(near, roles=job(3).roles), cluster)
+        with pytest.raises(CannotRun, match="the only node in one host has 8 GPUs"):
+            resolve(msgspec.structs.replace(near, topology=Topology(required="host")), cluster)
+
+
+def test_several_pods_may_lie_on_one_node_of_kubernetes():
+    one = Cluster(engine="kubernetes", nodes=nodes(1), queues=[], shares_nodes=True)
+    assert resolve(job(2, gpus=4, image="x"), one).nodes == 2
+    near = job(2, gpus=4, image="x", topology=Topology(required="rack"))
+    assert resolve(near, one).job.topology == Topology()  # one machine is near enough
+    with pytest.raises(CannotRun, match=r"the only node has 8 GPUs.*for all of them, so 1 fit"):
+        resolve(job(2, image="x"), one)
+
+
+LATE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def test_a_deadline_that_has_passed_is_refused_and_one_to_come_limits_the_run():
+    asked = job(deadline=LATE, image="x", time_limit="2h")
+    for engine in ("local", "ray", "slurm", "kubernetes"):
+        cluster = Cluster(engine=engine, nodes=nodes(2), queues=[])
+        with pytest.raises(CannotRun, match=r"deadline of job 'job', 2026-01-01.* has passed"):
+            resolve(asked, cluster, LATE)
+        hour = resolve(asked, cluster, LATE - datetime.timedelta(hours=1))
+        assert hour.job.seconds == (3600 if engine == "kubernetes" else 7200)
+        assert resolve(asked, cluster, LATE - datetime.timedelta(days=1)).job.seconds == 7200
+        assert resolve(asked, cluster).job == asked  # nobody said what time it is
+
+
+@pytest.mark.parametrize(
+    ("engine", "parts", "says"),
+    [
+        ("ray", {"priority": "high"}, "priority 'high' is not used: ray has no queue"),
+        ("local", {"gang": False}, "gang = false makes no difference"),
+        ("slurm", {"topology": Topology(required="rack")}, "max_switch_wait"),
+        ("ray", {"topology": Topology(preferred="rack")}, "but not prefer it"),
+        ("local", {"kind": "serve", "scale": Scale(most=3)}, "on local there is one copy"),
+        ("local", {"image": "x"}, "image 'x' is not used"),
+        (
+            "slurm",
+            {"health": Health(hang="1m")},
+            "is not `cairn train`: it hears nothing of health.hang",
+        ),
+    ],
+)
+def test_what_an_engine_makes_no_use_of_is_said_once(engine, parts, says):
+    plan = resolve(job(2, **parts), Cluster(engine=engine, nodes=nodes(2), queues=[]))
+    assert len([note for note in plan.notes if says in note]) == 1
+
+
+def test_what_only_copies_in_memory_bring_is_said_where_there_are_none():
+    role = Role(argv=["cairn", "train", "tiny-cpu"])
+    cluster = Cluster(engine="local", nodes=nodes(1), shares_nodes=True)
+
+    def notes(tiers, **parts):
+        kept = Checkpoint(tiers=tiers, interval="auto")
+        return resolve(Job(name="job", roles=[role], checkpoint=kept, **parts), cluster).notes
+
+    assert notes(("memory", "disk")) == []
+    assert notes(("disk",)) == [
+        'checkpoint.interval: not used, without "memory" in checkpoint.tiers'
+    ]
+    (said,) = notes(("memory", "disk"), restart=Restart(policy="fail"))
+    assert said.endswith("restart.policy is fail")
+
+
+@pytest.mark.parametrize(
+    ("engine", "parts", "role", "says"),
+    [
+        ("ray", {}, {"mig": "1g.10gb"}, "ray counts GPUs only"),
+        ("slurm", {"topology": Topology(required="block")}, {}, "one rack (a leaf switch)"),
+        ("slurm", {"topology": Topology(required="host")}, {}, "a node of slurm is a host"),
+        (
+            "kubernetes",
+            {"kind": "serve"},
+            {"argv": ["cairn", "serve"]},
+            "`cairn serve` runs on one",
+        ),
+    ],
+)
+def test_what_no_cluster_of_that_kind_can_do_is_refused_in_a_dry_run_too(engine, parts, role, says):
+    asked = job(2, image="x", **parts)
+    asked = msgspec.structs.replace(asked, roles=[msgspec.structs.replace(asked.roles[0], **role)])
+    with pytest.raises(CannotRun) as caught:
+        resolve(asked, Cluster(engine=engine, checked=False))
+    assert says in caught.value.message
+    assert caught.value.hint
 
 
 def test_an_elastic_job_takes_what_there_is():

@@ -1,6 +1,7 @@
 """Jobs on a real Slurm: three nodes on loopback; a job on two of them, a node that fails, what Slurm refuses."""
 
 import datetime
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,8 +107,10 @@ def test_waiting_has_a_reason_and_stop_leaves_nothing(rig, folder, tmp_path):
     until(lambda: "have to be done before" in engine.status(after).reason, "the dependency is told")
     engine.stop(second)
     assert engine.status(second).state == "stopped"
-    engine.stop(after)
     engine.stop(first)
+    status = ended(after, engine)  # it does not wait for ever
+    never = "will never start: a job it waits for has failed"
+    assert (status.state, status.reason) == ("failed", never)
     until(lambda: not rig.tasks(), "no task is left")
 
 
@@ -146,6 +149,44 @@ def test_ranks_that_fail_send_the_job_back_into_the_queue(rig, folder):
     assert (status.state, status.restarts) == ("done", 1)
 
 
+def test_a_job_goes_on_without_the_node_whose_hardware_failed(rig, folder):
+    """Also where ranks that fail are not tried again. The words are planted; all else is Slurm's."""
+    code = """
+import os
+print("on", os.environ["SLURMD_NODENAME"], flush=True)
+if "{attempt}" == "0":
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+    role = Role(argv=[sys.executable, "-c", code], memory="64MiB", start="direct")
+    engine = Slurm()
+    job = Job(name="ecc", roles=[role], time_limit="5m")
+    plan = msgspec.structs.replace(resolve(job, engine.look()), avoid=["n3"])  # on the cordon list
+    record = engine.submit(plan, records.create(job, engine.name))
+    until(lambda: "put back into the queue" in engine.status(record).reason, "it is requeued")
+    rig.ask("scontrol", "update", f"JobId={record.id}", "StartTime=now+3")
+    status = ended(record, engine)
+    assert (status.state, status.restarts) == ("done", 1)
+    log = engine.lines(record, follow=False)
+    first, second = (line.split()[-1] for line in log if line.startswith("r0| on"))
+    assert {first, second} == {"n1", "n2"}
+    shown = rig.ask("scontrol", "show", "job", record.id)
+    excluded = re.search(r"ExcNodeList=(\S+)", shown)[1]
+    assert set(rig.ask("scontrol", "show", "hostnames", excluded).split()) == {first, "n3"}
+    assert f"without {first} from now on: rank 0" in (record.logs / "batch.log").read_text()
+
+
+def test_a_mistake_of_the_program_is_not_made_again(rig, folder):
+    role = Role(
+        argv=[sys.executable, "-c", "import no_such_module"], memory="64MiB", start="direct"
+    )
+    job = Job(name="wrong", roles=[role], time_limit="5m", restart=Restart(policy="requeue", max=3))
+    record = launch(job, Slurm())
+    status = ended(record, Slurm())
+    assert (status.state, status.restarts) == ("failed", 0)
+    assert "ModuleNotFoundError" in status.failure
+    assert "not tried again: rank 0 on" in (record.logs / "batch.log").read_text()
+
+
 def test_what_slurm_refuses_is_told_at_once(rig, folder):
     engine = Slurm()
     with pytest.raises(CannotRun, match="no queue 'mian' on slurm") as caught:
@@ -172,6 +213,14 @@ def test_a_controller_that_does_not_answer(tmp_path, monkeypatch):
         "ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nMessageTimeout=2\nNodeName=x\n"
     )
     monkeypatch.setenv("SLURM_CONF", str(conf))
+    monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
     with pytest.raises(EngineUnreachable, match="sinfo"):
         Slurm().look()
     assert not list(records.latest())
+    # A job of which nobody can say anything has not ended: its name is not free, and it can be stopped later.
+    record = records.create(waiting("unknown", tmp_path), "slurm")
+    record = msgspec.structs.replace(record, id="7")
+    for other in (conf, tmp_path / "none.conf"):
+        monkeypatch.setenv("SLURM_CONF", str(other))
+        with pytest.raises(EngineUnreachable, match=r"squeue|no such file"):
+            Slurm().status(record)

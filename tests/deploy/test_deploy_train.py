@@ -43,9 +43,25 @@ def test_nothing_is_open_and_nothing_can_be_gained():
             "runs:/var/cache/cairn"
         ]  # the folder that the image's user owns
 
+        assert service["healthcheck"] == {"disable": True}  # the image's asks a server
+
 
 def test_one_container_trains():
     understood(words(NODES["train"]["command"]))
+
+
+def test_with_gpus_it_is_the_other_image_and_a_gpu_for_each_node():
+    services = yaml.safe_load((DEPLOY / "compose.train.cuda.yaml").read_text())["services"]
+    assert services.keys() == NODES.keys()
+    places = place({"WORLD_SIZE": "2", "RANK": "1", "CAIRN_JOB_CHECKPOINTS": "/runs"})
+    given = []
+    for name, service in services.items():
+        assert (service["build"]["target"], service["image"]) == ("cuda", "cairn:cuda")
+        args = [filled(word, places) for word in words(service["command"])]
+        understood(args if name == "train" else args[1:])
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        given.append(device.get("device_ids", device.get("count")))
+    assert given == ["all", ["0"], ["1"]]
 
 
 def test_two_containers_are_two_nodes_of_one_job():

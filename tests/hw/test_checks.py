@@ -108,6 +108,7 @@ ILLNESSES = [
     ("p2p", "warn", "0-1", healthy(gpus=2, pairs_without_p2p=[(0, 1), (1, 0)])),
     ("counters", "warn", "only root", with_limits(profiling_admin_only=True)),
     ("container", "warn", "gVisor", with_machine(container="docker", kernel="4.4.0")),
+    ("container", "warn", "gVisor", with_machine(container=None, kernel="4.19.0-gvisor")),
     ("cpu", "warn", "64 threads are visible, the container grants 2.5", with_cpu(quota=2.5)),
     (
         "numa",
@@ -190,6 +191,11 @@ def test_another_vendors_gpu_is_not_a_missing_cuda():
     [
         ("gpu", with_machine(healthy(gpus=8, torch_gpus=2), visible_gpus="0,1"), "can use 2"),
         ("gpu", with_gpu(mig=True), "slice"),
+        (
+            "gpu",
+            replace(with_machine(gpus=[replace(healthy_gpu(), mig=True)] * 8), torch_gpus=1),
+            "MIG is on",  # a process sees one slice, however many cards there are
+        ),
         ("ecc", with_gpu(ecc=Ecc(enabled=True, remapped_rows=2)), "2 rows were replaced"),
         ("gpu memory", with_gpu(processes=[GpuProcess(pid=100)]), "no other process"),
         ("counters", with_limits(healthy(is_root=True), profiling_admin_only=True), "may read"),

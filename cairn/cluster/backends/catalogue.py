@@ -44,4 +44,4 @@ def seats_of(record: Record) -> Seats:
         return RaySeats(record.address)
     from cairn.cluster.backends.local import LocalSeats
 
-    return LocalSeats()
+    return LocalSeats(record)

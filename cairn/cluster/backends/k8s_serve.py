@@ -7,6 +7,8 @@ What is scaled on is what the server counts itself (`cairn metrics list`); for t
 adapter has to offer it, KEDA asks Prometheus itself.
 """
 
+import math
+
 from cairn.cluster.backends.k8s_pod import (
     TOPOLOGY_KEYS,
     Object,
@@ -16,10 +18,14 @@ from cairn.cluster.backends.k8s_pod import (
     labels,
     pod,
 )
+from cairn.cluster.elastic import rank_argv
 from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.spec import Job
+from cairn.core.units import parse_duration
 
 PROMETHEUS = "http://prometheus.monitoring.svc:9090"
 LOADING_S = 1800  # a large model may take that long before it answers
+DRAIN_S = 30  # how long `cairn serve` lets requests finish, unless told otherwise
 SLOW_DOWN_S = 300  # copies are taken away only after so long a calm
 
 
@@ -29,7 +35,7 @@ def serving_objects(plan: Plan) -> list[Object]:
     target = _leader_worker_set(plan, group) if group.most > 1 else _deployment(plan, group)
     objects = [target, _service(plan, group)]
     if job.scale.most > 1:
-        objects.append(disruption_budget(job, job.name, group.role, maxUnavailable=1))
+        objects.append(disruption_budget(job, job.name, None, maxUnavailable=1))
     if job.scale.most > job.scale.least:
         kind = {"apiVersion": target["apiVersion"], "kind": target["kind"], "name": job.name}
         objects.append(_keda(plan, kind) if job.scale.actuator == "keda" else _hpa(plan, kind))
@@ -39,7 +45,7 @@ def serving_objects(plan: Plan) -> list[Object]:
 def _server(plan: Plan, group: Group) -> Object:
     """The pod that answers: probes ask /health, which is tied to the engine's steps."""
     job = plan.job
-    made = container(job, group, group.argv, environment(job, group))
+    made = container(job, group, rank_argv(group.argv, "python"), environment(job, group))
     health = {"httpGet": {"path": "/health", "port": "http"}}
     made |= {
         "ports": [{"name": "http", "containerPort": job.port}],
@@ -63,6 +69,7 @@ def _server(plan: Plan, group: Group) -> Object:
             "labelSelector": {"matchLabels": {"cairn/job": job.name}},
         }
     ]
+    template["spec"]["terminationGracePeriodSeconds"] = _grace(job)
     if job.priority:
         template["spec"]["priorityClassName"] = job.priority
     return template
@@ -73,7 +80,7 @@ def _deployment(plan: Plan, group: Group) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": job.name, "labels": labels(job, group.role)},
+        "metadata": {"name": job.name, "labels": _labels(plan, group)},
         "spec": {
             "replicas": job.scale.least,
             "selector": {"matchLabels": {"cairn/job": job.name, "cairn/role": group.role}},
@@ -83,16 +90,26 @@ def _deployment(plan: Plan, group: Group) -> Object:
     }
 
 
+def _labels(plan: Plan, group: Group) -> dict[str, str]:
+    """Kueue admits servers, too."""
+    queue = {"kueue.x-k8s.io/queue-name": plan.job.queue} if plan.job.queue else {}
+    return {**labels(plan.job, group.role), **queue}
+
+
 def _leader_worker_set(plan: Plan, group: Group) -> Object:
     """One copy is several pods that start and die together; the leader answers."""
     job = plan.job
     leader = _server(plan, group)
-    worker = pod(plan, group, container(job, group, group.argv, environment(job, group)))
+    command = rank_argv(group.argv, "python")
+    worker = pod(plan, group, container(job, group, command, environment(job, group)))
     leader["metadata"]["labels"]["cairn/role"] = "leader"
+    for template in (leader, worker):
+        template["spec"]["terminationGracePeriodSeconds"] = _grace(job)
+        template["spec"]["containers"][0]["env"] += _place_in_group(group)
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": {"name": job.name, "labels": labels(job, group.role)},
+        "metadata": {"name": job.name, "labels": _labels(plan, group)},
         "spec": {
             "replicas": job.scale.least,
             "leaderWorkerTemplate": {
@@ -103,6 +120,22 @@ def _leader_worker_set(plan: Plan, group: Group) -> Object:
             },
         },
     }
+
+
+def _grace(job: Job) -> int:
+    """A server that is told to end finishes what it answers first."""
+    return max(DRAIN_S, math.ceil(parse_duration(job.restart.grace))) + 15
+
+
+def _place_in_group(group: Group) -> list[Object]:
+    """What fills {rank} and {world}; $LWS_LEADER_ADDRESS is there without us."""
+    index = {
+        "fieldRef": {"fieldPath": "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
+    }
+    count = [
+        {"name": name, "value": str(group.most)} for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE")
+    ]
+    return [{"name": "RANK", "valueFrom": index}, *count]
 
 
 def _service(plan: Plan, group: Group) -> Object:

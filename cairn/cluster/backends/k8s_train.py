@@ -27,11 +27,11 @@ from cairn.cluster.backends.k8s_pod import (
 )
 from cairn.cluster.elastic import Rendezvous, agent_argv, rank_argv
 from cairn.cluster.job_file import job_json
+from cairn.cluster.pod_agent import MISTAKE
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.spec import Job, Topology
 
 PORT = 29400
-MISTAKE = 2  # the exit status with which `cairn` refuses what it was asked: no restart helps
 RAY_VERSION = "2.60.0"
 JOB_FILE = "/etc/cairn/job.json"
 TIERS = {"host": 1, "rack": 1, "block": 2}  # of Volcano's HyperNodes, from the leaf up
@@ -40,11 +40,7 @@ ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 def jobset_objects(plan: Plan) -> list[Object]:
     job = plan.job
-    meta: Object = {"name": job.name, "labels": labels(job, "all")}
-    if job.queue:
-        meta["labels"]["kueue.x-k8s.io/queue-name"] = job.queue
-        if job.priority:
-            meta["labels"]["kueue.x-k8s.io/priority-class"] = job.priority
+    meta: Object = {"name": job.name, "labels": {**labels(job, "all"), **_queued(job)}}
     restarts = 0 if job.restart.policy == "fail" else job.restart.max
     spec: Object = {
         "suspend": job.queue is not None,  # until Kueue admits all of it
@@ -65,8 +61,13 @@ def jobset_objects(plan: Plan) -> list[Object]:
             "metadata": meta,
             "spec": spec,
         },
-        disruption_budget(job, job.name, None, maxUnavailable=0),
+        _never_drained(plan, plan.nodes),
     ]
+
+
+def _never_drained(plan: Plan, pods: int) -> Object:
+    """A gang that loses one pod starts again. As a number of pods: of these kinds Kubernetes knows no other."""
+    return disruption_budget(plan.job, plan.job.name, None, minAvailable=pods)
 
 
 def _replicated(plan: Plan, group: Group) -> Object:
@@ -79,11 +80,7 @@ def _replicated(plan: Plan, group: Group) -> Object:
     made = container(
         job, group, _command(job, group, endpoint), [*environment(job, group), attempt]
     )
-    template = pod(plan, group, made, _nearness(job) if job.queue else None)
-    near = affinity(job)
-    if not job.queue:
-        template["spec"] |= {"affinity": near} if near else {}
-        template["spec"] |= {"priorityClassName": job.priority} if job.priority else {}
+    template = _placed(plan, group, made)
     in_place = job.restart.policy in ("in_place", "shrink")
     return {
         "name": group.role,
@@ -100,6 +97,25 @@ def _replicated(plan: Plan, group: Group) -> Object:
             }
         },
     }
+
+
+def _placed(plan: Plan, group: Group, made: Object) -> Object:
+    """The pod, with nearness and priority in Kueue's words where there is a queue, else in the scheduler's."""
+    job = plan.job
+    template = pod(plan, group, made, _nearness(job) if job.queue else None)
+    near = affinity(job)
+    if not job.queue:
+        template["spec"] |= {"affinity": near} if near else {}
+        template["spec"] |= {"priorityClassName": job.priority} if job.priority else {}
+    return template
+
+
+def _queued(job: Job) -> dict[str, str]:
+    """The labels that give a job to Kueue."""
+    if not job.queue:
+        return {}
+    priority = {"kueue.x-k8s.io/priority-class": job.priority} if job.priority else {}
+    return {"kueue.x-k8s.io/queue-name": job.queue, **priority}
 
 
 def _pod_failures(group: Group) -> list[Object]:
@@ -124,10 +140,11 @@ def _nearness(job: Job) -> dict[str, str] | None:
 
 
 def _command(job: Job, group: Group, endpoint: str) -> list[str]:
+    listening = ["python", "-m", "cairn.cluster.pod_agent", "--"]
     if not group.elastic:
-        return rank_argv(group.argv, "python")
+        return [*listening, *rank_argv(group.argv, "python")]
     rendezvous = Rendezvous(endpoint=endpoint, run=f"{job.name}-{group.role}", hosted="")
-    return agent_argv(job, group, rendezvous, None, "python")
+    return [*listening, *agent_argv(job, group, rendezvous, None, "python")]
 
 
 def volcano_objects(plan: Plan) -> list[Object]:
@@ -138,6 +155,8 @@ def volcano_objects(plan: Plan) -> list[Object]:
         "requeue": "RestartJob",
         "fail": "AbortJob",
     }
+    # With several roles the first that is done would end the others.
+    completed = [{"event": "TaskCompleted", "action": "CompleteJob"}] * (len(plan.groups) == 1)
     spec: Object = {
         "schedulerName": "volcano",
         "minAvailable": sum(group.least for group in plan.groups) if job.gang else 1,
@@ -147,7 +166,7 @@ def volcano_objects(plan: Plan) -> list[Object]:
             {"exitCode": MISTAKE, "action": "AbortJob"},
             {"event": "PodEvicted", "action": "RestartJob"},
             {"event": "PodFailed", "action": action[job.restart.policy]},
-            {"event": "TaskCompleted", "action": "CompleteJob"},
+            *completed,
         ],
         "tasks": [_task(plan, group) for group in plan.groups],
         "ttlSecondsAfterFinished": 86400,
@@ -162,7 +181,7 @@ def volcano_objects(plan: Plan) -> list[Object]:
         spec["networkTopology"] = {"mode": mode, "highestTierAllowed": TIERS[level]}
     made = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job",
             "metadata": {"name": job.name, "labels": labels(job, "all")}, "spec": spec}  # fmt: skip
-    return [made, disruption_budget(job, job.name, None, maxUnavailable=0)]
+    return [made, _never_drained(plan, plan.nodes)]
 
 
 def _task(plan: Plan, group: Group) -> Object:
@@ -179,16 +198,17 @@ def rayjob_objects(plan: Plan) -> list[Object]:
     """The job file as a ConfigMap; a Ray cluster of its size; `cairn launch` as what is run on it."""
     job = plan.job
     # On that cluster the job is alone: what decides between jobs has been decided when it exists.
-    inner = msgspec.structs.replace(job, queue=None, priority=None, image=None, topology=Topology())
+    roles = [msgspec.structs.replace(role, mig="", image=None) for role in job.roles]
+    inner = msgspec.structs.replace(
+        job, queue=None, priority=None, image=None, topology=Topology(), roles=roles
+    )
     if any(keeps_files(job, group) for group in plan.groups):
         kept = msgspec.structs.replace(job.checkpoint, folder=job.checkpoint.folder or CHECKPOINTS)
         inner = msgspec.structs.replace(inner, checkpoint=kept)
     config = {"apiVersion": "v1", "kind": "ConfigMap",
               "metadata": {"name": f"{job.name}-job", "labels": labels(job, "all")},
               "data": {"job.json": job_json(inner)}}  # fmt: skip
-    meta: Object = {"name": job.name, "labels": labels(job, "all")}
-    if job.queue:
-        meta["labels"]["kueue.x-k8s.io/queue-name"] = job.queue
+    meta: Object = {"name": job.name, "labels": {**labels(job, "all"), **_queued(job)}}
     restarts = job.restart.max if job.restart.policy == "requeue" else 0
     spec: Object = {
         "entrypoint": f"cairn launch {JOB_FILE} --on ray --address auto",
@@ -205,7 +225,8 @@ def rayjob_objects(plan: Plan) -> list[Object]:
             "workerGroupSpecs": [_ray_workers(plan, group) for group in plan.groups],
         },
     }
-    return [config, {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}]
+    made = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": meta, "spec": spec}
+    return [config, made, _never_drained(plan, plan.nodes + 1)]
 
 
 def _ray_head(plan: Plan) -> Object:
@@ -218,6 +239,8 @@ def _ray_head(plan: Plan) -> Object:
         "volumeMounts": [{"name": "job", "mountPath": "/etc/cairn"}, *mounts(plan.job, group)],
     }  # fmt: skip
     template = _with_job(plan, pod(plan, group, head))
+    if plan.job.priority and not plan.job.queue:
+        template["spec"]["priorityClassName"] = plan.job.priority
     template["metadata"]["labels"]["cairn/role"] = "ray-head"
     return template
 
@@ -230,8 +253,9 @@ def _ray_workers(plan: Plan, group: Group) -> Object:
         "replicas": group.most,
         "minReplicas": group.least,
         "maxReplicas": group.most,
-        "rayStartParams": {},
-        "template": pod(plan, group, made),
+        # KubeRay counts whole GPUs by itself, and no slices.
+        "rayStartParams": {"num-gpus": str(group.gpus)} if group.mig else {},
+        "template": _placed(plan, group, made),
     }
 
 

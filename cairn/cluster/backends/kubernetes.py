@@ -9,6 +9,7 @@ or a LeaderWorkerSet. Restarts, quotas and placement are theirs, never done here
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ TARGETS = {"jobset": jobset_objects, "volcano": volcano_objects, "rayjob": rayjo
 QUEUES = {"jobset": "localqueues.kueue.x-k8s.io", "rayjob": "localqueues.kueue.x-k8s.io",
           "volcano": "queues.scheduling.volcano.sh"}  # fmt: skip
 PATIENCE = "--request-timeout=20s"
+LONGEST_NAME = 63
 SUFFIXES = {
     "Ki": 1 << 10,
     "Mi": 1 << 20,
@@ -55,10 +57,15 @@ class Kubernetes:
                 "kubectl is not installed here",
                 hint="install it, or look at the objects with --dry-run",
             )
-        nodes = [node_of(item) for item in self._get("nodes")]
+        nodes = [node_of(item) for item in self._get("nodes", forbidden=[])]
         queues = self._get(QUEUES[self.target], missing=[])
         names = [queue["metadata"]["name"] for queue in queues]
-        return Cluster(engine=self.name, nodes=nodes, queues=names, needs_image=True)
+        if not nodes:
+            print("note: nodes cannot be listed, so the job's size is not checked", file=sys.stderr)
+        return Cluster(
+            engine=self.name, nodes=nodes, queues=names, needs_image=True, shares_nodes=True,
+            checked=bool(nodes),
+        )  # fmt: skip
 
     def unseen(self) -> Cluster:
         return Cluster(engine=self.name, queues=[], needs_image=True, checked=False)
@@ -73,21 +80,28 @@ class Kubernetes:
         records.save(record)
         done = self._kubectl("create", "--filename=-", given=to_yaml(made))
         if done.returncode != 0:
-            if "AlreadyExists" not in done.stderr:  # what was there before is not ours to take away
-                self._kubectl("delete", "--ignore-not-found", "--filename=-", given=to_yaml(made))
+            if "AlreadyExists" in done.stderr:  # what was there before is not ours to take away
+                raise SubmitFailed(
+                    f"Kubernetes has '{plan.job.name}' already, and this machine did not launch it",
+                    hint="give the job another name",
+                )
+            self._kubectl("delete", "--ignore-not-found", "--filename=-", given=to_yaml(made))
+            said = done.stderr.strip().splitlines()
             raise SubmitFailed(
-                f"Kubernetes refused the job: {done.stderr.strip().splitlines()[-1]}",
+                f"Kubernetes refused the job: {said[-1] if said else done.returncode}",
                 hint=f"the objects are in {record.folder / 'objects.yaml'}",
             )
         return record
 
     def status(self, record: Record) -> Status:
+        last = records.read_status(record)
+        if (
+            last.state in records.ENDED
+        ):  # stopped, or never submitted: an object of its name is not ours
+            return last
         found = self._get(record.id, missing=[])
         if not found:
-            last = records.read_status(record)
-            return last if last.state in records.ENDED else Status(
-                state="lost", reason=f"{record.id} is not in the cluster any more"
-            )  # fmt: skip
+            return Status(state="lost", reason=f"{record.id} is not in the cluster any more")
         pods = self._get("pods", f"--selector=cairn/job={record.name}")
         workloads = (
             self._get("workloads.kueue.x-k8s.io", missing=[]) if self.target != "volcano" else []
@@ -97,6 +111,8 @@ class Kubernetes:
         if status.state == "failed":
             failure = first_of(found_in(self.lines(record, follow=False)))
             status = msgspec.structs.replace(status, failure=told(failure) if failure else "")
+        if status.state in ("done", "failed"):  # the object is taken away a day later
+            records.write_status(record, status)
         return status
 
     def lines(self, record: Record, follow: bool) -> Iterator[str]:
@@ -121,7 +137,13 @@ class Kubernetes:
             raise EngineUnreachable(f"kubectl could not delete {record.id}: {done.stderr.strip()}")
         records.write_status(record, Status(state="stopped", reason="stopped by `cairn jobs stop`"))
 
-    def _get(self, *words: str, missing: list[Object] | None = None) -> list[Object]:
+    def _get(
+        self,
+        *words: str,
+        missing: list[Object] | None = None,
+        forbidden: list[Object] | None = None,
+    ) -> list[Object]:
+        """`missing`: the answer where there is no such thing; `forbidden`: where we may not ask."""
         done = self._kubectl("get", *words, "--output=json", PATIENCE)
         if done.returncode == 0:
             found: dict[str, Any] = json.loads(done.stdout)
@@ -129,6 +151,8 @@ class Kubernetes:
         gone = any(word in done.stderr for word in ("NotFound", "doesn't have a resource type"))
         if missing is not None and gone:
             return missing
+        if forbidden is not None and "(Forbidden)" in done.stderr:
+            return forbidden
         said = done.stderr.strip().splitlines()
         raise EngineUnreachable(
             f"kubectl gets no answer: {said[-1] if said else done.returncode}",
@@ -146,6 +170,13 @@ class Kubernetes:
 
 def objects(plan: Plan, target: str) -> list[Object]:
     """What would be created, in this order. Pure."""
+    _check_names(plan)
+    folder = plan.job.checkpoint.folder
+    if folder is not None and not folder.startswith("/"):
+        raise CannotRun(
+            f"checkpoint.folder is '{folder}', and in a pod it is a place from the root",
+            hint=f"folder = '/{folder}'",
+        )
     if plan.job.kind == "serve":
         if len(plan.groups) > 1:
             raise CannotRun(
@@ -154,6 +185,18 @@ def objects(plan: Plan, target: str) -> list[Object]:
             )
         return serving_objects(plan)
     return TARGETS[target](plan)
+
+
+def _check_names(plan: Plan) -> None:
+    """A pod's name is a name in DNS: job, role and two numbers have to fit into it."""
+    for group in plan.groups:
+        longest = f"{plan.job.name}-{group.role}-0-{group.most - 1}"
+        if len(longest) > LONGEST_NAME:
+            raise CannotRun(
+                f"a pod of role '{group.role}' would be called {longest}: {len(longest)} characters, "
+                f"{LONGEST_NAME} are allowed",
+                hint="shorten the name of the job or of the role",
+            )
 
 
 def to_yaml(made: list[Object]) -> str:

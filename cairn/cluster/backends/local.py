@@ -6,6 +6,7 @@ A fake node is real where it matters: its processes die together, and the others
 """
 
 import contextlib
+import itertools
 import os
 import shlex
 import signal
@@ -19,12 +20,14 @@ import msgspec
 import psutil
 
 from cairn.cluster import records, supervisor_process
+from cairn.cluster.backends import local_gpus
 from cairn.cluster.elastic import Rendezvous, agent_argv, inherited, rank_argv
 from cairn.cluster.inventory import Cluster, Node
-from cairn.cluster.rank import die_with_parent
+from cairn.cluster.leftovers import end_leftovers, mark_of
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import Plan
 from cairn.cluster.seats import Handle, Seat
+from cairn.core.die_with_parent import die_with_parent
 
 LOOPBACK = "127.0.0.1"
 
@@ -32,11 +35,15 @@ LOOPBACK = "127.0.0.1"
 class ProcessNode:
     """A node that is a process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
+    def __init__(self, process: subprocess.Popen[bytes], mark: dict[str, str]) -> None:
+        self.process, self.mark = process, mark
 
     def poll(self) -> int | None:
-        return self.process.poll()
+        """A node has gone when everything on it has."""
+        status = self.process.poll()
+        if status is not None:
+            end_leftovers(self.mark)
+        return status
 
     def end(self, kill: bool = False) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -44,20 +51,26 @@ class ProcessNode:
 
 
 class LocalSeats:
-    """Nodes out of this machine; there is nothing to wait for and nothing to give back."""
+    """Nodes out of this machine: processes, and GPUs that no other job from here holds."""
 
     address = LOOPBACK
     loopback = True
 
-    def __init__(self) -> None:
+    def __init__(self, record: Record) -> None:
+        self.record = record
         self.gpus: dict[int, list[int]] = {}
+        self.marks: dict[str, dict[str, str]] = {}
 
     def reserve(self, plan: Plan) -> str | None:
-        taken = index = 0
-        for group in plan.groups:
-            for _ in range(group.most):
-                self.gpus[index] = list(range(taken, taken + group.gpus))
-                taken, index = taken + group.gpus, index + 1
+        each = [group.gpus for group in plan.groups for _ in range(group.most)]
+        got = local_gpus.claim(self.record, sum(each), _gpus()) if any(each) else []
+        if isinstance(got, str):
+            return got
+        ends = list(itertools.accumulate(each))
+        self.gpus = {
+            index: got[end - count : end]
+            for index, (count, end) in enumerate(zip(each, ends, strict=True))
+        }
         return None
 
     def start(self, seat: Seat, argv: list[str], env: dict[str, str], log: Path) -> Handle:
@@ -67,10 +80,13 @@ class LocalSeats:
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
                 env=inherited({**visible, **env}), preexec_fn=die_with_parent,
             )  # fmt: skip
-        return ProcessNode(process)
+        self.marks[seat.name] = mark_of(env)
+        return ProcessNode(process, self.marks[seat.name])
 
     def release(self) -> None:
-        return
+        for mark in self.marks.values():
+            end_leftovers(mark)
+        local_gpus.release(self.record)
 
 
 class Local:

@@ -94,7 +94,7 @@ def nodes_of(found: list[dict]) -> list[Node]:
 
 def render(plan: Plan) -> str:
     """The placement group and the command of every bundle."""
-    from cairn.cluster.backends.ray_seats import bundles_of, strategy_of
+    from cairn.cluster.backends.ray_seats import bundles_of, placement_of
 
     actors = []
     for group in plan.groups:
@@ -106,7 +106,7 @@ def render(plan: Plan) -> str:
         )
         actors.append({"role": group.role, "count": group.most, "argv": argv})
     document = {
-        "placement_group": {"name": f"cairn-{plan.job.name}", "strategy": strategy_of(plan),
+        "placement_group": {"name": f"cairn-{plan.job.name}", **placement_of(plan),
                             "bundles": bundles_of(plan)},
         "actors": actors,
     }  # fmt: skip

@@ -12,7 +12,8 @@ import tempfile
 
 import psutil
 
-from cairn.cluster.rank import die_with_parent
+from cairn.cluster.leftovers import end_leftovers, mark_of
+from cairn.core.die_with_parent import die_with_parent
 
 NODE_ADDRESS = "$NODE_ADDRESS"  # in argv and env: where this node is, which only it knows
 CHUNK = 1 << 20  # bytes of the log in one answer
@@ -23,29 +24,33 @@ class NodeAgent:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        descriptor, self.log = tempfile.mkstemp(prefix="cairn-node-", suffix=".log")
-        os.close(descriptor)
+        self.mark: dict[str, str] = {}
+        # Without a name: it goes with the actor, however that ends; the lines are in the job's record by then.
+        self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115  as long as the actor
 
-    def start(self, argv: list[str], env: dict[str, str]) -> int:
+    def start(self, argv: list[str], env: dict[str, str], folder: str) -> int:
+        """`folder` is where the job was launched, for relative paths; another machine need not have it."""
         import ray
 
         here = ray.util.get_node_ip_address()
+        machine = ray.get_runtime_context().get_node_id()[:12]  # its name in the inventory
         argv = [word.replace(NODE_ADDRESS, here) for word in argv]
         env = {name: value.replace(NODE_ADDRESS, here) for name, value in env.items()}
-        with open(self.log, "ab") as out:
-            # From the thread that lives as long as the actor: the kernel ends the agent with the thread that made it.
-            self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
-                env={**os.environ, **env}, preexec_fn=die_with_parent,
-            )  # fmt: skip
+        self.mark = mark_of(env)
+        # From the thread that lives as long as the actor: the kernel ends the agent with the thread that made it.
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, process_group=0,
+            env={**os.environ, "CAIRN_MACHINE": machine, **env}, preexec_fn=die_with_parent,
+            cwd=folder if os.path.isdir(folder) else None,
+        )  # fmt: skip
         return self.process.pid
 
     def look(self, offset: int) -> tuple[int | None, bytes]:
         """How it ended, if it has, and the log from there on; the end is told only with the last of the log."""
         status = self.process.poll() if self.process is not None else None
-        with open(self.log, "rb") as log:
-            log.seek(offset)
-            data = log.read(CHUNK)
+        if status is not None:
+            end_leftovers(self.mark)
+        data = os.pread(self.log.fileno(), CHUNK, offset)
         return (status if len(data) < CHUNK else None), data
 
     def end(self, kill: bool) -> None:
@@ -53,11 +58,9 @@ class NodeAgent:
             return
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-
-    def forget(self) -> None:
-        """Before the actor goes: its log file, too."""
-        with contextlib.suppress(OSError):
-            os.unlink(self.log)
+        if kill:
+            self.process.wait()
+            end_leftovers(self.mark)
 
     def pids(self) -> list[int]:
         """The agent and everything below it, for tests."""

@@ -18,10 +18,13 @@ from cairn.cluster.backends.interface import EngineUnreachable
 from cairn.cluster.backends.ray_node import NODE_ADDRESS, NodeAgent
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.seats import LOST, Handle, Seat
+from cairn.core.errors import CairnError
 from cairn.core.units import format_bytes
 
+NODE_LABEL = "ray.io/node-id"  # which every node of Ray has
 LOCAL = "local"  # the address of a Ray that is started for one job, where there is none
 KNOCK_S = 5.0
+LAST_WORD_S = 10.0  # for an actor to end everything that it has started
 UNTIL_PLACED_S = 120.0  # how long a new node may die before it has started once
 STORE_BYTES = 100 << 20  # its object store: a job's nodes send no objects
 
@@ -57,8 +60,6 @@ class RayNode:
         if status is None:
             self.asked = self.actor.look.remote(self.offset)
         else:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(self.actor.forget.remote(), timeout=5)
             self._kill()
         return status
 
@@ -71,7 +72,14 @@ class RayNode:
         return status
 
     def end(self, kill: bool = False) -> None:
-        self._kill() if kill else self.actor.end.remote(False)
+        import ray
+
+        if not kill:
+            self.actor.end.remote(False)
+            return
+        with contextlib.suppress(ray.exceptions.RayError):  # a node that has gone does not answer
+            ray.get(self.actor.end.remote(True), timeout=LAST_WORD_S)
+        self._kill()
 
     def _kill(self) -> None:
         import ray
@@ -99,8 +107,9 @@ class RaySeats:
         if self.group is None:
             bundles = bundles_of(plan)
             self.group = placement_group(
-                bundles, strategy=strategy_of(plan), name=f"cairn-{plan.job.name}"
-            )
+                bundles, name=f"cairn-{plan.job.name}", **_checked(placement_of(plan)),
+                **_elsewhere(plan, ray.nodes()),
+            )  # fmt: skip
             self.ready = self.group.ready()
             self.asks = f"{len(bundles)} nodes of {_words(plan.groups[0])}"
         ready, _ = ray.wait([self.ready], timeout=0.2)
@@ -123,7 +132,7 @@ class RaySeats:
 
         def make() -> tuple[Any, Any]:
             actor: Any = kind.remote()
-            return actor, actor.start.remote(argv, env)
+            return actor, actor.start.remote(argv, env, os.getcwd())
 
         return RayNode(make, log)
 
@@ -143,11 +152,42 @@ def bundles_of(plan: Plan) -> list[dict[str, float]]:
     return [_bundle(group) for group in plan.groups for _ in range(group.most)]
 
 
-def strategy_of(plan: Plan) -> str:
-    """Apart where that is possible, so that a lost machine is one lost node; together where the job says so."""
-    if plan.job.topology.required == "host":
-        return "STRICT_PACK"
-    return "PACK" if plan.job.topology.preferred == "host" else "SPREAD"
+def placement_of(plan: Plan) -> dict[str, Any]:
+    """Apart where that is possible, so that a lost machine is one lost node; together where the job says so.
+
+    Nodes say in which rack or block they are by Ray's labels: ray start --labels rack=r7.
+    """
+    near = plan.job.topology
+    if near.required in ("rack", "block"):
+        return {"topology_strategy": {NODE_LABEL: "SPREAD", near.required: "STRICT_PACK"}}
+    if near.required == "host":
+        return {"strategy": "STRICT_PACK"}
+    return {"strategy": "PACK" if near.preferred == "host" else "SPREAD"}
+
+
+def _elsewhere(plan: Plan, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Not on nodes that are on the cordon list; Ray knows them by numbers of its own. Pure."""
+    bad = [node["NodeID"] for node in nodes if node["NodeID"][:12] in plan.avoid]
+    if not bad:
+        return {}
+    selector = {NODE_LABEL: f"!in({','.join(bad)})"}
+    return {"bundle_label_selector": [selector for _ in bundles_of(plan)]}
+
+
+def _checked(placement: dict[str, Any]) -> dict[str, Any]:
+    """An older Ray knows no racks."""
+    import inspect
+
+    import ray
+    from ray.util.placement_group import placement_group
+
+    missing = placement.keys() - inspect.signature(placement_group).parameters.keys()
+    if missing:
+        raise CairnError(
+            f"Ray {ray.__version__} cannot keep a job in one rack or block",
+            hint="pip install 'ray>=2.60', or leave topology.required out",
+        )
+    return placement
 
 
 def connect(address: str) -> None:
@@ -181,15 +221,15 @@ def _knock(address: str) -> None:
 
 
 def _bundle(group: Group) -> dict[str, float]:
-    bundle: dict[str, float] = {"CPU": group.cpus}
+    bundle: dict[str, float] = {"CPU": group.cpus, "memory": group.memory}
     if group.gpus:
         bundle["GPU"] = group.gpus
     return bundle
 
 
 def _words(group: Group) -> str:
-    gpus = f"{group.gpus} GPUs and " if group.gpus else ""
-    return f"{gpus}{group.cpus:g} CPUs"
+    gpus = f"{group.gpus} GPUs, " if group.gpus else ""
+    return f"{gpus}{group.cpus:g} CPUs and {format_bytes(group.memory)}"
 
 
 def _free() -> str:

@@ -6,6 +6,7 @@ Needs Slurm's commands on this machine and a home that the nodes see, as Slurm's
 needed: how a job ended is written by its script.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ from cairn.core.rank_failure import failures_in, first_of, told
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 PATIENCE_S = 60.0
+UNKNOWN_JOB = "Invalid job id"  # what Slurm says of a job that it has forgotten
+ANYTHING = ""
 
 STATES: dict[str, State] = {
     "PENDING": "queued", "CONFIGURING": "starting", "RUNNING": "running", "COMPLETING": "running",
@@ -36,11 +39,12 @@ STATES: dict[str, State] = {
     "DEADLINE": "failed", "BOOT_FAIL": "failed",
 }  # fmt: skip
 
+NEVER = "DependencyNeverSatisfied"
 REASONS = {
     "Resources": "waits for nodes that are free at once",
     "Priority": "waits behind jobs of a higher priority",
     "Dependency": "waits for jobs that have to be done before",
-    "DependencyNeverSatisfied": "will never start: a job it waits for has failed",
+    NEVER: "will never start: a job it waits for has failed",
     "BeginTime": "was put back into the queue; Slurm lets it wait before it starts again",
     "QOSMaxJobsPerUserLimit": "waits: the QOS allows no more of this user's jobs",
     "PartitionNodeLimit": "asks for more nodes than the partition allows",
@@ -65,7 +69,7 @@ class Slurm:
     def look(self) -> Cluster:
         _check_installed()
         text = _asked(["sinfo", "--noheader", "--Node", "--format=%N|%c|%m|%G|%R|%T"])
-        racks = racks_of(_asked(["scontrol", "show", "topology"], default=""))
+        racks = racks_of(_asked(["scontrol", "show", "topology"], ANYTHING))
         return cluster_of(text, racks)
 
     def unseen(self) -> Cluster:
@@ -95,10 +99,15 @@ class Slurm:
         return record
 
     def status(self, record: Record) -> Status:
+        if not record.id:  # Slurm refused it, or the launch was killed before it could answer
+            last = records.read_status(record)
+            never = Status(state="lost", reason="it never got a number from Slurm")
+            return last if last.state in ENDED else never
         _check_installed()
+        # The name, too: another Slurm has other jobs of the same number.
+        which = [f"--jobs={record.id}", f"--name={record.name}"]
         said = _asked(
-            ["squeue", "--noheader", "--states=all", f"--jobs={record.id}", "--format=%T|%r|%D"],
-            default="",
+            ["squeue", "--noheader", "--states=all", *which, "--format=%T|%r|%D"], UNKNOWN_JOB
         )
         status = status_of(said) or _remembered(record)
         restarts = int(_field(record.id, "Restarts") or 0) if said else 0
@@ -106,13 +115,16 @@ class Slurm:
             status = msgspec.structs.replace(status, reason=REASONS["BeginTime"])
         failure = first_of(failures_in(record.logs)) if status.state == "failed" else None
         told_last = told(failure) if failure is not None else ""
-        return msgspec.structs.replace(status, restarts=restarts, failure=told_last)
+        status = msgspec.structs.replace(status, restarts=restarts, failure=told_last)
+        if said and status.state in ENDED:  # Slurm forgets it in a few minutes
+            records.write_status(record, status)
+        return status
 
     def lines(self, record: Record, follow: bool) -> Iterator[str]:
         return tail(record, follow, lambda: self.status(record).state in ENDED)
 
     def stop(self, record: Record) -> None:
-        _asked(["scancel", record.id])
+        _asked(["scancel", f"--name={record.name}", record.id])
         ends = time.monotonic() + PATIENCE_S
         while self.status(record).state not in ENDED:
             if time.monotonic() > ends:
@@ -128,6 +140,8 @@ def status_of(said: str) -> Status | None:
     rows = [line.split("|") for line in said.splitlines() if line.count("|") == 2]
     if not rows:
         return None
+    if all(row[:2] == ["CANCELLED", NEVER] for row in rows):
+        return Status(state="failed", reason=REASONS[NEVER])
     order: list[State] = [
         "running",
         "restarting",
@@ -189,13 +203,16 @@ def racks_of(text: str) -> dict[str, str]:
     racks: dict[str, str] = {}
     for switch, level, nodes in re.findall(r"SwitchName=(\S+) Level=(\d+).*?Nodes=(\S+)", text):
         if level == "0":
-            names = _asked(["scontrol", "show", "hostnames", nodes], default="").split()
+            names = _asked(["scontrol", "show", "hostnames", nodes], ANYTHING).split()
             racks |= dict.fromkeys(names, switch)
     return racks
 
 
 def _remembered(record: Record) -> Status:
-    """After Slurm has forgotten the job: what its script wrote last."""
+    """After Slurm has forgotten the job: what was seen of its end, or what its script wrote last."""
+    last = records.read_status(record)
+    if last.state in ENDED:
+        return last
     ended = [path.read_text().strip() for path in record.logs.glob("exit-status-*")]
     if not ended:
         return Status(
@@ -208,13 +225,14 @@ def _remembered(record: Record) -> Status:
 
 
 def _field(job: str, name: str) -> str | None:
-    found = re.search(rf"\b{name}=(\S+)", _asked(["scontrol", "show", "job", job], default=""))
+    said = _asked(["scontrol", "show", "job", job], UNKNOWN_JOB)
+    found = re.search(rf"\b{name}=(\S+)", said)
     return found[1] if found else None
 
 
 def _has_containers() -> bool:
     """Whether srun takes --container-image, which NVIDIA's pyxis adds."""
-    return "--container-image" in _asked(["srun", "--help"], default="")
+    return "--container-image" in _asked(["srun", "--help"], ANYTHING)
 
 
 def _check_installed() -> None:
@@ -224,10 +242,15 @@ def _check_installed() -> None:
             f"Slurm is not installed here: no {missing[0]}",
             hint="launch from a login node, or look at the script with --dry-run",
         )
+    conf = os.environ.get("SLURM_CONF")
+    if conf and not os.path.exists(conf):  # Slurm itself looks for it for a minute
+        raise EngineUnreachable(
+            f"SLURM_CONF names {conf}, and there is no such file", hint="`scontrol ping` says more"
+        )
 
 
-def _asked(command: list[str], default: str | None = None) -> str:
-    """What the command says; a controller that does not answer is EngineUnreachable."""
+def _asked(command: list[str], nothing: str | None = None) -> str:
+    """What the command says; "" where it fails with `nothing`, a pattern. Else nobody answers: EngineUnreachable."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
@@ -239,8 +262,9 @@ def _asked(command: list[str], default: str | None = None) -> str:
     said = done.stderr.strip()
     if done.returncode == 0:
         return done.stdout
-    if default is not None and not re.search("Unable to contact|Connection refused", said):
-        return default
+    silent = re.search("Unable to contact|Connection refused|configuration source", said)
+    if nothing is not None and not silent and re.search(nothing, said):
+        return ""
     raise EngineUnreachable(
         f"`{command[0]}` failed: {said.splitlines()[-1] if said else done.returncode}",
         hint="is slurmctld running, and is SLURM_CONF the right one? `scontrol ping` says",

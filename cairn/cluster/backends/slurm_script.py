@@ -13,13 +13,16 @@ import shlex
 
 import msgspec
 
+from cairn.cluster.backends.slurm_again import NEVER
 from cairn.cluster.elastic import Rendezvous, agent_argv, agent_env, rank_argv
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.spec import Job
 
 PORTS = (20000, 20000)  # the first, and how many: a job takes the one that its number says
 WAIT_FOR_SWITCH = "10:00"  # how long a preferred nearness is waited for
-_SHELL = ("$CAIRN_HEAD:$CAIRN_PORT", "$CAIRN_IS_HOST", "$SLURM_JOB_ID", "$CAIRN_ATTEMPT")
+_SHELL = (
+    "$CAIRN_HEAD:$CAIRN_PORT", "$CAIRN_IS_HOST", "$SLURM_JOB_ID", "$CAIRN_ATTEMPT",
+)  # fmt: skip
 
 
 def script(
@@ -28,6 +31,7 @@ def script(
     """`logs` is a folder that all nodes see; dependencies are Slurm's numbers of jobs; containers need pyxis."""
     job = plan.job
     head = ["#!/bin/bash", *_directives(job, logs, dependencies)]
+    head += [f"#SBATCH --exclude={','.join(plan.avoid)}"] if plan.avoid else []
     for number, group in enumerate(plan.groups):
         head += ["#SBATCH hetjob"] if number else []
         head += _resources(job, group)
@@ -36,7 +40,7 @@ def script(
     for number, group in enumerate(plan.groups):
         group = group if containers else msgspec.structs.replace(group, image=None)
         body.append(_srun(job, group, logs, python, number if many else None))
-    body.append(_AFTER.format(logs=shlex.quote(logs), requeue=_requeue(job)))
+    body.append(_AFTER.format(logs=shlex.quote(logs), again=_again(job, logs, python)))
     return "\n".join(head) + "\n\n" + "\n".join(body)
 
 
@@ -46,6 +50,8 @@ first=$(scontrol show hostnames "${{SLURM_JOB_NODELIST_HET_GROUP_0:-$SLURM_JOB_N
 export CAIRN_HEAD=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 export CAIRN_PORT=$(({first} + SLURM_JOB_ID % {ports}))
 export CAIRN_ATTEMPT=${{SLURM_RESTART_COUNT:-0}}
+submitted=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%V 2>/dev/null | head -n 1)
+[ -z "$submitted" ] || export CAIRN_JOB_SUBMITTED=$(date --date="$submitted" +%s)
 export CAIRN_JOB_STARTED=$(date +%s)
 export CAIRN_ARRAY_INDEX=${{SLURM_ARRAY_TASK_ID:-0}}
 """
@@ -53,19 +59,42 @@ export CAIRN_ARRAY_INDEX=${{SLURM_ARRAY_TASK_ID:-0}}
 _AFTER = """\
 status=0
 for each in $(jobs -p); do wait "$each" || status=$?; done
-{requeue}echo "$status" > {logs}/exit-status-"$SLURM_JOB_ID"
+{again}echo "$status" > {logs}/exit-status-"$SLURM_JOB_ID"
 exit "$status"
 """
 
-_REQUEUE = """\
+_AGAIN = """\
 if [ "$status" != 0 ] && [ "$CAIRN_ATTEMPT" -lt {most} ]; then
-    scontrol requeue "$SLURM_JOB_ID" && exit "$status"
+    left_out=$({python} -m cairn.cluster.backends.slurm_again {run})
+    if [ $? != {never} ] && {{ [ -n "$left_out" ] || {always}; }}; then
+        trap '' TERM  # Slurm ends this script with the attempt, and one word more has to be said
+        scontrol requeue "$SLURM_JOB_ID" || exit "$status"
+        for try in 1 2 3 4 5; do
+            [ -z "$left_out" ] || scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$left_out" && break
+            sleep 0.5
+        done
+        exit "$status"
+    fi
 fi
 """
 
 
-def _requeue(job: Job) -> str:
-    return _REQUEUE.format(most=job.restart.max) if job.restart.policy == "requeue" else ""
+def _again(job: Job, logs: str, python: str) -> str:
+    """A node whose hardware failed is left out, like one that Slurm finds down; other failures are for the policy.
+
+    A mistake of the program would be made again. Where nobody can say (no Cairn on this host), the policy decides.
+    """
+    if job.restart.policy == "fail":
+        return ""
+    return _AGAIN.format(
+        most=job.restart.max, python=shlex.quote(python), run=shlex.quote(_run(logs)), never=NEVER,
+        always="true" if job.restart.policy == "requeue" else "false",
+    )  # fmt: skip
+
+
+def _run(logs: str) -> str:
+    """The folder of the run, in which the logs have theirs."""
+    return logs.rpartition("/")[0] or f"{logs}/.."
 
 
 def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
@@ -85,10 +114,11 @@ def _directives(job: Job, logs: str, dependencies: list[str]) -> list[str]:
         asked.append(f"--deadline=uts{round(utc.timestamp())}")
     if dependencies:
         asked.append(f"--dependency=afterok:{':'.join(dependencies)}")
+        asked.append("--kill-on-invalid-dep=yes")  # or it would wait for ever
     if job.array.count > 1:
         once = f"%{job.array.parallel}" if job.array.parallel else ""
         asked.append(f"--array=0-{job.array.count - 1}{once}")
-    if job.topology.required in ("rack", "block"):
+    if job.topology.required == "rack":
         asked.append("--switches=1")
     elif job.topology.preferred in ("rack", "block"):
         asked.append(f"--switches=1@{WAIT_FOR_SWITCH}")
@@ -113,7 +143,7 @@ def _resources(job: Job, group: Group) -> list[str]:
 
 def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> str:
     """One agent on each node of the group, in the background: several groups run at once."""
-    run = logs.rpartition("/")[0] or f"{logs}/.."
+    run = _run(logs)
     env = agent_env(job, group, folder=f"{run}/checkpoints", loopback=False)
     env["CAIRN_JOB_FAILURES"] = f"{run}/failures"
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
@@ -128,7 +158,7 @@ def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> st
         "--ntasks-per-node=1",
         "--kill-on-bad-exit=0" if job.restart.policy == "shrink" else "--kill-on-bad-exit=1",
         "--open-mode=append",
-        f"--output={shlex.quote(logs)}/{group.role}-%n.log",
+        f"--output={shlex.quote(logs)}/{group.role}-{'%a-' if job.array.count > 1 else ''}%n.log",
         f"--container-image={shlex.quote(group.image)}" if group.image else "",
     ]
     return f"srun {' '.join(filter(None, options))} bash -c {shlex.quote(inner)} &\n"
