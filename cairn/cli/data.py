@@ -4,6 +4,8 @@ Prints what `cairn.train.data` does, and decides nothing.
 """
 
 import contextlib
+import errno
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -38,7 +40,7 @@ StorePath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")
 class Tokenize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Turn text or chats into a token store that `cairn train` reads.
 
-    Reads .txt .md .rst, .jsonl and .parquet, also with .gz and .zst, and folders of them. The store is the same
+    Reads .txt .md .rst, .jsonl .json and .parquet, also with .gz and .zst, and folders of them. The store is the same
     whatever the number of workers.
     """
 
@@ -124,6 +126,8 @@ class Make(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the number of the first one; a document depends on its number and the seed only"""
     seed: int = 0
     """which of the endless books"""
+    json: bool = False
+    """print one JSON document instead of lines"""
 
 
 def run(args: list[str]) -> int:
@@ -174,8 +178,7 @@ def run_tokenizer(args: list[str]) -> int:
     from cairn.train.data.tokenizer_identity import tokenizer_hash
     from cairn.train.data.tokenizer_trainer import save_tokenizer, train_tokenizer
 
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ConfigError(f"{options.out} exists and is not empty", hint="choose another folder")
+    _check_new(options.out)
     made_up = [str(path) for path in options.files if str(path) in NAMES and not path.exists()]
     real = [path for path in options.files if str(path) not in made_up]
     files = find_files(real) if real else []
@@ -193,6 +196,20 @@ def run_tokenizer(args: list[str]) -> int:
         "seconds": time.monotonic() - began,
     }
     return report(made, options.json)
+
+
+def _check_new(folder: Path) -> None:
+    """Before minutes of learning: whether the result can be written there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty", hint="choose another folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no permission to write there")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}", hint="choose another folder"
+        ) from None
 
 
 def run_info(args: list[str]) -> int:
@@ -256,11 +273,14 @@ def run_make(args: list[str]) -> int:
                 if (number - options.first) % MAKE_AT_ONCE == MAKE_AT_ONCE - 1:
                     advance(f"making {options.kind}")
         unfinished.replace(options.out)
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise UsageError(f"cannot write {options.out}: {error.strerror}") from None
+    except OSError as error:
+        hint = "choose another file with --out, on a disk with room"
+        raise UsageError(f"cannot write {options.out}: {error.strerror}", hint=hint) from None
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
+    if options.json:
+        return report({"file": str(options.out), "documents": options.documents}, True)
     print(f"wrote {options.documents} {options.kind} to {options.out}")
     return 0
 

@@ -2,6 +2,7 @@
 
 from cairn.bench.load_row import Row
 from cairn.bench.load_stats import Spread
+from cairn.cli.columns import lines
 
 HEADINGS = ("load", "ok", "failed", "req/s", "good/s", "out tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50",
             "p99", "SLO")  # fmt: skip
@@ -23,16 +24,7 @@ def line(row: Row) -> str:
 
 def table(rows: list[Row]) -> str:
     """Columns under their headings; latencies in milliseconds."""
-    cells = [HEADINGS, *map(_cells, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
-    lines = []
-    for row in cells:
-        padded = zip(row, widths, strict=True)
-        words = [
-            f"{word:<{w}}" if at < 1 else f"{word:>{w}}" for at, (word, w) in enumerate(padded)
-        ]
-        lines.append("  ".join(words).rstrip())
-    return "\n".join(lines)
+    return "\n".join(lines(HEADINGS, [_cells(row) for row in rows], left=[0]))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _forget_output()
         return EXIT_BROKEN_PIPE
     except OSError as error:
+        if (mistake := _named_by_the_user(error, args)) is not None:
+            return _report(mistake, debug)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _report_bug()
         _forget_output()
@@ -182,6 +184,23 @@ def _report_bug() -> int:
         file=sys.stderr,
     )
     return EXIT_BUG
+
+
+def _named_by_the_user(error: OSError, args: Sequence[str]) -> CairnError | None:
+    """A path of the command line that cannot be used is a mistake in it, and no bug; None: it is another path."""
+    refused = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR)
+    path = error.filename
+    if error.errno not in refused or not isinstance(path, str):
+        return None
+    given = [arg.partition("=")[2] if arg.startswith("--") and "=" in arg else arg for arg in args]
+    named = any(word and f"{word}/".startswith(f"{path}/") for word in given)
+    below = error.errno not in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR) and any(
+        word and path.startswith(f"{word.rstrip('/')}/") for word in given
+    )
+    if not named and not below:
+        return None
+    said = (error.strerror or str(error)).lower()
+    return CairnError(f"cannot use {path}: {said}", hint="check the path")
 
 
 def _missing_package(error: ModuleNotFoundError) -> CairnError | None:

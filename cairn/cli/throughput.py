@@ -150,16 +150,9 @@ def line(row: "Row") -> str:
 
 def table(rows: "list[Row]") -> str:
     """Columns under their headings; the last four are milliseconds of the median step."""
-    cells = [HEADINGS, *map(_cells, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
-    lines = []
-    for row in cells:
-        padded = zip(row, widths, strict=True)
-        words = [
-            f"{word:<{w}}" if at < 3 else f"{word:>{w}}" for at, (word, w) in enumerate(padded)
-        ]
-        lines.append("  ".join(words).rstrip())
-    return "\n".join(lines)
+    from cairn.cli.columns import lines
+
+    return "\n".join(lines(HEADINGS, [_cells(row) for row in rows], left=range(3)))
 
 
 def _cells(row: "Row") -> tuple[str, ...]:

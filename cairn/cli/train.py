@@ -20,6 +20,8 @@ from cairn.core.units import format_bytes, format_count, format_duration
 from cairn.train.config import Train
 
 if TYPE_CHECKING:
+    from cairn.models.spec import ModelSpec
+    from cairn.train.memory import Memory
     from cairn.train.metrics_log import Record
     from cairn.train.run import Finished
 
@@ -56,9 +58,9 @@ def run(args: list[str]) -> int:
         sys.stdout.write(to_toml(config))
         return 0
     if verb.plan:
-        return _plan(config)
+        return _plan(config, verb.json)
     if verb.export_only:
-        return _export(config)
+        return _export(config, verb.json)
     if config.out is None:
         config = msgspec.structs.replace(
             config, out=free_folder(Path("runs"), Path(verb.recipe).stem)
@@ -113,16 +115,23 @@ def _long(arg: str) -> str:
 def _train(config: Train, verb: TrainVerb) -> "Finished":
     from cairn.models.checkpoint import default_device
     from cairn.train.launch import from_environment, join_group, run_local
-    from cairn.train.prepare import check_layout, shape_of
+    from cairn.train.prepare import check_layout, spec_of
     from cairn.train.run import run as run_training
 
     world = config.parallel.world()
     # To ask for a GPU must not wake the driver: the ranks are forked from this process.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    started = from_environment()
-    if config.model.checkpoint is None:
-        check_layout(config, shape_of(config.model), started[1] if started else world)
-    say = _say(verb)
+    started, say = from_environment(), _say(verb)
+    if started is not None and config.recovery.on and started[1] < world:  # the job has shrunk
+        from cairn.train.recovery.fewer_ranks import for_ranks, wait_idle
+
+        config = for_ranks(config, started[1])
+        world = config.parallel.world()
+        if started[0] >= world:
+            wait_idle(config, started[0], print)
+            raise SystemExit(0)
+        started = started[0], world
+    check_layout(config, spec_of(config.model), started[1] if started else world)
     if started is not None and config.recovery.on:
         return _train_launched(config, started[0], say)
     if started is not None and world > 1:
@@ -170,24 +179,55 @@ def _train_supervised(config: Train, say: Callable[[str], None]) -> "Finished":
     return run_supervised(config, one_rank, device, say)
 
 
-def _plan(config: Train) -> int:
+def _plan(config: Train, as_json: bool) -> int:
     from cairn.train.fused_forward import obstacle
-    from cairn.train.memory import predict
-    from cairn.train.prepare import shape_of
+    from cairn.train.prepare import check_layout, spec_of
 
-    spec = shape_of(config.model)
+    spec = spec_of(config.model)
+    check_layout(config, spec, config.parallel.world())
     fused = config.precision.kernels == "fused" or (
-        config.precision.kernels == "auto" and obstacle(spec) is None
+        config.precision.kernels == "auto" and config.device != "cpu" and obstacle(spec) is None
     )
-    memory = predict(spec, config, fused)
+    memory, whose = _memory(spec, config, fused)
+    sizes = {**memory.table(), "together": memory.total()}
+    if as_json:
+        about = {
+            "family": spec.family,
+            "parameters": spec.parameters(),
+            "fused": fused,
+            "of": whose,
+        }
+        print(msgspec.json.encode({**about, "bytes": sizes}).decode())
+        return 0
     form = "fused form, which is for GPUs" if fused else "plain form"
-    print(f"{spec.family}, {format_count(spec.parameters())} parameters, {form}")
-    for name, size in {**memory.table(), "together": memory.total()}.items():
+    print(f"{spec.family}, {format_count(spec.parameters())} parameters, {form}; {whose}:")
+    for name, size in sizes.items():
         print(f"  {name:<12} {format_bytes(size):>12}")
     return 0
 
 
-def _export(config: Train) -> int:
+def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":
+    """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
+    from cairn.train.memory import predict
+
+    layout, precision, spread = config.parallel, config.precision, config.spread
+    if layout.world() == 1:
+        return predict(spec, config, fused), "one process"
+    if not fused or precision.kind != "bfloat16" or spread.zero or config.optim.offload:
+        return predict(spec, config, fused), f"one process, which {layout.words()} would divide"
+    from cairn.plan.train_cost import Choice, Job
+    from cairn.plan.train_memory import rank_memory
+
+    job = Job(spec=spec, sequence=config.data.sequence, sequences=config.data.sequences,
+              states=config.optim.states)  # fmt: skip
+    recompute = "selective" if precision.recompute == "auto" else precision.recompute
+    choice = Choice(layout=layout, microbatch=config.data.microbatch, recompute=recompute,
+                    order=spread.order, chunks=spread.chunks,
+                    sequence_parallel=spread.sequence_parallel)  # fmt: skip
+    return rank_memory(job, choice), f"each of {layout.world()} ranks ({layout.words()})"
+
+
+def _export(config: Train, as_json: bool) -> int:
     from cairn.train.checkpoint.export import export_newest
 
     if config.out is None:
@@ -195,6 +235,10 @@ def _export(config: Train) -> int:
     tokenizer = config.out / "tokenizer"
     target = config.out / "model"
     found = export_newest(config.out, target, tokenizer if tokenizer.exists() else None)
+    if as_json:
+        told = {"checkpoint": str(found), "model": str(target), "serve": f"cairn serve {target}"}
+        print(msgspec.json.encode(told).decode())
+        return 0
     print(f"{found.name} written to {target}; serve it: cairn serve {target}")
     return 0
 
@@ -222,6 +266,8 @@ def _tell(finished: "Finished", verb: TrainVerb) -> None:
         print(
             f"loss {outcome.first_loss:.3f} -> {outcome.last_loss:.3f} in {took}; report: {finished.report}"
         )
+    if outcome.stopped_early:
+        print(f"stopped after step {outcome.step}; go on with --out {finished.folder}")
     if serve:
         print(f"serve it: {serve}")
 

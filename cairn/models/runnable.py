@@ -20,6 +20,7 @@ from cairn.models.checkpoint import Checkpoint, check_device, default_device, op
 from cairn.models.hub import resolve
 from cairn.models.layers import Build
 from cairn.models.presets import preset
+from cairn.models.room import check_fits
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ from cairn.models.transformer import Transformer
 from cairn.models.weights import Progress, random_model
 
 RANDOM = "random:"
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
 BF16_FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in bfloat16
 
 
@@ -73,6 +75,8 @@ class OpenModel:
         stored = self.checkpoint.stored_dtype() if self.checkpoint else torch.bfloat16
         quantised = self.checkpoint is not None and self.checkpoint.path.is_file()
         chosen, why = choose_dtype(stored, quantised, device, dtype)
+        mapped = self.checkpoint is not None and not quantised and chosen == stored
+        check_fits(self.name, self.spec, chosen, device, shards.size, mapped)
         if self.checkpoint is None:
             build = Build(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
@@ -95,7 +99,7 @@ def choose_dtype(
 ) -> tuple[torch.dtype, str]:
     """The type to compute in, and why."""
     if asked != "auto":
-        return getattr(torch, asked), "as asked"
+        return DTYPES[asked], "as asked"
     if device != "cpu":
         if quantised or stored == torch.float32:
             return torch.bfloat16, "a GPU multiplies fastest in bfloat16"

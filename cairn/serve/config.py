@@ -36,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     """share pages between requests that begin alike"""
     scheduling_policy: str = "fcfs"
-    """fcfs, or shortest: prompts that are short go first"""
+    """fcfs; priority, which is the same, because priorities always count; or shortest: short prompts go first"""
     long_prefill_token_threshold: int = 0
     """most prompt tokens of one request in a step; 0: only the budget of the step counts"""
     enforce_eager: bool = False
@@ -58,13 +58,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
+        dtype = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
+        msgspec.structs.force_setattr(self, "dtype", dtype)
+        types = ("auto", "bfloat16", "float16", "float32")
+        _check("dtype", self.dtype, self.dtype in types, "auto, bfloat16, float16 or float32")
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
         forms = ("auto", "float", "int8", "int4")
         _check("weights", self.weights, self.weights in forms, "auto, float, int8 or int4")
-        policies = ("fcfs", "shortest")
-        known = self.scheduling_policy in policies
-        _check("scheduling_policy", self.scheduling_policy, known, " or ".join(policies))
+        known = self.scheduling_policy in ("fcfs", "priority", "shortest")
+        _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")
 
 
 def _check(name: str, value: object, fine: bool, wanted: str) -> None:

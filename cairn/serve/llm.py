@@ -34,7 +34,14 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.engine_thread import EngineThread, Job
 from cairn.serve.progress import answer_bar
-from cairn.serve.prompts import Prompt, PromptLike, of_each_answer, read_params, read_prompts
+from cairn.serve.prompts import (
+    Prompt,
+    PromptLike,
+    of_each_answer,
+    read_params,
+    read_priorities,
+    read_prompts,
+)
 from cairn.serve.stream import Stream
 
 if TYPE_CHECKING:
@@ -81,11 +88,15 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Answer all prompts; the outputs are in their order. One that fails says so, and the others go on."""
+        """Answer all prompts; the outputs are in their order. One that fails says so, and the others go on.
+
+        `priority`: one for all, or one for each; lower numbers run first.
+        """
         read = read_prompts(prompts, self._opened.tokenizer, self._opened.name)
-        return self._answer(read, read_params(sampling_params, len(read)), use_tqdm, priority)
+        params = read_params(sampling_params, len(read))
+        return self._answer(read, params, use_tqdm, read_priorities(priority, len(read)))
 
     def chat(
         self,
@@ -103,7 +114,9 @@ class LLM:
             self._read_chat(one, tools, add_generation_prompt, chat_template_kwargs)
             for one in several
         ]
-        return self._answer(read, read_params(sampling_params, len(read)), use_tqdm, 0)
+        return self._answer(
+            read, read_params(sampling_params, len(read)), use_tqdm, [0] * len(read)
+        )
 
     def stream(
         self,
@@ -191,11 +204,11 @@ class LLM:
         return jobs
 
     def _answer(
-        self, prompts: list[Prompt], params: list[SamplingParams], show: bool, priority: int
+        self, prompts: list[Prompt], params: list[SamplingParams], show: bool, priorities: list[int]
     ) -> list[RequestOutput]:
         waiting = _Waiting()
         groups = []
-        for at, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        for at, (prompt, own, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
             try:
                 groups.append(self._jobs(prompt, own, priority, waiting.on_news))
             except RequestError as error:

@@ -75,6 +75,17 @@ def read_params(
     return list(given)
 
 
+def read_priorities(given: object, count: int) -> list[int]:
+    """The priority of each of `count` prompts; whether they are numbers is checked with the rest of a request."""
+    if not isinstance(given, list | tuple):
+        return [given] * count  # type: ignore[list-item]
+    if len(given) != count:
+        raise RequestError(
+            f"{len(given)} priorities for {count} prompts", hint="give one for all, or one for each"
+        )
+    return list(given)
+
+
 def of_each_answer(params: SamplingParams) -> list[SamplingParams]:
     """`n` answers are n requests, each with a seed of its own that follows from the one that was given."""
     if params.n == 1:

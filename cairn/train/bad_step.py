@@ -44,9 +44,9 @@ class Watch:
         # A perfectly flat loss would make every wobble a spike.
         return mean + self.policy.spike * max(math.sqrt(variance), 0.01 * abs(mean))
 
-    def judge(self, loss: float, norm: float, limit: float) -> Verdict:
-        """`limit`: the one that held when the step began."""
-        why = _complaint(loss, norm, limit)
+    def judge(self, loss: float, norm: float, limit: float, valid: float = 1) -> Verdict:
+        """`limit`: the one that held when the step began. `valid`: tokens that had a loss."""
+        why = _complaint(loss, norm, limit) if valid else "no token of the step is to be learnt"
         if why is None:
             self.in_a_row = 0
             self.recent.append(loss)

@@ -14,10 +14,12 @@ from cairn.core.errors import ConfigError
 from cairn.train.parallel.layout import Layout, Options
 from cairn.train.recovery.settings import Recovery
 
+LARGEST = 1e9  # of any setting: an infinite one would only be found out by the first loss
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Amount = Annotated[float, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,7 +28,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preset: str = "tiny-qwen3"
     """a shape: qwen3-0.6b, llama-3.1-8b, ...; not used with a checkpoint"""
     checkpoint: Path | None = None
-    """begin with the weights of this folder instead of random ones"""
+    """begin with these weights instead of random ones: a folder, a GGUF file, cairn-tiny, or owner/name on the hub"""
     layers: Count = 0
     """another number of layers than the preset's; 0: as it says. So for the next ones"""
     hidden: Count = 0
@@ -48,6 +50,8 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """how much of each source, in any unit; empty: alike"""
     tokenizer: Path | None = None
     """a folder with tokenizer.json; procedural sources make a small one of their own without it"""
+    field: str = "text"
+    """the column of parquet files that holds the text"""
     vocab: Positive = 2048
     """tokens of the tokenizer that a procedural source makes"""
     sequence: Positive = 256
@@ -67,13 +71,13 @@ class Optim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Literal["adamw", "muon"] = "adamw"
     """muon: matrices inside the layers by Muon, all else by AdamW"""
-    lr: Annotated[float, msgspec.Meta(gt=0)] = 3e-4
+    lr: Rate = 3e-4
     """Muon's updates are scaled to the size of AdamW's, so one rate serves both"""
     beta1: Share = 0.9
     beta2: Share = 0.95
     momentum: Share = 0.95
     """of Muon"""
-    eps: Annotated[float, msgspec.Meta(gt=0)] = 1e-8
+    eps: Rate = 1e-8
     weight_decay: Amount = 0.1
     """of matrices; norms, biases and embeddings keep their size"""
     max_norm: Amount = 1.0
@@ -198,12 +202,17 @@ def _check(config: Train) -> None:
         raise ConfigError(
             f"data.sequences {data.sequences} % (dp {layout.dp} * fsdp {layout.fsdp} * data.microbatch "
             f"{data.microbatch}) = {data.sequences % max(per_round, 1)}",
-            hint=f"make data.sequences a multiple of {max(per_round, 1)}, or data.microbatch smaller",
+            hint=_whole_rounds(data.sequences, layout.data_ranks(), per_round),
         )
     if data.weights and len(data.weights) != len(data.sources):
         raise ConfigError(
             f"{len(data.weights)} data.weights for {len(data.sources)} data.sources",
             hint="give one weight per source, or none",
+        )
+    if not all(0 < weight <= LARGEST for weight in data.weights):
+        raise ConfigError(
+            f"data.weights are numbers above 0, got {data.weights}",
+            hint="leave out a source instead of giving it weight 0",
         )
     if not data.sources:
         raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
@@ -228,3 +237,14 @@ def _check(config: Train) -> None:
             "bfloat16 weights without masters need optim.states bfloat16 or int8, which round at random",
             hint="set optim.states to bfloat16, or precision.masters to true",
         )
+
+
+def _whole_rounds(sequences: int, ranks: int, per_round: int) -> str:
+    """What to change so that every rank computes as many whole microbatches as the others."""
+    if ranks < 1 or sequences % ranks:
+        return f"make data.sequences a multiple of {max(per_round, 1)}, or dp * fsdp a divisor of {sequences}"
+    share = sequences // ranks  # of one rank
+    fits = max(
+        size for size in range(1, share + 1) if share % size == 0 and size * ranks <= per_round
+    )
+    return f"use data.microbatch {fits}, or make data.sequences a multiple of {per_round}"

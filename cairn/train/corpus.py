@@ -4,7 +4,8 @@
     random                        token ids without a meaning, for timing
     a path                        a token store, which brings its tokenizer; Megatron's, llm.c's or parquet files
 
-Which tokenizer holds is decided here: the recipe's, else the first source's own, else a small one.
+Which tokenizer holds is decided here: the recipe's, else that of the weights it begins with, else the first source's
+own, else a small one. Weights know their own ids only: another tokenizer's would be other words to them.
 """
 
 from pathlib import Path
@@ -14,9 +15,10 @@ from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.tokenizer import Tokenizer
 from cairn.train.config import Data
 from cairn.train.data import procedural
-from cairn.train.data.open_source import open_blend, own_tokenizer
+from cairn.train.data.open_source import is_parquet, open_blend, own_tokenizer
+from cairn.train.data.open_tokens import open_tokens
 from cairn.train.data.source import Source
-from cairn.train.data.tokenizer_identity import id_limit
+from cairn.train.data.tokenizer_identity import id_limit, tokenizer_hash
 from cairn.train.random_tokens import RandomTokens
 
 
@@ -26,25 +28,29 @@ class Corpus(NamedTuple):
     vocab: int  # ids are below it
 
 
-def open_corpus(data: Data, seed: int, vocab: int) -> Corpus:
-    """`vocab`: of the model, for ids without a meaning."""
+def open_corpus(data: Data, seed: int, vocab: int, learnt: Tokenizer | None = None) -> Corpus:
+    """`vocab`: of the model, for ids without a meaning. `learnt`: what the weights were trained with, if they say."""
     if data.sources == ["random"]:
         return Corpus(RandomTokens(vocab, data.sequence, seed), None, vocab)
     if "random" in data.sources:
         raise ConfigError("the source random does not blend with others", hint="use it alone")
-    tokenizer = choose_tokenizer(data, seed)
+    tokenizer = choose_tokenizer(data, seed, learnt)
     source = open_blend(
         data.sources, data.weights, tokenizer, data.sequence, seed, boundaries=data.document_mask,
-        too_long=data.too_long,
+        too_long=data.too_long, column=data.field,
     )  # fmt: skip
     return Corpus(source, tokenizer, id_limit(tokenizer))
 
 
-def choose_tokenizer(data: Data, seed: int) -> Tokenizer:
+def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> Tokenizer:
     if data.tokenizer is not None:
         from cairn.models.tokenizer_folder import tokenizer_from_folder
 
-        return tokenizer_from_folder(data.tokenizer)
+        asked = tokenizer_from_folder(data.tokenizer)
+        _check_known(asked, learnt)
+        return asked
+    if learnt is not None:
+        return learnt
     for name in data.sources:
         if (own := own_tokenizer(name)) is not None:
             return own
@@ -52,11 +58,25 @@ def choose_tokenizer(data: Data, seed: int) -> Tokenizer:
     if len(made_up) < len(data.sources):
         missing = next(name for name in data.sources if name not in procedural.NAMES)
         _check_exists(missing)
+        if not is_parquet(Path(missing)):
+            open_tokens(missing)  # says what it is instead, where it is no data to train on
         raise ConfigError(
             f"the source {missing!r} brings no tokenizer",
             hint="name one with --data.tokenizer FOLDER; `cairn data tokenize` makes stores that have theirs",
         )
     return procedural.small_tokenizer(made_up, data.vocab, seed)
+
+
+def _check_known(asked: Tokenizer, learnt: Tokenizer | None) -> None:
+    """Refuse a tokenizer whose ids mean other words than those that the weights have learnt."""
+    if learnt is None or tokenizer_hash(asked) == tokenizer_hash(learnt):
+        return
+    raise ConfigError(
+        f"data.tokenizer {asked.source} is not the tokenizer of the weights in {learnt.source}: "
+        f"{tokenizer_hash(asked)}, not {tokenizer_hash(learnt)}",
+        hint="leave data.tokenizer out; to teach the weights other ids all the same, use a copy of their "
+        "folder without tokenizer.json",
+    )
 
 
 def _check_exists(name: str) -> None:

@@ -8,8 +8,6 @@ reported is the one that failed for another reason. On many machines a launcher 
 instead; `from_environment` is for those. Knows nothing about training.
 """
 
-import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -26,7 +24,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cairn.core.errors import CairnError
+from cairn.core.die_with_parent import die_with_parent
+from cairn.core.errors import CairnError, UsageError
 
 GRACE_S = 2.0  # after the first failure, for others that may know more
 TIMEOUT = timedelta(minutes=10)  # of a collective: a rank that says nothing for so long hangs
@@ -86,10 +85,21 @@ def from_environment() -> tuple[int, int] | None:
     """Rank and world, where a launcher such as torchrun has started this process."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    words = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    try:
+        rank, world = map(int, words)
+    except ValueError:
+        rank, world = -1, 0
+    if not 0 <= rank < world:
+        raise UsageError(
+            f"RANK is {words[0]!r} and WORLD_SIZE {words[1]!r} in the environment",
+            hint="a launcher sets both: a rank is from 0 to WORLD_SIZE - 1; alone, unset them",
+        )
+    return rank, world
 
 
-def join_group(rank: int, world: int, address: str, device: str) -> None:
+def join_group(rank: int, world: int, address: str, device: str, hang_s: float = 0.0) -> None:
+    """`hang_s`: by then somebody has ended a rank that hangs; torch's timeout, which names nobody, comes later."""
     import torch
     import torch.distributed as dist
 
@@ -99,7 +109,8 @@ def join_group(rank: int, world: int, address: str, device: str) -> None:
         torch.cuda.set_device(local % torch.cuda.device_count())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=address, rank=rank, world_size=world, timeout=TIMEOUT,
+        init_method=address, rank=rank, world_size=world,
+        timeout=max(TIMEOUT, timedelta(seconds=2 * hang_s)),
     )  # fmt: skip
 
 
@@ -124,12 +135,6 @@ def _child(
         os._exit(1)
     finally:
         sender.close()
-
-
-def die_with_parent() -> None:
-    """A parent that is killed cannot end its ranks; on Linux the kernel does it."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:

@@ -81,6 +81,7 @@ class Loop:
         self.lag = 1 if state.device.type == "cuda" else 0
         self.losses: list[float] = []
         self.bad_steps = 0
+        self.rewound, self.rewound_to = 0, Path()  # how often to which checkpoint
         self.read_at = time.perf_counter()
         self.saved = -1  # the step of the last checkpoint
         self.peak = _peak(state)
@@ -195,7 +196,7 @@ class Loop:
             loss, norm = result.loss.item(), result.norm.item()
             # An overflow of float16 is the business of its loss scale.
             judged = 0.0 if self.state.scale.active and math.isfinite(loss) else norm
-            verdict = self.state.watch.judge(loss, judged, result.limit)
+            verdict = self.state.watch.judge(loss, judged, result.limit, result.valid.item())
             self._log(result, lengths, loss, norm, verdict)
             if verdict.action != "go on":
                 self._bad(result, loss, verdict)
@@ -205,23 +206,29 @@ class Loop:
         instant("bad step", step=result.step, action=verdict.action, why=verdict.why)
         name = "bad_steps.jsonl" if self.world == 1 else f"bad_steps.{self.rank}.jsonl"
         path = self.config.folder / name
-        write_down(path, result.step, verdict, loss, result.ids)
+        write_down(path, result.step + 1, verdict, loss, result.ids)
         what = f"step {result.step + 1}: {verdict.why} (samples in {path})"
         if verdict.action == "stop":
-            raise BadRun(
-                what, hint="look at those samples, lower the rate, or set bad_step.action to skip"
-            )
+            raise BadRun(what, hint=_way_out(self.config.bad_step.action))
         self.say(f"warning: {what}; {verdict.action}")
         if verdict.action == "rewind":
-            self._rewind()
+            self._rewind(what)
 
-    def _rewind(self) -> None:
+    def _rewind(self, what: str) -> None:
         """Weights, states and step of the last checkpoint; the samples after the bad ones."""
         self.saver.wait()
         self.waiting.clear()
         found = folders.newest(self.root, [])
         if found is None:
             raise DataError("there is no checkpoint to rewind to", hint="set checkpoint.every")
+        # Good steps between two bad ones are no progress while no new checkpoint comes of them.
+        self.rewound = self.rewound + 1 if found == self.rewound_to else 1
+        self.rewound_to = found
+        if self.rewound >= self.config.bad_step.most:
+            raise BadRun(
+                f"{what}; {self.rewound} times back to {found.name}, which helps no more",
+                hint=_way_out("rewind"),
+            )
         samples, streak = self.state.samples, self.state.watch.in_a_row
         self._load(found)
         self.state.samples, self.state.watch.in_a_row = samples, streak
@@ -269,6 +276,12 @@ def _peak(state: TrainState) -> float | None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _way_out(action: str) -> str:
+    """After a stop: one that the recipe asked for, or one because nothing else had helped."""
+    last = "set bad_step.action to skip" if action == "stop" else "begin again from before them"
+    return f"look at those samples, lower the rate, or {last}"
 
 
 def _silence(_: object) -> None:

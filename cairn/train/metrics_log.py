@@ -7,6 +7,7 @@ like that of an unbroken run. TensorBoard and Weights & Biases get the same numb
 installed.
 """
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,13 +63,8 @@ class JsonLines:
 
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "log.tensorboard is on, but the package tensorboard is not installed",
-                hint="pip install tensorboard, or switch it off",
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def put(self, record: Record) -> None:
@@ -81,13 +77,8 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            import wandb  # pyrefly: ignore[missing-import]
-        except ImportError:
-            raise ConfigError(
-                "log.wandb is on, but the package wandb is not installed",
-                hint="pip install wandb, or switch it off",
-            ) from None
+        import wandb  # pyrefly: ignore[missing-import]
+
         self.run: Any = wandb.init(dir=str(folder), name=folder.name, config=config, resume="allow")
 
     def put(self, record: Record) -> None:
@@ -97,8 +88,19 @@ class WeightsAndBiases:
         self.run.finish()
 
 
+def check_sinks(log: Log) -> None:
+    """Refuse what is not installed, before anything is loaded."""
+    for package in ("tensorboard", "wandb"):
+        if getattr(log, package) and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"log.{package} is on, but the package {package} is not installed",
+                hint=f"pip install {package}, or switch it off",
+            )
+
+
 def open_sinks(folder: Path, log: Log, from_step: int, config: dict[str, Any]) -> list[Sink]:
-    others: list[Sink] = []  # first: what is not installed is refused before a file is open
+    check_sinks(log)
+    others: list[Sink] = []
     if log.tensorboard:
         others.append(TensorBoard(folder))
     if log.wandb:

@@ -5,8 +5,10 @@
 The order is that of cost: a typo is answered at once, and gigabytes move last.
 """
 
+import os
 import shutil
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -16,16 +18,22 @@ from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.kernels.attention_problem import WIDTHS
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
+from cairn.models.hub import resolve
 from cairn.models.layers import Build
 from cairn.models.presets import preset
+from cairn.models.room import free_bytes
 from cairn.models.spec import ModelSpec
+from cairn.models.tokenizer import Tokenizer
+from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model, random_model
+from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
 from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
 from cairn.train.loss import NextToken
-from cairn.train.memory import checkpoint_bytes, fitting, room_of, with_recompute
+from cairn.train.memory import checkpoint_bytes, fitting, predict, room_of, with_recompute
+from cairn.train.metrics_log import check_sinks
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.alone import Alone, packed
 from cairn.train.parallel.interface import Parallel
@@ -39,6 +47,7 @@ from cairn.train.recompute import recomputing
 from cairn.train.recompute_kinds import Recompute
 from cairn.train.state import TrainState
 
+TOKENIZER, CHECKPOINTS = "tokenizer", "checkpoints"  # of a run, in its folder
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
 
@@ -52,10 +61,14 @@ class Prepared(NamedTuple):
 def prepare(config: Train) -> Prepared:
     name = default_device() if config.device == "auto" else config.device
     check_device(name)
+    check_sinks(config.log)
+    check_folder(config)
     device = torch.device(name)
     corpus, spec, start = describe(config)
     check_layout(config, spec, config.parallel.world())
+    check_balance(config, spec)
     check_room(config, spec)
+    check_memory(config, spec, name)
     if config.parallel.world() == 1:
         return assemble_alone(config, device, corpus, spec, start)
     return _prepare_spread(config, device, corpus, spec, start)
@@ -63,10 +76,37 @@ def prepare(config: Train) -> Prepared:
 
 def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     """The data and the shape of the model; reads headers, trains a small tokenizer, loads no weights."""
-    start = open_checkpoint(config.model.checkpoint) if config.model.checkpoint else None
+    start = _open_start(config.model)
     spec = start.spec if start else shape_of(config.model)
-    corpus = open_corpus(config.data, config.seed, spec.vocab)
+    learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
+    corpus = open_corpus(config.data, config.seed, spec.vocab, learnt)
     return corpus, _fitted(spec, corpus, config, start is not None), start
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """The shape that will be trained, but for the vocabulary, which the data may change."""
+    start = _open_start(model)
+    return start.spec if start else shape_of(model)
+
+
+def _open_start(model: Model) -> Checkpoint | None:
+    """The weights to begin with, by path or by name; headers only."""
+    return open_checkpoint(resolve(str(model.checkpoint))) if model.checkpoint else None
+
+
+def _tokenizer_of_run(config: Train) -> Tokenizer | None:
+    """What the checkpoints of a run that goes on were trained with; None: there are none."""
+    kept = config.out / TOKENIZER if config.out else None
+    if kept is None or not kept.is_dir() or not complete_steps(kept.parent / CHECKPOINTS):
+        return None
+    return tokenizer_from_folder(kept)
+
+
+def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
+    """What the weights were trained with; None: there are none, or they do not say."""
+    if start is None or (start.path.is_dir() and not (start.path / "tokenizer.json").is_file()):
+        return None
+    return start.tokenizer()
 
 
 def shape_of(model: Model) -> ModelSpec:
@@ -103,16 +143,63 @@ def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
     check(config.parallel, world, spec, work)
 
 
+def check_balance(config: Train, spec: ModelSpec) -> None:
+    """Refuse a balance of experts that nothing would keep."""
+    spread = config.spread
+    if not spread.balance_loss and not spread.balance_bias:
+        return
+    values = f"spread.balance_loss {spread.balance_loss:g}, balance_bias {spread.balance_bias:g}"
+    if spec.experts is None:
+        raise ConfigError(
+            f"{values} for a {spec.family} model without experts", hint="use 0 for both"
+        )
+    if config.parallel.world() == 1:
+        raise ConfigError(
+            f"{values} with one process: routers are balanced where several ranks train",
+            hint="use --dp 2 or more, or 0 for both",
+        )
+
+
+def check_folder(config: Train) -> None:
+    """Whether the run can have its folder at all."""
+    existing = _existing(config)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        what = "is a folder without permission to write" if existing.is_dir() else "is a file"
+        raise ConfigError(
+            f"the run cannot be written to {config.folder}: {existing} {what}",
+            hint="name another folder with --out",
+        )
+
+
+def _existing(config: Train) -> Path:
+    """The folder of the run, or as much of its path as is there."""
+    whole = config.folder.absolute()
+    return next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+
+
 def check_room(config: Train, spec: ModelSpec) -> None:
     """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
-    existing = config.folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    existing = _existing(config)
     free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config)
     if free < needed:
         raise ConfigError(
             f"{format_bytes(free)} are free under {existing}, a checkpoint needs {format_bytes(needed)}",
             hint="make room, or name another folder with --out",
+        )
+
+
+def check_memory(config: Train, spec: ModelSpec, device: str) -> None:
+    """Whether what is there between two steps fits, before it is allocated. One process: several divide it."""
+    free = free_bytes(device)
+    if config.parallel.world() > 1 or free is None:
+        return
+    memory = predict(spec, config, fused=True)
+    held = memory.weights + memory.states + memory.masters
+    if held > free:
+        raise ConfigError(
+            f"weights {format_bytes(memory.weights)} + states {format_bytes(memory.states)} + masters "
+            f"{format_bytes(memory.masters)} = {format_bytes(held)}, and {format_bytes(free)} are free on {device}",
+            hint="use 16 bits (precision.kind), optim.states int8, more ranks (--fsdp), or a smaller model",
         )
 
 

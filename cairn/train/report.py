@@ -13,6 +13,8 @@ from cairn.train.config import Train
 from cairn.train.memory import Memory
 from cairn.train.metrics_log import Record, read_log, smoothed
 
+MEMORY_OF_ALL = "Memory, predicted for one process: the layout divides it"
+
 
 def write_report(config: Train, spec: ModelSpec, memory: Memory, notes: list[str]) -> Path:
     records = read_log(config.folder)
@@ -31,7 +33,7 @@ def render(
         join(paragraph(note) for note in notes),
         heading("Curves"),
         element("div", join(_charts(records)), class_="plots"),
-        heading("Memory of one rank, predicted"),
+        heading("Memory, predicted" if config.parallel.world() == 1 else MEMORY_OF_ALL),
         table(["part", "bytes"], [[name, format_bytes(size)] for name, size in memory.table().items()]
               + [["together", format_bytes(memory.total())]]),
         *_bad_steps(records),
@@ -115,4 +117,10 @@ def _wall_time(config: Train) -> list[str]:
     if failures:
         names = ["step", "cause", "why", "answer", "steps lost", "found after", "back after"]
         found += [heading("Failures"), table(names, failures)]
+    if ledger.slow:
+        rows = [
+            [str(one.rank), one.host, f"{one.step} to {one.until or 'the end'}", one.why]
+            for one in ledger.slow
+        ]
+        found += [heading("Slow ranks"), table(["rank", "host", "steps", "evidence"], rows)]
     return found

@@ -15,16 +15,18 @@ import msgspec
 from cairn.comm.watchdog import watching
 from cairn.core.config import to_toml
 from cairn.models.export import TOKENIZER_FILES
+from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train.checkpoint.export import export_newest
 from cairn.train.config import Train
 from cairn.train.corpus import Corpus
+from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.loop import Loop, Outcome
 from cairn.train.memory import predict
 from cairn.train.metrics_log import Record
-from cairn.train.prepare import prepare
+from cairn.train.prepare import TOKENIZER, prepare
 from cairn.train.report import write_report
 
-MODEL, TOKENIZER, RECIPE = "model", "tokenizer", "recipe.toml"
+MODEL, RECIPE = "model", "recipe.toml"
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +71,12 @@ def run(
 
 def keep_tokenizer(corpus: Corpus, config: Train, folder: Path) -> None:
     """The tokenizer beside the checkpoints: without it nobody could use them."""
-    if corpus.tokenizer is None or folder.exists():
+    if corpus.tokenizer is None:
         return
+    if folder.is_dir():
+        if tokenizer_hash(tokenizer_from_folder(folder)) == tokenizer_hash(corpus.tokenizer):
+            return
+        shutil.rmtree(folder)  # of a run that ended before its first checkpoint
     given = config.data.tokenizer
     if given is not None and given.is_dir():
         fresh = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -39,9 +39,9 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
     config, parallel, scale = state.config, state.parallel, state.scale
     with span("train step", step=state.step):
         valid = parallel.sum_over_data(valid_tokens([batch.targets_T for batch in batches]))
-        valid = valid.clamp(min=1)
-        share = parallel.forward_backward(batches, state.loss, scale.enlarge(valid))
+        share = parallel.forward_backward(batches, state.loss, scale.enlarge(valid.clamp(min=1)))
         loss = scale.shrink(parallel.sum_over_data(share))
+        loss = torch.where(valid > 0, loss, torch.nan)  # a mean over nothing is not 0
 
         norm = scale.shrink(parallel.grad_norm())
         limit = state.watch.limit()

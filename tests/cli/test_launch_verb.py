@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from cairn.cli.main import main
 from cairn.cluster import records, supervisor_process
+from cairn.cluster.job_file import read_job
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "examples" / "jobs" / "train-tiny.toml")
@@ -41,6 +43,14 @@ def job_file(folder, code, name="quick", extra="", role=""):
         '[restart]\npolicy = "fail"\ngrace = "1s"\n'
     )
     return str(path)
+
+
+def has_ended(pid):
+    """Also where nobody has asked yet how."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def cairn(capsys, *args):
@@ -84,6 +94,8 @@ def test_the_first_failing_rank_comes_last_and_once(folder, capfd):
     assert out.startswith("broken on local is failed: node worker-1 gave up: rank 0 on")
     status, out, _ = cairn(capfd, "jobs", "logs", "broken", "--rank", "0")
     assert out.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    status, out, err = cairn(capfd, "jobs", "logs", "broken", "--rank", "7")
+    assert "rank 7 has written nothing yet" in err
 
 
 def test_a_program_that_fails_is_started_again_unless_it_is_its_own_mistake(folder, capfd):
@@ -144,6 +156,19 @@ def test_a_checkpoint_folder_of_another_run_is_refused(folder, capfd):
     assert "files that no job of Cairn wrote" in cairn(capfd, "launch", mine)[2]
 
 
+def test_what_a_program_leaves_behind_is_ended_with_its_node(folder, capfd):
+    """In a session of its own, as a daemon is: no signal of a terminal, a group or a parent reaches it."""
+    code = """
+import pathlib, subprocess, sys
+forgotten = [sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]]
+pid = subprocess.Popen(forgotten, start_new_session=True, stdout=-3, stderr=-3).pid
+pathlib.Path(sys.argv[1], "forgotten").write_text(str(pid))
+"""
+    status, out, _ = cairn(capfd, "launch", job_file(folder, code, "forgetful"))
+    assert (status, out.splitlines()[-1]) == (0, "forgetful: done: all 1 nodes finished")
+    assert has_ended(int((folder / "forgotten").read_text()))
+
+
 def test_ctrl_c_leaves_the_job_running(folder):
     path = job_file(folder, "import time; print('up', flush=True); time.sleep(1000)", "kept")
     process = subprocess.Popen([sys.executable, "-m", "cairn", "launch", path], stdout=subprocess.PIPE,
@@ -175,13 +200,63 @@ def test_a_dry_run_submits_nothing(folder, capfd, engine):
         ('queue = "gold"', "names the queue 'gold', and local has no queues"),
         ('prority = "x"', "unknown field 'prority'"),
         ("[array]\ncount = 4", "local has no job arrays"),
+        ("deadline = 2020-01-01T00:00:00Z", "the deadline of job 'quick', 2020-01-01T00:00:00+00:00, has passed"),
+        ('[checkpoint]\nfolder = "/proc/none/of/ours"', "/proc/none/of/ours cannot be used: no such file"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_run_leaves_no_record(folder, capfd, extra, message):
     status, _, err = cairn(capfd, "launch", job_file(folder, "", extra=extra))
     assert status == 2
     assert message in err
     assert not list(records.latest())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--target", "volcano"], "--target volcano is a kind of object on kubernetes"),
+        (["--on", "slurm", "--address", "head:1"], "and the job goes to slurm"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(folder, capfd, flags, message):
+    status, _, err = cairn(capfd, "launch", job_file(folder, ""), *flags)
+    assert (status, message in err) == (2, True)
+    assert not list(records.latest())
+
+
+def test_a_folder_for_records_that_cannot_be_made(folder, capfd, monkeypatch):
+    monkeypatch.setenv("CAIRN_JOBS", "/proc/none/of/ours")
+    status, _, err = cairn(capfd, "launch", job_file(folder, ""))
+    assert (status, "records of jobs cannot be kept in /proc/none/of/ours" in err) == (2, True)
+    assert "hint: CAIRN_JOBS=" in err
+
+
+def test_an_earlier_job_on_an_engine_that_is_gone_keeps_its_name(folder, capfd, monkeypatch):
+    path = job_file(folder, "")
+    assert cairn(capfd, "launch", path)[0] == 0
+    earlier = records.find("quick")
+    records.save(msgspec.structs.replace(earlier, engine="slurm", id="7", supervisor=0))
+    monkeypatch.setenv("PATH", str(folder))
+    status, _, err = cairn(capfd, "launch", path)
+    assert status == 2
+    assert "whether the earlier job 'quick' on slurm has ended is not known: Slurm is not" in err
+    assert "hint: give this one another name" in err
+
+
+def test_what_an_engine_refused_is_no_job_of_its(folder, capfd):
+    """Without a number Slurm would tell of everybody's jobs; an object of the name may be somebody else's."""
+    from cairn.cluster.backends.catalogue import backend_of
+
+    for engine in ("slurm", "kubernetes"):
+        record = records.create(read_job(Path(job_file(folder, "", engine))), engine)
+        refused = records.Status(state="failed", reason="not submitted: no")
+        records.write_status(record, refused)
+        assert backend_of(record).status(record) == refused
+        status, _, err = cairn(capfd, "jobs", "stop", engine)
+        assert (status, f"job '{engine}' has ended already: failed: not submitted" in err) == (
+            2,
+            True,
+        )
 
 
 def test_too_many_gpus_and_an_engine_that_is_not_there(folder, capfd, monkeypatch):

@@ -242,6 +242,25 @@ def test_a_full_disk_is_no_bug(verb):
     assert len(done.stderr.splitlines()) == 2
 
 
+def test_a_path_that_cannot_be_used_is_a_mistake_if_the_user_named_it_and_else_a_bug(
+    verb, tmp_path
+):
+    missing = tmp_path / "none" / "page.html"
+    code = f"""
+        def run(args):
+            open({str(missing)!r}, "w")
+    """
+    for args in (["--html", str(missing)], [f"--html={missing}"], [str(missing.parent)]):
+        done = run(verb(code, "odd", *args))
+        if args == [
+            str(missing.parent)
+        ]:  # a file that nobody spoke of, in a folder that somebody did
+            assert (done.returncode, "this is a bug" in done.stderr) == (1, True)
+        else:
+            said = f"error: cannot use {missing}: no such file or directory\nhint: check the path\n"
+            assert (done.returncode, done.stderr) == (2, said)
+
+
 def test_events_of_any_verb_are_recorded_when_asked_for(tmp_path, verb):
     code = """
         from cairn.core.events import span

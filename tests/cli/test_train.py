@@ -70,6 +70,25 @@ def test_a_plan_says_what_a_run_needs(capsys):
     told = capsys.readouterr().out
     assert "activations" in told
     assert "together" in told
+    assert "one process" in told
+
+
+def test_a_plan_of_several_ranks_is_of_one_of_them(capsys):
+    assert main(["train", "llama3-8b-8xh100", "--plan", "--json"]) == 0
+    cut = json.loads(capsys.readouterr().out)
+    assert cut["of"] == "each of 8 ranks (fsdp 8)"
+    assert main(["train", "llama3-8b-8xh100", "--plan", "--json", "--fsdp", "1"]) == 0
+    whole = json.loads(capsys.readouterr().out)["bytes"]
+    assert cut["bytes"]["states"] == pytest.approx(whole["states"] / 8, rel=0.01)
+    assert cut["bytes"]["together"] < 80 * 2**30 < whole["together"]
+
+
+def test_a_plan_is_of_the_weights_that_it_begins_with(capsys):
+    asked = ["train", "tiny-cpu", "--plan", "--json", "--device", "cpu"]
+    assert main([*asked, "--model.checkpoint", "cairn-tiny"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["parameters"] == open_model("cairn-tiny").spec.parameters()
+    assert not plan["fused"]
 
 
 def test_a_curve_goes_down_with_the_loss():

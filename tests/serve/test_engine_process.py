@@ -221,6 +221,23 @@ def test_kill_9_fails_what_was_on_its_way_and_the_engine_returns(net):
         assert read(client.submit(PROMPT, GREEDY)) == expected(net, PROMPT)
 
 
+def test_whoever_closes_does_not_wait_for_an_engine_that_is_still_loading(tmp_path):
+    """It would take a model's whole loading time to stop; here that never ends."""
+
+    def second_never_loads(boot):
+        if (tmp_path / "first").exists():
+            time.sleep(10_000)
+        (tmp_path / "first").touch()
+
+    with running(ProcessOptions(beat_s=0.05, restarts=1), prepare=second_never_loads) as client:
+        stream = begun(client)
+        client._group.processes[0].send_signal(signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="SIGKILL"):
+            read(stream)
+        client.close(grace_s=10_000)
+        assert not client.alive
+
+
 def test_an_exception_in_the_loop_is_told_with_its_traceback():
     with running(prepare=at_step(5, raise_here)) as client:
         problem = failure_of(client)

@@ -14,10 +14,17 @@ import torch
 import transformers
 
 from cairn import LLM, SamplingParams
-from cairn.core.errors import CairnError, ConfigError, ModelNotFound, RequestError
+from cairn.core.errors import (
+    CairnError,
+    ConfigError,
+    HardwareError,
+    ModelNotFound,
+    RequestError,
+)
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.serve.engine.runner import Runner
+from cairn.serve.llm import read_config
 from cairn.serve.progress import answer_bar
 
 CONTEXT = 160
@@ -446,6 +453,16 @@ def test_parameters_that_do_not_fit(llm, params, words):
         llm.generate(["a", "b"], params)
 
 
+def test_each_prompt_can_have_its_own_priority(llm):
+    plain = [output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY)]
+    ranked = llm.generate(PROMPTS[:2], GREEDY, priority=[5, -1])
+    assert [output.outputs[0].token_ids for output in ranked] == plain
+    with pytest.raises(RequestError, match="1 priorities for 2 prompts"):
+        llm.generate(PROMPTS[:2], GREEDY, priority=[1])
+    with pytest.raises(RequestError, match="priority is 'high'"):
+        llm.generate(PROMPTS[0], GREEDY, priority="high")
+
+
 def test_a_stream_is_refused_before_it_is_read(llm):
     with pytest.raises(RequestError, match="the prompt is empty"):
         llm.stream([[]])
@@ -459,12 +476,26 @@ def test_a_stream_is_refused_before_it_is_read(llm):
         ({"max_model_length": 5}, "no argument 'max_model_length'"),
         ({"max_num_seqs": "many"}, "max_num_seqs"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"dtype": "int3"}, "dtype is int3"),
+        ({"scheduling_policy": "random"}, "scheduling_policy is random"),
         ({"max_model_len": CONTEXT + 1}, f"made for {CONTEXT} tokens"),
     ],
 )
 def test_wrong_arguments_of_an_engine(folder, options, words):
     with pytest.raises(ConfigError, match=words):
         LLM(folder, **options)
+
+
+def test_more_pages_than_there_is_memory(folder):
+    with pytest.raises(HardwareError, match="1000000000000 pages take") as error:
+        LLM(folder, device="cpu", num_gpu_blocks_override=10**12)
+    assert "num_gpu_blocks_override can be" in (error.value.hint or "")
+
+
+def test_names_that_other_engines_have():
+    config = read_config("m", {"dtype": "half", "scheduling_policy": "priority"})
+    assert (config.dtype, config.scheduling_policy) == ("float16", "priority")
+    assert read_config("m", {"dtype": "float"}).dtype == "float32"
 
 
 def test_a_model_that_is_not_there():

@@ -11,8 +11,10 @@ from tiny_runs import Spoilt, loop, recipe
 
 from cairn.train.bad_step import Watch, veto
 from cairn.train.config import BadStep, Checkpoint
+from cairn.train.data.batch import IGNORED
 from cairn.train.loop import BadRun
 from cairn.train.metrics_log import read_log
+from cairn.train.random_tokens import RandomTokens
 
 VOCAB = 64
 
@@ -93,7 +95,7 @@ def test_a_bad_step_is_skipped_and_its_samples_written_down(tmp_path):
     outcome = go()
     assert (outcome.step, outcome.bad_steps) == (12, 1)
     [line] = bad_lines(tmp_path)
-    assert (line["step"], line["samples"]) == (4, [16, 17, 18, 19])
+    assert (line["step"], line["samples"]) == (5, [16, 17, 18, 19])
     records = read_log(tmp_path)
     assert [r.step for r in records if r.bad] == [5]
     assert all(r.loss is not None for r in records if not r.bad)
@@ -108,6 +110,39 @@ def test_a_run_rewinds_and_goes_on_behind_the_bad_samples(tmp_path):
     # Steps 0..3 and the bad one took 20 samples; 9 more steps after the rewind to step 3 took 36.
     assert one.state.samples == 20 + 36
     assert any("back at step 3" in text for text in said)
+
+
+def test_a_run_that_only_goes_back_stops(tmp_path):
+    """Every second step is bad: each streak is short, and no checkpoint is ever reached."""
+    bad = [number for number in range(4000) if number // 4 % 2]
+    _, go = run(tmp_path, BadStep(action="rewind", most=3), bad=bad)
+    with pytest.raises(BadRun, match="3 times back to step-00000000"):
+        go()
+
+
+class Silent(RandomTokens):
+    """The samples of the third step have nothing to learn."""
+
+    def batch(self, number):
+        batch = super().batch(number)
+        if number // 4 != 2:
+            return batch
+        return batch._replace(targets_T=torch.full_like(batch.targets_T, IGNORED))
+
+
+def test_a_step_with_nothing_to_learn_says_so(tmp_path):
+    said: list[str] = []
+    outcome = loop(recipe(tmp_path, steps=4), Silent(64, 32), say=said.append).run()
+    assert outcome.bad_steps == 1
+    assert "no token of the step is to be learnt" in bad_lines(tmp_path)[0]["why"]
+    assert any("step 3: no token" in text for text in said)
+
+
+def test_the_way_out_fits_what_was_asked(tmp_path):
+    _, go = run(tmp_path, BadStep(action="skip", most=2), bad=range(1000))
+    with pytest.raises(BadRun) as stopped:
+        go()
+    assert "action" not in (stopped.value.hint or "")  # it was skip already
 
 
 def test_a_run_stops_where_it_is_told_to(tmp_path):

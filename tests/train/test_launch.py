@@ -8,8 +8,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cairn.core.errors import ConfigError
-from cairn.train.launch import RankFailed, run_local
+from cairn.core.errors import ConfigError, UsageError
+from cairn.train.launch import RankFailed, from_environment, run_local
+
+
+def test_a_launcher_says_who_one_is(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert from_environment() is None
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert from_environment() == (1, 2)
+    for rank, world in (("x", "2"), ("2", "2"), ("-1", "2"), ("0", "0")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world)
+        with pytest.raises(UsageError, match=f"RANK is {rank!r}"):
+            from_environment()
 
 
 def test_ranks_work_together():

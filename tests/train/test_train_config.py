@@ -46,6 +46,10 @@ def test_explain_says_what_the_recipe_wrote(capsys):
         ("stepz = 3\n", "stepz"),
         ("[optim]\nlearning_rate = 1\n", "optim.learning_rate"),
         ("[optim]\nlr = -1\n", "optim.lr"),
+        ("[optim]\nlr = inf\n", "optim.lr"),
+        ("[optim]\nweight_decay = inf\n", "optim.weight_decay"),
+        ("[parallel]\ndp = 0\n", "parallel.dp"),
+        ("[data]\nsources = ['stories']\nweights = [0.0]\n", "data.weights"),
         ("[optim]\nlr = 'fast'\n", "optim.lr"),
         ("[schedule]\nkind = 'cosin'\n", "schedule.kind"),
         ("[data]\nsequences = 6\nmicrobatch = 4\n", "6 %"),
@@ -84,6 +88,20 @@ def test_unknown_recipe_and_file():
 def test_pairs_that_cannot_work(changes, words):
     with pytest.raises(ConfigError, match=words):
         Train(**changes)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "microbatch", "dp", "words"),
+    [
+        (8, 8, 2, "use data.microbatch 4"),
+        (12, 4, 2, "use data.microbatch 3"),
+        (8, 8, 3, "a multiple of 24, or dp * fsdp a divisor of 8"),
+    ],
+)
+def test_the_way_out_of_an_uneven_batch_works(sequences, microbatch, dp, words):
+    with pytest.raises(ConfigError) as error:
+        Train(data=Data(sequences=sequences, microbatch=microbatch), parallel=Layout(dp=dp))
+    assert words in (error.value.hint or "")
 
 
 def test_microbatches_follow_from_the_layout():

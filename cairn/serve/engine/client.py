@@ -88,6 +88,7 @@ class EngineClient:
         self._run: Run = _at_once
         self._failures = 0  # in a row
         self._closing = False
+        self._loading = True  # a group was started, and is not ready yet
         self._group = self._start()
         try:
             ready = self._wait_until_ready(self._group)
@@ -96,6 +97,7 @@ class EngineClient:
             raise
         self.limits, self.eos_ids, self.notes = ready.limits, ready.eos_ids, ready.notes
         self.facts = ready.facts
+        self._loading = False
         self._progress = (0, time.monotonic())  # steps, and when they last became more
         self._thread = threading.Thread(target=self._look_after, daemon=True, name="engine client")
         self._thread.start()
@@ -168,7 +170,10 @@ class EngineClient:
         with self._lock:
             first, self._closing = not self._closing, True
             if first and self._over is None:
-                self._group.send(Stop(grace_s))
+                if self._loading and not self._receivers:
+                    self._group.kill()  # nothing there is worth waiting for
+                else:
+                    self._group.send(Stop(grace_s))
         self._thread.join(grace_s + MARGIN_S)
         if self._thread.is_alive():  # it did not listen; the thread finds it dead, and cleans up
             self._group.kill()
@@ -226,6 +231,7 @@ class EngineClient:
             self._moved(report.stats.steps)
         elif isinstance(report, Ready):
             instant("engine ready", notes=report.notes)
+            self._loading = False
             self.recent.clear()
             self.limits = report.limits
             self._progress = (0, time.monotonic())
@@ -270,6 +276,7 @@ class EngineClient:
         with self._lock:
             group.end()
             self._fail_all(problem)
+            self._loading = True
             self._group = self._start()
             self.restarted += 1
         deadline = self.options.start_s

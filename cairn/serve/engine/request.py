@@ -185,11 +185,10 @@ def check_request(request: Request, limits: Limits) -> None:
     prompt, params = request.prompt, request.params
     if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one token")
-    if type(request.priority) is not int or not isinstance(request.salt, str):
-        raise RequestError(
-            f"priority is {request.priority!r} and salt is {request.salt!r}",
-            hint="a priority is a whole number, a salt a string",
-        )
+    if type(request.priority) is not int:
+        raise RequestError(f"priority is {request.priority!r}", hint="it has to be a whole number")
+    if not isinstance(request.salt, str):
+        raise RequestError(f"salt is {request.salt!r}", hint="it has to be a string")
     _check_vocabulary("the prompt holds", prompt, limits.vocabulary)
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)

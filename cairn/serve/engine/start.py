@@ -4,15 +4,16 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 """
 
 import time
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import msgspec
 import psutil
 import torch
 
-from cairn.core.errors import ConfigError
-from cairn.core.units import format_count
+from cairn.core.errors import ConfigError, HardwareError
+from cairn.core.units import format_bytes, format_count
 from cairn.models.lean import obstacle as lean_obstacle
+from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
@@ -23,7 +24,7 @@ from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pages import page_bytes
 from cairn.serve.engine.ranks import Ranks, device_of
-from cairn.serve.engine.request import Limits
+from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.sizing import (
@@ -113,11 +114,12 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     of_page = page_bytes(spec, page_size, weight.dtype, model.build.shards.size)
     if config.num_gpu_blocks_override is not None:
         sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
+        _check_pages(sizes.pages, of_page, weight.device)
     else:
         memory, fraction = _memory(weight.device, config.gpu_memory_utilization)
         step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
         sizes = size_pages(spec, memory, fraction, page_size, of_page, step, rows, context)
-    policy = cast(Literal["fcfs", "shortest"], config.scheduling_policy)
+    policy: Policy = "shortest" if config.scheduling_policy == "shortest" else "fcfs"
     shared = shared_tokens(spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens)
     limits = Limits(
         rows=rows, step_tokens=step_tokens, shared_tokens=shared, context=context, pages=sizes.pages,
@@ -145,6 +147,17 @@ def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
     allowed = int(total * CPU_SHARE * fraction)
     # A CPU needs no room for graphs and workspaces, which the arithmetic will take off.
     return Memory(allowed, min(allowed, psutil.virtual_memory().available) + SPARE), 1.0
+
+
+def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
+    """As many as somebody asked for, if there is room for them at all."""
+    free = free_bytes(str(device))
+    if free is not None and pages * of_page > free:
+        raise HardwareError(
+            f"{pages - 1} pages take {format_bytes(pages * of_page)}, and {format_bytes(free)} are free on {device}",
+            hint=f"num_gpu_blocks_override can be {max(0, free // of_page - 1)} at most; without it as many are taken "
+            "as fit",
+        )
 
 
 def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:

@@ -58,6 +58,7 @@ def render_with_spans(
         return templates.render(turns, tools, prompt)
 
     text = render(messages, False)
+    _check_calls(render, messages, text)
     spans: list[Span] = []
     for at, message in enumerate(messages):
         if message.get("role") != "assistant":
@@ -78,6 +79,23 @@ def render_with_spans(
             )
         spans.append(span)
     return Rendered(text, [span for span in spans if messages[span.message].get("weight", 1)])
+
+
+def _check_calls(render: Render, messages: Sequence[Message], text: str) -> None:
+    """Refuse a template that has no words for tool calls: the model would learn to say nothing in their place."""
+    for at, message in enumerate(messages):
+        if not message.get("tool_calls"):
+            continue
+        without = {name: value for name, value in message.items() if name != "tool_calls"}
+        try:
+            same = render([*messages[:at], without, *messages[at + 1 :]], False) == text
+        except CairnError:  # a template that misses them knows them
+            continue
+        if same:
+            raise DataError(
+                f"message {at} calls tools, and the chat template leaves the calls out",
+                hint="train with a tokenizer whose chat template writes tool calls",
+            )
 
 
 def _with_answer(messages: Sequence[Message], at: int, answer: str) -> list[Message]:

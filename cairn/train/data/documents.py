@@ -117,7 +117,7 @@ def check_column(path: Path, schema: object, column: str) -> None:
     if column not in schema.names:
         raise DataError(
             f"{path} has no column {column!r}; it has: {', '.join(schema.names)}",
-            hint="name the column with --field",
+            hint="name the column: --field of `cairn data tokenize`, --data.field of `cairn train`",
         )
     kind = schema.field(column).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):

@@ -45,7 +45,7 @@ def open_source(
     if not path.exists() and not path.with_name(path.name + ".idx").exists():
         hint = did_you_mean(name, procedural.NAMES, otherwise="check the path")
         raise ConfigError(f"there is no data at {name!r}", hint=hint)
-    if _is_parquet(path):
+    if is_parquet(path):
         from cairn.train.data.parquet_stream import ParquetStream
 
         files = find_files([path])
@@ -98,5 +98,5 @@ def own_tokenizer(name: str) -> Tokenizer | None:
     return tokens.own_tokenizer() if isinstance(tokens, Store) else None
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
     return path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet")))

@@ -56,5 +56,7 @@ def _unknown(path: Path) -> DataError:
             f"{path} is text, not tokens",
             hint=f"cairn data tokenize {path} --tokenizer T --out STORE",
         )
+    if path.is_dir() and not any(path.iterdir()):
+        return DataError(f"{path} is an empty folder", hint="check the path")
     hint = "known are: a token store, Megatron's NAME.bin + NAME.idx, llm.c's .bin"
     return DataError(f"{path} is in no format that can be trained on", hint=hint)

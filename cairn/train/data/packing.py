@@ -99,7 +99,7 @@ def _pieces(
         raise DataError(
             f"{len(longer)} of {len(lengths)} documents are longer than a sequence of {capacity} tokens; "
             f"the longest, document {worst}, has {int(lengths[worst])}",
-            hint=f"raise sequence_length to {int(lengths[worst])}, or set too_long to cut",
+            hint=f"raise data.sequence to {int(lengths[worst])}, or set data.too_long to cut",
         )
     counts = -(-lengths // capacity)  # 0 for an empty document, which takes no place
     document = np.repeat(np.arange(len(lengths)), counts)

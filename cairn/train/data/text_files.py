@@ -4,6 +4,7 @@
 
     txt md rst     a text                 .gz   unpacked with the standard library
     jsonl          one JSON per line      .zst  needs the package zstandard
+    json           the same, or one list
     parquet        a table                      needs the package pyarrow
 
 Knows nothing about documents within the files (`documents`, `chat_files`) or about tokens.
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
+
+import msgspec
 
 from cairn.core.errors import CairnError, DataError, UsageError
 
@@ -52,9 +55,12 @@ def find_files(paths: Sequence[Path]) -> list[TextFile]:
 
 
 def _expand(path: Path) -> list[TextFile]:
-    if path.is_dir():
-        inside = sorted(entry for entry in path.rglob("*") if entry.is_file() and _kind(entry))
-        return [_file(entry) for entry in inside]
+    try:
+        if path.is_dir():
+            inside = sorted(entry for entry in path.rglob("*") if _kind(entry) and entry.is_file())
+            return [_file(entry) for entry in inside]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
     if not path.exists():
         raise DataError(f"there is no file {path}", hint="check the path")
     return [_file(path)]
@@ -145,10 +151,13 @@ class _Counted:
 
 
 def lines(file: TextFile, advance: Advance, block: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines that are not blank; the end of line is taken off."""
+    """Numbered lines that are not blank; the end of line is taken off. Of a list, its entries, counted from 1."""
     with opened(file, advance) as stream:
         number, rest = 0, b""
         while content := stream.read(block):
+            if not number and _may_be_list(file.path, rest + content):
+                yield from _entries(file.path, rest + content + stream.read())
+                return
             *whole, rest = (rest + content).split(b"\n")
             for line in whole:
                 number += 1
@@ -156,3 +165,22 @@ def lines(file: TextFile, advance: Advance, block: int = 1 << 20) -> Iterator[tu
                     yield number, line
         if rest.strip():
             yield number + 1, rest
+
+
+def _may_be_list(path: Path, begins: bytes) -> bool:
+    """Only a .json: in a .jsonl a list is a line that holds no document."""
+    name = path.with_suffix("") if path.suffix in _PACKED else path
+    return name.suffix.lower() == ".json" and begins.lstrip().startswith(b"[")
+
+
+def _entries(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
+    """A file that is one JSON list, as chats are often published: its entries as they are written there."""
+    try:
+        entries = msgspec.json.decode(content, type=list[msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise DataError(
+            f"{path} begins as a list and is none: {error}",
+            hint="a file is one JSON list, or one JSON object per line",
+        ) from None
+    for number, entry in enumerate(entries, start=1):
+        yield number, bytes(entry)

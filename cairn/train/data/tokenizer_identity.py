@@ -43,5 +43,5 @@ def check_same(found: str | None, expected: Tokenizer, where: str, made_with: st
         by = f" ({made_with})" if made_with else ""
         raise DataError(
             f"{where} was made with another tokenizer: {found}{by}, not {mine} of {expected.source}",
-            hint="train with the store's own tokenizer, or tokenize the text again with this one",
+            hint="tokenize the text again with this tokenizer; weights that are new can learn the store's own",
         )

@@ -100,6 +100,11 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         if folder.exists():
             folder.rmdir()
         fresh.rename(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the tokenizer cannot be written to {folder}: {error.strerror}",
+            hint="choose another folder",
+        ) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -14,7 +14,7 @@ with the equation that does not hold.
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -29,20 +29,23 @@ SPLIT = ("zb-h1", "zbv", "dualpipev")  # schedules that compute weight gradients
 IN_V = ("zbv", "dualpipev")  # each rank holds one stage of the way down and one of the way up
 
 
+Ranks = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many ranks each way of sharing has; 1 is off."""
 
-    dp: int = 1
+    dp: Ranks = 1
     """replicas of the whole model, each with its own samples"""
-    fsdp: int = 1
+    fsdp: Ranks = 1
     """ranks over which parameters and optimizer states are cut, each with its own samples"""
-    pp: int = 1
+    pp: Ranks = 1
     """pipeline stages"""
-    cp: int = 1
+    cp: Ranks = 1
     """ranks that share the tokens of a sequence"""
-    tp: int = 1
+    tp: Ranks = 1
     """ranks that share each layer"""
-    ep: int = 1
+    ep: Ranks = 1
     """ranks that share the experts; part of dp * fsdp"""
 
     def world(self) -> int:

@@ -60,15 +60,53 @@ def test_chats_show_what_is_learnt(tmp_path, capsys, tokenizer):
         (["tokenise"], "did you mean 'tokenize'?"),
         (["make", "poems", "--out", "x"], "poems"),
         (["make", "stories", "--out", "no/such/folder/x"], "cannot write no/such/folder/x"),
+        (["make", "stories", "--out", "file/x"], "cannot write file/x"),
+        (["tokenizer", "stories", "--out", "file/x"], "file/x cannot be written"),
     ],
 )
 def test_mistakes_are_answered_with_a_way_out(tmp_path, capsys, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
     status, out, err = run(capsys, *args)
     assert status == 2
     assert message in err
     assert "Traceback" not in err
     assert not out
+
+
+def test_chats_that_are_one_list(tmp_path, capsys, tokenizer):
+    """As ShareGPT is published: one JSON list, over many lines."""
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]
+    path, store = tmp_path / "all.json", str(tmp_path / "store")
+    path.write_text(json.dumps([{"conversations": turns}] * 3, indent=1))
+    flags = ["--chat", "--tokenizer", tokenizer, "--out", store, "--workers", "1"]
+    status, out, _ = run(capsys, "tokenize", str(path), *flags, "--json")
+    assert status == 0
+    assert json.loads(out)["documents"] == 3
+    path.write_text(json.dumps([{"conversations": turns}, {"conversations": 7}]))
+    status, _, err = run(capsys, "tokenize", str(path), *flags, "--replace")
+    assert status == 2
+    assert "all.json line 2: conversations is int" in err
+    path.write_text('[{"conversations": []}')
+    assert (
+        "begins as a list and is none" in run(capsys, "tokenize", str(path), *flags, "--replace")[2]
+    )
+
+
+def test_calls_that_a_template_cannot_write_are_not_lost(tmp_path, capsys, tokenizer):
+    call = {"type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sun"},
+        {"role": "assistant", "content": "No."},
+    ]
+    path = tmp_path / "tools.jsonl"
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    flags = ["--chat", "--tokenizer", tokenizer, "--out", str(tmp_path / "store")]
+    status, _, err = run(capsys, "tokenize", str(path), *flags)
+    assert status == 2
+    assert "message 1 calls tools, and the chat template leaves the calls out" in err
 
 
 def test_bad_input_stops_before_the_store_exists(tmp_path, capsys, tokenizer):

@@ -81,7 +81,7 @@ def test_a_document_longer_than_the_context_is_refused_with_its_number():
     with pytest.raises(DataError, match=r"2 of 4 documents are longer than a sequence of 8 .* "
                        r"document 3, has 12") as refused:  # fmt: skip
         plan_best_fit([8, 9, 1, 12], 8)
-    assert "sequence_length to 12" in (refused.value.hint or "")
+    assert "data.sequence to 12" in (refused.value.hint or "")
 
 
 def test_a_large_plan_is_dense():
