@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|json|md|js|css))`")
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+OWN = re.compile(r"\]\(()(#[^)\s]+)\)")  # into the same page
+NAMED = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|js))`,\s+(`\w+`(?:(?:,|\sand|,\sand)\s+`\w+`)*)")
 FOLDERS = ("cairn", "tests", "docs", "benchmarks", "examples", "deploy")
 EXAMPLE = re.compile(r"(^|[/_])[A-Z]{2,}\b|/name\.py$")  # cairn/labs/AREA/name.py stands for many
 
@@ -36,6 +38,41 @@ def test_files_that_a_page_names_exist(page):
 def test_links_of_a_page_lead_somewhere(page):
     targets = [link for link, _ in LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in targets if not (page.parent / link).exists()] == []
+
+
+def slug(heading):
+    """As the site writes it: small letters, what is no letter or digit gone, hyphens for spaces."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower())
+
+
+@cache
+def anchors(page):
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
+    return {slug(heading) for heading in re.findall(r"(?m)^#+ (.+)$", text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_a_page_find_their_heading(page):
+    lost = []
+    for link, anchor in [*LINK.findall(page.read_text()), *OWN.findall(page.read_text())]:
+        target = page.parent / link if link else page
+        if anchor and "://" not in link and target.suffix == ".md":
+            lost += [link + anchor] if anchor[1:] not in anchors(target) else []
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_functions_named_after_a_file_are_in_it(page):
+    """`plan/device.py`, `device` and `choices`: the walks through the code name what to look for."""
+    lost = []
+    for name, rest in NAMED.findall(page.read_text()):
+        if EXAMPLE.search(name):
+            continue
+        texts = [(ROOT / path[1:]).read_text() for path in files() if path.endswith(f"/{name}")]
+        for word in re.findall(r"`(\w+)`", rest):
+            if not any(re.search(rf"\b{word}\b", text) for text in texts):
+                lost.append(f"{name}: {word}")
+    assert lost == []
 
 
 def test_every_page_is_in_the_navigation():
