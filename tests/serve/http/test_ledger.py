@@ -171,19 +171,22 @@ def test_a_client_that_leaves_while_it_waits(server):
 
 
 def test_a_client_that_leaves_while_it_reads(server, monkeypatch):
-    step, taken = server.engine.step, []
+    step, taken, looked, lock = server.engine.step, [], [], threading.Lock()
 
     def three_steps():
         taken.append(step())
-        if len(taken) == 3:
-            server.gate.clear()
+        with lock:  # a third step that comes late must not shut the gate behind this test
+            if len(taken) == 3 and not looked:
+                server.gate.clear()
         return taken[-1]
 
     monkeypatch.setattr(server.engine, "step", three_steps)
     body = {"model": "tiny", "prompt": "abc", "max_tokens": 100, "stream": True, "ignore_eos": True}
     leave(server, "left-late", body, read=True)
     view = ledger_of(server, "left-late")
-    server.gate.set()
+    with lock:
+        looked.append(view)
+        server.gate.set()
     assert view["status"] == "abort"
     assert 1 <= view["output_tokens"] <= 3
     assert view["ttft_s"] is not None
