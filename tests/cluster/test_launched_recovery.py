@@ -1,6 +1,8 @@
 """Training under `cairn launch`: memory, ranks, a node are lost, a rank hangs, one is slow; it goes on from memory."""
 
+import os
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +26,7 @@ from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.board import TRAINING, Board
+from cairn.train.recovery.launched import LaunchedLoop
 from cairn.train.recovery.meeting import Present, decide
 from cairn.train.recovery.node_watch import end_silent
 from cairn.train.recovery.settings import Recovery
@@ -102,7 +105,7 @@ def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank
     page = (folder / "report.html").read_text()
     assert "Wall time" in page
     assert "Slow ranks" in page
-    # One more where the memory's successor is slow: whoever waits for it is then called hung, too.
+    # Two, and one more where the machine was too busy to move for 8 s.
     hangs = sum(one.cause == "hang" and one.rung == "heal" for one in ledger.incidents)
     assert f'incidents_total{{cause="hang",rung="heal"}} {hangs}' in ettr.scrape(folder)
     assert 'part="productive",cause="straggler"' in ettr.scrape(folder)
@@ -172,6 +175,22 @@ def test_whatever_is_held_all_go_on_from_the_newest_step_that_is_whole(found, wo
         fresh = one.generation > max(generation for generation, _, _ in known)
         assert fresh or one.generation == one.recall.generation
         assert fresh == (one.recall.generation + 1 != world)
+
+
+def test_nobody_waits_for_a_copy_that_a_dead_memory_was_given():
+    """It was killed before it had sent the copy on: what it had not told is not waited for."""
+    memory = subprocess.Popen(["true"])
+    memory.wait()
+    loop = LaunchedLoop.__new__(LaunchedLoop)
+    loop.board, loop.rank, loop.control, loop.handed_to = Board(2, 1), 1, None, memory.pid
+    loop.board.nodes["pid"][0] = memory.pid
+    loop.board.set(1, copied=4, replicated=-1)
+    loop._agree(patience_s=100_000.0)
+    assert loop.board.agreed == -1
+    successor = loop.board.nodes["pid"][0] = os.getpid()
+    assert successor != loop.handed_to
+    loop._agree(patience_s=100_000.0)
+    assert loop.board.agreed == -1
 
 
 def test_only_a_rank_without_a_sign_of_life_is_ended():

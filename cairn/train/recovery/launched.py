@@ -132,6 +132,7 @@ class LaunchedLoop(GuardedLoop):
         self.leads, self.ledger, self.revive = leads, ledger, revive
         self.peers.patience_s = 0.0  # the waiting is done in `_agree`
         self.forgotten = False
+        self.handed_to = 0  # the process that was given the last copy
 
     def run(self) -> Outcome:
         outcome = super().run()
@@ -185,6 +186,7 @@ class LaunchedLoop(GuardedLoop):
             self.revive()
         self._agree(0.0 if self.copy_soon else PATIENCE_S)
         self.board.ranks["blocked_ns"][self.rank] += time.monotonic_ns() - began
+        self.handed_to = int(self.board.nodes["pid"][0])
         super()._copy()
 
     def _agree(self, patience_s: float) -> None:
@@ -192,6 +194,9 @@ class LaunchedLoop(GuardedLoop):
         line, rank = self.board.ranks, self.rank
         deadline = time.monotonic() + patience_s
         while line["replicated"][rank] < line["copied"][rank] and time.monotonic() < deadline:
+            memory = int(self.board.nodes["pid"][0])
+            if memory != self.handed_to or process_state(memory) in ("", "Z"):
+                break  # it was ended before it had sent the copy on, and its successor knows nothing of it
             time.sleep(0.002)
         safe = torch.tensor(int(line["replicated"][rank]))
         if self.control is not None:
