@@ -91,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _forget_output()
         full = CairnError(f"the disk is full ({error})", hint="make room, or write elsewhere")
         return _report(full, debug)
-    except Exception:  # noqa: BLE001  whatever is left is a bug, and is shown as one
+    except Exception as error:  # noqa: BLE001  whatever is left is a bug, and is shown as one
+        if (small := _memory_ran_out(error)) is not None:
+            return _report(small, debug)
         return _report_bug()
 
 
@@ -201,6 +203,19 @@ def _named_by_the_user(error: OSError, args: Sequence[str]) -> CairnError | None
         return None
     said = (error.strerror or str(error)).lower()
     return CairnError(f"cannot use {path}: {said}", hint="check the path")
+
+
+def _memory_ran_out(error: Exception) -> CairnError | None:
+    """A model or a batch that was too large for this machine is no bug, wherever it was found out."""
+    words = str(error)
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its sake
+        said = f"the memory of the GPU ran out: {words.partition(' Including ')[0]}"
+    elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in words:
+        said = f"the memory of this machine ran out: {words.partition('Allocator: ')[2] or 'Python says so'}"
+    else:
+        return None
+    hint = "use a smaller model, batch or context; or see who else holds memory"
+    return CairnError(said, hint=hint)
 
 
 def _missing_package(error: ModuleNotFoundError) -> CairnError | None:

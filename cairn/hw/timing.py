@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from cairn.core.collector import held_collector
 from cairn.core.errors import HardwareError
 
 Call = Callable[..., object]
@@ -152,7 +153,7 @@ def _capture(call: Call, inputs: Sequence[Arguments], device: str, calls: int) -
                 call(*arguments)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with held_collector(), torch.cuda.graph(graph):
             for number in range(calls):
                 call(*inputs[number % len(inputs)])
     return graph.replay

@@ -242,6 +242,25 @@ def test_a_full_disk_is_no_bug(verb):
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("bytearray(1 << 62)", "this machine"),
+        ("import torch; torch.empty(1 << 50)", "this machine ran out: "),
+        (
+            "import torch; raise torch.OutOfMemoryError('Tried 1 GiB. Including non-PyTorch')",
+            "the GPU ran out: Tried 1 GiB.",
+        ),
+    ],
+)
+def test_too_little_memory_is_no_bug(verb, statement, words):
+    done = run(verb(f"def run(args):\n    {statement}", "odd"))
+    assert done.returncode == 2
+    mistake, hint = done.stderr.splitlines()
+    assert mistake.startswith(f"error: the memory of {words}")
+    assert hint.startswith("hint: use a smaller model")
+
+
 def test_a_path_that_cannot_be_used_is_a_mistake_if_the_user_named_it_and_else_a_bug(
     verb, tmp_path
 ):

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from cairn.core.collector import quiet_collector
+from cairn.core.collector import held_collector, quiet_collector
 
 
 class Node:
@@ -15,8 +15,9 @@ class Node:
         self.myself = self
 
 
-def test_nothing_is_collected_inside_and_all_of_it_afterwards():
-    with quiet_collector():
+@pytest.mark.parametrize("still", [quiet_collector, held_collector])
+def test_nothing_is_collected_inside_and_all_of_it_afterwards(still):
+    with still():
         assert not gc.isenabled()
         ghost = weakref.ref(Node())
         for _ in range(3000):
@@ -28,10 +29,11 @@ def test_nothing_is_collected_inside_and_all_of_it_afterwards():
     assert ghost() is None
 
 
-def test_one_that_was_off_stays_off():
+@pytest.mark.parametrize("still", [quiet_collector, held_collector])
+def test_one_that_was_off_stays_off(still):
     gc.disable()
     try:
-        with pytest.raises(KeyError), quiet_collector():
+        with pytest.raises(KeyError), still():
             raise KeyError
         assert not gc.isenabled()
     finally:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cairn.core.collector import held_collector
 from cairn.core.events import instant, span
 from cairn.serve.engine.batch import Layout, most_pages
 from cairn.serve.engine.request import Limits
@@ -174,7 +175,8 @@ class Graphs:
                 self._step(shape)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # The end of an earlier engine's graph, when it is collected just now, would break off this capture.
+        with held_collector(), torch.cuda.graph(graph, pool=self._pool):
             left = self._step(shape)
         self._pool = self._pool or graph.pool()
         return graph, left
