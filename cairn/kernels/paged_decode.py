@@ -65,6 +65,58 @@ def _tiles_of(length, queries, QUERIES: tl.constexpr, WINDOW: tl.constexpr, BLOC
     return tl.where((queries > 0) & (queries <= QUERIES), tl.maximum(tiles, 0), 0)
 
 
+@triton.jit
+def _attend(
+    tile_q, k_head, v_head, table, pages, first, count, length, seen, strength, acc, total, top,
+    page_stride, token_stride, C: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SCALES: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Some tiles of one pair, added to what is known: weighted values, their weights' sum, the largest score."""
+    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
+    column = tl.arange(0, WIDTH)
+    token = tl.arange(0, BLOCK)
+    for tile in tl.range(first, first + count, num_stages=STAGES):
+        rows = rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)
+        at = rows[:, None] + column[None, :]
+        pages = pages_of(table, tile + 1, length, PAGE, BLOCK)  # a step ahead of who needs it
+        key = tile * BLOCK + token
+        mask = (key < length)[:, None] & (column < C)[None, :]
+        tile_k = tl.load(k_head + at, mask=mask, other=0.0)
+        tile_v = tl.load(v_head + at, mask=mask, other=0.0)
+        if SCALES:
+            tile_k = tile_k.to(tl.float16)
+            tile_v = tile_v.to(tl.float16)
+        products = tl.dot(tile_q, tl.trans(tile_k), input_precision=PRECISION)
+        scores = scaled(products, strength, SOFTCAP)
+        visible = key[None, :] < seen[:, None]
+        if WINDOW:
+            visible = visible & (key[None, :] >= seen[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # No key yet: no difference of infinities.
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.math.exp2(scores - anchor[:, None])
+        shrink = tl.math.exp2(top - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        acc *= shrink[:, None]
+        acc = tl.dot(weights.to(tile_v.dtype), tile_v, acc, input_precision=PRECISION)
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit
+def _add_if_last(
+    arrivals, partial, partial_lse, owner, parts, at, at_lse, out, lse, ours,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    """This program's part is stored; if it was the last one of its owner, all are added up here."""
+    tl.debug_barrier()  # every thread has stored its share before one of them says so
+    if tl.atomic_add(arrivals + owner, 1, sem="acq_rel") == parts - 1:
+        acc, total, top = add_up(partial, partial_lse, owner, parts, ours, ROWS, C, WIDTH)
+        store_rows(acc, total, top, at, at_lse, out, lse, ours, 1.0, C, WIDTH, LSE)
+        tl.store(arrivals + owner, 0)  # for the next launch
+
+
 @triton.jit(do_not_specialize=["sequences"])
 def _decode_kernel(
     q, k, v, tables, lengths, starts, out, lse, sinks, k_scale, v_scale, partial, partial_lse, owners, arrivals,
@@ -79,7 +131,6 @@ def _decode_kernel(
     programs = tl.num_programs(0)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
-    token = tl.arange(0, BLOCK)
     begin(OVERLAP, EARLY)
 
     every = tl.arange(0, SEQUENCES)
@@ -116,9 +167,7 @@ def _decode_kernel(
         q_at = q + (rows * q_token + heads * q_head)[:, None] + column[None, :]
         tile_q = tl.load(q_at, mask=ours[:, None] & (column < C)[None, :], other=0.0)
         strength = scale
-        if (
-            SCALES
-        ):  # 8-bit keys become float16, which holds each of them and is one instruction away
+        if SCALES:  # 8-bit keys become float16, which holds each of them and is near
             tile_q = (tile_q.to(tl.float32) * scale).to(tl.float16)
             strength = factor(k_scale, head, SCALES)
         acc = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -129,88 +178,28 @@ def _decode_kernel(
             top = tl.where(done == 0, sink, top)
             total = tl.where(done == 0, 1.0, total)
 
-        k_head = k + head * head_stride
-        v_head = v + head * head_stride
-        for tile in tl.range(first, first + count, num_stages=STAGES):
-            at = (
-                rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
-                + column[None, :]
-            )
-            pages = pages_of(
-                table, tile + 1, length, PAGE, BLOCK
-            )  # a step ahead of the loads that need it
-            key = tile * BLOCK + token
-            mask = (key < length)[:, None] & (column < C)[None, :]
-            tile_k = tl.load(k_head + at, mask=mask, other=0.0)
-            tile_v = tl.load(v_head + at, mask=mask, other=0.0)
-            if SCALES:
-                tile_k = tile_k.to(tl.float16)
-                tile_v = tile_v.to(tl.float16)
-            products = tl.dot(tile_q, tl.trans(tile_k), input_precision="ieee" if EXACT else "tf32")
-            scores = scaled(products, strength, SOFTCAP)
-            visible = key[None, :] < seen[:, None]
-            if WINDOW:
-                visible = visible & (key[None, :] >= seen[:, None] - WINDOW)
-            scores = tl.where(visible, scores, float("-inf"))
-            new_top = tl.maximum(top, tl.max(scores, 1))
-            anchor = tl.where(
-                new_top == float("-inf"), 0.0, new_top
-            )  # no key yet: no difference of infinities
-            weights = tl.math.exp2(scores - anchor[:, None])
-            shrink = tl.math.exp2(top - anchor)
-            total = total * shrink + tl.sum(weights, 1)
-            acc *= shrink[:, None]
-            acc = tl.dot(
-                weights.to(tile_v.dtype), tile_v, acc, input_precision="ieee" if EXACT else "tf32"
-            )
-            top = new_top
+        acc, total, top = _attend(
+            tile_q, k + head * head_stride, v + head * head_stride, table, pages, first, count, length, seen, strength,
+            acc, total, top, page_stride, token_stride, C, WIDTH, PAGE, BLOCK, WINDOW, SOFTCAP, SCALES, EXACT, STAGES,
+        )  # fmt: skip
 
         v_factor = factor(v_scale, head, SCALES)
         at = rows * out_token + heads * out_head
+        at_lse = rows * HEADS + heads
         if count == tiles:
-            store_rows(
-                acc, total, top, at, rows * HEADS + heads, out, lse, ours, v_factor, C, WIDTH, LSE
-            )
+            store_rows(acc, total, top, at, at_lse, out, lse, ours, v_factor, C, WIDTH, LSE)
         else:
             # At most one pair comes in from the program before, and at most one goes on to the next.
             slot = (2 * program + (done == 0).to(tl.int32)) * ROWS + row
             store_rows(
-                acc,
-                total,
-                top,
-                slot * WIDTH,
-                slot,
-                partial,
-                partial_lse,
-                ours,
-                v_factor,
-                C,
-                WIDTH,
-                True,
-            )
+                acc, total, top, slot * WIDTH, slot, partial, partial_lse, ours, v_factor, C, WIDTH, True,
+            )  # fmt: skip
             owner = (place - done) // piece
             parts = tl.cdiv(place - done + tiles, piece) - owner
             if LAST_ADDS:
-                tl.debug_barrier()  # every thread has stored its share before one of them says so
-                if tl.atomic_add(arrivals + owner, 1, sem="acq_rel") == parts - 1:
-                    acc, total, top = add_up(
-                        partial, partial_lse, owner, parts, ours, ROWS, C, WIDTH
-                    )
-                    store_rows(
-                        acc,
-                        total,
-                        top,
-                        at,
-                        rows * HEADS + heads,
-                        out,
-                        lse,
-                        ours,
-                        1.0,
-                        C,
-                        WIDTH,
-                        LSE,
-                    )
-                    tl.store(arrivals + owner, 0)  # for the next launch
+                _add_if_last(
+                    arrivals, partial, partial_lse, owner, parts, at, at_lse, out, lse, ours, ROWS, C, WIDTH, LSE
+                )  # fmt: skip
             elif done == 0:
                 owned = sequence * KV_HEADS + head
                 owned_parts = parts
