@@ -11,8 +11,10 @@ Reasons behind the defaults, measured on an H200 (132 multiprocessors, 4.5 TB/s 
 Every program reads all of x from the L2 cache: with 64 rows as many bytes as weights, and that is the limit there.
 With more rows only small products gain, because what they lose there is less than what cuBLAS waits for its launch: up
 to 128 rows all of them, up to 256 those whose parts are joined with the norm that follows (6.8 and 7.9 us for the two
-of Qwen3-0.6B, norm included, beside 7.9 and 9.2). Of large products only a tall one with SwiGLU gains, up to 128 rows
-(55.7 us for that of Qwen3-8B, norm included, beside 59.1), in tiles of 192 rows of w.
+of Qwen3-0.6B, norm included, beside 7.9 and 9.2). Of large products only a tall one with SwiGLU gains, from 97 to 128
+rows (4 of 141 us that the products of a layer of Qwen3-8B take), in tiles of 192 rows of w. Beyond that the tensor
+cores are what a product waits for, and those are as fast as the power of the chip allows, whoever feeds them: a kernel
+with a copying warp and two warpgroups for 256 rows at once was 2 us ahead of cuBLAS there, and behind it at 160.
 """
 
 from typing import NamedTuple
@@ -24,7 +26,7 @@ FEW_ROWS = 64
 SMALL = 8 << 20  # elements of w
 PROGRAMS = 64  # fewer cannot read at the memory's rate
 TALL = 264  # tiles from which programs share multiprocessors
-TALLEST = 32768  # rows of w that are no vocabulary
+TALL_ROWS = 96  # of x: with more, a tall product with SwiGLU is ahead of cuBLAS and a kernel
 LARGE_RING = 226 << 10  # bytes of shared memory
 SMALL_RING = 72 << 10
 BESIDE_RING = 120 << 10  # what the decode kernel of attention leaves when it runs at the same time
@@ -46,12 +48,12 @@ class Plan(NamedTuple):
         return min(self.split, -(-k // self.block_k))
 
 
-def pays(m: int, n: int, k: int) -> bool:
-    """Is this kernel, with what it joins, ahead of cuBLAS for m rows of x and n x k weights?"""
-    rows = (
-        MOST_ROWS if n < k else TILE_ROWS
-    )  # parts of a long K are joined with the norm behind them
-    return m <= FEW_ROWS or (m <= rows and n * k <= SMALL)
+def pays(m: int, n: int, k: int, gated: bool = False) -> bool:
+    """Is this kernel, with what it joins (`gated`: SwiGLU, too), ahead of cuBLAS for m rows and n x k weights?"""
+    if gated and n >= TALL * PIECE and TALL_ROWS < m <= TILE_ROWS:
+        return True
+    most = MOST_ROWS if n < k else TILE_ROWS  # parts of a long K are joined with the norm behind
+    return m <= FEW_ROWS or (m <= most and n * k <= SMALL)
 
 
 def padded_rows(m: int) -> int:

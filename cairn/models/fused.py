@@ -141,15 +141,18 @@ class Fused:
     ) -> Tensor | Parts | None:
         if isinstance(part, ExpertLayer):
             return part(y_TD)
-        inner = sum(part.inner.rows.values())
-        few_or_many = pays(len(y_TD), inner, part.inner.width) or len(y_TD) >= MANY_ROWS
-        joins = few_or_many and not self.invariant
-        if self.spec.gated and self.spec.activation == "silu" and joins:
+        if self.spec.gated and self.spec.activation == "silu" and self._joins(part.inner, y_TD):
             inner_TF = self._joined(part.inner, y_TD, "swiglu")
         else:
             inner_TF = self._joined(part.inner, y_TD)
             inner_TF = _activated(inner_TF, self.spec.activation, self.spec.gated)
         return self._rows(part.down, inner_TF, onto_TD)
+
+    def _joins(self, part: Columns, y_TD: Tensor) -> bool:
+        """SwiGLU in the product's epilogue: for few rows and for many, not for those between."""
+        rows, inner = len(y_TD), sum(part.rows.values())
+        pays_off = pays(rows, inner, part.width, gated=True) or rows >= MANY_ROWS
+        return pays_off and not self.invariant
 
     def _joined(self, part: Columns, y_TD: Tensor, activation: str | None = None) -> Tensor:
         if part.fused is None:
@@ -178,7 +181,7 @@ class Fused:
             y_MN = x_MK.new_empty(len(x_MK), len(w_NK))
             launch(x_MK, w_NK.data, y_MN, Epilogue(bias_N), SMALL)
             return y_MN
-        if pays(len(x_MK), *w_NK.shape):
+        if pays(len(x_MK), *w_NK.shape, gated=activation == "swiglu"):
             how = "swiglu" if activation == "swiglu" else None
             return skinny_matmul(x_MK, w_NK.data, bias_N=bias_N, activation=how, settled=True,
                                  beside=self.shares)  # fmt: skip
