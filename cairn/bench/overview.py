@@ -28,10 +28,11 @@ BEGIN, END = "<!-- begin: tables -->", "<!-- end: tables -->"
 def tables(folder: Path) -> str:
     """Every table, as Markdown."""
     parts = [
-        _throughput(_read(folder / "h200/throughput.json")),
+        _throughput(*_two_machines(folder, "throughput.json")),
         _serving(_read(folder / "h200/serve.json")),
-        _training(_read(folder / "h200/training.json")),
+        _training(*_two_machines(folder, "training.json")),
         _first_token(_read(folder / "h200/first_token.json")),
+        _power(_read(folder / "h200/power_limit.json")),
     ]
     return "\n".join(parts)
 
@@ -43,18 +44,33 @@ def put_into(page: str, folder: Path) -> str:
     return f"{before}{BEGIN}\n{tables(folder)}{END}{after}"
 
 
-def _throughput(record: dict[str, Any]) -> str:
+def _two_machines(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record, and what another card of the same kind did; of which only rows count that were measured there."""
+    return _read(folder / "h200" / name), _read(folder / "h200/another_machine" / name)
+
+
+def _there(row: dict[str, Any], other: dict[str, Any], keys: Sequence[str], figure: str) -> str:
+    for found in other["rows"]:
+        if all(found[key] == row[key] for key in keys) and found["commit"] != row["commit"]:
+            return f"{found[figure]:,.0f}"
+    return ""
+
+
+def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
     rows = []
     for row in sorted(record["rows"], key=lambda row: (row["shape"], row["workload"])):
         prefill = row["workload"] == "prefill"
-        ours = row["input_tokens_per_s" if prefill else "output_tokens_per_s"]
+        figure = "input_tokens_per_s" if prefill else "output_tokens_per_s"
+        ours = row[figure]
         peer = VLLM.get((row["shape"], row["workload"]))
         rows.append([
             row["shape"], row["workload"] + (" (prompt)" if prefill else ""), f"{ours:,.0f}",
-            f"{peer:,}" if peer else "", f"{ours / peer:.2f}x" if peer else "",
-            f"{row['fraction_of_limit']:.0%}", _commit(row, record),
+            _there(row, other, ("shape", "workload", "dtype"), figure), f"{peer:,}" if peer else "",
+            f"{ours / peer:.2f}x" if peer else "", f"{row['fraction_of_limit']:.0%}",
+            _commit(row, record),
         ])  # fmt: skip
-    heads = ["shape", "workload", "tokens/s", "vLLM 0.23", "ratio", "of the roofline", "commit"]
+    heads = ["shape", "workload", "tokens/s", "another machine", "vLLM 0.23", "ratio",
+             "of the roofline", "commit"]  # fmt: skip
     return _titled("Serving: whole workloads", "cairn bench throughput", heads, rows)
 
 
@@ -70,17 +86,18 @@ def _serving(record: dict[str, Any]) -> str:
     return _titled("Serving: 1,024 tokens in, 128 out, over HTTP", "cairn bench serve", heads, rows)
 
 
-def _training(record: dict[str, Any]) -> str:
+def _training(record: dict[str, Any], other: dict[str, Any]) -> str:
     rows = []
     for row in record["rows"]:
         ours, peer = row["tokens_per_s"], TORCHTITAN.get((row["model"], row["dtype"]))
         rows.append([
-            row["model"], row["dtype"], f"{ours:,.0f}", f"{row['mfu']:.1%}", f"{row['peak_gib']:.1f}",
-            f"{row['predicted_gib']:.1f}", f"{peer:,}" if peer else "",
+            row["model"], row["dtype"], f"{ours:,.0f}",
+            _there(row, other, ("model", "dtype"), "tokens_per_s"), f"{row['mfu']:.1%}",
+            f"{row['peak_gib']:.1f}", f"{row['predicted_gib']:.1f}", f"{peer:,}" if peer else "",
             f"{ours / peer:.2f}x" if peer else "", _commit(row, record),
         ])  # fmt: skip
-    heads = ["model", "dtype", "tokens/s", "MFU", "GiB", "GiB predicted", "torchtitan 0.2.2", "ratio",
-             "commit"]  # fmt: skip
+    heads = ["model", "dtype", "tokens/s", "another machine", "MFU", "GiB", "GiB predicted",
+             "torchtitan 0.2.2", "ratio", "commit"]  # fmt: skip
     return _titled("Training: sequence 4,096, batch 8", "cairn bench train", heads, rows)
 
 
@@ -95,6 +112,20 @@ def _first_token(record: dict[str, Any]) -> str:
     ]
     title = f"From start to first token: {record['results']['shape']}, seconds"
     return _titled(title, "python benchmarks/first_token.py", ["start", *names], rows)
+
+
+def _power(record: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["shape"], row["kernel"], row["numbers"], f"{row['tflops']:.0f}", f"{row['mhz']:,.0f}",
+            f"{row['watts']:.0f}",
+        ]
+        for row in record["results"]["rows"]
+    ]  # fmt: skip
+    heads = ["product", "kernel", "numbers", "TFLOP/s", "MHz", "W"]
+    first = record["results"]["rows"][0]
+    title = f"What products wait for: at most {first['most_mhz']:,.0f} MHz and {first['limit_watts']:.0f} W"
+    return _titled(title, "python benchmarks/power_limit.py", heads, rows)
 
 
 def _ms(row: dict[str, Any], name: str) -> str:

@@ -169,7 +169,7 @@ def cases() -> Iterator[Case]:
             "paged_prefill", f"32/8 2048 behind 8192 page {page}", shape, _contiguous_prefill
         )
     shape = Shape([512] * 8, [512] * 8, page=64)
-    yield _case("paged_prefill", "32/8 8 x 512 page 64", shape, _contiguous_prefill)
+    yield _case("paged_prefill", "32/8 8 x 512 page 64", shape, _contiguous_prefill, graph=True)
     mixed = Shape([1] * 64 + [2048], [4096] * 64 + [10240], page=64)
     yield _case("paged_mixed", "32/8 64 x 1 behind 4096, 2048 behind 8192", mixed, _nothing)
 

@@ -6,7 +6,7 @@ import pytest
 
 from cairn.hw.timing import summarize
 from cairn.kernels.kernel import Case, Cost, Prepared
-from cairn.kernels.tooling import demo, measure
+from cairn.kernels.tooling import catalogue, demo, measure
 from cairn.kernels.tooling.measure import Ceiling, measure_case
 
 CEILING = Ceiling(device="GPU", bytes_per_s=4e12, flops_per_s={"bf16": 800e12})
@@ -43,6 +43,16 @@ def test_a_row(graph):
     assert (row.anchor, row.ratio_to_anchor) == ("best", pytest.approx(2.0))
     assert row.anchors_ms == {"slow": pytest.approx(4.0), "best": pytest.approx(2.0)}
     assert row.error == 1e-3
+
+
+def test_ours_and_the_anchors_take_turns():
+    order = []
+    prepared = Prepared(
+        lambda: order.append("ours") or 1e-3, {"best": lambda: order.append("best") or 2e-3}, lambda: 0.0
+    )  # fmt: skip
+    row = measure_case(case(prepare=lambda: prepared), CEILING)
+    assert order == ["ours", "best"] * measure.ROUNDS
+    assert row.ratio_to_anchor == pytest.approx(2.0)
 
 
 def test_a_compute_bound_case_is_held_against_the_matmul_rate():
@@ -138,3 +148,20 @@ def test_the_smallest_cases_are_checked_first(monkeypatch, arguments, checked):
         demo.demo("made_up_kernel")
     assert left.value.code == 0
     assert seen == checked
+
+
+@pytest.mark.parametrize("arguments", [["--check", "x"], ["--check", "0"], ["--fast"], ["a", "b"]])
+def test_a_demo_says_what_it_takes(monkeypatch, capsys, arguments):
+    monkeypatch.setattr("sys.argv", ["cairn.kernels.rmsnorm", *arguments])
+    with pytest.raises(SystemExit) as left:
+        demo.demo("cairn.kernels.rmsnorm")
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "usage: python -m cairn.kernels.rmsnorm [--check [COUNT]]\n"
+
+
+def test_every_kernel_has_tests_in_the_interpreter():
+    """Which its demo runs where there is no GPU."""
+    files = {name: demo.interpreted_tests(name) for name in catalogue.kernels()}
+    assert all(files.values())
+    assert [path.name for path in files["rmsnorm"]] == ["interpreted_rmsnorm.py"]
+    assert [path.name for path in files["kv_write"]] == ["interpreted_rope.py"]
