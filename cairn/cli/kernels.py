@@ -154,19 +154,20 @@ def _print_check(found: list[tuple["Compiled", list["Finding"]]]) -> None:
             console.print(f"    [red]fail[/] {escape(compiled.variant)}: {escape(finding.message)}")
         for message, count in _counted(pairs).items():
             console.print(f"    [dim]info {escape(message)} ({count} of {len(pairs)})[/]")
-    console.print(f"\n{len(found)} variants of {len(by_kernel)} kernels, {fails} failures")
+    total = ((len(found), "variant"), (len(by_kernel), "kernel"), (fails, "failure"))
+    variants, kernels, failures = (f"{n} {what}{'s' if n != 1 else ''}" for n, what in total)
+    console.print(f"\n{variants} of {kernels}, {failures}")
 
 
 def _ranges(variants: list["Compiled"]) -> str:
     built = [variant for variant in variants if variant.error is None]
+    count = f"{len(variants):3} variant{'s' if len(variants) != 1 else ''}"
     if not built:
-        return f"{len(variants)} variants"
-    registers = [variant.registers for variant in built]
+        return count
+    registers = sorted({variant.registers for variant in built})
+    most = f"{registers[0]} to {registers[-1]}" if len(registers) > 1 else f"{registers[0]}"
     shared = max(variant.shared_bytes for variant in built)
-    return (
-        f"{len(variants):3} variants, {min(registers)} to {max(registers)} registers, "
-        f"shared memory up to {format_bytes(shared)}"
-    )
+    return f"{count}, {most} registers, shared memory up to {format_bytes(shared)}"
 
 
 def _counted(pairs: list[tuple["Compiled", list["Finding"]]]) -> dict[str, int]:
@@ -207,7 +208,7 @@ def choose_variant(jobs: list["Job"], wanted: str | None) -> "Job":
     """By name, by number from 1, or by a part of the name that only one has."""
     if wanted is None:
         return jobs[0]
-    if wanted.isdigit() and 1 <= int(wanted) <= len(jobs):
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(jobs):
         return jobs[int(wanted) - 1]
     matches = [job for job in jobs if job.variant == wanted]
     matches = matches or [job for job in jobs if wanted.lower() in job.variant.lower()]

@@ -42,10 +42,11 @@ from cairn.kernels.rows import (
     key,
     launch,
     layout,
+    shipped_layouts,
     too_wide,
     width,
 )
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, shipped, tuned
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 DEFAULT = {"block": 2048, "warps": 4}
@@ -247,6 +248,16 @@ VARIANTS = [
     _variant_fp8(3072, default_layout(3072)),
     _variant_fp8(14336, default_layout(14336)),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for _, columns, rows in shipped_layouts("activation"):
+        yield _variant_fp8(columns, rows)
+    for entry, how in shipped("activation"):
+        if entry == "bfloat16":
+            yield from (_variant(kind, 14336, how["block"], how["warps"]) for kind in KINDS)
+
+
 _ROWS = 16384
 _WIDTHS = (3072, 12288, 14336)  # Qwen3-0.6B, Qwen3-8B, Llama-3-8B
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.anchors import compiled
-from cairn.kernels.arguments import FLOATS, as_rows, check, require, short
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import blocks, launch, width
@@ -121,9 +121,9 @@ def gated_activation_backward(
     columns = gate_TF.shape[1]
     check("grad", grad, dtypes=FLOATS, shape=(*gate.shape[:-1], columns), beside=gate)
     grad_TF = as_rows("grad", grad)
-    y_TF = (
-        None if y is None else as_rows("y", check("y", y, dtypes=(gate.dtype,), shape=grad.shape))
-    )
+    y_TF = None
+    if y is not None:
+        y_TF = as_rows("y", output("y", y, grad.shape, gate.dtype, gate))
     d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     d_up = None if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
     d_gate_TF, d_up_TF = gated_rows(d_gate, d_up)

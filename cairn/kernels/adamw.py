@@ -28,7 +28,7 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.grad_norm import TYPES
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import launch
-from cairn.kernels.tensor_table import CHUNK, pointer, size_of, tables
+from cairn.kernels.tensor_table import CHUNK, check_roles, pointer, size_of, tables
 from cairn.kernels.tuned import Tuning, tuned
 
 WIDE = {"block": 512, "warps": 4, "stages": 1}  # four elements for each thread: 16 bytes of float32
@@ -50,6 +50,10 @@ class Step(NamedTuple):
     def coefficients(self) -> tuple[float, ...]:
         """beta1, beta2, eps, what weights keep, the step size, one over the root of v's correction."""
         require(self.number >= 1, "step.number", "1 or more", self.number)
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, f"step.{name}", "0 to less than 1", self)
+        for name in ("lr", "eps", "weight_decay"):
+            require(0 <= getattr(self, name) < math.inf, f"step.{name}", "0 or more", self)
         size = self.lr / (1 - self.beta1**self.number)
         root = 1 / math.sqrt(1 - self.beta2**self.number)
         return self.beta1, self.beta2, self.eps, 1 - self.lr * self.weight_decay, size, root
@@ -200,6 +204,7 @@ def adamw(state: State, step: Step, scale: Tensor | None = None, impl: Impl = "a
         require(scale.numel() == 1, "scale", "one element", tuple(scale.shape))
     offers = {"triton": needs_cuda(state.weights[0]), "reference": None}
     if choose("adamw", impl, offers).impl == "reference":
+        check_roles(state.roles())
         adamw_reference(state, step, scale)
     else:
         _launch(state, step, scale)

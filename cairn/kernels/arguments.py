@@ -31,6 +31,8 @@ def check(
 
     What is wrong is put into words only if something is: a launch waits for this.
     """
+    if not isinstance(tensor, Tensor):
+        require(False, name, "a tensor", repr(tensor))
     if dtypes is not None and tensor.dtype not in dtypes:
         wanted = " or ".join(short(dtype) for dtype in dtypes)
         require(False, name, wanted, short(tensor.dtype))
@@ -71,8 +73,16 @@ def output(
     if given is None:
         return torch.empty(tuple(shape), dtype=dtype, device=beside.device)
     check(name, given, dtypes=(dtype,), shape=shape, beside=beside)
-    as_rows(name, given)
+    apart(name, as_rows(name, given))
     return given
+
+
+def apart(name: str, buffer: Tensor) -> None:
+    """An expanded tensor has one place for many elements: nothing can be written to it."""
+    if 0 in buffer.stride() and any(
+        step == 0 and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)
+    ):
+        require(False, name, "a place of its own for each element", f"strides {buffer.stride()}")
 
 
 def short(dtype: torch.dtype) -> str:

@@ -25,8 +25,9 @@ from cairn.kernels import attention_backward as triton_backward
 from cairn.kernels import attention_forward as triton_forward
 from cairn.kernels import attention_gluon as gluon_forward
 from cairn.kernels import attention_gluon_backward as gluon_backward
+from cairn.kernels import attention_schedule
 from cairn.kernels import attention_torch as from_torch
-from cairn.kernels.arguments import check, output
+from cairn.kernels.arguments import check, output, require
 from cairn.kernels.attention_problem import Problem, checked_problem, cost
 from cairn.kernels.attention_tiles import size_class
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
@@ -55,10 +56,12 @@ def attention_reference(
     """The specification: one sequence after another, all scores in memory. Waits for the GPU to read the lengths."""
     wide = torch.promote_types(q_THC.dtype, torch.float32)
     scale = q_THC.shape[-1] ** -0.5 if scale is None else scale
-    bounds_q = _bounds(cu_seqlens, q_THC.shape[0], max_length)
-    bounds_k = _bounds(cu_seqlens_k, k_TKC.shape[0], max_length_k or max_length)
-    if cu_seqlens is not None and cu_seqlens_k is None:
-        bounds_k = bounds_q
+    bounds_q = _bounds("cu_seqlens", cu_seqlens, q_THC.shape[0], max_length)
+    bounds_k, longest = bounds_q, max_length if max_length_k is None else max_length_k
+    if cu_seqlens_k is not None:
+        bounds_k = _bounds("cu_seqlens_k", cu_seqlens_k, k_TKC.shape[0], longest)
+    elif cu_seqlens is None:
+        bounds_k = [(s * longest, (s + 1) * longest) for s in range(len(bounds_q))]
     out_THC = torch.zeros_like(q_THC, dtype=wide, memory_format=torch.contiguous_format)
     behind = float("-inf") if sinks_H is None else sinks_H.to(wide)[:, None]
     lse_HT = torch.zeros(q_THC.shape[1], q_THC.shape[0], dtype=wide, device=q_THC.device) + behind
@@ -75,10 +78,19 @@ def attention_reference(
     return out_THC.to(q_THC.dtype), lse_HT
 
 
-def _bounds(cu_seqlens: Tensor | None, tokens: int, length: int) -> list[tuple[int, int]]:
+def _bounds(
+    name: str, cu_seqlens: Tensor | None, tokens: int, length: int
+) -> list[tuple[int, int]]:
+    """Only here are the numbers looked at: a kernel believes them."""
     if cu_seqlens is None:
         return [(start, start + length) for start in range(0, tokens, length)]
-    return list(itertools.pairwise(cu_seqlens.tolist()))
+    bounds = cu_seqlens.tolist()
+    found = list(itertools.pairwise(bounds))
+    rising = bounds[0] >= 0 and all(start <= end for start, end in found) and bounds[-1] <= tokens
+    require(rising, name, f"bounds that rise from 0 to at most {tokens}", bounds)
+    longest = max(end - start for start, end in found)
+    require(longest <= length, name, f"sequences of at most {length} tokens", longest)
+    return found
 
 
 def _visible(queries: int, keys: int, causal: bool, window: int, device: torch.device) -> Tensor:
@@ -266,10 +278,6 @@ def attention_gradients(
     ahead = problem.causal and q_THC.shape[1:] != k_TKC.shape[1:] and problem.max_k <= SHORT
     if not (ahead and q_THC.shape[2] == 128):  # torch's cannot run where lengths differ
         obstacles = {"torch": obstacles.pop("torch"), **obstacles}
-    if (
-        not problem.causal
-    ):  # Gluon's last mend for it is seen in the compiled code only, not on a GPU
-        obstacles["gluon"] = obstacles.pop("gluon")
     offers = _best_first("backward", q_THC, problem, obstacles)
     chosen = choose("attention_backward", impl, offers).impl
     if chosen == "torch":
@@ -285,6 +293,7 @@ VARIANTS = [
     *gluon_forward.VARIANTS,
     *triton_backward.VARIANTS,
     *gluon_backward.VARIANTS,
+    *attention_schedule.VARIANTS,
 ]
 
 

@@ -249,4 +249,30 @@ def _variants() -> list[Variant]:
     ]  # fmt: skip
 
 
-VARIANTS = _variants()
+def _rows_variant(width: int, dense: bool, dlse: bool) -> Variant:
+    pointers = dict(out="*bf16", dout="*bf16", lse="*fp32", level="*fp32", delta="*fp32")
+    pointers |= {"dlse": "*fp32"} if dlse else {}
+    pointers |= {} if dense else {"cu": "*i32"}
+    numbers = ("sequences", "tokens", "longest")
+    strides = ("stride", "stride_head", "stride_lse", "stride_dlse", "stride_level")
+    constants = dict(
+        HEADS=32, D=width, BLOCK_D=triton.next_power_of_2(width), DENSE=dense, DLSE=dlse
+    )
+    absent = dict.fromkeys({"dlse", "cu"} - pointers.keys())
+    return Variant(
+        f"attention backward rows D{width}{' equal lengths' * dense}{' + d lse' * dlse}",
+        rows_kernel,
+        pointers
+        | dict.fromkeys((*numbers, *strides), "i32")
+        | dict.fromkeys(("level_scale", "delta_scale"), "fp32"),
+        constants | absent,
+        {"num_warps": 4},
+        [*pointers, *strides],
+    )
+
+
+VARIANTS = [
+    *_variants(),
+    *(_rows_variant(width, dense=False, dlse=False) for width in (64, 96, 128, 256)),
+    _rows_variant(128, dense=True, dlse=True),
+]

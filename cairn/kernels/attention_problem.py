@@ -9,6 +9,7 @@
 Nothing here runs a kernel or reads a length from the GPU.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -68,10 +69,10 @@ def checked_problem(
         sequences = _ragged_lengths(q_THC, k_TKC, cu_seqlens, cu_seqlens_k)
     require(window >= 0, "window", "0 (none) or more", window)
     require(causal or not window, "window", "0 where attention is not causal", window)
-    require(softcap >= 0, "softcap", "0 (none) or more", softcap)
+    require(0 <= softcap < math.inf, "softcap", "0 (none) or more", softcap)
     if scale is None:
         scale = q_THC.shape[-1] ** -0.5
-    require(scale > 0, "scale", "above 0", scale)
+    require(0 < scale < math.inf, "scale", "above 0", scale)
     if window >= max_k:
         window = 0  # it hides nothing
     return Problem(

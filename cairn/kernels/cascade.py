@@ -16,9 +16,15 @@ import torch
 from torch import Tensor
 
 from cairn.kernels import paged_prefill
+from cairn.kernels.arguments import check, require
 from cairn.kernels.dispatch import needs_cuda
 from cairn.kernels.merge_state import State, merge_state
-from cairn.kernels.paged_attention import checked, paged_attention, paged_attention_reference
+from cairn.kernels.paged_attention import (
+    PAGE_SIZES,
+    checked,
+    paged_attention,
+    paged_attention_reference,
+)
 from cairn.kernels.paged_parts import Workspace
 from cairn.kernels.paged_tiles import Paged, power_of_2
 
@@ -37,6 +43,10 @@ class Cascade(NamedTuple):
 
 def split_tables(tables_BP: Tensor, lengths_B: Tensor, shared_1: Tensor, page_size: int) -> Cascade:
     """Once for a step, in tensors alone."""
+    check("tables", tables_BP, dtypes=(torch.int32,), shape=(None, None))
+    check("lengths", lengths_B, dtypes=(torch.int32,), shape=tables_BP.shape[:1], beside=tables_BP)
+    check("shared", shared_1, dtypes=(torch.int32,), shape=(1,), beside=tables_BP)
+    require(page_size in PAGE_SIZES, "page_size", f"one of {PAGE_SIZES}", page_size)
     columns = tables_BP.shape[1]
     behind_P = torch.arange(columns, device=tables_BP.device) + shared_1 // page_size
     index_BP = behind_P.clamp(max=columns - 1).expand(len(tables_BP), columns)
@@ -58,6 +68,7 @@ def cascade_attention(
     workspace: Workspace | None = None,
 ) -> Tensor:
     """One query for each sequence, as `paged_attention` with max_query 1 over the whole tables."""
+    check("q", q_BHC, shape=(*cascade.lengths_B.shape, None, None))
     prefix = State(torch.empty_like(q_BHC), _levels(q_BHC))
     rest = State(torch.empty_like(q_BHC), _levels(q_BHC))
     call = checked(

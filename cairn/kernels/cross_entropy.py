@@ -28,7 +28,7 @@ import triton
 from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.arguments import check, require, short
+from cairn.kernels.arguments import apart, check, require, short
 from cairn.kernels.cross_entropy_kernels import loop_kernel, pieces_kernel
 from cairn.kernels.cross_entropy_plans import (
     CANDIDATES,
@@ -47,9 +47,9 @@ from cairn.kernels.cross_entropy_rule import (
     join,
 )
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import multiprocessors
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -71,6 +71,7 @@ def cross_entropy_(
     """
     rule = Rule(ignore_index, z_loss, label_smoothing, shard)
     check_rule(logits_TV, targets_T, rule)
+    apart("logits_TV", logits_TV)
     scale = _scale(grad_scale, logits_TV)
     if not _by_triton(logits_TV, targets_T, rule, impl):
         return _reference_(logits_TV, targets_T, scale, rule)
@@ -235,8 +236,7 @@ def _reference_(logits: Tensor, targets: Tensor, scale: Tensor, rule: Rule) -> L
 def _by_triton(logits: Tensor, targets: Tensor, rule: Rule, impl: Impl) -> bool:
     wide = "it computes in float32, and the logits are float64"
     obstacle = wide if logits.dtype == torch.float64 else needs_cuda(logits, targets)
-    alone = None if rule.shard is None else "it joins no shards"
-    return choose("cross_entropy", impl, {"triton": obstacle, "reference": alone}).impl == "triton"
+    return choose("cross_entropy", impl, {"triton": obstacle, "reference": None}).impl == "triton"
 
 
 def _scale(given: float | Tensor, logits: Tensor) -> Tensor:
@@ -293,6 +293,12 @@ VARIANTS = [
     loop_variant(forward=True, backward=True, smooth=True),
     loop_variant(forward=True, backward=False, raw=True),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("cross_entropy"):
+        if how["kernel"] == "pieces":
+            yield pieces_variant(Plan(**how), numbers_of(entry)["columns"])
 
 
 def _inputs(rows: int, columns: int) -> tuple[Tensor, Tensor]:

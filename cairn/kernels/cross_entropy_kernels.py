@@ -246,6 +246,7 @@ def pieces_kernel(
         new_factor = tl.load(scale + index * scale_stride, mask=index < T, other=0.0)
         place = index.to(tl.int64) * stride * 2 + new_target
         known = (new_target // (2 * SIZE) == piece) & (new_target != ignored)
+        known = known & (new_target >= 0) & (new_target < 2 * V)  # else it is in another row
         new_chosen = tl.load(logits + place, mask=known, other=0.0).to(tl.float32)
         theirs = records + tl.maximum(index - groups, 0).to(tl.int64) * PIECES
         theirs += tl.minimum(every, PIECES - 1)
@@ -267,6 +268,7 @@ def pieces_kernel(
             log = top + _log2(total)
             natural = log * _LN2
             counts = target != ignored
+            here = counts & (target >= 0) & (target < 2 * V)
             weight = (1.0 + 2.0 * z_loss * natural) * factor
             # The weight's logarithm goes into the exponent and its sign into the words: fewer instructions for each
             # logit than to multiply.
@@ -280,7 +282,7 @@ def pieces_kernel(
             else:
                 # As other stores, or the compiler would make both one, and a choice for each word.
                 tl.store(there, tl.zeros([BLOCK], tl.int32), mask=inside, cache_modifier=".cs")
-            if tl.where(counts, target // (2 * SIZE), 0) == piece:
+            if tl.where(here, target // (2 * SIZE), 0) == piece:
                 chosen *= _LOG2E
                 value = (log - chosen) * _LN2 + z_loss * natural * natural
                 at_loss = losses + index - groups
@@ -289,6 +291,6 @@ def pieces_kernel(
                 gradient = tl.exp2(chosen - log) * weight - factor
                 _meet()  # the whole piece is written, and one number of it once more
                 place = (index - groups).to(tl.int64) * stride * 2 + target
-                tl.store(logits + place, gradient.to(tl.bfloat16), mask=counts)
+                tl.store(logits + place, gradient.to(tl.bfloat16), mask=here)
         before, target, chosen, factor = now, new_target, new_chosen, new_factor
         top, total = new_top, new_total

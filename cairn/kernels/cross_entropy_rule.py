@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,10 +44,18 @@ class Rule(NamedTuple):
 def cross_entropy_reference(
     logits_TV: Tensor, targets_T: Tensor, rule: Rule | None = None
 ) -> Losses:
-    """In float32, or in float64 where the logits are; of a whole vocabulary. Its autograd is the gradient."""
+    """In float32, or in float64 where the logits are. Its autograd is the gradient."""
     rule = rule or Rule()
     wide = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
     counts_T = targets_T != rule.ignore_index
+    if not targets_T.is_cuda and targets_T.numel():  # there a look would wait for the GPU
+        least, most = targets_T.where(counts_T, 0).aminmax()
+        columns = wide.shape[1] if rule.shard is None else rule.shard.total
+        wanted = f"{rule.ignore_index} or tokens from 0 to {columns - 1}"
+        found = f"{int(least)} to {int(most)}"
+        require(bool(least >= 0 and most < columns), "targets_T", wanted, found)
+    if rule.shard is not None:
+        return Losses(*_Sharded.apply(wide, targets_T, rule, rule.shard))
     chosen_T = wide.gather(1, targets_T.where(counts_T, 0)[:, None])[:, 0]
     lse_T = wide.logsumexp(dim=1)
     smooth = rule.label_smoothing
@@ -55,6 +63,39 @@ def cross_entropy_reference(
     if smooth:
         loss_T = loss_T - smooth * wide.mean(dim=1)
     return Losses(loss_T.where(counts_T, 0.0), lse_T.where(counts_T, 0.0))
+
+
+class _Sharded(torch.autograd.Function):
+    """Of the columns that this rank has: the ranks' results are joined forward, and backward needs nobody."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, logits_TV: Tensor, targets_T: Tensor, rule: Rule, shard: VocabShard
+    ) -> tuple[Tensor, Tensor]:
+        scaled_TV = logits_TV * LOG2E
+        top_T = scaled_TV.amax(1)
+        total_T = torch.exp2(scaled_TV - top_T.where(top_T.isfinite(), 0.0)[:, None]).sum(1)
+        mass_T = scaled_TV.sum(1) if rule.label_smoothing else torch.zeros_like(top_T)
+        local_T = targets_T.long() - shard.start
+        here_T = (local_T >= 0) & (local_T < logits_TV.shape[1]) & (targets_T != rule.ignore_index)
+        local_T = local_T.where(here_T, 0)
+        chosen_T = scaled_TV.gather(1, local_T[:, None])[:, 0].where(here_T, 0.0)
+        losses = join(torch.stack((top_T, total_T, chosen_T, mass_T)), targets_T, rule, shard)
+        ctx.save_for_backward(logits_TV, targets_T, losses.lse_T, local_T, here_T)
+        ctx.rule = rule
+        ctx.mark_non_differentiable(losses.lse_T)
+        return losses.loss_T, losses.lse_T
+
+    @staticmethod
+    def backward(ctx: Any, grad_T: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        logits_TV, targets_T, lse_T, local_T, here_T = ctx.saved_tensors
+        rule: Rule = ctx.rule
+        weight_T = 1 + 2 * rule.z_loss * lse_T
+        grad_TV = (logits_TV - lse_T[:, None]).exp() * weight_T[:, None] - rule.uniform(1)
+        target_T = (1 - rule.label_smoothing) * here_T.to(grad_TV)
+        grad_TV.scatter_add_(1, local_T[:, None], -target_T[:, None])
+        counts_T = targets_T != rule.ignore_index
+        return grad_TV * (grad_T * counts_T)[:, None], None, None, None
 
 
 def join(statistics_4T: Tensor, targets_T: Tensor, rule: Rule, shard: VocabShard) -> Losses:

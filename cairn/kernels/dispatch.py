@@ -81,8 +81,18 @@ def _overrides(text: str) -> dict[str, str]:
                 f"CAIRN_KERNELS has the entry {entry!r}",
                 hint=f"write OPERATION=IMPLEMENTATION, with one of {', '.join(NAMES)}",
             )
+        if operation not in _operations():
+            hint = did_you_mean(operation, _operations(), otherwise="see `cairn kernels list`")
+            raise ConfigError(f"CAIRN_KERNELS names an operation {operation!r}", hint=hint)
         overrides[operation] = impl
     return overrides
+
+
+def _operations() -> tuple[str, ...]:
+    """What can be told apart: every kernel by its name, the backward pass of attention, and all of them."""
+    from cairn.kernels.tooling.catalogue import kernels
+
+    return *kernels(), "attention_backward", "all"
 
 
 @functools.lru_cache(maxsize=64)
@@ -101,6 +111,8 @@ def needs_cuda(*tensors: torch.Tensor) -> str | None:
 
 def needs_hopper(*tensors: torch.Tensor) -> str | None:
     for tensor in tensors:
+        if tensor.device.type != "cuda":
+            return f"a tensor is on {tensor.device}, not on a GPU of compute capability 9.0"
         major, minor = capability(tensor.device)
         if (major, minor) != (9, 0):
             return f"{tensor.device} has compute capability {major}.{minor}, not 9.0"

@@ -27,7 +27,7 @@ from cairn.kernels.arguments import FLOATS, INTEGERS, as_rows, check, output, re
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import blocks, launch, width
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, shipped, tuned
 
 DEFAULT = {"block": 2048, "warps": 4}
 DEFAULT_BACKWARD = {"block": 4096, "chunk": 32, "warps": 4}
@@ -154,6 +154,7 @@ def embedding(
     check("tokens", tokens, dtypes=INTEGERS, packed=True, beside=weight)
     check("weight", weight, dtypes=FLOATS, shape=(None, None))
     require(weight.stride(1) == 1, "weight", "stride 1 in the last dimension", weight.stride())
+    require(weight.shape[0] > 0, "weight", "at least one row", tuple(weight.shape))
     chosen = choose("embedding", impl, {"triton": needs_cuda(weight), "reference": None})
     tracked = torch.is_grad_enabled() and weight.requires_grad
     require(out is None or not tracked, "out", "none while gradients are kept", "one")
@@ -311,6 +312,17 @@ VARIANTS = [
     _variant_backward(*DEFAULT_BACKWARD.values()),
     _variant_join(DEFAULT_BACKWARD["chunk"]),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("embedding"):
+        if entry.startswith("backward"):
+            yield _variant_backward(how["block"], how["chunk"], how["warps"])
+            yield _variant_join(how["chunk"])
+        else:
+            yield _variant(how["block"], how["warps"])
+
+
 _TOKENS, _VOCAB, _COLUMNS = 16384, 151936, 4096
 
 

@@ -20,7 +20,7 @@ from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import launch, multiprocessors, width
-from cairn.kernels.tensor_table import CHUNK, pointer, size_of, tables
+from cairn.kernels.tensor_table import CHUNK, check_roles, pointer, size_of, tables
 from cairn.kernels.tuned import Tuning, tuned
 
 DEFAULT = {"block": 4096, "warps": 4, "stages": 1, "per_sm": 8}
@@ -32,6 +32,9 @@ def square_sum_reference(grads: Sequence[Tensor]) -> Tensor:
 
 def clip_scale(square_sum: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     """The norm, and what gradients are to be multiplied by: NaN, which skips a step, if the norm is not finite."""
+    check("square_sum", square_sum, dtypes=(torch.float32, torch.float64))
+    require(square_sum.numel() == 1, "square_sum", "one element", tuple(square_sum.shape))
+    require(max_norm > 0, "max_norm", "above 0", max_norm)
     norm = square_sum.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return norm, torch.where(norm.isfinite(), scale, torch.nan)
@@ -69,6 +72,7 @@ def square_sum(grads: Sequence[Tensor], impl: Impl = "auto") -> Tensor:
     check("grads[0]", grads[0], dtypes=FLOATS)
     chosen = choose("grad_norm", impl, {"triton": needs_cuda(grads[0]), "reference": None})
     if chosen.impl == "reference":
+        check_roles({"grads": grads})
         return square_sum_reference(grads)
     return _launch(grads)
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.arguments import FLOATS, as_rows, check, output
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
 from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
@@ -87,6 +87,7 @@ def join_add_rmsnorm(
     rows, columns = residual.shape
     check("parts", parts.sums_SMD, dtypes=(torch.float32,), shape=(None, rows, columns),
           beside=residual, packed=True)  # fmt: skip
+    require(len(parts.sums_SMD) > 0, "parts", "at least one part", list(parts.sums_SMD.shape))
     check("weight", weight, dtypes=FLOATS, shape=(columns,), beside=residual, packed=True)
     total = output("residual_out", residual_out, residual.shape, residual.dtype, residual)
     offers = {"triton": needs_cuda(residual) or too_wide(columns), "reference": None}

@@ -5,6 +5,7 @@ A kernel file holds one operation: the reference in a few lines of float32 torch
     cost(...)  -> Cost            FLOPs and bytes that the operation cannot avoid
     VARIANTS   : list[Variant]    every configuration that ships; compiled and linted without a GPU
     cases()    -> Iterator[Case]  shapes to measure on a GPU, each beside an anchor
+    tuned_variants() -> Iterator[Variant]    where tables of configurations ship: how each of those is compiled
 
 The compiler tools, the bench, the profiler and the tests read these; nothing is registered anywhere else. This
 module imports neither torch nor triton.

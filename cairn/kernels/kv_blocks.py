@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.arguments import INTEGERS, check, require
+from cairn.kernels.arguments import INTEGERS, apart, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import blocks, launch, multiprocessors, width
@@ -29,9 +29,13 @@ ACROSS = {"block": 2048, "warps": 4, "programs": 64}
 
 
 def move_pages_reference(source: Tensor, target: Tensor, pairs_N2: Tensor) -> None:
-    for origin, goal in pairs_N2.tolist():
-        if origin >= 0 and goal >= 0:
-            target[:, goal] = source[:, origin].to(target.device)
+    moves = [pair for pair in pairs_N2.tolist() if min(pair) >= 0]
+    pages = (source.shape[1], target.shape[1])
+    for pair in moves:  # all of them before the first one moves
+        there = pair[0] < pages[0] and pair[1] < pages[1]
+        require(there, "pairs", f"pages below {pages[0]} and {pages[1]}", tuple(pair))
+    for origin, goal in moves:
+        target[:, goal] = source[:, origin].to(target.device)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -55,6 +59,7 @@ def _move_kernel(
 def copy_blocks(cache: Tensor, pairs: Tensor, impl: Impl = "auto") -> None:
     """Within a cache: page pairs[i, 0] of every group to page pairs[i, 1]."""
     _check_cache("cache", cache)
+    apart("cache", cache)
     check("pairs", pairs, dtypes=INTEGERS, shape=(None, 2), beside=cache, packed=True)
     chosen = choose("kv_blocks", impl, {"triton": needs_cuda(cache), "reference": None})
     if chosen.impl == "reference":
@@ -67,6 +72,7 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor, impl: Impl = "aut
     """From one cache to another, one of them in pinned host memory; `pairs` on the GPU."""
     _check_cache("source", source)
     _check_cache("target", target)
+    apart("target", target)
     shape = (source.shape[0], None, *source.shape[2:])
     check("target", target, dtypes=(source.dtype,), shape=shape)
     check("pairs", pairs, dtypes=INTEGERS, shape=(None, 2), packed=True)

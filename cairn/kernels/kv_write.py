@@ -16,24 +16,24 @@ from torch import Tensor
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.anchors import compiled
-from cairn.kernels.arguments import FLOATS, INTEGERS, check, require, short
+from cairn.kernels.arguments import FLOATS, INTEGERS, apart, check, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import rounded
 from cairn.kernels.rope import (
     CANDIDATES,
     DEFAULT,
     Heads,
     Pages,
-    check_rope,
     key,
     launch_rope,
     random_inputs,
     rope_reference,
     variant,
 )
+from cairn.kernels.rope_backward import check_rope
 from cairn.kernels.rows import blocks
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
 
 FP8 = torch.float8_e4m3fn
 
@@ -94,6 +94,7 @@ def _check_packed(name: str, buffer: Tensor, qkv: Tensor, shape: tuple[int, int,
     check(name, buffer, dtypes=(qkv.dtype,), shape=shape, beside=qkv)
     packed = not buffer.numel() or buffer.stride()[1:] == (shape[2], 1)
     require(packed, name, "heads side by side", f"strides {buffer.stride()}")
+    apart(name, buffer)
 
 
 def _check_pages(qkv: Tensor, heads: Heads, size: int, pages: Pages) -> None:
@@ -113,7 +114,8 @@ def _check_pages(qkv: Tensor, heads: Heads, size: int, pages: Pages) -> None:
             require(fits, name, f"1 or {heads.kv} elements", tuple(scale.shape))
     if k_scale is not None and v_scale is not None:
         require(cache_k.dtype == FP8, "k_scale", "none", f"one for {short(cache_k.dtype)}")
-        require(k_scale.numel() == v_scale.numel(), "v_scale", "as many as k_scale", len(v_scale))
+        same = k_scale.numel() == v_scale.numel()
+        require(same, "v_scale", f"{k_scale.numel()} elements as k_scale", v_scale.numel())
 
 
 def cost(
@@ -133,6 +135,13 @@ VARIANTS = [
     variant(96, 32, 32, DEFAULT, False, "bf16"),
     variant(256, 8, 4, DEFAULT, True, "bf16"),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("kv_write"):
+        yield variant(numbers_of(entry)["size"], 32, 8, how, True, "bf16")
+
+
 _TOKENS, _PAGE = 16384, 64
 
 

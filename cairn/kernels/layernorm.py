@@ -29,6 +29,7 @@ from cairn.kernels.rows import (
     launch,
     layout,
     shared_row,
+    shipped_layouts,
     sum_parts,
     summing_layout,
     too_wide,
@@ -233,6 +234,11 @@ VARIANTS = [
     *(_variant(columns, default_layout(columns), backward=False) for columns in _WIDTHS),
     *(_variant(columns, summing_layout(columns), backward=True) for columns in _WIDTHS),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for form, columns, how in shipped_layouts("layernorm"):
+        yield _variant(columns, how, form == "backward")
 
 
 def cases() -> Iterator[Case]:

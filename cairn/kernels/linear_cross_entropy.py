@@ -85,6 +85,9 @@ def linear_cross_entropy(
     x = as_rows("x_TD", x_TD)
     check("weight_VD", weight_VD, dtypes=(x.dtype,), shape=(None, x.shape[1]), beside=x)
     check("targets_T", targets_T, dtypes=INTEGERS, shape=x_TD.shape[:-1], beside=x, packed=True)
+    require(weight_VD.shape[0] > 0, "weight_VD", "at least one row", tuple(weight_VD.shape))
+    fine = chunk_tokens is None or chunk_tokens > 0
+    require(fine, "chunk_tokens", "at least 1", chunk_tokens)
     rule = Rule(ignore_index, z_loss, label_smoothing, shard)
     check_rule(x[:, :1], targets_T.reshape(-1), rule)
     require(reduction in ("mean", "sum"), "reduction", "mean or sum", reduction)
@@ -94,12 +97,10 @@ def linear_cross_entropy(
     scale = _scale(targets, reduction, weights_T, rule)
     wide = "it computes in float32, and x is float64"
     obstacle = wide if x.dtype == torch.float64 else needs_cuda(x, weight_VD, targets)
-    alone = None if shard is None else "it joins no shards"
-    offers = {"triton": obstacle, "reference": alone}
+    offers = {"triton": obstacle, "reference": None}
     if choose("linear_cross_entropy", impl, offers).impl == "reference":
         return linear_cross_entropy_reference(x, weight_VD, targets, scale, rule)
     chunk = chunk_tokens or _chunk(x.shape[0], weight_VD.shape[0], x.dtype)
-    require(chunk > 0, "chunk_tokens", "at least 1", chunk)
     work = Work(rule, chunk, accumulate or x.dtype)
     return LinearLosses(*_LinearCrossEntropy.apply(x, weight_VD, targets, scale, work))
 

@@ -30,7 +30,7 @@ from cairn.kernels.projections import QWEN3_06B, QWEN3_8B
 from cairn.kernels.quantize import fp8_scaled
 from cairn.kernels.rows import multiprocessors
 from cairn.kernels.tiles import Tiles, place, row_bucket, tma_obstacle
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, shipped, tuned
 
 
 @triton.jit
@@ -107,8 +107,7 @@ def matmul(
     dtype = _result_type(out_dtype, a, out_scale)
     shape = (*a_MK.shape[:-1], epilogue.columns(b_NK.shape[0]))
     if out is not None:
-        check("out", out, dtypes=(dtype,), shape=shape, beside=a)
-        as_rows("out", out)
+        output("out", out, shape, dtype, a)
     key = _key(a.shape[0], b_NK.shape[0], a.shape[1], a.dtype, epilogue)
     tiles, wins = _config(key, a.shape[0], b_NK.shape[0], epilogue)
     offers = {
@@ -258,6 +257,16 @@ VARIANTS = [
     _variant("matmul + swiglu + bias", LARGE, swiglu=True, bias="*bf16"),
     _variant("matmul + swiglu + quantise", LARGE, swiglu=True, c="fp8e4nv", out_scale="*fp32"),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("matmul"):
+        tiles = Tiles(**{name: how[name] for name in Tiles._fields})
+        swiglu = entry.endswith("swiglu")
+        if how["impl"] == "triton":
+            name = f"matmul {'+ swiglu ' if swiglu else ''}{tiles.name()}"
+            yield _variant(name, tiles, swiglu=swiglu)
+
 
 SQUARE = [(8192, 8192, 8192), (8192, 8192, 1024), (8192, 28672, 4096)]
 TRAINING = [(8192, p.n, p.k) for p in QWEN3_8B]

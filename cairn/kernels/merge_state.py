@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.arguments import FLOATS, check, require
+from cairn.kernels.arguments import FLOATS, apart, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.tuned import Tuning, tuned
@@ -93,6 +93,8 @@ def merge_state(a: State, b: State, out: State | None = None, impl: Impl = "auto
     for name, side in (("a.out", a), ("b.out", b), ("out.out", joined)):
         strides = side.out_THC.stride()
         require(strides[2] == 1, name, "stride 1 in the last dimension", strides)
+    apart("out.out", joined.out_THC)
+    apart("out.lse", joined.lse_TH)
     offers = {"triton": needs_cuda(a.out_THC), "reference": None}
     if choose("merge_state", impl, offers).impl == "reference":
         for room, result in zip(joined, merge_state_reference(a, b), strict=True):

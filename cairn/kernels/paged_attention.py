@@ -13,6 +13,7 @@ the whole denominator, sink included; 0 and -inf (or the sink) where a row sees 
 keep what `out` had. Knows nothing about writing to the cache. No backward: training has no pages.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,7 +26,7 @@ from cairn.kernels import (
     paged_prefill_gluon,
     paged_variants,
 )
-from cairn.kernels.arguments import FLOATS, check, require
+from cairn.kernels.arguments import FLOATS, apart, check, require
 from cairn.kernels.attention_problem import pairs
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Variant
@@ -44,8 +45,15 @@ def paged_attention_reference(call: Paged) -> tuple[Tensor, Tensor]:
     out_THC = torch.zeros(call.q_THC.shape, dtype=kind, device=call.q_THC.device)
     lse_TH = torch.full(call.q_THC.shape[:2], -torch.inf, dtype=kind, device=call.q_THC.device)
     starts = range(call.sequences + 1) if call.starts is None else call.starts.tolist()
+    room = call.block_tables.shape[1] * call.page_size
     for sequence, length in enumerate(call.lengths.tolist()):
+        fits = 0 <= length <= room
+        require(fits, "lengths", f"at most the {room} tokens of a row of block_tables", length)
         rows = slice(starts[sequence], starts[sequence + 1])
+        count = rows.stop - rows.start
+        fits = 0 <= count <= call.max_query and rows.stop <= len(call.q_THC)
+        wanted = f"0 to {call.max_query} (max_query) queries of a sequence, within the rows of q"
+        require(fits, "cu_seqlens_q", wanted, starts)
         pages = call.block_tables[sequence, : -(-length // call.page_size)].long()
         stored = ((call.cache_k, call.k_scale), (call.cache_v, call.v_scale))
         k_NHC, v_NHC = (
@@ -222,9 +230,9 @@ def checked(
         )
     require(max_query >= 1, "max_query", "at least 1", max_query)
     require(window >= 0, "window", "0 (none) or more", window)
-    require(softcap >= 0, "softcap", "0 (none) or more", softcap)
+    require(0 <= softcap < math.inf, "softcap", "0 (none) or more", softcap)
     scale = columns**-0.5 if scale is None else scale
-    require(scale > 0, "scale", "above 0", scale)
+    require(0 < scale < math.inf, "scale", "above 0", scale)
     if sinks_H is not None:
         check("sinks", sinks_H, dtypes=FLOATS, shape=(heads,), beside=q_THC, packed=True)
     if lse is not None:
@@ -232,6 +240,7 @@ def checked(
     out = torch.empty_like(q_THC, memory_format=torch.contiguous_format) if out is None else out
     check("out", out, dtypes=(q_THC.dtype,), shape=q_THC.shape, beside=q_THC)
     require(out.stride(2) == 1, "out", "stride 1 in the last dimension", out.stride())
+    apart("out", out)
     return Paged(q_THC, cache_k, cache_v, block_tables, lengths, starts, max_query, scale, window, softcap, sinks_H,
                  k_scale, v_scale, out, lse)  # fmt: skip
 
@@ -248,7 +257,7 @@ def _check_cache(
     require(cache_k.stride(3) == 1, "cache_k", "stride 1 in the last dimension", cache_k.stride())
     page_size, kv_heads = cache_k.shape[1:3]
     require(page_size in PAGE_SIZES, "cache_k", f"pages of {PAGE_SIZES} tokens", page_size)
-    divides = kv_heads > 0 and heads % kv_heads == 0
+    divides = kv_heads > 0 and heads > 0 and heads % kv_heads == 0
     require(divides, "cache_k", f"heads that divide the {heads} of q", kv_heads)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if (scale is not None) != (cache_k.dtype == FP8):
@@ -289,6 +298,7 @@ def cost(
 
 
 VARIANTS: list[Variant] = paged_variants.VARIANTS
+tuned_variants = paged_variants.tuned_variants
 
 
 def cases() -> Iterator[Case]:

@@ -72,7 +72,7 @@ def _attend(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SCALES: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Some tiles of one pair, added to what is known: weighted values, their weights' sum, the largest score."""
-    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
+    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"  # pyrefly: ignore[bad-assignment]
     column = tl.arange(0, WIDTH)
     token = tl.arange(0, BLOCK)
     for tile in tl.range(first, first + count, num_stages=STAGES):

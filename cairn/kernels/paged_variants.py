@@ -1,5 +1,7 @@
 """Which configurations of the two paged kernels are compiled and linted without a GPU."""
 
+from collections.abc import Iterator
+
 from torch import bfloat16
 
 from cairn.kernels.attention_rings import shared_layout
@@ -16,6 +18,8 @@ from cairn.kernels.paged_prefill import CANDIDATES as PREFILL_PLANS
 from cairn.kernels.paged_prefill import Plan as PrefillPlan
 from cairn.kernels.paged_prefill import _prefill_kernel
 from cairn.kernels.paged_prefill_gluon import AVERAGE_REGISTERS, constants
+from cairn.kernels.paged_tiles import power_of_2
+from cairn.kernels.tuned import numbers_of, shipped
 
 TENSORS = dict(
     q="*bf16", k="*bf16", v="*bf16", tables="*i32", lengths="*i32", starts="*i32", out="*bf16", lse="*fp32",
@@ -187,3 +191,26 @@ VARIANTS = [
     gluon("128 page 256, no ping-pong", 256, ping_pong=False),
     gluon("128 page 64, groups of 8, sinks", 64, group=8, more=True),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("paged_attention"):
+        numbers, fp8 = numbers_of(entry), "float8" in entry
+        columns, page = numbers["columns"], numbers["page"]
+        cache, scales = ("fp8e4nv", 2) if fp8 else ("bf16", 0)
+        wide = dict(C=columns, WIDTH=power_of_2(columns), SCALES=scales)
+        if entry.startswith("decode"):
+            plan = DecodePlan(**how)._replace(per_sm=0)
+            sizes = f"{'x'.join(map(str, plan[:3]))}, {numbers['rows']} rows{' fp8' * fp8}"
+            expect: Expect = "wgmma" if numbers["rows"] >= 64 else "mma"
+            yield decode(
+                f"{columns} page {page}, {sizes}", plan, cache, expect, PAGE=page,
+                ROWS=numbers["rows"], **wide,
+            )  # fmt: skip
+        elif how["gluon"]:
+            form = "" if how["ping_pong"] else ", no ping-pong"
+            yield gluon(f"{columns} page {page}{form}", page, columns, ping_pong=how["ping_pong"])
+        else:
+            plan = PrefillPlan(**how)
+            sizes = f"{'x'.join(map(str, plan[:4]))}{' tma' * plan.tma}{' fp8' * fp8}"
+            yield prefill(f"{columns} {sizes}", plan, cache, **wide)

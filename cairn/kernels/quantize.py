@@ -30,6 +30,7 @@ from cairn.kernels.rows import (
     key,
     launch,
     layout,
+    shipped_layouts,
     too_wide,
     width,
 )
@@ -155,11 +156,14 @@ def dequantize(
     values_TD = as_rows("values", check("values", values, dtypes=tuple(LIMITS)))
     check("scale", scale, dtypes=(torch.float32,), beside=values, packed=True)
     rows, columns = values_TD.shape
-    require(scale.numel() in (1, rows), "scale", f"1 or {rows} elements", tuple(scale.shape))
+    by_rows = (*values.shape[:-1], 1)
+    fits = scale.numel() == 1 or scale.shape == by_rows
+    require(fits, "scale", f"one element or shape {list(by_rows)}", list(scale.shape))
     require(dtype in FLOATS, "dtype", "float32, bfloat16 or float16", dtype)
     x = output("out", out, values.shape, dtype, values)
     if choose("quantize", impl, {"triton": needs_cuda(x), "reference": None}).impl == "reference":
-        return x.copy_(dequantize_reference(quantized, dtype))
+        one = scale.reshape(()) if scale.numel() == 1 else scale
+        return x.copy_(dequantize_reference(Quantized(values, one), dtype))
     if rows:
         x_TD, block = as_rows("out", x), min(width(columns), 2048)
         launch(
@@ -172,6 +176,7 @@ def dequantize(
 
 def quantized_rows(x: Tensor, dtype: torch.dtype, out: Quantized | None) -> Quantized:
     """Room for x [..., D], quantised by rows."""
+    check("x", x)
     values, scale = out or (None, None)
     scale = output("out.scale", scale, (*x.shape[:-1], 1), torch.float32, x)
     check("out.scale", scale, packed=True)
@@ -217,6 +222,13 @@ VARIANTS = [
         ("values", "scale", "x", "values_stride", "x_stride"),
     ),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for _, columns, how in shipped_layouts("quantize"):
+        for stored in ("fp8e4nv", "i8"):
+            yield _variant(columns, stored, how.rows, how.warps, how.stages)
+
 
 _ROWS = 16384
 _WIDTHS = (2048, 4096, 8192)

@@ -22,6 +22,8 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import (
     FP8_LIMIT,
+    LIMITS,
+    SMALLEST,
     SMALLEST_LARGEST,
     Quantized,
     by_largest,
@@ -37,7 +39,8 @@ DEFAULT = {"block": 8192, "warps": 8, "stages": 1, "per_sm": 4}
 
 def quantize_tensor_reference(x: Tensor, scale: Tensor | None = None) -> Quantized:
     if scale is None:
-        return by_largest(x.float(), x.float().abs().amax(), torch.float8_e4m3fn)
+        largest = x.float().abs().amax() if x.numel() else torch.zeros((), device=x.device)
+        return by_largest(x.float(), largest, torch.float8_e4m3fn)
     return Quantized(rounded(x.float() * scale.reciprocal(), torch.float8_e4m3fn), scale)
 
 
@@ -99,6 +102,8 @@ def quantize_tensor(
         return filled(quantized, quantize_tensor_reference(x, scale))
     if x.numel():
         _launch(x, quantized, dynamic=scale is None)
+    elif scale is None:  # as if all of it were 0
+        quantized.scale.fill_(SMALLEST / LIMITS[torch.float8_e4m3fn])
     return quantized
 
 

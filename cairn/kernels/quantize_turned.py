@@ -46,7 +46,8 @@ def quantize_turned_reference(
 ) -> Turned:
     limit = torch.tensor(LIMITS[dtype], device=x.device)
     if scale is None:
-        largest = x.float().abs().amax().clamp(min=SMALLEST)
+        largest = x.float().abs().amax() if x.numel() else torch.zeros((), device=x.device)
+        largest = largest.clamp(min=SMALLEST)
         factor, scale = limit / largest, largest / limit
     else:
         factor = scale.reciprocal()
@@ -97,6 +98,8 @@ def quantize_turned(
     found = torch.empty((), device=x.device) if scale is None else scale
     if x.numel():
         _launch(x, values, turned, found, dynamic=scale is None)
+    elif scale is None:  # as if all of it were 0
+        found.fill_(SMALLEST / LIMITS[dtype])
     return Turned(values, turned, found)
 
 

@@ -39,6 +39,7 @@ from cairn.kernels.rows import (
     launch,
     layout,
     shared_row,
+    shipped_layouts,
     too_wide,
     width,
 )
@@ -142,7 +143,9 @@ def add_rmsnorm(
         y, total = add_rmsnorm_reference(x, residual, weight, eps, plus_one)
         return (
             y if out is None else _buffer("out", out, x).copy_(y),
-            total if residual_out is None else residual_out.copy_(total),
+            total
+            if residual_out is None
+            else _buffer("residual_out", residual_out, residual).copy_(total),
         )
     if _tracked(x, residual, weight, out=out, residual_out=residual_out):
         return _RMSNorm.apply(x, residual, weight, eps, plus_one)
@@ -330,6 +333,13 @@ VARIANTS = [
     _variant(4096, default_layout(4096), fp8=True),
     _variant(4096, default_layout(4096), residual=True, fp8=True),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for form, columns, how in shipped_layouts("rmsnorm"):
+        yield _variant(columns, how, form.startswith("add"), form.endswith("fp8"))
+
+
 _ROWS = 16384
 _WIDTHS = (2048, 4096, 8192)
 

@@ -1,4 +1,4 @@
-"""The gradients of rmsnorm: with n = x / sqrt(mean(x^2) + eps), y = n * w and the incoming gradient g,
+"""The gradients of rmsnorm, from the one that comes in (g); n = x / sqrt(mean(x^2) + eps), y = n * w.
 
     dx = (g w - n * mean(g w n)) / sqrt(mean(x^2) + eps) + the gradient that the residual brings
     dw = sum over rows of g n
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.anchors import compiled
-from cairn.kernels.arguments import FLOATS, as_rows, check, output
+from cairn.kernels.arguments import FLOATS, apart, as_rows, check, output
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import (
@@ -118,9 +118,10 @@ def rmsnorm_backward(
         check("grad_residual", grad_residual, dtypes=FLOATS, shape=x.shape, beside=x)
         extra_TD = as_rows("grad_residual", grad_residual)
     dx = output("out", out, x.shape, x.dtype, x)
-    y_TD = (
-        None if y is None else as_rows("y", check("y", y, dtypes=FLOATS, shape=x.shape, beside=x))
-    )
+    y_TD = None
+    if y is not None:
+        y_TD = as_rows("y", check("y", y, dtypes=FLOATS, shape=x.shape, beside=x))
+        apart("y", y_TD)
     offers = {"triton": needs_cuda(x) or too_wide(columns), "reference": None}
     if choose("rmsnorm_backward", impl, offers).impl == "reference":
         found = rmsnorm_backward_reference(grad_TD, x_TD, rstd, weight, plus_one, extra_TD)
@@ -221,6 +222,7 @@ def cases() -> Iterator[Case]:
                 "bf16",
                 cost(_ROWS, columns, residual=residual),
                 functools.partial(_prepare, columns, residual),
+                graph=True,
             )
 
 

@@ -26,15 +26,15 @@ from torch.autograd.function import once_differentiable
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.anchors import compiled
-from cairn.kernels.arguments import FLOATS, INTEGERS, check, require, short
+from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.quantize import fp8_scaled
 from cairn.kernels.rmsnorm import FEW_ROWS, rmsnorm_reference
-from cairn.kernels.rope_backward import Heads, heads_side_by_side, rope_backward
+from cairn.kernels.rope_backward import Heads, check_rope, heads_side_by_side, rope_backward
 from cairn.kernels.rows import blocks, launch, width
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
 
 FP8 = torch.float8_e4m3fn
 DEFAULT = {"heads": 16, "warps": 2}
@@ -56,6 +56,8 @@ def rope_table(
     frequencies: Tensor, length: int, amplitude: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Cosines and sines for positions 0..length-1 from radians per position [C/2]."""
+    check("frequencies", frequencies, dtypes=(*FLOATS, torch.float64), shape=(None,))
+    require(length >= 0, "length", "0 or more", length)
     positions = torch.arange(length, dtype=torch.float32, device=frequencies.device)
     angles = positions[:, None] * frequencies.float()
     return (torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude).to(dtype)
@@ -252,19 +254,6 @@ class _Rope(torch.autograd.Function):
         return *found, None, None, None, None
 
 
-def check_rope(qkv: Tensor, heads: Heads, table: Tensor | None, positions: Tensor | None) -> int:
-    size = heads.check(qkv)
-    if table is not None:
-        check("table", table, dtypes=FLOATS, shape=(None, size), beside=qkv)
-        require(table.stride(1) == 1, "table", "stride 1 in the last dimension", table.stride())
-        enough = positions is not None or table.shape[0] >= qkv.shape[0]
-        require(enough, "table", f"a row for each of {qkv.shape[0]} tokens", tuple(table.shape))
-    if positions is not None:
-        shape = (qkv.shape[0],)
-        check("positions", positions, dtypes=INTEGERS, shape=shape, beside=qkv, packed=True)
-    return size
-
-
 def key(size: int, dtype: torch.dtype) -> str:
     return f"size={size},{short(dtype)}"
 
@@ -355,6 +344,13 @@ VARIANTS = [
     variant(96, 32, 32, DEFAULT, False, ""),
     variant(256, 8, 4, DEFAULT, True, ""),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("rope"):
+        yield variant(numbers_of(entry)["size"], 32, 8, how, True, "")
+
+
 _TOKENS = 16384
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.anchors import compiled
-from cairn.kernels.arguments import FLOATS, check, require, short
+from cairn.kernels.arguments import FLOATS, INTEGERS, check, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
 from cairn.kernels.rows import blocks, launch, multiprocessors, sum_parts, width
@@ -58,6 +58,20 @@ class Heads(NamedTuple):
             if weight is not None:
                 check(name, weight, dtypes=FLOATS, shape=(size,), beside=qkv, packed=True)
         return size
+
+
+def check_rope(qkv: Tensor, heads: Heads, table: Tensor | None, positions: Tensor | None) -> int:
+    """What both directions take; the size of a head, if everything fits."""
+    size, tokens = heads.check(qkv), qkv.shape[0]
+    if table is not None:
+        check("table", table, dtypes=FLOATS, shape=(None, size), beside=qkv)
+        require(table.stride(1) == 1, "table", "stride 1 in the last dimension", table.stride())
+        needed = tokens if positions is None else min(tokens, 1)
+        if table.shape[0] < needed:
+            require(False, "table", f"at least {needed} rows", tuple(table.shape))
+    if positions is not None:
+        check("positions", positions, dtypes=INTEGERS, shape=(tokens,), beside=qkv, packed=True)
+    return size
 
 
 def rope_backward_reference(
@@ -189,7 +203,7 @@ def rope_backward(
 
     `in_place`: dq, dk and dv are the caller's to give away; where they share a tensor, it is overwritten and returned.
     """
-    size = heads.check(qkv)
+    size = check_rope(qkv, heads, table, positions)
     tokens = qkv.shape[0]
     for name, grad, count in (("dq", dq, heads.q), ("dk", dk, heads.kv), ("dv", dv, heads.kv)):
         check(name, grad, dtypes=FLOATS, shape=(tokens, count, size), beside=qkv)
@@ -248,8 +262,10 @@ def _launch(
     )  # fmt: skip
     if heads.q_weight is None or heads.k_weight is None:
         return dqkv, None, None
-    of_q, of_k = sum_parts(parts, heads.q_weight.dtype).split(size)
-    return dqkv, of_q, of_k.to(heads.k_weight.dtype)
+    if heads.q_weight.dtype == heads.k_weight.dtype:
+        return dqkv, *sum_parts(parts, heads.q_weight.dtype).split(size)
+    of_q, of_k = sum_parts(parts, torch.float32).split(size)  # each is rounded once
+    return dqkv, of_q.to(heads.q_weight.dtype), of_k.to(heads.k_weight.dtype)
 
 
 def cost(tokens: int, heads: Heads, size: int, normed: bool, element_bytes: int = 2) -> Cost:
@@ -300,6 +316,7 @@ def cases() -> Iterator[Case]:
             "bf16",
             cost(_TOKENS, Heads(q, kv), 128, normed),
             functools.partial(_prepare, q, kv, normed),
+            graph=True,
         )
 
 

@@ -12,6 +12,7 @@ same whatever else is in the batch. Which layout is fastest is for the tuned tab
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from cairn.kernels.arguments import short
 from cairn.kernels.kernel import Variant
-from cairn.kernels.tuned import tuned
+from cairn.kernels.tuned import shipped, tuned
 
 INTERPRETED_PROCESSORS = 3  # on a CPU: so few that every loop turns
 WIDEST = 32768  # columns that fit the registers of one program
@@ -49,6 +50,14 @@ def layout(kernel: str, form: str, columns: int, dtype: torch.dtype, default: La
 
 def key(form: str, columns: int, dtype: torch.dtype) -> str:
     return f"{form},columns={columns},{short(dtype)}"
+
+
+def shipped_layouts(kernel: str) -> Iterator[tuple[str, int, Layout]]:
+    """The form, the columns and the layout of each entry that ships in a tuned table."""
+    for entry, how in shipped(kernel):
+        form, _, columns = entry.partition(",columns=")
+        if columns:
+            yield form, int(columns.partition(",")[0]), Layout(**how)
 
 
 def default_layout(columns: int) -> Layout:

@@ -50,7 +50,7 @@ from cairn.kernels.skinny_plans import (
 )
 from cairn.kernels.skinny_stream import stream_kernel
 from cairn.kernels.tiles import tma_obstacle
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
 
 JOINED = 256  # columns that a program joins
 KERNELS: dict[str, Any] = {"row": row_kernel, "stream": stream_kernel, "join": join_kernel}
@@ -72,11 +72,8 @@ def skinny_matmul(
 
     `beside`: attention runs at the same time in another stream, and this should fit beside it.
     """
-    check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
-    x = as_rows("x_MK", x_MK)
+    x = _checked(x_MK, w_NK)
     m, k = x.shape
-    require(m <= MOST_ROWS, "x_MK", f"at most {MOST_ROWS} rows", m)
-    check("w_NK", w_NK, dtypes=(x.dtype,), shape=(None, k), beside=x)
     epilogue = Epilogue(bias_N, activation, residual_MN)
     epilogue.check(x_MK, w_NK)
     n = w_NK.shape[0]
@@ -103,7 +100,7 @@ def skinny_parts(
     x_MK: Tensor, w_NK: Tensor, *, settled: bool = False, beside: bool = False
 ) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
-    x, n = as_rows("x_MK", x_MK), w_NK.shape[0]
+    x, n = _checked(x_MK, w_NK), w_NK.shape[0]
     m, k = x.shape
     plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
     split = plan.parts(k)
@@ -113,6 +110,15 @@ def skinny_parts(
     parts = x.new_empty(split, m, n, dtype=torch.float32)
     _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, _common(plan, settled))
     return parts
+
+
+def _checked(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    """x as rows, if both operands are what the kernels were written for."""
+    check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
+    x = as_rows("x_MK", x_MK)
+    require(x.shape[0] <= MOST_ROWS, "x_MK", f"at most {MOST_ROWS} rows", x.shape[0])
+    check("w_NK", w_NK, dtypes=(x.dtype,), shape=(None, x.shape[1]), beside=x)
+    return x
 
 
 def _obstacle(x: Tensor, w: Tensor, epilogue: Epilogue, plan: Plan) -> str | None:
@@ -296,6 +302,16 @@ _SHIPPED = [
     _join_variant(1, swiglu=True),
 ]
 VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("skinny_matmul"):
+        m, _, k = numbers_of(entry).values()
+        if how["impl"] == "triton":
+            plan = Plan(*(how[name] for name in Plan._fields))
+            yield _variant(plan, m, k)
+            if plan.parts(k) > 1:
+                yield _join_variant(plan.parts(k), swiglu=False)
 
 
 def _operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:

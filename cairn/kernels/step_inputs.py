@@ -13,7 +13,7 @@ and keeps the new pages in the rows' own tables. Row -1 is padding: the size of 
 the batch. `keep_tokens` then remembers what was sampled. Bytes moved: a few words for each token and page.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cairn.kernels.arguments import check, require
+from cairn.kernels.arguments import INTEGERS, apart, check, require
 from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case, Cost, Prepared, Variant
@@ -69,6 +69,8 @@ def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs
     state.table_NP[rows_B[owner_V][there_V], index_V] = decided.pages[: len(owner_V)][there_V]
 
     tokens, padding_T = len(owner_T), row_T < 0
+    same = tokens == len(decided.tokens_T)
+    require(same, "tokens_T", f"{tokens} tokens, as the bounds have", len(decided.tokens_T))
     row_T = row_T.clamp(min=0)
     positions_T = (decided.starts_B[owner_T] + place_T).masked_fill(padding_T, 0)
     slots_T = state.table_NP[row_T, positions_T // page_size] * page_size + positions_T % page_size
@@ -148,15 +150,7 @@ def step_inputs(
     decided: Decided, state: State, page_size: int, inputs: Inputs, impl: Impl = "auto"
 ) -> None:
     """Fill `inputs`, and enter the new pages into the state's table."""
-    tokens, sequences = len(decided.tokens_T), len(decided.rows_B)
-    for name, tensor in (decided._asdict() | state._asdict() | inputs._asdict()).items():
-        check(name, tensor, dtypes=(torch.int32,), beside=decided.rows_B)
-    for name in ("tokens_T", "positions_T", "slots_T"):
-        found = len(getattr(inputs, name))
-        require(found >= tokens, name, f"room for {tokens} tokens", found)
-    for name in ("bounds_B1", "page_bounds_B1"):
-        found = len(getattr(decided, name))
-        require(found == sequences + 1, name, f"{sequences + 1} bounds", found)
+    sequences = _check_step(decided, state, inputs)
     chosen = choose("step_inputs", impl, {"triton": needs_cuda(decided.rows_B), "reference": None})
     if chosen.impl == "reference":
         step_inputs_reference(decided, state, page_size, inputs)
@@ -168,9 +162,35 @@ def step_inputs(
         )  # fmt: skip
 
 
+def _check_step(decided: Decided, state: State, inputs: Inputs) -> int:
+    """How many sequences there are, if everything fits."""
+    first = check("rows_B", decided.rows_B, shape=(None,))
+    tokens, sequences = decided.tokens_T.numel(), len(first)
+    exact = {"B": sequences, "B1": sequences + 1}
+    for name, tensor in decided._asdict().items():
+        _check_numbers(name, tensor, (exact.get(name.rpartition("_")[2]),), first)
+    _check_numbers("table_NP", state.table_NP, (None, None), first)
+    for name, tensor in inputs._asdict().items():
+        shape = (None, *(state.table_NP.shape[1:] if name == "tables_BP" else ()))
+        _check_numbers(f"inputs.{name}", tensor, shape, first)
+        rows = tokens if name.endswith("_T") else sequences
+        require(len(tensor) >= rows, f"inputs.{name}", f"room for {rows}", len(tensor))
+    _check_numbers("last_token_N", state.last_token_N, state.table_NP.shape[:1], first)
+    return sequences
+
+
+def _check_numbers(name: str, tensor: Tensor, shape: Sequence[int | None], beside: Tensor) -> None:
+    check(name, tensor, dtypes=(torch.int32,), shape=shape, beside=beside)
+    together = tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
+    require(together, name, "stride 1 in the last dimension", tensor.stride())
+    apart(name, tensor)
+
+
 def keep_tokens(state: State, tokens_B: Tensor, rows_B: Tensor, impl: Impl = "auto") -> None:
     """Remember what was sampled for these rows; row -1 is nobody's."""
-    check("tokens", tokens_B, dtypes=(torch.int32,), shape=rows_B.shape, beside=rows_B)
+    check("rows", rows_B, dtypes=INTEGERS, shape=(None,), packed=True)
+    check("tokens", tokens_B, dtypes=(torch.int32,), shape=rows_B.shape, beside=rows_B, packed=True)
+    _check_numbers("last_token_N", state.last_token_N, (None,), rows_B)
     chosen = choose("step_inputs", impl, {"triton": needs_cuda(rows_B), "reference": None})
     if chosen.impl == "reference":
         kept = rows_B >= 0

@@ -48,14 +48,14 @@ def tables(**roles: Sequence[Tensor]) -> Sequence[Table]:
     dtypes = tuple(role[0].dtype for role in roles.values() if role)
     key = (addresses, sizes, dtypes, first[0].device)
     if key not in _kept:
-        _check_roles(roles)  # hundreds of tensors: only when something has changed
+        check_roles(roles)  # hundreds of tensors: only when something has changed
         while len(_kept) >= KEPT:
             _kept.pop(next(iter(_kept)))
         _kept[key] = _build(addresses, sizes, first[0].device)
     return _kept[key]
 
 
-def _check_roles(roles: Mapping[str, Sequence[Tensor]]) -> None:
+def check_roles(roles: Mapping[str, Sequence[Tensor]]) -> None:
     """As many tensors in each role, of the same shapes, each role of one type, all on one device."""
     first_name, first = next(iter(roles.items()))
     for name, tensors in roles.items():

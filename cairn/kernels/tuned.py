@@ -3,8 +3,8 @@
     tables/nvidia-h200.json = {device, command, date, versions, kernels: {kernel: {key: {option: value}}}}
 
 `cairn kernels tune` measures on a GPU and writes the table; nothing is tuned while a model is being served. A shape
-without an entry runs with the default of its kernel, which is sound everywhere, and that is said once. A kernel
-module that can be tuned offers
+without an entry runs with the default of its kernel, which is sound everywhere: the first one is a line on stderr, and
+each is an event. A kernel module that can be tuned offers
 
     def tuning() -> Iterator[Tuning]      each key with its candidates, and how to make a call with one of them
 
@@ -15,7 +15,7 @@ module that offers `tuning`.
 import functools
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +95,18 @@ def write_table(table: Table, path: Path) -> None:
     fresh.replace(path)
 
 
+def shipped(kernel: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every (key, configuration) of this kernel in the tables that come with the package, whatever GPU is here."""
+    for path in sorted(TABLES.glob("*.json")):
+        for key, config in read_table(path).kernels.get(kernel, {}).items():
+            yield key, dict(config)
+
+
+def numbers_of(key: str) -> dict[str, int]:
+    """{"m": 8, "n": 4096} for "m=8,n=4096,bfloat16"."""
+    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", key)}
+
+
 def forget() -> None:
     """Read the tables again at the next launch."""
     _configurations.cache_clear()
@@ -127,3 +139,7 @@ def _configurations(device: str) -> Mapping[str, Mapping[str, Config]]:
 @functools.cache
 def _note_default(device: str, kernel: str, key: str) -> None:
     instant("kernel default", kernel=kernel, key=key, device=device, why="no entry in its table")
+    is_first = _note_default.cache_info().currsize == 0
+    if is_first and _configurations(device):  # without a table it was said already
+        why = "its table has no entry for it; others like it are events only"
+        print(f"note: {kernel} {key} runs with its default on {device}: {why}", file=sys.stderr)

@@ -62,12 +62,12 @@ def test_list_needs_neither_torch_nor_triton():
 def test_check_fails_when_a_kernel_does(known, capsys):
     assert verb.run(["check"]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "✓ a    3 variants, 32 to 32 registers, shared memory up to 1 KiB",
+        "✓ a    3 variants, 32 registers, shared memory up to 1 KiB",
         "    info a wgmma takes its left operand from registers: check it for exactness on integers (3 of 3)",
-        "✗ b    1 variants, 255 to 255 registers, shared memory up to 0 B",
+        "✗ b    1 variant, 255 registers, shared memory up to 0 B",
         "    fail b 64 [x]: spills 8 bytes to memory and reads 0 back, with 255 registers in 4 warps",
         "",
-        "4 variants of 2 kernels, 1 failures",
+        "4 variants of 2 kernels, 1 failure",
     ]
 
 

@@ -76,7 +76,10 @@ def test_tensor_of_zeros_and_of_nothing():
     zeros = quantize_tensor(torch.zeros(100), impl="triton")
     assert not zeros.values.float().any()
     assert zeros.scale > 0
-    assert quantize_tensor(torch.zeros(0), impl="triton").values.shape == (0,)
+    for impl in ("triton", "reference"):
+        nothing = quantize_tensor(torch.zeros(0), impl=impl)
+        assert nothing.values.shape == (0,)
+        assert nothing.scale == zeros.scale
 
 
 def test_dequantize_int8_with_one_scale():

@@ -34,3 +34,11 @@ def test_a_given_scale_saturates():
     found = quantize_turned(x, torch.tensor(1.0), both=True, impl="triton")
     assert found.values.float().tolist() == [[1.0, -448.0], [448.0, 2.0]]
     assert found.turned.float().tolist() == [[1.0, 448.0], [-448.0, 2.0]]
+
+
+def test_nothing_has_the_scale_of_zeros():
+    zeros = quantize_turned(torch.zeros(4, 4), impl="triton")
+    for impl in ("triton", "reference"):
+        nothing = quantize_turned(torch.zeros(0, 4), both=True, impl=impl)
+        assert nothing.turned.shape == (4, 0)
+        assert nothing.scale == zeros.scale

@@ -87,5 +87,5 @@ def test_room_that_is_too_small_is_named():
                       integers([5]), integers([1, 2]))  # fmt: skip
     state = State(torch.zeros(1, 4).int(), integers([0]))
     small = Inputs(*(torch.zeros(1).int() for _ in range(4)), torch.zeros(1, 4).int())
-    with pytest.raises(ValueError, match="tokens_T: wanted room for 2 tokens, got 1"):
+    with pytest.raises(ValueError, match=r"^inputs\.tokens_T: wanted room for 2, got 1"):
         step_inputs(decided, state, PAGE, small)

@@ -143,3 +143,22 @@ def test_cost_is_what_the_formula_says():
 @given(st.sampled_from([1, 4, 7, 8, 16]), st.sampled_from([64, 128]), st.integers(1, 200_000))
 def test_sections_divide_the_heads(kv_heads, width, tokens):
     assert kv_heads % section_of(kv_heads, width, tokens) == 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_keys_at_all(causal):
+    q, none = torch.ones(4, 2, 64), torch.ones(0, 1, 64)
+    out, lse = attention(
+        q, none, none, None, max_length=2, max_length_k=0, causal=causal, return_lse=True
+    )
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+def test_bounds_that_cannot_be_right_are_named():
+    """By the reference, which reads them."""
+    q = torch.ones(6, 2, 64)
+    for wrong in ([0, 7], [0, 4, 3], [-1, 6], [0, 6]):
+        cu = torch.tensor(wrong, dtype=torch.int32)
+        with pytest.raises(ValueError, match=r"^cu_seqlens: wanted "):
+            attention(q, q, q, cu, max_length=5)

@@ -1,8 +1,10 @@
 """Kernels compile for sm_90 without a GPU, and the lint catches each way in which one can be bad."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import bad_kernels
 import pytest
@@ -13,6 +15,7 @@ from cairn.kernels.tooling import build
 from cairn.kernels.tooling.compile import compile_variant, fingerprint, signature
 from cairn.kernels.tooling.compiled import STAGES, Compiled
 from cairn.kernels.tooling.lint import Finding, lint
+from cairn.kernels.tuned import TABLES, read_table
 
 
 def rules(findings: list[Finding]) -> set[str]:
@@ -93,6 +96,8 @@ def test_a_kernel_that_does_not_compile_says_why():
     compiled = compile_variant(bad_kernels.BROKEN)
     assert "incompatible dimensions" in (compiled.error or "")
     assert compiled.stages == {}
+    starved = bad_kernels.GOOD._replace(options={"num_warps": 4, "num_stages": 2, "maxnreg": 24})
+    assert "Insufficient registers" in (compile_variant(starved).error or "")
 
 
 def test_a_variant_with_wrong_arguments_names_them():
@@ -137,3 +142,19 @@ def test_a_head_of_a_group_goes_on_where_the_last_one_stopped():
     loops = [line.split("scf.for %now = ")[1] for line in text.splitlines() if "%now = " in line]
     assert len(loops) == 2  # two warpgroups
     assert not [loop for loop in loops if loop.startswith("%c0")]
+
+
+def test_every_kernel_is_compiled():
+    """Also the small ones beside a large one, and each entry of the tables that ship."""
+    compiled = set()
+    for kernel in catalogue.kernels():
+        for variant in build.variants(kernel):
+            function = variant.function.fn
+            compiled.add((function.__module__, function.__name__))
+    for path in Path(catalogue.__file__).parents[1].glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("kernel"):
+                assert (f"cairn.kernels.{path.stem}", node.name) in compiled
+    with_tables = {name for path in TABLES.glob("*.json") for name in read_table(path).kernels}
+    for name in with_tables - {"linear_cross_entropy"}:  # whose table has no launch in it
+        assert hasattr(catalogue.load(name), "tuned_variants"), name

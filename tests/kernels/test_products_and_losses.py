@@ -10,7 +10,13 @@ from cairn.kernels import skinny_matmul as skinny
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.cross_entropy import cross_entropy, cross_entropy_
 from cairn.kernels.cross_entropy_plans import CANDIDATES, Plan
-from cairn.kernels.cross_entropy_rule import Rule, VocabShard, cross_entropy_reference
+from cairn.kernels.cross_entropy_rule import (
+    LOG2E,
+    Losses,
+    Rule,
+    VocabShard,
+    cross_entropy_reference,
+)
 from cairn.kernels.linear_cross_entropy import linear_cross_entropy
 from cairn.kernels.matmul import matmul
 from cairn.kernels.matmul_fp8 import matmul_fp8
@@ -192,11 +198,6 @@ class TestChoices:
         with pytest.raises(ConfigError, match="no implementation 'gluon'"):
             matmul(a, b, impl="gluon")
 
-    def test_the_reference_joins_no_shards(self):
-        shard = VocabShard(0, 8, lambda top: top, lambda rest: rest)
-        with pytest.raises(HardwareError, match="joins no shards"):
-            cross_entropy(torch.zeros(2, 4), torch.zeros(2).long(), shard=shard, impl="reference")
-
     def test_gradients_take_the_way_that_has_them(self):
         a, b = torch.randn(4, 8, requires_grad=True), torch.randn(6, 8)
         matmul(a, b, residual_MN=torch.zeros(4, 6)).sum().backward()
@@ -235,3 +236,41 @@ class TestPlans:
         assert constants["PIECES"] * constants["SIZE"] >= 151936 // 2
         assert skinny.cost(1, 4096, 4096).bytes == 2 * (4096 * 4096 + 4096 + 4096)
         assert fp8.cost(64, 24576, 4096).flops == 2 * 64 * 24576 * 4096
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("sizes", [(30, 30), (7, 50, 3)])
+def test_the_reference_joins_shards_of_the_vocabulary(sizes, smoothing):
+    """Each rank computes on its own, and twice: first its sums are noted, then it gets those of all."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(6, sum(sizes), generator=generator, dtype=torch.float64)
+    logits[:, 5] = 0.0 if smoothing else -torch.inf
+    targets = torch.tensor([0, 6, sum(sizes) - 1, -100, 8, 31])
+    highest, sums, found = logits.amax(1) * LOG2E, [], []
+
+    def losses_of(rank: int, part: torch.Tensor, all_sum) -> Losses:
+        shard = VocabShard(sum(sizes[:rank]), sum(sizes), lambda _: highest, all_sum)
+        return cross_entropy_(
+            part, targets, grad_scale=0.25, z_loss=1e-2, label_smoothing=smoothing, shard=shard
+        )
+
+    for rank, part in enumerate(logits.split(sizes, dim=1)):
+        losses_of(rank, part.clone(), lambda rest: sums.append(rest.clone()) or rest)
+    whole = logits.clone()
+    wanted = cross_entropy_(whole, targets, grad_scale=0.25, z_loss=1e-2, label_smoothing=smoothing)
+    for rank, part in enumerate(logits.split(sizes, dim=1)):
+        found.append(part.clone())
+        joined = losses_of(rank, found[-1], lambda _: torch.stack(sums).sum(0))
+        assert relative_error(joined, wanted) < 1e-9
+    assert relative_error(torch.cat(found, 1), whole) < 1e-9
+
+
+def test_a_single_shard_is_the_whole_vocabulary():
+    torch.manual_seed(0)
+    shard = VocabShard(0, 9, lambda top: top, lambda rest: rest)
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(9, 8)
+    targets = torch.tensor([0, 8, -100, 3])
+    losses = [linear_cross_entropy(x, weight, targets, shard=s).loss for s in (None, shard)]
+    plain, sharded = (torch.autograd.grad(loss, x)[0] for loss in losses)
+    assert relative_error(sharded, plain) < 1e-5
+    assert relative_error(losses[1].detach(), losses[0].detach()) < 1e-5

@@ -131,7 +131,7 @@ WRONG = {
     "dtype: wanted float8_e4m3fn or int8": lambda: quantize(torch.ones(2, 4), torch.int16),
     "scale: wanted one element": lambda: quantize_tensor(torch.ones(2, 4), torch.ones(2)),
     "x: wanted a contiguous tensor": lambda: quantize_tensor(torch.ones(4, 4)[:, :2]),
-    "scale: wanted 1 or 2 elements": lambda: dequantize(
+    "scale: wanted one element or shape [2, 1]": lambda: dequantize(
         Quantized(torch.ones(2, 4).to(FP8), torch.ones(3))
     ),
     "gate: wanted an even number": lambda: gated_activation(torch.ones(2, 5)),
@@ -150,6 +150,9 @@ WRONG = {
     ),
     "cache: wanted pages without gaps": lambda: copy_blocks(
         torch.ones(1, 2, 4, 2, 16)[..., :8], torch.ones(3, 2).long()
+    ),
+    "pairs: wanted pages below 2 and 2": lambda: copy_blocks(
+        torch.ones(1, 2, 4, 2, 8), torch.tensor([[-1, 5], [0, 1], [1, 2]])
     ),
     "target: wanted shape": lambda: swap_blocks(
         torch.ones(1, 2, 4, 2, 8), torch.ones(2, 2, 4, 2, 8), torch.ones(3, 2).long()

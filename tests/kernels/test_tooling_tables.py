@@ -52,13 +52,17 @@ def test_a_missing_table_is_said_once(gpu, capsys):
     assert "NVIDIA H200" in said[0]
 
 
-def test_a_missing_entry_is_an_event_once(gpu, monkeypatch):
-    write(gpu, {})
+def test_a_missing_entry_is_an_event_once_and_the_first_is_said(gpu, monkeypatch, capsys):
+    write(gpu, {"rmsnorm": {"y": {"num_warps": 8}}})
     events = []
     monkeypatch.setattr(tuned, "instant", lambda name, **fields: events.append(fields))
     for _ in range(3):
-        tuned.tuned("rmsnorm", "x", DEFAULT)
-    assert [(event["kernel"], event["key"]) for event in events] == [("rmsnorm", "x")]
+        for key in ("y", "x", "z"):
+            tuned.tuned("rmsnorm", key, DEFAULT)
+    found = [(event["kernel"], event["key"]) for event in events]
+    assert found == [("rmsnorm", "x"), ("rmsnorm", "z")]
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith("note: rmsnorm x runs with its default on NVIDIA H200")
 
 
 def test_a_damaged_table_is_an_error_with_a_way_out(gpu):

@@ -39,13 +39,15 @@ class Job(NamedTuple):
 
 
 def variants(kernel: str) -> list[Variant]:
-    """Every configuration of the kernel that ships. Imports triton."""
-    found = list(catalogue.load(kernel).VARIANTS)
+    """Every configuration of the kernel that ships, those of the tuned tables included. Imports triton."""
+    module = catalogue.load(kernel)
+    found = list(module.VARIANTS)
     names = [variant.name for variant in found]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ValueError(f"{kernel}.VARIANTS has several of the name {', '.join(repeated)}")
-    return found
+    tuned = module.tuned_variants() if hasattr(module, "tuned_variants") else ()
+    return list({variant.name: variant for variant in (*found, *tuned)}.values())
 
 
 def jobs(kernels: Sequence[str]) -> list[Job]:

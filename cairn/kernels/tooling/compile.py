@@ -8,16 +8,17 @@ that interprets kernels cannot compile them.
 """
 
 import ast
+import functools
 import hashlib
 import inspect
 import os
+import re
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -195,12 +196,11 @@ def _parts(variant: Variant) -> list[tuple[Source, list[str]]]:
     waiting = [_function(variant)]
     while waiting:
         function = waiting.pop(0)
-        path = inspect.getsourcefile(function.fn) or ""
-        lines, first = inspect.getsourcelines(function.fn)
-        if (path, first) in found or Path(path).is_relative_to(Path(triton.__file__).parent):
+        source = _source(function.fn)
+        place = (source.path, source.first_line)
+        if place in found or source.path.startswith(os.path.dirname(triton.__file__)):
             continue
-        source = Source(path, first, textwrap.dedent("".join(lines)))
-        found[path, first] = source, _constants(function)
+        found[place] = source, _constants(function)
         waiting.extend(_callees(function))
     return list(found.values())
 
@@ -221,19 +221,37 @@ def _constants(function: Any) -> list[str]:
 
 def _mentioned(function: Any) -> Iterator[tuple[str, Any]]:
     """What the names in the function's text stand for in its module: `limit`, `tiles.limit`."""
-    tree = ast.parse(textwrap.dedent("".join(inspect.getsourcelines(function.fn)[0])))
     names: Mapping[str, Any] = function.fn.__globals__
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in names:
-            yield node.id, names[node.id]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = names.get(node.value.id)
+    for name, attribute in _words(function.fn):
+        if not attribute and name in names:
+            yield name, names[name]
+        elif attribute:
+            module = names.get(name)
             if inspect.ismodule(module) and module not in (tl, triton):
-                yield f"{node.value.id}.{node.attr}", getattr(module, node.attr, None)
+                yield f"{name}.{attribute}", getattr(module, attribute, None)
+
+
+# Text does not change while a process runs, and a hundred variants may share a function.
+@functools.cache
+def _source(function: Any) -> Source:
+    lines, first = inspect.getsourcelines(function)
+    return Source(inspect.getsourcefile(function) or "", first, textwrap.dedent("".join(lines)))
+
+
+@functools.cache
+def _words(function: Any) -> Sequence[tuple[str, str]]:
+    """The names in its text, each once, with what follows a dot."""
+    found: dict[tuple[str, str], None] = {}
+    for node in ast.walk(ast.parse(_source(function).text)):
+        if isinstance(node, ast.Name):
+            found[node.id, ""] = None
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found[node.value.id, node.attr] = None
+    return tuple(found)
 
 
 def _reason(problem: Exception) -> str:
     """The line that says it: ptxas prints the reason first, the front end prints it last."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    telling = [line for line in lines if "error :" in line or "error   :" in line]
+    telling = [line for line in lines if re.search(r"\b(error|fatal) +:", line)]
     return f"{type(problem).__name__}: {(telling or lines[-1:] or [''])[0][:400]}"

@@ -10,6 +10,7 @@ interpreter, if the sources of the tests are there. Knows no kernel by name.
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,17 +31,32 @@ def demo(module_name: str) -> None:
     import torch
 
     name = module_name.rpartition(".")[2]
+    count = _asked(module_name, sys.argv[1:])
     if not torch.cuda.is_available():
         sys.exit(_on_cpu(name))
     cases = list(importlib.import_module(module_name).cases())
-    match sys.argv[1:]:
-        case ["--check", *count]:
-            smallest = sorted(cases, key=lambda case: case.cost.bytes)
-            sys.exit(check(smallest[: int(count[0])] if count else smallest))
+    if count is None:
+        sys.exit(_measure(name, cases))
+    smallest = sorted(cases, key=lambda case: case.cost.bytes)
+    sys.exit(check(smallest[: count or None]))
+
+
+def _asked(module_name: str, args: Sequence[str]) -> int | None:
+    """How many cases are only to be checked, 0 for all; None: all are measured."""
+    usage = f"usage: python -m {module_name} [--check [COUNT]]"
+    match args:
         case []:
-            sys.exit(_measure(name, cases))
+            return None
+        case ["--check"]:
+            return 0
+        case ["--check", count] if count.isdecimal() and int(count):
+            return int(count)
+        case ["-h" | "--help"]:
+            print(usage)
+            sys.exit(0)
         case _:
-            sys.exit(f"usage: python -m {module_name} [--check [COUNT]]")
+            print(usage, file=sys.stderr)
+            sys.exit(2)
 
 
 def check(cases: Sequence[Case]) -> int:
@@ -84,11 +100,28 @@ def _measure(name: str, cases: Sequence[Case]) -> int:
 
 
 def _on_cpu(name: str) -> int:
-    print(f"{name}: no CUDA device here, so its numerics are checked in Triton's interpreter")
-    tests = Path(__file__).parents[3] / "tests" / "kernels" / f"interpreted_{name}.py"
-    if not tests.exists():
+    tests = interpreted_tests(name)
+    if not tests:
+        print(f"{name}: no CUDA device here, and no tests to run in Triton's interpreter either")
         print(f"hint: `cairn kernels explain {name}` compiles it for sm_90 without a GPU")
-        return 0
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+        return 1
+    files = ", ".join(path.name for path in tests)
+    print(f"{name}: no CUDA device here, so Triton's interpreter runs {files}", flush=True)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.run(command, check=False, env=environment).returncode
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    runs = [subprocess.run([*command, path], check=False, env=environment) for path in tests]
+    print(f"hint: `cairn kernels explain {name}` shows its machine code; a rate needs a GPU")
+    return max(run.returncode for run in runs)
+
+
+def interpreted_tests(name: str) -> list[Path]:
+    """The file of the kernel's own tests, else those that import it; none where only the package is installed."""
+    folder = Path(__file__).parents[3] / "tests" / "kernels"
+    own = folder / f"interpreted_{name}.py"
+    if own.exists():
+        return [own]
+    imports = re.compile(
+        rf"^from cairn\.kernels(\.{name} import| import .*\b{name}\b)", re.MULTILINE
+    )
+    files = sorted(folder.glob("interpreted_*.py"))
+    return [path for path in files if imports.search(path.read_text(encoding="utf-8"))]
