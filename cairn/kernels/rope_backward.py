@@ -262,10 +262,10 @@ def _launch(
     )  # fmt: skip
     if heads.q_weight is None or heads.k_weight is None:
         return dqkv, None, None
-    if heads.q_weight.dtype == heads.k_weight.dtype:
-        return dqkv, *sum_parts(parts, heads.q_weight.dtype).split(size)
-    of_q, of_k = sum_parts(parts, torch.float32).split(size)  # each is rounded once
-    return dqkv, of_q.to(heads.q_weight.dtype), of_k.to(heads.k_weight.dtype)
+    types = heads.q_weight.dtype, heads.k_weight.dtype
+    summed = types[0] if types[0] == types[1] else torch.float32  # each is rounded once
+    of_q, of_k = sum_parts(parts, summed).split(size)
+    return dqkv, of_q.to(types[0]), of_k.to(types[1])
 
 
 def cost(tokens: int, heads: Heads, size: int, normed: bool, element_bytes: int = 2) -> Cost:
