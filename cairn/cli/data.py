@@ -17,6 +17,7 @@ import tyro
 
 from cairn.cli.data_progress import Advance, byte_progress
 from cairn.cli.data_report import facts, print_runs, report
+from cairn.cli.data_sample import run_sample
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
@@ -330,5 +331,6 @@ SUBVERBS = {
     "tokenizer": Subverb(run_tokenizer, "train a tokenizer on text"),
     "info": Subverb(run_info, "what a store holds"),
     "show": Subverb(run_show, "one document of a store as text"),
+    "sample": Subverb(run_sample, "one sample of a run as text, as it was trained on"),
     "make": Subverb(run_make, "stories, sums and chats that are made up by rule"),
 }

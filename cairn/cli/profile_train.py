@@ -8,6 +8,7 @@ import msgspec
 
 from cairn.cli.progress import progress
 from cairn.core.config import load
+from cairn.core.trace import make_place
 from cairn.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class ProfileTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top: Positive = 20
     """how many kernels to print"""
     device: str = "auto"
-    out: Path | None = Path("profile-train.json")
-    """where to write the timeline for https://ui.perfetto.dev"""
+    out: Path | None = Path("runs/profile-train.json")
+    """where to write the timeline for https://ui.perfetto.dev; None: nowhere"""
     json: bool = False
     """print everything as one JSON document"""
 
@@ -69,6 +70,7 @@ def run(args: list[str]) -> int:
     )  # fmt: skip
     preset(setup.model)
     check(setup)
+    make_place(options.out)
     with progress(5, "starting") as advance:
         bench = prepare(setup)
         advance("started")

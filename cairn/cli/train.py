@@ -115,7 +115,8 @@ def _long(arg: str) -> str:
 def _train(config: Train, verb: TrainVerb) -> "Finished":
     from cairn.models.checkpoint import default_device
     from cairn.train.launch import from_environment, join_group, run_local
-    from cairn.train.prepare import check_layout, spec_of
+    from cairn.train.prepare import spec_of
+    from cairn.train.refuse import check_layout
     from cairn.train.run import run as run_training
 
     world = config.parallel.world()
@@ -181,7 +182,8 @@ def _train_supervised(config: Train, say: Callable[[str], None]) -> "Finished":
 
 def _plan(config: Train, as_json: bool) -> int:
     from cairn.train.fused_forward import obstacle
-    from cairn.train.prepare import check_layout, spec_of
+    from cairn.train.prepare import spec_of
+    from cairn.train.refuse import check_layout
 
     spec = spec_of(config.model)
     check_layout(config, spec, config.parallel.world())
@@ -223,7 +225,8 @@ def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str
     recompute = "selective" if precision.recompute == "auto" else precision.recompute
     choice = Choice(layout=layout, microbatch=config.data.microbatch, recompute=recompute,
                     order=spread.order, chunks=spread.chunks,
-                    sequence_parallel=spread.sequence_parallel)  # fmt: skip
+                    sequence_parallel=spread.sequence_parallel,
+                    whole_gradients=spread.whole_gradients)  # fmt: skip
     return rank_memory(job, choice), f"each of {layout.world()} ranks ({layout.words()})"
 
 
@@ -329,11 +332,9 @@ def _lines(steps: int) -> "Callable[[Record], None]":
         if record.step % every == 0 or record.step in (1, steps):
             loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
             speed = format_count(record.tokens_per_s)
-            left = format_duration(round(record.seconds * (steps - record.step)))
-            print(
-                f"step {record.step}/{steps} loss {loss} {speed} tokens/s, {left} left",
-                file=sys.stderr,
-            )
+            seconds = max(1, round(record.seconds * (steps - record.step)))
+            left = f", {format_duration(seconds)} left" if record.step < steps else ""
+            print(f"step {record.step}/{steps} loss {loss} {speed} tokens/s{left}", file=sys.stderr)
 
     return told
 

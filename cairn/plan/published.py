@@ -166,7 +166,8 @@ def compare_one(row: Published) -> Compared:
     job = Job(spec=spec, sequence=row.sequence, fp8=row.fp8, kernels=row.kernels,
               sequences=row.microbatch * row.microbatches * row.layout.data_ranks())  # fmt: skip
     choice = Choice(layout=row.layout, microbatch=row.microbatch, recompute=row.recompute, order=row.order,
-                    chunks=row.chunks, sequence_parallel=row.layout.tp > 1)  # fmt: skip
+                    chunks=row.chunks, sequence_parallel=row.layout.tp > 1,
+                    whole_gradients=row.layout.pp > 1)  # fmt: skip  # torch's pipelines scatter once a step
     time = step_time(job, choice, device(row.gpu))
     seconds = time.total() + row.products_again * time.products / 3
     rate = job.sequence * job.sequences / seconds / row.layout.world()

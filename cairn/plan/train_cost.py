@@ -67,10 +67,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     order: Order = "1f1b"
     chunks: int = 2  # stages on each rank, where the order is `interleaved`
     sequence_parallel: bool = False  # with tp: the tokens between the layers are cut, too
+    whole_gradients: bool = False  # with fsdp: they leave once a step, not once a microbatch
 
     def words(self) -> str:
         order = f", {self.order}" if self.layout.pp > 1 else ""
-        return f"{self.layout.words()}, microbatch {self.microbatch}, recompute {self.recompute}{order}"
+        whole = ", whole gradients" * self.whole_gradients
+        return f"{self.layout.words()}, microbatch {self.microbatch}, recompute {self.recompute}{order}{whole}"
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,8 +230,9 @@ def _between_stages(job: Job, choice: Choice, device: Device, tokens: float) -> 
 
 
 def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatches: int) -> float:
-    """Gather weights twice a microbatch and scatter gradients once a step (fsdp), reduce gradients once (dp, ep).
+    """Gather weights twice and scatter gradients once a microbatch (fsdp), reduce gradients once a step (dp, ep).
 
+    Whole gradients are scattered once a step.
     Hidden where compute lasts. Ranks of one fsdp group lie tp apart, those of dp a whole group.
     """
     layout, held = choice.layout, part(job.spec, choice.layout)
@@ -237,7 +240,9 @@ def _beside(job: Job, choice: Choice, device: Device, compute: float, microbatch
     if held.shards > 1:
         gather = collective("all_gather", held.shards, 2 * held.dense, device, apart)
         scatter = collective("reduce_scatter", held.shards, 4 * held.dense, device, apart)
-        cost += 2 * microbatches * gather + scatter
+        cost += (
+            2 * microbatches * gather + (1 if choice.whole_gradients else microbatches) * scatter
+        )
         apart *= held.shards
     size = 4 * held.dense // held.shards
     cost += collective("all_reduce", held.replicas, size, device, apart)

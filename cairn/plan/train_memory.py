@@ -2,11 +2,14 @@
 
     tp, pp, ep   a part of the model (`rank_part`); with pp the activations of all microbatches in flight
     cp           tokens of one rank
-    fsdp         weights, states and masters are cut; two layers and the ends are whole at a time. Gradients are cut
-                 as well if a step has one microbatch: they leave in the last backward, and until then they are whole
+    fsdp         weights, gradients, states and masters are cut; two layers and the ends are whole at a time. Rows of
+                 several microbatches are added in float32, beside those that have just come
 
                      one microbatch     gradients 2 * parameters / shards
-                     more               gradients 4 * parameters, in float32
+                     more               gradients 4 * parameters / shards + 2 * parameters / shards
+                     more, kept whole   gradients 4 * parameters
+
+    no fsdp      gradients are whole, and float32 where there are other ranks
 
 Pure; bytes.
 """
@@ -33,7 +36,9 @@ def rank_memory(job: Job, choice: Choice) -> Memory:
     )  # fmt: skip
     in_flight = stash(choice.order, layout.pp, microbatches, choice.chunks)
     cut = layout.tp if choice.sequence_parallel else 1
-    gradients, activations = _summit(local, held, config, in_flight, cut)
+    many = layout.world() > 1
+    counted = _gradients(held, config, many, choice.whole_gradients)
+    gradients, activations = _summit(local, config, counted, in_flight, cut)
     share = 2 * held.updated / alone.weights  # of what a process on its own would update
     return Memory(
         weights=int(2 * (held.updated + _gathered(held))),
@@ -42,7 +47,7 @@ def rank_memory(job: Job, choice: Choice) -> Memory:
         masters=int(alone.masters * share),
         activations=activations,
         transient=alone.transient,
-        workspace=alone.workspace + (NCCL if layout.world() > 1 else 0),
+        workspace=alone.workspace + (NCCL if many else 0),
     )
 
 
@@ -74,24 +79,37 @@ def _gathered(held: Part) -> int:
 
 
 def _summit(
-    local: ModelSpec, held: Part, config: Train, in_flight: float, cut: int
+    local: ModelSpec, config: Train, gradients: tuple[int, int], in_flight: float, cut: int
 ) -> tuple[int, int]:
     """Gradients and activations where they are most together: at the loss, or at the end of backward.
 
     `train.memory` has the same two summits for one process; which is the higher changes once fsdp cuts gradients.
-    `cut`: ranks that share the two sums of the residual stream which each layer keeps.
+    `gradients`: at each. `cut`: ranks that share the two sums of the residual stream which each layer keeps.
     """
     tokens = config.data.sequence * config.data.microbatch
     everything, one = layer_bytes(local, config.precision, tokens, True)
     elsewhere = 2 * tokens * local.hidden * 2 * (cut - 1) // cut  # of one layer
     everything, one = everything - local.layers * elsewhere, one - elsewhere
     others = int((in_flight - 1) * everything)  # of microbatches that are still on their way
-    if config.microbatches > 1:  # sums of earlier microbatches, and what is being added to them
-        wide = config.precision.masters or held.shards > 1
-        before = (4 if wide else 2) * (held.dense + held.experts)
-        fresh = 2 * ((_gathered(held) if held.shards > 1 else held.dense) + held.experts)
-        at_loss, at_end = before + 2 * local.vocab * local.hidden, before + wide * fresh
-    else:
-        at_loss = 2 * local.vocab * local.hidden
-        at_end = 2 * int(held.updated) + 2 * _gathered(held)
+    before, at_end = gradients
+    at_loss = before + 2 * local.vocab * local.hidden
     return max((at_loss, everything + others), (at_end, one + others), key=sum)
+
+
+def _gradients(held: Part, config: Train, many: bool, whole: bool) -> tuple[int, int]:
+    """Before the last backward of a step and at its end, as `Alone`, `Replicas` and `Fsdp` keep them.
+
+    `many`: there are other ranks, and sums are float32.
+    """
+    more = config.microbatches > 1
+    if held.shards > 1:
+        rows = held.dense if whole and more else held.dense // held.shards
+        before = 4 * (rows + held.experts) if more else 0
+        fresh = 2 * (held.dense // held.shards + held.experts)
+        return before, before + fresh + 2 * _gathered(held)
+    count = held.dense + held.experts
+    wide = many or config.precision.masters
+    if more:  # added to float32 sums, or in place
+        return (4 if wide else 2) * count, (6 if wide else 2) * count
+    leaves = held.replicas > 1  # in buckets, each of which is float32 on its way
+    return 0, (4 if leaves else 2) * count

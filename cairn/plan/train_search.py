@@ -1,6 +1,7 @@
 """Which layout trains this model fastest on these GPUs? All of them are tried, and each that lost says why.
 
     dp x fsdp x pp x cp x tp (x ep)  x  recompute  x  microbatch  x  order of the pipeline
+    x  with fsdp: gradients that leave each microbatch, or once a step
 
       cannot     the trainer's own check refuses it, with its equation (`train.parallel.layout.check`)
       too large  memory by part, against what the device has
@@ -139,12 +140,14 @@ def _groups(job: Job, gpus: int, pins: Pins = {}) -> Iterator[list[Choice]]:  # 
     """
     for layout in layouts(job.spec, gpus, pins):
         for microbatch in MICROBATCHES:
+            several = job.sequences > layout.data_ranks() * microbatch  # microbatches on each rank
             for order in ORDERS if layout.pp > 1 else ORDERS[:1]:
-                yield [
-                    Choice(layout=layout, microbatch=microbatch, recompute=kind, order=order,
-                           sequence_parallel=layout.tp > 1)
-                    for kind in KINDS
-                ]  # fmt: skip
+                for whole in (False, True) if layout.fsdp > 1 and several else (False,):
+                    yield [
+                        Choice(layout=layout, microbatch=microbatch, recompute=kind, order=order,
+                               sequence_parallel=layout.tp > 1, whole_gradients=whole)
+                        for kind in KINDS
+                    ]  # fmt: skip
 
 
 def layouts(spec: ModelSpec, gpus: int, pins: Pins = {}) -> Iterator[Layout]:  # noqa: B006
@@ -182,6 +185,7 @@ def _refused(job: Job, choice: Choice, gpus: int) -> tuple[str, str] | None:
         options=Options(
             order=choice.order, chunks=choice.chunks, sequence_parallel=choice.sequence_parallel
         ),
+        int8_states=job.states == "int8",
     )
     try:
         check(layout, gpus, job.spec, work)
@@ -243,6 +247,7 @@ def train_flags(job: Job, choice: Choice) -> str:
         flags["spread.order"] = choice.order
     words = [f"--{name} {value}" for name, value in flags.items()]
     words += ["--spread.sequence-parallel"] * choice.sequence_parallel
+    words += ["--spread.whole-gradients"] * choice.whole_gradients
     words += ["--precision.no-masters"] * (job.states == "bfloat16")
     return " ".join(words)
 
@@ -253,7 +258,7 @@ def _complexity(choice: Choice) -> tuple[int, int, int]:
     axes = sum(
         size > 1 for size in (layout.dp, layout.fsdp, layout.pp, layout.cp, layout.tp, layout.ep)
     )
-    axes += choice.order != ORDERS[0]
+    axes += (choice.order != ORDERS[0]) + choice.whole_gradients
     return axes, KINDS.index(choice.recompute), -choice.microbatch
 
 

@@ -84,6 +84,7 @@ class Loop:
         self.rewound, self.rewound_to = 0, Path()  # how often to which checkpoint
         self.read_at = time.perf_counter()
         self.saved = -1  # the step of the last checkpoint
+        self.log_lost = False  # the last line could not be written
         self.peak = _peak(state)
         self.measured = measured_flops(state.device.type, state.config.precision.kind)
         # For the one question that only the host can answer; the checkpoint's thread has its own group.
@@ -151,6 +152,8 @@ class Loop:
         if found is None:
             return False
         self._load(found)
+        if self.rank == 0:  # all have chosen: they have read it together
+            folders.set_aside(self.root, self.state.step)
         self.say(f"going on from {found} at step {self.state.step}")
         return True
 
@@ -209,10 +212,16 @@ class Loop:
         write_down(path, result.step + 1, verdict, loss, result.ids)
         what = f"step {result.step + 1}: {verdict.why} (samples in {path})"
         if verdict.action == "stop":
-            raise BadRun(what, hint=_way_out(self.config.bad_step.action))
+            raise BadRun(what, hint=self._way_out(self.config.bad_step.action))
         self.say(f"warning: {what}; {verdict.action}")
         if verdict.action == "rewind":
             self._rewind(what)
+
+    def _way_out(self, action: str) -> str:
+        """After a stop: one that the recipe asked for, or one because nothing else had helped."""
+        last = "set bad_step.action to skip" if action == "stop" else "begin again from before them"
+        look = f"look at those samples (cairn data sample {self.config.folder} N)"
+        return f"{look}, lower the rate, or {last}"
 
     def _rewind(self, what: str) -> None:
         """Weights, states and step of the last checkpoint; the samples after the bad ones."""
@@ -227,7 +236,7 @@ class Loop:
         if self.rewound >= self.config.bad_step.most:
             raise BadRun(
                 f"{what}; {self.rewound} times back to {found.name}, which helps no more",
-                hint=_way_out("rewind"),
+                hint=self._way_out("rewind"),
             )
         samples, streak = self.state.samples, self.state.watch.in_a_row
         self._load(found)
@@ -246,8 +255,20 @@ class Loop:
         record = self._record(result, lengths, loss, norm, seconds, verdict)
         self.told(record)
         if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
+            self._put(record)
+
+    def _put(self, record: Record) -> None:
+        """A full disk costs lines of the log, not the run; told once."""
+        try:
             for sink in self.sinks:
                 sink.put(record)
+            self.log_lost = False
+        except OSError as error:
+            if not self.log_lost:
+                self.say(
+                    f"warning: step {record.step} is not in the log: {error.strerror or error}"
+                )
+            self.log_lost = True
 
     def _record(
         self, result: StepResult, lengths: list[int], loss: float, norm: float, seconds: float,
@@ -276,12 +297,6 @@ def _peak(state: TrainState) -> float | None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _way_out(action: str) -> str:
-    """After a stop: one that the recipe asked for, or one because nothing else had helped."""
-    last = "set bad_step.action to skip" if action == "stop" else "begin again from before them"
-    return f"look at those samples, lower the rate, or {last}"
 
 
 def _silence(_: object) -> None:

@@ -7,6 +7,7 @@ like that of an unbroken run. TensorBoard and Weights & Biases get the same numb
 installed.
 """
 
+import errno
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -54,7 +55,13 @@ class JsonLines:
         self.file = self.path.open("ab", buffering=0)
 
     def put(self, record: Record) -> None:
-        self.file.write(_line(record))
+        line, end = _line(record), self.path.stat().st_size
+        try:
+            if self.file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self.file.truncate(end)  # half a line would spoil those that follow
+            raise
 
     def close(self) -> None:
         os.fsync(self.file.fileno())

@@ -5,8 +5,6 @@
 The order is that of cost: a typo is answered at once, and gigabytes move last.
 """
 
-import os
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +19,6 @@ from cairn.models.checkpoint import Checkpoint, check_device, default_device, op
 from cairn.models.hub import resolve
 from cairn.models.layers import Build
 from cairn.models.presets import preset
-from cairn.models.room import free_bytes
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
@@ -30,24 +27,37 @@ from cairn.models.weights import load_model, random_model
 from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
+from cairn.train.data import procedural
 from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
 from cairn.train.loss import NextToken
-from cairn.train.memory import checkpoint_bytes, fitting, predict, room_of, with_recompute
+from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.alone import Alone, packed
 from cairn.train.parallel.interface import Parallel
-from cairn.train.parallel.layout import Work, check
 from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.pipeline.schedules import schedule
+from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
 from cairn.train.parallel.wrap import parallelize
 from cairn.train.precision import dtype_of
 from cairn.train.products import make_products, through_products
 from cairn.train.recompute import recomputing
 from cairn.train.recompute_kinds import Recompute
+from cairn.train.refuse import (
+    CHECKPOINTS,
+    check_balance,
+    check_folder,
+    check_goes_on,
+    check_layout,
+    check_memory,
+    check_room,
+    is_balanced,
+)
 from cairn.train.state import TrainState
 
-TOKENIZER, CHECKPOINTS = "tokenizer", "checkpoints"  # of a run, in its folder
+TOKENIZER = "tokenizer"  # of a run, in its folder
+MUCH_IDLE = 0.2  # of a step, which a person wants to know of
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
 
@@ -67,9 +77,10 @@ def prepare(config: Train) -> Prepared:
     corpus, spec, start = describe(config)
     check_layout(config, spec, config.parallel.world())
     check_balance(config, spec)
+    check_goes_on(config, spec)
     check_room(config, spec)
     check_memory(config, spec, name)
-    if config.parallel.world() == 1:
+    if config.parallel.world() == 1 and not is_balanced(config):
         return assemble_alone(config, device, corpus, spec, start)
     return _prepare_spread(config, device, corpus, spec, start)
 
@@ -109,6 +120,13 @@ def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
     return start.tokenizer()
 
 
+def _shadowed(config: Train) -> list[str]:
+    """Sources that are made up although a file or folder here has their name."""
+    found = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
+    return [f"the source {name} is made up; what lies here under that name is ./{name}"
+            for name in found if Path(name).exists()]  # fmt: skip
+
+
 def shape_of(model: Model) -> ModelSpec:
     chosen = {name: getattr(model, name) for name in SIZES if getattr(model, name)}
     return msgspec.structs.replace(preset(model.preset), **chosen)
@@ -134,75 +152,6 @@ def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> Mode
     return msgspec.structs.replace(spec, vocab=corpus.vocab, eos_ids=eos, bos_id=None)
 
 
-def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
-    work = Work(
-        tokens=config.data.sequence * config.data.microbatch,
-        microbatches=config.microbatches,
-        options=config.spread,
-    )
-    check(config.parallel, world, spec, work)
-
-
-def check_balance(config: Train, spec: ModelSpec) -> None:
-    """Refuse a balance of experts that nothing would keep."""
-    spread = config.spread
-    if not spread.balance_loss and not spread.balance_bias:
-        return
-    values = f"spread.balance_loss {spread.balance_loss:g}, balance_bias {spread.balance_bias:g}"
-    if spec.experts is None:
-        raise ConfigError(
-            f"{values} for a {spec.family} model without experts", hint="use 0 for both"
-        )
-    if config.parallel.world() == 1:
-        raise ConfigError(
-            f"{values} with one process: routers are balanced where several ranks train",
-            hint="use --dp 2 or more, or 0 for both",
-        )
-
-
-def check_folder(config: Train) -> None:
-    """Whether the run can have its folder at all."""
-    existing = _existing(config)
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        what = "is a folder without permission to write" if existing.is_dir() else "is a file"
-        raise ConfigError(
-            f"the run cannot be written to {config.folder}: {existing} {what}",
-            hint="name another folder with --out",
-        )
-
-
-def _existing(config: Train) -> Path:
-    """The folder of the run, or as much of its path as is there."""
-    whole = config.folder.absolute()
-    return next(path for path in (whole, *whole.parents) if os.path.lexists(path))
-
-
-def check_room(config: Train, spec: ModelSpec) -> None:
-    """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
-    existing = _existing(config)
-    free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config)
-    if free < needed:
-        raise ConfigError(
-            f"{format_bytes(free)} are free under {existing}, a checkpoint needs {format_bytes(needed)}",
-            hint="make room, or name another folder with --out",
-        )
-
-
-def check_memory(config: Train, spec: ModelSpec, device: str) -> None:
-    """Whether what is there between two steps fits, before it is allocated. One process: several divide it."""
-    free = free_bytes(device)
-    if config.parallel.world() > 1 or free is None:
-        return
-    memory = predict(spec, config, fused=True)
-    held = memory.weights + memory.states + memory.masters
-    if held > free:
-        raise ConfigError(
-            f"weights {format_bytes(memory.weights)} + states {format_bytes(memory.states)} + masters "
-            f"{format_bytes(memory.masters)} = {format_bytes(held)}, and {format_bytes(free)} are free on {device}",
-            hint="use 16 bits (precision.kind), optim.states int8, more ranks (--fsdp), or a smaller model",
-        )
-
-
 def build_model(
     config: Train, spec: ModelSpec, device: torch.device, start: Checkpoint | None, fused: bool
 ) -> Transformer:
@@ -216,7 +165,7 @@ def assemble_alone(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
     fused, why = choose_form(config, spec, device)
-    notes = [f"{'fused' if fused else 'plain'} form because {why}"]
+    notes = [f"{'fused' if fused else 'plain'} form because {why}", *_shadowed(config)]
     config, found = settle_recompute(config, spec, device, fused)
     notes += found
     fp8 = config.precision.fp8
@@ -237,11 +186,16 @@ def assemble_alone(
 def _prepare_spread(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
-    """One of several processes; the process group exists."""
+    """One of several processes, whose process group exists; or one with experts that have to be balanced."""
     if config.precision.fp8 != "none":
+        what = (
+            "balanced experts"
+            if config.parallel.world() == 1
+            else f"the layout {config.parallel.words()}"
+        )
         raise ConfigError(
-            f"fp8 with the layout {config.parallel.words()} is not there yet",
-            hint="set precision.fp8 to none, or train on one GPU",
+            f"fp8 with {what} is not there yet",
+            hint="set precision.fp8 to none, or train on one GPU without a balance",
         )
     fused, why = choose_form(config, spec, device)
     config, found = settle_recompute(config, spec, device, fused)
@@ -255,7 +209,24 @@ def _prepare_spread(
     )  # fmt: skip
     form = f"{'fused' if fused else 'plain'} form because {why}"
     notes = [f"layout {config.parallel.words()}, {form}", *found]
+    notes += _shadowed(config) + _idle(config)
+    if config.spread.balance_bias:
+        notes.append("balance_bias is kept in checkpoints; an exported model routes without it")
     return Prepared(_state(config, spec, parallel, device, on_gpu), corpus, fused, notes)
+
+
+def _idle(config: Train) -> list[str]:
+    """What the pipeline's schedule costs, where it is much."""
+    pp, order, microbatches = config.parallel.pp, config.spread.order, config.microbatches
+    if pp == 1:
+        return []
+    chunks = config.spread.chunks if order == "interleaved" else None
+    share = simulate(schedule(order, pp, microbatches, chunks)).bubble
+    if share < MUCH_IDLE:
+        return []
+    several = "microbatches leave" if microbatches > 1 else "microbatch leaves"
+    return [f"pipeline {order}: {microbatches} {several} each rank idle for {share:.0%} of a step; "
+            "smaller ones (data.microbatch) leave less"]  # fmt: skip
 
 
 def _state(
@@ -263,7 +234,7 @@ def _state(
 ) -> TrainState:
     optimizer = make_optimizer(
         parallel.parameters(), config.optim, config.precision.masters, config.seed,
-        parallel.named_state,
+        parallel.named_state, parallel.matrices(),
     )  # fmt: skip
     loss = NextToken(spec, config.precision.z_loss, fused)
     return TrainState(config, spec, parallel, optimizer, loss, device)

@@ -8,6 +8,7 @@ Called once in each process; only rank 0 speaks, logs, exports and writes the re
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,8 @@ from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.loop import Loop, Outcome
 from cairn.train.memory import predict
 from cairn.train.metrics_log import Record
-from cairn.train.prepare import TOKENIZER, prepare
+from cairn.train.only_here import only_here
+from cairn.train.prepare import TOKENIZER, Prepared, prepare
 from cairn.train.report import write_report
 
 MODEL, RECIPE = "model", "recipe.toml"
@@ -46,12 +48,26 @@ def run(
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
     """`make_loop`: another loop around the same steps; a supervised run has its own."""
-    world = config.parallel.world()
     prepared = prepare(config)
-    folder, state = config.folder, prepared.state
+    if rank == 0:
+        config.folder.mkdir(parents=True, exist_ok=True)
+    # A supervisor knows by itself when an old process is gone.
+    locked = rank == 0 and not config.recovery.on
+    with only_here(config.folder) if locked else nullcontext():
+        return _run(config, prepared, rank, say, told, make_loop)
+
+
+def _run(
+    config: Train,
+    prepared: Prepared,
+    rank: int,
+    say: Callable[[str], None],
+    told: Callable[[Record], None],
+    make_loop: Callable[..., Loop],
+) -> Finished:
+    world, folder, state = config.parallel.world(), config.folder, prepared.state
     memory = predict(state.spec, state.config, prepared.fused)
     if rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / RECIPE).write_text(to_toml(config), encoding="utf-8")
         keep_tokenizer(prepared.corpus, config, folder / TOKENIZER)
         for note in prepared.notes:

@@ -1,26 +1,27 @@
 """What is found out before gigabytes move: whose tokenizer the weights know, where the run is written, what fits."""
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cairn.core.errors import CairnError, ConfigError, DataError
 from cairn.models.hub import resolve
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train import prepare as preparing
-from cairn.train.config import Data, Log, Model, Train
+from cairn.train import refuse
+from cairn.train.checkpoint.folder import ABOUT, folder_of, mark_complete
+from cairn.train.checkpoint.load import About
+from cairn.train.config import Data, Log, Model, Optim, Train
 from cairn.train.data.store_writer import StoreWriter
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.tokenizer_trainer import byte_tokenizer, save_tokenizer
+from cairn.train.only_here import only_here
 from cairn.train.parallel.layout import Layout, Options
-from cairn.train.prepare import (
-    check_balance,
-    check_folder,
-    check_memory,
-    describe,
-    shape_of,
-    spec_of,
-)
+from cairn.train.prepare import describe, shape_of, spec_of
+from cairn.train.refuse import check_balance, check_folder, check_goes_on, check_memory
+from cairn.train.step import train_step
 
 TINY = Model(checkpoint=Path("cairn-tiny"))
 
@@ -91,16 +92,26 @@ def test_text_is_no_data_with_or_without_a_tokenizer(other, tmp_path):
 
 def test_a_balance_that_nobody_would_keep_is_refused():
     moe, dense = shape_of(Model(preset="tiny-moe")), shape_of(Model())
-    alone = Train(spread=Options(balance_loss=0.01))
+    asked = Train(spread=Options(balance_loss=0.01))
     with pytest.raises(ConfigError, match="without experts"):
-        check_balance(alone, dense)
-    with pytest.raises(ConfigError, match="with one process"):
-        check_balance(alone, moe)
-    check_balance(Train(), moe)
-    spread = Train(
-        spread=Options(balance_bias=0.01), parallel=Layout(dp=2), data=Data(microbatch=4)
-    )
-    check_balance(spread, moe)
+        check_balance(asked, dense)
+    check_balance(asked, moe)
+    check_balance(Train(), dense)
+
+
+def test_one_process_balances_its_experts(tmp_path):
+    data = Data(sources=["random"], sequence=16, sequences=2, microbatch=1)
+    config = Train(
+        out=tmp_path / "run", device="cpu", model=Model(preset="tiny-moe", layers=1), data=data,
+        spread=Options(balance_bias=0.5),
+    )  # fmt: skip
+    prepared = preparing.prepare(config)
+    source = prepared.corpus.source
+    train_step(prepared.state, [source.batch(0), source.batch(1)])
+    (bias,) = (p.tensor for n, p in prepared.state.pieces().items() if n.endswith("router.bias"))
+    assert set(bias.tolist()) <= {-0.5, 0.0, 0.5}
+    assert bias.any()
+    assert any("exported model routes without" in note for note in prepared.notes)
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
@@ -109,6 +120,55 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
         with pytest.raises(ConfigError, match="is a file"):
             check_folder(Train(out=out))
     check_folder(Train(out=tmp_path / "new" / "run"))
+
+
+def test_a_run_that_is_there_is_looked_at_before_weights_are_made(tmp_path):
+    config = Train(out=tmp_path)
+    spec = shape_of(config.model)
+    check_goes_on(config, spec)  # nothing is there
+    folder = folder_of(tmp_path / "checkpoints", 4)
+    folder.mkdir(parents=True)
+    ran = msgspec.to_builtins(config, enc_hook=str)
+    about = About(step=4, samples=32, spec=spec, config=ran)
+    (folder / ABOUT).write_bytes(msgspec.json.encode(about))
+    mark_complete(folder, 4)
+    check_goes_on(config, spec)
+    with pytest.raises(ConfigError, match="layers is"):
+        check_goes_on(config, msgspec.structs.replace(spec, layers=9))
+    with pytest.raises(ConfigError, match=r"optim\.states is .float32. there and .int8. here"):
+        check_goes_on(Train(out=tmp_path, optim=Optim(states="int8")), spec)
+    (folder / ABOUT).write_bytes(b"{")
+    check_goes_on(config, spec)  # the loop will pass over it
+
+
+def test_a_folder_that_a_made_up_source_hides_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random").mkdir()
+    model = Model(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=16, vocab=32)
+    data = Data(sources=["random"], sequence=16)
+    prepared = preparing.prepare(Train(out=tmp_path / "run", device="cpu", model=model, data=data))
+    assert any(note.endswith("under that name is ./random") for note in prepared.notes)
+
+
+def test_two_runs_in_one_folder_are_one_too_many(tmp_path):
+    with (
+        only_here(tmp_path),
+        pytest.raises(ConfigError, match=f"another run writes to .*: process {os.getpid()} on"),
+        only_here(tmp_path),
+    ):
+        pass
+    with only_here(tmp_path):  # and what is over is over
+        pass
+
+
+def test_a_pipeline_that_idles_is_told():
+    one, many = (
+        Train(data=Data(sequences=4 * count, microbatch=4), parallel=Layout(pp=2))
+        for count in (1, 8)
+    )
+    assert "1 microbatch leaves each rank idle for 50%" in preparing._idle(one)[0]
+    assert not preparing._idle(many)
+    assert not preparing._idle(Train())
 
 
 def test_a_sink_that_is_missing_is_refused_before_anything_is_made(tmp_path, monkeypatch):
@@ -121,9 +181,9 @@ def test_a_sink_that_is_missing_is_refused_before_anything_is_made(tmp_path, mon
 def test_a_model_that_does_not_fit_is_refused_with_its_parts(monkeypatch):
     config = Train(model=Model(preset="qwen3-8b"))
     spec = shape_of(config.model)
-    monkeypatch.setattr(preparing, "free_bytes", lambda device: 64 << 30)
+    monkeypatch.setattr(refuse, "free_bytes", lambda device: 64 << 30)
     with pytest.raises(ConfigError, match=r"states 61\.0") as error:  # 30.5 + 61 GiB
         check_memory(config, spec, "cpu")
     assert "64 GiB are free" in error.value.message
-    monkeypatch.setattr(preparing, "free_bytes", lambda device: 96 << 30)
+    monkeypatch.setattr(refuse, "free_bytes", lambda device: 96 << 30)
     check_memory(config, spec, "cpu")

@@ -11,25 +11,25 @@ from cairn.train.config import Checkpoint, Data, Schedule
 from cairn.train.launch import RankFailed, run_local
 from cairn.train.loop import Loop
 from cairn.train.metrics_log import read_log
-from cairn.train.parallel.layout import Layout
+from cairn.train.parallel.layout import Layout, Options
 from cairn.train.prepare import prepare
 
 DATA = Data(sources=["random"], sequence=32, sequences=4, microbatch=2)
 
 
-def config(folder, steps, layout=Layout()):  # noqa: B008
+def config(folder, steps, layout=Layout(), zero=0):  # noqa: B008
     model = msgspec.structs.replace(TINY, kv_heads=2)
     return recipe(
         folder, steps=steps, parallel=layout, data=DATA, schedule=Schedule(kind="constant"),
-        model=model, checkpoint=Checkpoint(every=2, export=False),
+        model=model, checkpoint=Checkpoint(every=2, export=False), spread=Options(zero=zero),
     )  # fmt: skip
 
 
-def run_on(layout, folder, steps, kill=None):
+def run_on(layout, folder, steps, kill=None, zero=0):
     """All ranks of a layout; `kill`: rank and step at which it dies."""
 
     def one_rank(rank, world):
-        wanted = config(folder, steps, layout)
+        wanted = config(folder, steps, layout, zero)
         prepared = prepare(wanted)
         wanted.folder.mkdir(parents=True, exist_ok=True)
         one = Loop(prepared.state, prepared.corpus.source, world, rank, say=lambda text: None)
@@ -53,8 +53,10 @@ def losses(folder):
 def test_one_run_over_five_layouts(tmp_path):
     loop(config(tmp_path / "a", 10)).run()
     folder = tmp_path / "b"
-    for number, layout in enumerate((Layout(tp=2), Layout(pp=2), Layout(fsdp=2), Layout(dp=2))):
-        assert run_on(layout, folder, 2 * number + 2) == 2 * number + 2
+    layouts = (Layout(tp=2), Layout(pp=2), Layout(fsdp=2), Layout(dp=2))
+    for number, layout in enumerate(layouts):  # dp with ZeRO: a rank reads only its own rows
+        done = run_on(layout, folder, 2 * number + 2, zero=layout.dp - 1)
+        assert done == 2 * number + 2
     loop(config(folder, 10)).run()
     assert losses(folder) == pytest.approx(losses(tmp_path / "a"), abs=1e-5)
 

@@ -7,8 +7,9 @@ The trainer's own saver writes the same state both ways; the time until `save` r
 """
 
 import time
+from collections.abc import Sequence
 
-from cairn.core.errors import DataError
+from cairn.core.errors import CairnError
 from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -60,7 +61,9 @@ def run(bench: Workbench) -> Outcome:
     )
 
 
-def _checks(best: dict[str, float], complete: int, problems: list[DataError | None]) -> list[Check]:
+def _checks(
+    best: dict[str, float], complete: int, problems: Sequence[CairnError | None]
+) -> list[Check]:
     return [
         Check(
             what=Words(

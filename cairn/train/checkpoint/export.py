@@ -35,12 +35,20 @@ def export_checkpoint(checkpoint: Path, out: Path, tokenizer: Path | None) -> No
 
 
 def export_newest(run: Path, out: Path, tokenizer: Path | None) -> Path:
-    """The newest usable checkpoint of a run; which one it was."""
-    found = folders.newest(run / "checkpoints", [])
-    if found is None:
-        raise DataError(f"{run} has no complete checkpoint", hint="train first: cairn train --out")
-    export_checkpoint(found, out, tokenizer)
-    return found
+    """The newest usable checkpoint of a run, which may go on meanwhile; which one it was."""
+    while True:
+        found = folders.newest(run / "checkpoints", [])
+        if found is None:
+            raise DataError(
+                f"{run} has no complete checkpoint", hint="train first: cairn train --out"
+            )
+        try:
+            export_checkpoint(found, out, tokenizer)
+        except Exception:
+            if (found / folders.COMPLETE).exists():
+                raise
+            continue  # the run has made room for newer ones while this one was read
+        return found
 
 
 def empty_model(about: About) -> Transformer:

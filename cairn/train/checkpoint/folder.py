@@ -67,10 +67,13 @@ def complaint(folder: Path) -> str | None:
     lacking = lacks(folder)
     if lacking is not None:
         return lacking
-    marker = msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
-    for name, expected in marker.files.items():
-        if _checks(folder / name) != expected.checks:
-            return f"{name} is damaged: its checksum differs"
+    try:
+        marker = msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
+        for name, expected in marker.files.items():
+            if _checks(folder / name) != expected.checks:
+                return f"{name} is damaged: its checksum differs"
+    except OSError as error:  # a bad disk, or a run that makes room while somebody else looks
+        return f"{error.filename or folder} cannot be read: {error.strerror}"
     return None
 
 
@@ -106,7 +109,7 @@ def newest(root: Path, warn: "list[str]") -> Path | None:
         warn.append(f"passed over {folder_of(root, step).name}: {reason}")
     if complete:
         raise DataError(
-            f"none of the {len(complete)} checkpoints in {root} can be used: {warn[0]}",
+            f"none of the {len(complete)} checkpoints in {root} can be used: {'; '.join(warn)}",
             hint="restore them from a copy, or name another folder with --out to begin anew",
         )
     return None

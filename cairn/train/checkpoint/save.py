@@ -21,11 +21,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from cairn.core.errors import DataError
+from cairn.core.errors import CairnError
 from cairn.core.events import span
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.checkpoint.planner import SavePieces
+
+
+class NotSaved(CairnError):
+    """A checkpoint is not on disk. Nothing is wrong with what was asked: with room, it would be."""
+
+    exit_status = 1
 
 
 class Saver:
@@ -63,16 +69,17 @@ class Saver:
             self.thread.join()
             self.thread = None
 
-    def problem(self) -> DataError | None:
+    def problem(self) -> NotSaved | None:
         """Why the last save failed, once."""
         failure, self.failure = self.failure, None
         if failure is None:
             return None
         full = isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"{type(failure).__name__}: {failure}"
-        return DataError(
+        kept = "older checkpoints are still there; go on from them with the same --out"
+        return NotSaved(
             f"a checkpoint in {self.root} was not written: {what}",
-            hint="make room" if full else "older checkpoints are still there",
+            hint=f"make room: {kept}" if full else kept,
         )
 
     def _write(self, step: int, staged: dict[str, Piece], about: bytes) -> None:

@@ -70,9 +70,11 @@ def text_field(line: bytes, field: str, where: str) -> str:
     value = decode_line(line, where)
     if not isinstance(value, dict) or field not in value:
         found = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-        raise DataError(
-            f"{where} has no field {field!r}; it has: {found}", hint="name the field with --field"
+        chat = isinstance(value, dict) and not value.keys().isdisjoint(
+            ("messages", "conversations")
         )
+        hint = "chats are tokenized with --chat" if chat else "name the field with --field"
+        raise DataError(f"{where} has no field {field!r}; it has: {found}", hint=hint)
     text = value[field]
     if text is not None and not isinstance(text, str):
         raise DataError(f"{where}: field {field!r} is {type(text).__name__}, not text")

@@ -73,7 +73,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, fewer: bool = False) -> To
     if backend.get_vocab_size() < vocab and not fewer:
         raise DataError(
             f"the texts have only {backend.get_vocab_size()} tokens to learn, not {vocab}",
-            hint="give more text, or a smaller --vocab",
+            hint=f"give more text, or --vocab {backend.get_vocab_size()}",
         )
     return _finished(backend, source=f"a BPE of {backend.get_vocab_size()} tokens")
 

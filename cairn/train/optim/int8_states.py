@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from cairn.kernels.adamw import Step
 from cairn.train.config import Optim
 from cairn.train.optim.adamw import AdamW, by_decay
+from cairn.train.parallel.layout import SHARED_SCALE as BLOCK
 
-BLOCK = 256
 ROWS_TOGETHER = 1 << 24  # elements
 
 

@@ -5,10 +5,11 @@
     w = w (1 - lr * decay) - lr * 0.2 * sqrt(max(rows, columns)) * u           the size of AdamW's updates
                                                                                (arXiv:2502.16982)
 For the matrices inside the layers; embeddings, head, norms and routers go to AdamW. Joined projections (q, k, v in one
-parameter) are taken apart first: the result does not depend on how a layer is stored. Needs whole matrices.
+parameter) are taken apart first: the result does not depend on how a layer is stored. Where ranks hold parts of a
+matrix, each puts the whole momentum together and takes its part of the update.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from cairn.core.errors import ConfigError
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.config import Optim
+from cairn.train.parallel.whole_matrices import Matrices, Matrix, batches, place, put_together
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at 0: small singular values grow fast
 STEPS = 5
@@ -39,25 +41,33 @@ def orthogonal(x_NRC: Tensor, steps: int = STEPS) -> Tensor:
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Whether Muon takes this parameter."""
-    inside = name.startswith("layers.") and ".router." not in name
-    return inside and parameter.dim() > 1
+    return is_inside(name) and parameter.dim() > 1
+
+
+def is_inside(name: str) -> bool:
+    """Whether it is a layer's own, and no router."""
+    return name.startswith("layers.") and ".router." not in name
 
 
 class Muon:
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: Optim, masters: bool, cut: Cut
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: Optim,
+        masters: bool,
+        cut: Cut,
+        matrices: Matrices | None = None,
     ) -> None:
+        """`matrices`: of which ranks hold parts; without it every matrix has to be here, whole."""
         self.parameters, self.settings, self.cut = dict(parameters), settings, cut
         self.momentum = {n: torch.zeros_like(p, dtype=torch.float32) for n, p in parameters.items()}
         narrow = masters and any(p.dtype != torch.float32 for p in self.parameters.values())
         self.masters = {n: p.detach().float() for n, p in self.parameters.items()} if narrow else {}
-        for name, piece in cut(self.momentum).items():
-            if tuple(piece.tensor.shape) != piece.shape:
-                raise ConfigError(
-                    f"Muon needs whole matrices, but this rank has {list(piece.tensor.shape)} of "
-                    f"{list(piece.shape)} of {name}",
-                    hint="use optim.kind adamw with tp or fsdp, or dp alone",
-                )
+        inside = {n: m for n, m in (matrices or {}).items() if is_inside(m.parameter)}
+        found = {n: m for n, m in inside.items() if len(m.shape) > 1}
+        self.matrices = found or _all_here(cut(self.momentum))
+        self.batches = batches(self.matrices, TOGETHER)
+        self.device = next(iter(self.momentum.values())).device
 
     def update(
         self, gradients: Mapping[str, Tensor], number: int, lr: float, factor: Tensor
@@ -72,32 +82,31 @@ class Muon:
         size = torch.where(fine, lr, 0.0)
         weights = self.masters or {n: p.data for n, p in self.parameters.items()}
         updates, targets = self.cut(scaled), self.cut(weights)
-        for names in by_shape({name: piece.tensor for name, piece in updates.items()}):
-            self._apply(
-                [updates[n].tensor for n in names], [targets[n].tensor for n in names], size
-            )
+        for names in self.batches:
+            parts = [updates.get(name) for name in names]
+            whole_NRC = put_together(self.matrices[names[0]], parts, self.device)
+            self._apply([targets.get(name) for name in names], orthogonal(whole_NRC), size)
         for name in self.masters:
             self.parameters[name].data.copy_(self.masters[name])
 
-    def _apply(self, updates: Sequence[Tensor], weights: Sequence[Tensor], size: Tensor) -> None:
-        directions = orthogonal(torch.stack(list(updates)))
-        scale = 0.2 * max(directions.shape[-2:]) ** 0.5
-        for weight, direction in zip(weights, directions, strict=True):
-            kept = weight.float() * (1 - size * self.settings.weight_decay)
-            weight.copy_(kept - size * scale * direction.float())
+    def _apply(self, weights: list[Piece | None], direction_NRC: Tensor, size: Tensor) -> None:
+        scale = 0.2 * max(direction_NRC.shape[-2:]) ** 0.5
+        for weight, direction_RC in zip(weights, direction_NRC, strict=True):
+            if weight is not None:
+                kept = weight.tensor.float() * (1 - size * self.settings.weight_decay)
+                weight.tensor.copy_(kept - size * scale * direction_RC[place(weight)].float())
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         states = {"momentum": self.momentum}
         return states | ({"muon_master": self.masters} if self.masters else {})
 
 
-def by_shape(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Names of equal shapes side by side, in batches that are not too large."""
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name, tensor in tensors.items():
-        groups.setdefault(tuple(tensor.shape), []).append(name)
-    batches = []
-    for shape, names in groups.items():
-        most = max(1, TOGETHER // (shape[0] * shape[1]))
-        batches += [names[i : i + most] for i in range(0, len(names), most)]
-    return batches
+def _all_here(pieces: Mapping[str, Piece]) -> Matrices:
+    for name, piece in pieces.items():
+        if tuple(piece.tensor.shape) != piece.shape:
+            raise ConfigError(
+                f"Muon needs whole matrices, but this rank has {list(piece.tensor.shape)} of "
+                f"{list(piece.shape)} of {name}",
+                hint="say which ranks hold the other parts, or use optim.kind adamw",
+            )
+    return {name: Matrix(name, piece.shape) for name, piece in pieces.items()}

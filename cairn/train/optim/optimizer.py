@@ -16,6 +16,7 @@ from cairn.train.config import Optim
 from cairn.train.optim.adamw import AdamW
 from cairn.train.optim.int8_states import AdamW8
 from cairn.train.optim.muon import Cut, Muon, is_matrix
+from cairn.train.parallel.whole_matrices import Matrices
 
 
 class Optimizer(Protocol):
@@ -56,11 +57,12 @@ class Offloaded:
         masters: bool,
         seed: int,
         cut: Cut,
+        matrices: Matrices | None,
     ) -> None:
         self.parameters = dict(parameters)
         self.home = {name: nn.Parameter(_on_host(p)) for name, p in parameters.items()}
         inner = _replaced(settings)
-        self.inner = make_optimizer(self.home, inner, masters, seed, cut)
+        self.inner = make_optimizer(self.home, inner, masters, seed, cut, matrices)
 
     def update(
         self, gradients: Mapping[str, Tensor], number: int, lr: float, factor: Tensor
@@ -80,19 +82,25 @@ class Offloaded:
 
 
 def make_optimizer(
-    parameters: Mapping[str, nn.Parameter], settings: Optim, masters: bool, seed: int, cut: Cut
+    parameters: Mapping[str, nn.Parameter],
+    settings: Optim,
+    masters: bool,
+    seed: int,
+    cut: Cut,
+    matrices: Matrices | None = None,
 ) -> Optimizer:
-    """`cut`: from tensors by path to whole matrices by name, for Muon."""
+    """For Muon: `cut`, from tensors by path to matrices by name, and `matrices`, who holds their other parts."""
     if settings.offload:
-        return Offloaded(parameters, settings, masters, seed, cut)
+        return Offloaded(parameters, settings, masters, seed, cut, matrices)
     kind = AdamW8 if settings.states == "int8" else AdamW
     if settings.kind == "adamw":
         return kind(parameters, settings, masters, seed)
-    matrices = {n: p for n, p in parameters.items() if is_matrix(n, p)}
-    if not matrices:
+    inside = {n: p for n, p in parameters.items() if is_matrix(n, p)}
+    if not inside:
         raise ConfigError("no matrices for Muon to update", hint="use optim.kind adamw")
-    rest = {n: p for n, p in parameters.items() if n not in matrices}
-    return Both(Muon(matrices, settings, masters, cut), kind(rest, settings, masters, seed))
+    rest = {n: p for n, p in parameters.items() if n not in inside}
+    muon = Muon(inside, settings, masters, cut, matrices)
+    return Both(muon, kind(rest, settings, masters, seed))
 
 
 def _on_host(tensor: Tensor) -> Tensor:

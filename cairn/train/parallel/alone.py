@@ -16,6 +16,7 @@ from cairn.models.attend import Attend, Packed
 from cairn.models.transformer import Transformer
 from cairn.train.checkpoint.piece import Piece, pieces_of
 from cairn.train.parallel.interface import Loss
+from cairn.train.parallel.whole_matrices import Matrices, all_here
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -78,6 +79,9 @@ class Alone:
 
     def named_state(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Piece]:
         return pieces_of(self.slots, self.parameters() if tensors is None else tensors)
+
+    def matrices(self) -> Matrices:
+        return all_here(self.slots)
 
     def _add_in_float32(self) -> None:
         for name, parameter in self.parameters().items():

@@ -94,6 +94,10 @@ class Replicas:
     def _launch(self, bucket: list[str]) -> None:
         self.held.collect()
         flat = torch.cat([gradient_or_zeros(self.held, name).flatten() for name in bucket])
+        for name in bucket:
+            self.held.put(
+                name, None
+            )  # comes back as a part of `flat`: not twice in memory until then
         handle = dist.all_reduce(flat, group=self.group, async_op=True)
         self._flying.append((bucket, flat, handle))
 

@@ -1,10 +1,16 @@
 """FSDP: parameters, gradients and optimizer states cut by rows; a layer's weights are whole only while it computes.
 
 Torch's `fully_shard` does the work, layer by layer. Here is only what this project asks of it: sums in place of means,
-gradients that leave in the last backward alone, and local rows as plain tensors, so that optimizers and checkpoints
-need to know nothing about DTensors.
+rows of several microbatches added in float32, and local rows as plain tensors, so that optimizers and checkpoints need
+to know nothing about DTensors.
 
     mesh   dp x shard      shard = fsdp x cp: cut over these, copied over dp (HSDP)
+
+    each backward   gradients -reduce-scatter-> my rows, added to those of earlier microbatches
+    the last one    with dp: -all-reduce-> summed over the copies as well
+
+With `whole` gradients stay on their rank until the last backward and leave once: fewer bytes travel, and every rank
+holds 4 bytes for each parameter of its stages.
 """
 
 from collections.abc import Iterable
@@ -29,10 +35,13 @@ class Fsdp:
         ignored: set[nn.Parameter],
         reduce_dtype: torch.dtype | None = None,
         reshard: bool = True,
+        whole: bool = False,
     ) -> None:
         """`ignored`: parameters that others look after. `reshard`: free weights between forward and backward."""
         self.stages = list(stages)
+        self.whole = whole
         self.copies = mesh.size("dp")
+        self.sums: dict[str, Tensor] = {}  # my rows in float32, where several of 16 bits are added
         full = {name: p.shape[0] for stage in self.stages for name, p in stage.named_parameters()
                 if p not in ignored}  # fmt: skip
         for stage in self.stages:
@@ -53,24 +62,43 @@ class Fsdp:
     def before_backward_of(self, stage: nn.Module, last: bool) -> None:
         """Where stages finish one by one, each has a last backward of its own."""
         assert isinstance(stage, FSDPModule)
-        stage.set_is_last_backward(last)
-        stage.set_requires_gradient_sync(last)
+        self._add_in_float32(stage)
+        leaves = last or not self.whole
+        stage.set_is_last_backward(leaves)  # wait for what leaves: the next one adds to it
+        stage.set_requires_gradient_sync(leaves)
+        stage.set_requires_all_reduce(last)  # until then torch adds up the sums of this copy
 
     def after_backward(self) -> None:
         pass
 
     def finish(self) -> None:
-        pass
+        if self.sums:
+            for stage in self.stages:
+                self._add_in_float32(stage)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.local
 
     def gradients(self) -> dict[str, Tensor]:
-        found = {name: p.grad for name, p in self._sharded().items() if p.grad is not None}
-        return {name: _local(g) for name, g in found.items() if name in self.local}
+        found = {n: _local(p.grad) for n, p in self._sharded().items() if p.grad is not None}
+        return {name: g for name, g in (found | self.sums).items() if name in self.local}
 
     def zero_grad(self) -> None:
+        self.sums.clear()
         for parameter in self._sharded().values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _add_in_float32(self, stage: nn.Module) -> None:
+        """What a backward has left as 16 bits; torch itself adds what is float32."""
+        for name, parameter in stage.named_parameters():
+            if parameter.grad is None or name not in self.rows or parameter.dtype == torch.float32:
+                continue
+            fresh = _local(parameter.grad)
+            if name in self.sums:
+                self.sums[name].add_(fresh)
+            else:
+                self.sums[name] = fresh.float()
             parameter.grad = None
 
     def _sharded(self) -> dict[str, nn.Parameter]:

@@ -17,6 +17,7 @@ from cairn.models.layers import Vocabulary
 if TYPE_CHECKING:
     from cairn.train.checkpoint.piece import Piece
     from cairn.train.data.batch import Batch
+    from cairn.train.parallel.whole_matrices import Matrices
 
 
 class Loss(Protocol):
@@ -61,4 +62,8 @@ class Parallel(Protocol):
 
     def named_state(self, tensors: Mapping[str, Tensor] | None = None) -> "dict[str, Piece]":
         """Pieces of tensors that have the parameters' shapes, by global name; by default the parameters."""
+        ...
+
+    def matrices(self) -> "Matrices":
+        """All tensors that this process holds a part of, by global name, and who holds the others."""
         ...

@@ -27,6 +27,7 @@ Order = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 Attention = Literal["ring", "ulysses"]
 SPLIT = ("zb-h1", "zbv", "dualpipev")  # schedules that compute weight gradients later
 IN_V = ("zbv", "dualpipev")  # each rank holds one stage of the way down and one of the way up
+SHARED_SCALE = 256  # neighbours in a row that share a scale, in optimizer states of 8 bits
 
 
 Ranks = Annotated[int, msgspec.Meta(ge=1)]
@@ -80,6 +81,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """with experts: how fast a bias steers tokens to those that had too few; 0: none"""
     reshard: bool = True
     """with fsdp: free a layer's weights between its forward and its backward"""
+    whole_gradients: bool = False
+    """with fsdp and several microbatches: gradients leave once a step; fewer bytes travel, more stay on each rank"""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -88,6 +91,7 @@ class Work(msgspec.Struct, frozen=True):
     tokens: int = 0  # of one microbatch
     microbatches: int = 0  # of one data rank in one step
     options: Options = Options()
+    int8_states: bool = False  # of the optimizer
 
 
 def stages(layout: Layout, options: Options) -> int:
@@ -150,6 +154,8 @@ def _check_model(layout: Layout, spec: ModelSpec, work: Work) -> None:
         _divides("tp", layout.tp, width, "columns of the feed-forward")
         if experts is not None and experts.shared_intermediate:
             _divides("tp", layout.tp, experts.shared_intermediate, "columns of the shared expert")
+    if work.int8_states and layout.tp > 1:
+        _check_scales(layout, spec)
     if work.options.attention == "ulysses":
         local = spec.kv_heads // layout.tp
         _divides(
@@ -161,6 +167,27 @@ def _check_model(layout: Layout, spec: ModelSpec, work: Work) -> None:
             f"{stages(layout, work.options)} stages for {spec.layers} layers",
             hint=f"each stage needs at least one layer: at most {spec.layers} stages",
         )
+
+
+def _check_scales(layout: Layout, spec: ModelSpec) -> None:
+    """Two ranks must not share a scale: each would find its own, and a checkpoint has room for one."""
+    widths = {"attention's output": spec.heads * spec.head_dim}
+    for layer in range(spec.layers):
+        experts = spec.experts_of(layer)
+        if experts is None:
+            widths["feed-forward"] = spec.intermediate
+        else:
+            widths |= {
+                "experts": experts.intermediate,
+                "shared expert": experts.shared_intermediate,
+            }
+    for what, width in widths.items():
+        if (rest := width // layout.tp % SHARED_SCALE) != 0:
+            raise ConfigError(
+                f"optim.states int8 with tp {layout.tp}: {width} columns of the {what} / {layout.tp} % "
+                f"{SHARED_SCALE} that share a scale = {rest}",
+                hint=f"use another tp, such that a rank has a multiple of {SHARED_SCALE}, or optim.states float32",
+            )
 
 
 def _check_work(layout: Layout, spec: ModelSpec | None, work: Work) -> None:

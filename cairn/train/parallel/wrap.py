@@ -44,6 +44,7 @@ from cairn.train.parallel.pipeline.transfers import with_messages
 from cairn.train.parallel.rows import pieces_of_rows
 from cairn.train.parallel.stage import ExpertMaker, Stage, share_of
 from cairn.train.parallel.tensor import SequenceShards, TensorShards
+from cairn.train.parallel.whole_matrices import Matrices, over_ranks
 from cairn.train.parallel.zero import Zero
 from cairn.train.recompute_kinds import Recompute
 
@@ -237,6 +238,13 @@ class Spread:
         biases = {f"{path}.bias": whole(r.bias_E) for path, r in self.routers.items() if r.rate}
         return pieces_of_rows(self.slots, self.parameters(), rows) | biases
 
+    def matrices(self) -> Matrices:
+        cut = self.mesh.size("fsdp") > 1
+        rows = self.mesh.group("replica") if cut or self.options.zero else None
+        mine = not cut or self.mesh.rank("dp") == 0  # copies of the same rows are not added
+        apart = is_expert_weight if self.mesh.size("ep") > 1 else lambda name: False
+        return over_ranks(self.slots, self.mesh.group("tp"), rows, mine, apart)
+
     def _twice(self, name: str) -> bool:
         """Whether the first and the last stage, on two ranks, both hold this parameter."""
         pp = self.mesh.size("pp")
@@ -302,7 +310,8 @@ def _syncs(held: list[Stage], mesh: Mesh, options: Options) -> list[Sync]:
     found: list[Sync] = []
     if mesh.size("fsdp") > 1:
         wide = torch.float32 if next(iter(parameters.values())).dtype != torch.float32 else None
-        found.append(Fsdp(held, mesh, set(experts.values()), wide, options.reshard))
+        apart, whole_ones = set(experts.values()), options.whole_gradients
+        found.append(Fsdp(held, mesh, apart, wide, options.reshard, whole_ones))
     elif options.zero and mesh.group("replica") is not None:
         found.append(Zero(dense, mesh.group("replica"), options.zero))
     else:

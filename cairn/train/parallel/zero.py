@@ -49,7 +49,8 @@ class Zero:
         self.shards: dict[str, Tensor] = {}  # gradients of my rows
         self.buckets = Buckets(self.held.parameters, self._launch, bucket_bytes)
         self._flying: list[tuple[list[str], Tensor, Tensor, Any]] = []
-        self._stale = False  # other ranks may have written their rows
+        # Other ranks may have written their rows: at first as well, where a checkpoint filled each rank's own.
+        self._stale = True
 
     def begin(self) -> None:
         if self._stale:

@@ -1,11 +1,15 @@
 """Which checkpoints are trusted: complete, partial, damaged, and how many are kept."""
 
+import errno
+import os
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import DataError
+from cairn.train.checkpoint import export as exporting
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.piece import whole
 from cairn.train.checkpoint.save import Saver
@@ -49,6 +53,33 @@ def test_damage_is_found_and_named(tmp_path, damage, reason):
     assert folders.newest(tmp_path, warnings) == folders.folder_of(tmp_path, 10)
     assert reason in warnings[0]
     assert any(reason in line for line in folders.listed(tmp_path))
+
+
+def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path, monkeypatch):
+    folder = make(tmp_path, 10)
+
+    def bad(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(folders, "_checks", bad)
+    assert "cannot be read: Input/output error" in folders.complaint(folder)
+
+
+def test_an_export_while_the_run_goes_on_takes_the_next_one(tmp_path, monkeypatch):
+    root = tmp_path / "checkpoints"
+    make(root, 10)
+    tried = []
+
+    def reading(checkpoint, out, tokenizer):
+        tried.append(checkpoint.name)
+        if len(tried) == 1:  # the run saves and makes room
+            make(root, 20)
+            folders.remove(checkpoint)
+            raise FileNotFoundError(checkpoint)
+
+    monkeypatch.setattr(exporting, "export_checkpoint", reading)
+    assert exporting.export_newest(tmp_path, tmp_path / "model", None).name == "step-00000020"
+    assert tried == ["step-00000010", "step-00000020"]
 
 
 def test_a_run_does_not_begin_anew_because_a_disk_is_bad(tmp_path):

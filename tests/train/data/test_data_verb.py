@@ -49,6 +49,15 @@ def test_chats_show_what_is_learnt(tmp_path, capsys, tokenizer):
     shown = json.loads(run(capsys, "show", store, "0", "--json")[1])
     assert sum(shown["learn"]) > 0
     assert "<|im_start|>assistant" in run(capsys, "show", store, "0")[1]
+    without = run(capsys, "tokenize", made, *flags, "--replace")[2]
+    assert "chats are tokenized with --chat" in without
+    recipe = tmp_path / "recipe.toml"  # as a run has it in its folder
+    recipe.write_text(f'[data]\nsources = ["{store}"]\nsequence = 256\n')
+    sample = json.loads(run(capsys, "sample", str(tmp_path), "3", "--json")[1])
+    assert sum(sample["lengths"]) == 256
+    answers = [i for i, learnt in zip(sample["ids"], sample["learn"], strict=True) if learnt]
+    assert 0 < len(answers) < 256
+    assert "<|im_start|>assistant" in run(capsys, "sample", str(recipe), "3")[1]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +67,7 @@ def test_chats_show_what_is_learnt(tmp_path, capsys, tokenizer):
         (["info", "nowhere"], "there is no data at nowhere"),
         (["tokenizer", "stories", "--vocab", "10", "--out", "x"], "vocabulary of 10 tokens"),
         (["tokenise"], "did you mean 'tokenize'?"),
+        (["sample", "."], ". has no recipe.toml"),
         (["make", "poems", "--out", "x"], "poems"),
         (["make", "stories", "--out", "no/such/folder/x"], "cannot write no/such/folder/x"),
         (["make", "stories", "--out", "file/x"], "cannot write file/x"),

@@ -12,7 +12,8 @@ from cairn.train.checkpoint.piece import Piece
 from cairn.train.config import Model, Optim, Precision
 from cairn.train.optim.adamw import AdamW, by_decay
 from cairn.train.optim.int8_states import BLOCK, AdamW8, pack, rounded_at_random, unpack
-from cairn.train.optim.muon import Muon, by_shape, orthogonal
+from cairn.train.optim.muon import Muon, orthogonal
+from cairn.train.parallel.whole_matrices import Matrix, batches
 
 ONE = torch.tensor(1.0)
 
@@ -132,10 +133,11 @@ def test_muon_wants_whole_matrices():
 
 
 def test_batches_by_shape_hold_everything_once():
-    tensors = {str(i): torch.empty(2 + i % 3, 4) for i in range(10)}
-    batches = by_shape(tensors)
-    assert sorted(name for names in batches for name in names) == sorted(tensors)
-    assert all(len({tensors[n].shape for n in names}) == 1 for names in batches)
+    matrices = {str(i): Matrix("", (2 + i % 3, 4), (), i < 5) for i in range(10)}
+    found = batches(matrices, 16)
+    assert sorted(name for names in found for name in names) == sorted(matrices)
+    assert all(len({matrices[n] for n in names}) == 1 for names in found)
+    assert max(map(len, found)) == 2
 
 
 def test_offloaded_states_change_nothing():

@@ -36,12 +36,20 @@ sizes = st.integers(1, 3)
         (Layout(fsdp=2, pp=2), 4, Work(options=Options(order="zb-h1")), "computes weight gradients later"),
         (Layout(pp=2), 2, Work(microbatches=3, options=Options(order="interleaved", chunks=1)),
          "3 microbatches % 2 ranks = 1"),
+        (Layout(tp=2), 2, Work(int8_states=True), r"columns of the attention's output / 2 % 256 that share a scale = "),
     ],
 )  # fmt: skip
 def test_refused_with_the_equation(layout, world, work, words):
     with pytest.raises(ConfigError) as caught:
         check(layout, world, TINY, work)
     assert caught.match(words)
+
+
+def test_states_of_8_bits_go_with_ranks_that_have_whole_blocks():
+    for name, tp in (("qwen3-8b", 8), ("qwen3-1.7b", 4), ("llama-3.1-8b", 8)):
+        check(Layout(tp=tp), tp, preset(name), Work(int8_states=True))
+    with pytest.raises(ConfigError, match="3072 columns of the feed-forward / 8 % 256"):
+        check(Layout(tp=8), 8, preset("qwen3-0.6b"), Work(int8_states=True))
 
 
 def test_experts_have_to_divide():

@@ -12,7 +12,9 @@ from torch import nn
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed, Rule
 from cairn.models.layers import Build, Slot, Vocabulary
-from cairn.train.loss import token_losses
+from cairn.train.config import Optim
+from cairn.train.loss import NextToken, token_losses
+from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.balance import BalancedRouter
 from cairn.train.parallel.buckets import Buckets, Gradients, fill
 from cairn.train.parallel.context import chunks_of, indices, local_batch
@@ -384,6 +386,70 @@ def test_the_bias_chooses_but_never_weighs():
     assert (chosen_TN == 2).any(-1).all()
     scores_TE = F.linear(x_TD, layer.weight).softmax(-1).gather(1, chosen_TN)
     torch.testing.assert_close(weights_TN, scores_TE / scores_TE.sum(-1, keepdim=True))
+
+
+def after_muon(parallel, spec):
+    optimizer = make_optimizer(
+        parallel.parameters(), Optim(kind="muon", lr=0.02), False, 0, parallel.named_state,
+        parallel.matrices(),
+    )  # fmt: skip
+    every = batches(spec, 0, 4)
+    each = len(every) // parallel.data_ranks
+    mine = every[parallel.data_rank * each :][:each]
+    for number in (1, 2):
+        parallel.forward_backward(mine, NextToken(spec), torch.tensor(40.0))
+        optimizer.update(parallel.gradients(), number, 0.02, torch.tensor(1.0))
+        parallel.zero_grad()
+    return {n: (p.tensor.clone(), p.offsets) for n, p in parallel.named_state().items()}
+
+
+def muon_on_ranks(rank, world, spec):
+    forms = [(Layout(dp=2, tp=2), Options(zero=1)), (Layout(dp=2, fsdp=2), Options())]
+    return [after_muon(parallelize(spec, Mesh.join(layout), options, seed=SEED), spec)
+            for layout, options in forms]  # fmt: skip
+
+
+def test_muon_puts_matrices_together_that_ranks_have_parts_of():
+    spec = spec_of("tiny-qwen3", layers=1)
+    whole = after_muon(parallelize(spec, Mesh.alone(), seed=SEED), spec)
+    for forms in run_ranks(4, muon_on_ranks, spec):
+        for state in forms:
+            for name, (part, offsets) in state.items():
+                at = tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))
+                torch.testing.assert_close(part, whole[name][0][at], rtol=0, atol=1e-5)
+
+
+def gradients_with_fsdp(rank, world):
+    """Of three microbatches together, and of each alone; and what was there after each backward."""
+    spec = spec_of("tiny-qwen3", layers=1)
+    loss, every, valid = NextToken(spec), batches(spec, 0, 3), torch.tensor(30.0)
+    found = {}
+    for whole in (False, True):
+        options = Options(whole_gradients=whole)
+        parallel = parallelize(
+            spec, Mesh.join(Layout(fsdp=2)), options, dtype=torch.float16, seed=SEED
+        )
+        (sync,) = parallel.syncs
+        held = []
+        sync.after_backward = lambda sync=sync, held=held: held.append(len(sync.gradients()))
+        for name, some in [("all", every), *((n, [batch]) for n, batch in enumerate(every))]:
+            parallel.forward_backward(some, loss, valid)
+            found[name, whole] = {n: g.clone() for n, g in parallel.gradients().items()}
+            parallel.zero_grad()
+        found["held", whole] = held[:3]
+    return found
+
+
+def test_fsdp_keeps_only_rows_of_gradients_and_adds_them_in_float32():
+    for found in run_ranks(2, gradients_with_fsdp):
+        together, names = found["all", False], len(found["all", False])
+        assert found["held", False] == [names] * 3
+        assert found["held", True] == [0, 0, names]  # whole, somewhere inside torch
+        for name, gradient in together.items():
+            assert gradient.dtype == torch.float32
+            assert torch.equal(gradient, sum(found[n, False][name].float() for n in range(3)))
+            rounded = found["all", True][name].float()
+            torch.testing.assert_close(gradient, rounded, rtol=2e-2, atol=1e-3)
 
 
 def test_initial_weights_do_not_depend_on_the_layout():

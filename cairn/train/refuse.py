@@ -1,0 +1,120 @@
+"""What a run cannot be, found before weights are made: each check names the values and a way out.
+
+    layout -> experts' balance -> folder -> the run that is there already -> room on the disk -> memory
+
+`prepare` asks them in that order, which is the order of their cost. Reads headers and sizes; loads nothing.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from cairn.core.errors import ConfigError, DataError
+from cairn.core.units import format_bytes
+from cairn.models.room import free_bytes
+from cairn.models.spec import ModelSpec
+from cairn.train.checkpoint.folder import complete_steps, folder_of
+from cairn.train.checkpoint.load import check_model, read_about
+from cairn.train.config import Train
+from cairn.train.memory import checkpoint_bytes, predict
+from cairn.train.parallel.layout import Work, check
+
+CHECKPOINTS = "checkpoints"  # of a run, in its folder
+# What a checkpoint holds depends on these.
+KEPT_AS = (("optim", "kind"), ("optim", "states"), ("precision", "kind"), ("precision", "masters"))
+
+
+def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
+    work = Work(
+        tokens=config.data.sequence * config.data.microbatch,
+        microbatches=config.microbatches,
+        options=config.spread,
+        int8_states=config.optim.states == "int8",
+    )
+    check(config.parallel, world, spec, work)
+
+
+def is_balanced(config: Train) -> bool:
+    """Whether routers have to count: `parallel.balance` does that, for one rank as for many."""
+    return bool(config.spread.balance_loss or config.spread.balance_bias)
+
+
+def check_balance(config: Train, spec: ModelSpec) -> None:
+    """Refuse a balance of experts that nothing would keep."""
+    if not is_balanced(config) or spec.experts is not None:
+        return
+    spread = config.spread
+    raise ConfigError(
+        f"spread.balance_loss {spread.balance_loss:g}, balance_bias {spread.balance_bias:g} for a {spec.family} "
+        "model without experts",
+        hint="use 0 for both",
+    )
+
+
+def check_folder(config: Train) -> None:
+    """Whether the run can have its folder at all."""
+    existing = _existing(config)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        what = "is a folder without permission to write" if existing.is_dir() else "is a file"
+        raise ConfigError(
+            f"the run cannot be written to {config.folder}: {existing} {what}",
+            hint="name another folder with --out",
+        )
+
+
+def _existing(config: Train) -> Path:
+    """The folder of the run, or as much of its path as is there."""
+    whole = config.folder.absolute()
+    return next(path for path in (whole, *whole.parents) if os.path.lexists(path))
+
+
+def check_goes_on(config: Train, spec: ModelSpec) -> None:
+    """Whether the newest checkpoint of a run that goes on is of this model and these states; reads two files."""
+    root = config.folder / CHECKPOINTS
+    found = complete_steps(root)
+    if not found:
+        return
+    folder = folder_of(root, found[-1])
+    try:
+        about = read_about(folder)
+    except DataError:
+        return  # damaged: the loop passes over it, and says so
+    check_model(about, spec, folder)
+    differing = [
+        f"{table}.{key} is {there!r} there and {here!r} here"
+        for table, key in KEPT_AS
+        if (there := about.config.get(table, {}).get(key)) is not None
+        and there != (here := getattr(getattr(config, table), key))
+    ]
+    if differing:
+        raise ConfigError(
+            f"{folder} was written with other states: {'; '.join(differing)}",
+            hint="name another folder with --out; to begin with its weights alone, export them and name them "
+            "with --model.checkpoint",
+        )
+
+
+def check_room(config: Train, spec: ModelSpec) -> None:
+    """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
+    existing = _existing(config)
+    free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config)
+    if free < needed:
+        raise ConfigError(
+            f"{format_bytes(free)} are free under {existing}, a checkpoint needs {format_bytes(needed)}",
+            hint="make room, or name another folder with --out",
+        )
+
+
+def check_memory(config: Train, spec: ModelSpec, device: str) -> None:
+    """Whether what is there between two steps fits, before it is allocated. One process: several divide it."""
+    free = free_bytes(device)
+    if config.parallel.world() > 1 or free is None:
+        return
+    memory = predict(spec, config, fused=True)
+    held = memory.weights + memory.states + memory.masters
+    if held > free:
+        raise ConfigError(
+            f"weights {format_bytes(memory.weights)} + states {format_bytes(memory.states)} + masters "
+            f"{format_bytes(memory.masters)} = {format_bytes(held)}, and {format_bytes(free)} are free on {device}",
+            hint="use 16 bits (precision.kind), optim.states int8, more ranks (--fsdp), or a smaller model",
+        )
