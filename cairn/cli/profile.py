@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from cairn.bench.workload import WORKLOADS
 from cairn.cli import profile_train
 from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
-from cairn.core.errors import UsageError
+from cairn.core.errors import UsageError, did_you_mean
+from cairn.core.trace import make_place
 from cairn.core.units import format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ class ProfileServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto keeps the type of the weights where the device is good at it"""
-    out: Path | None = Path("profile-serve.json")
-    """where to write the timeline for https://ui.perfetto.dev"""
+    out: Path | None = Path("runs/profile-serve.json")
+    """where to write the timeline for https://ui.perfetto.dev; None: nowhere"""
     json: bool = False
     """print everything as one JSON document"""
 
@@ -58,13 +60,12 @@ def run(args: list[str]) -> int:
 def run_serve(args: list[str]) -> int:
     options = load(ProfileServe, args=args, env_prefix="CAIRN_PROFILE_SERVE_").value
     _check(options)
+    make_place(options.out)
     # Before torch is imported, or its profiler says on stderr that it starts.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from cairn.bench import workload
     from cairn.bench.profile_serve import profile
     from cairn.bench.throughput import Setup, default_shape, prepare
 
-    workload.choose([options.workload])
     shape = options.shape or default_shape(options.device)
     name, model = (
         (Path(options.model).name, options.model) if options.model else (shape, f"random:{shape}")
@@ -93,7 +94,13 @@ def _check(options: ProfileServe) -> None:
     if options.model is not None and options.shape is not None:
         raise UsageError("both --model and --shape are given", hint="give one of them")
     if options.workload == "all":
-        raise UsageError("--workload all: a profile is of one workload", hint="name one of them")
+        raise UsageError(
+            "--workload all: a profile is of one workload",
+            hint=f"name one of {', '.join(WORKLOADS)}",
+        )
+    if options.workload not in WORKLOADS:
+        hint = did_you_mean(options.workload, WORKLOADS, f"there are: {', '.join(WORKLOADS)}")
+        raise UsageError(f"there is no workload '{options.workload}'", hint=hint)
     for name in ("steps", "top"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name} is {getattr(options, name)}", hint="it is at least 1")

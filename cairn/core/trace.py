@@ -104,6 +104,20 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
+def make_place(out: Path | None) -> None:
+    """The folder of a trace to come: who cannot write there hears it before the work, not after."""
+    if out is None:
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        reason = "it is a folder" if out.is_dir() else None
+        reason = reason or (None if os.access(out.parent, os.W_OK) else "permission denied")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    if reason is not None:
+        raise UsageError(f"cannot write {out}: {reason}", hint="choose another place with --out")
+
+
 def write_trace(files: Sequence[Path], out: Path, window: Window | None = None) -> Summary:
     """Reads the files and writes the trace, whole or not at all."""
     window = window or Window()

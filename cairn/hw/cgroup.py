@@ -20,12 +20,17 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def memory_limit(root: Path) -> tuple[int | None, int | None]:
-    """The tightest memory limit in bytes and how much of it is used; None when there is none."""
+    """The tightest memory limit in bytes and how much of it is used; None when there is none.
+
+    Files that the kernel keeps in memory are counted by the group, and given back when somebody needs the room: a
+    checkpoint that was just read is not used memory.
+    """
     found: list[tuple[int, int | None]] = []
     for folder, limit_file, used_file in _memory_files(root):
         limit = read_int(folder / limit_file)  # "max" is no number: no limit
         if limit is not None and limit < NO_LIMIT_BYTES:
-            found.append((limit, read_int(folder / used_file)))
+            used = read_int(folder / used_file)
+            found.append((limit, None if used is None else max(0, used - _files_kept(folder))))
     return min(found, key=lambda pair: pair[0], default=(None, None))
 
 
@@ -36,6 +41,18 @@ def _memory_files(root: Path) -> list[tuple[Path, str, str]]:
         for folder in _controller(root, "memory")
     ]
     return second + first
+
+
+def _files_kept(folder: Path) -> int:
+    """Bytes of files in memory, without /dev/shm, which has no other place to be."""
+    counts: dict[str, int] = {}
+    for line in (read_text(folder / "memory.stat") or "").splitlines():
+        name, _, count = line.partition(" ")
+        if count.isascii() and count.isdecimal():
+            counts[name] = int(count)
+    first = "total_cache" in counts
+    kept, shared = ("total_cache", "total_shmem") if first else ("file", "shmem")
+    return max(0, counts.get(kept, 0) - counts.get(shared, 0))
 
 
 def _quota_v2(folder: Path) -> float | None:

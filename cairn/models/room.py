@@ -30,11 +30,11 @@ def check_fits(
 
 
 def free_bytes(device: str, mapped: bool = False) -> int | None:
-    """None: this machine does not say."""
+    """Of the machine, or of what the container may have; None: this machine does not say."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(torch.device(device))[0]
     memory = read_memory(Path("/"))[0]
-    return memory.total_bytes if mapped else memory.available_bytes
+    return memory.usable_bytes if mapped else memory.free_bytes
 
 
 def refuse_what_does_not_fit(

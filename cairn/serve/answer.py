@@ -59,6 +59,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # nothing comes before the first
     outputs: list[CompletionOutput] = []
     num_cached_tokens: int = 0  # of the prompt: found in the prefix cache
+    embedding: list[float] | None = None  # the prompt as a vector, if `pooling` asked for it
 
     @property
     def finished(self) -> bool:

@@ -8,6 +8,22 @@ import msgspec
 from cairn.core.errors import ConfigError
 
 DEFAULT_SEQUENCES = 256
+# What other engines take under names that are not here, and what does it instead.
+INSTEAD = {
+    "seed": "SamplingParams(seed=...) makes an answer repeat",
+    "tokenizer": "the tokenizer is the one beside the weights",
+    "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
+    "quantization": "leave it out: a GGUF file stays as it is; on a CPU weights='int8' packs any model",
+    "kv_cache_dtype": "leave it out: the cache has the type of the model, see dtype",
+    "enable_chunked_prefill": "leave it out: prompts always come in chunks of max_num_batched_tokens at most",
+    "swap_space": "leave it out: who loses its pages is computed again",
+    "cpu_offload_gb": "leave it out: a model has to fit; tensor_parallel_size shares it",
+    "pipeline_parallel_size": "tensor_parallel_size shares a model between GPUs",
+    "disable_log_stats": "leave it out: nothing is logged",
+    "max_logprobs": "leave it out: logprobs may be up to 20",
+    "revision": "download that revision, and give its folder",
+    "download_dir": "HF_HOME says where models are kept",
+}
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                      "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
             value = getattr(self, name)
             _check(name, value, value is None or value >= 1, "at least 1")
+        longest = self.long_prefill_token_threshold
+        _check("long_prefill_token_threshold", longest, longest >= 0, "0 or more")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")
         dtype = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
         msgspec.structs.force_setattr(self, "dtype", dtype)

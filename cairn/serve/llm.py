@@ -20,6 +20,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
@@ -28,7 +29,7 @@ from cairn.core.errors import ConfigError, RequestError, TokenizerError, did_you
 from cairn.models.runnable import open_model
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
 from cairn.serve.answer import Answer, CompletionOutput, RequestOutput, readable_prompt
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import INSTEAD, EngineConfig
 from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -42,7 +43,7 @@ from cairn.serve.prompts import (
     read_priorities,
     read_prompts,
 )
-from cairn.serve.stream import Stream
+from cairn.serve.stream import Stream, vector_of
 
 if TYPE_CHECKING:
     from cairn.serve.engine_processes import EngineProcesses
@@ -193,6 +194,7 @@ class LLM:
                 prompt.token_ids,
                 own,
                 priority=priority,
+                salt=prompt.salt,
                 eos_ids=self._opened.eos_ids,
             )
             if index == 0:
@@ -250,6 +252,7 @@ class LLM:
             prompt_logprobs=None if found is None else readable_prompt(prompt.token_ids, found, tokenizer),
             outputs=[job.answer.result() for job in group],
             num_cached_tokens=first.request.cached,
+            embedding=vector_of(first.pooled),
         )  # fmt: skip
 
 
@@ -284,8 +287,11 @@ def read_config(model: object, options: Mapping[str, Any]) -> EngineConfig:
     known = [field for field in EngineConfig.__struct_fields__ if field != "model"]
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known, otherwise=f"there are: {', '.join(known)}")
+            there = f"there are: {', '.join(known)}"
+            hint = INSTEAD.get(name) or did_you_mean(name, known, otherwise=there)
             raise ConfigError(f"LLM has no argument '{name}'", hint=hint)
+    if not isinstance(model, str | PathLike):
+        raise ConfigError(f"model is {model!r}", hint="give a folder, a file or a name")
     try:
         return msgspec.convert({"model": str(model), **options}, EngineConfig)
     except msgspec.ValidationError as error:

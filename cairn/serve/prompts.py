@@ -3,7 +3,8 @@
     "Once upon a time"                         text
     [1, 450, 4996]                             token ids
     {"prompt": "..."}                          text
-    {"prompt_token_ids": [1, 450]}             token ids
+    {"prompt_token_ids": [1, 450]}             token ids; "prompt" beside them is their text, and not read
+    {"prompt": "...", "cache_salt": "tenant"}  only prompts of the same salt find each other's cached pages
     ["...", [1, 2], {"prompt": "..."}]         several
 
 Everything is checked before the first request runs, and a mistake is named with its place. The vocabulary and the
@@ -22,12 +23,21 @@ if TYPE_CHECKING:
     from cairn.models.tokenizer import Tokenizer
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
-KEYS = ("prompt", "prompt_token_ids")
+KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 class Prompt(NamedTuple):
     text: str | None  # None: it was given as ids
     token_ids: list[int]
+    salt: str = ""
+
+
+class Given(NamedTuple):
+    """A prompt before its text is read."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    salt: str = ""
 
 
 def read_prompts(given: object, tokenizer: "Tokenizer | None", owner: str) -> list[Prompt]:
@@ -40,7 +50,7 @@ def read_prompts(given: object, tokenizer: "Tokenizer | None", owner: str) -> li
         )
     each = [given] if single else list(given)  # type: ignore[call-overload]
     bare = [_bare(one, "the prompt" if single else f"prompts[{at}]") for at, one in enumerate(each)]
-    texts = [one for one in bare if isinstance(one, str)]
+    texts = [one.text for one in bare if one.token_ids is None and one.text is not None]
     if texts and tokenizer is None:
         raise ConfigError(
             f"{owner} has no tokenizer, so it cannot read text",
@@ -48,7 +58,8 @@ def read_prompts(given: object, tokenizer: "Tokenizer | None", owner: str) -> li
         )
     encoded = iter(tokenizer.encode_batch(texts) if tokenizer is not None and texts else [])
     return [
-        Prompt(one, next(encoded)) if isinstance(one, str) else Prompt(None, one) for one in bare
+        Prompt(one.text, next(encoded) if one.token_ids is None else one.token_ids, one.salt)
+        for one in bare
     ]
 
 
@@ -108,34 +119,37 @@ def _is_ids(given: object) -> bool:
     return isinstance(given[0], int)
 
 
-def _bare(one: object, where: str) -> str | list[int]:
+def _bare(one: object, where: str) -> Given:
     if isinstance(one, Mapping):
         return _of_mapping(one, where)
     if isinstance(one, str):
-        return one
+        return Given(text=one)
     if isinstance(one, list | tuple) and set(map(type, one)) <= {int}:
-        return list(one)
+        return Given(token_ids=list(one))
     raise RequestError(
         f"{where} is {_described(one)}", hint="a prompt is text, or a list of token ids"
     )
 
 
-def _of_mapping(given: Mapping[str, Any], where: str) -> str | list[int]:
+def _of_mapping(given: Mapping[str, Any], where: str) -> Given:
     for key in given:
         if key not in KEYS:
             hint = did_you_mean(str(key), KEYS, otherwise=f"there are: {', '.join(KEYS)}")
             raise RequestError(f"{where} has an unknown key {key!r}", hint=hint)
-    if len(given) != 1:
-        raise RequestError(
-            f"{where} has {len(given)} keys", hint="give either 'prompt' or 'prompt_token_ids'"
-        )
-    key, value = next(iter(given.items()))
-    wanted, called = (str, "text") if key == "prompt" else ((list, tuple), "a list of token ids")
-    if not isinstance(value, wanted):
-        raise RequestError(
-            f"{key} of {where} is {type(value).__name__}", hint=f"it has to be {called}"
-        )
-    return _bare(value, f"{key} of {where}")
+    text, ids, salt = (given.get(key) for key in KEYS)
+    if text is None and ids is None:
+        raise RequestError(f"{where} is empty", hint="give 'prompt' or 'prompt_token_ids'")
+    for key, value, wanted, called in (
+        ("prompt", text, str, "text"),
+        ("prompt_token_ids", ids, (list, tuple), "a list of token ids"),
+        ("cache_salt", salt, str, "text"),
+    ):
+        if value is not None and not isinstance(value, wanted):
+            said = f"{key} of {where} is {type(value).__name__}"
+            raise RequestError(said, hint=f"it has to be {called}")
+    if ids is not None:
+        ids = _bare(ids, f"prompt_token_ids of {where}").token_ids
+    return Given(text, ids, salt or "")
 
 
 def _described(one: object) -> str:

@@ -8,6 +8,7 @@ engine. When an answer has failed, the stream ends with its error, after everyth
 """
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -100,10 +101,15 @@ class Stream:
             extend(self.known.outputs[delta.index], delta)
         first = self.jobs[0]
         self.known.num_cached_tokens = first.request.cached
+        self.known.embedding = vector_of(first.pooled)
         if first.prompt_logprobs is not None and self.known.prompt_logprobs is None:
             self.known.prompt_logprobs = readable_prompt(
                 first.request.prompt, first.prompt_logprobs, first.answer.tokenizer
             )
+
+
+def vector_of(pooled: bytes | None) -> list[float] | None:
+    return None if pooled is None else array("f", pooled).tolist()
 
 
 def snapshot(known: RequestOutput) -> RequestOutput:

@@ -180,11 +180,14 @@ def _check_timeline(events: list[dict]) -> None:
         (["--steps", "0"], "--steps is 0"),
         (["--shape", "tiny", "--model", "x"], "both --model and --shape"),
         (["--workload", "x"], "no workload 'x'"),
+        (["--out", "/dev/null/x"], "cannot write /dev/null/x"),
+        (["--out", "/"], "it is a folder"),
     ],
 )
 def test_mistakes_in_a_profile(args, words):
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=words) as caught:
         profile_verb.run(["serve", "--device", "cpu", *args])
+    assert "all" not in (caught.value.hint or "").split(", ")  # which it would refuse as well
 
 
 def test_the_floor_of_a_step_is_that_of_its_chunks():

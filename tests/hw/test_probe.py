@@ -53,7 +53,7 @@ def test_cgroup_v2_takes_the_tightest_limit_on_the_way_up(tmp_path):
     assert read_cpu(root).quota == 1.5
     assert (memory.total_bytes, memory.limit_bytes) == (1 << 30, 256 << 20)
     assert memory.usable_bytes == 256 << 20
-    assert memory.free_bytes == 255 << 20
+    assert memory.free_bytes == 255 << 20  # files that lie in memory are given back
     assert notes == []
 
 
@@ -66,7 +66,8 @@ def test_cgroup_v1(tmp_path):
             "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
             "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "9223372036854771712",
             "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "1073741824",
-            "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "4096",
+            "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "12288",
+            "sys/fs/cgroup/memory/a/memory.stat": "cache 1\ntotal_cache 8192\ntotal_shmem 0\n",
         },
     )
     memory, _ = read_memory(root)

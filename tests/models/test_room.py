@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cairn.core.errors import HardwareError
+from cairn.hw.machine import Memory
 from cairn.models import room
 from cairn.models.presets import preset
 from cairn.models.runnable import open_model
@@ -35,6 +36,14 @@ def test_a_model_is_asked_before_its_weights_are_made(monkeypatch):
         open_model("random:llama-3.1-70b").load("cpu")
     monkeypatch.setattr(room, "free_bytes", lambda device, mapped=False: None)
     assert open_model("random:tiny-qwen3").load("cpu").device == "cpu"
+
+
+def test_a_container_has_no_more_than_its_limit(monkeypatch):
+    small = Memory(
+        total_bytes=64 * GIB, available_bytes=60 * GIB, limit_bytes=4 * GIB, used_bytes=GIB
+    )
+    monkeypatch.setattr(room, "read_memory", lambda root: (small, []))
+    assert (room.free_bytes("cpu"), room.free_bytes("cpu", mapped=True)) == (3 * GIB, 4 * GIB)
 
 
 def test_this_machine_says_what_is_free():

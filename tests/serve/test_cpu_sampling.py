@@ -1,26 +1,31 @@
 """The quick way to sample on a CPU chooses what the reference chooses."""
 
+from unittest.mock import patch
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.kernels.sampling import Parameters, sample
-from cairn.serve.engine.cpu_sampling import sample_on_cpu
+from cairn.serve.engine import cpu_sampling
+from cairn.serve.engine.cpu_sampling import HEAD, sample_on_cpu
 
-VOCABULARY = 40
 rows = st.tuples(
-    st.sampled_from([0.0, 0.0, 0.3, 1.0, 5.0]),
-    st.sampled_from([0, 0, 1, 5, 39, 100]),
+    st.sampled_from([0.0, 0.0, 1e-30, 0.3, 1.0, 5.0, 100.0]),
+    st.sampled_from([0, 0, 1, 5, 39, 5000]),
     st.sampled_from([1.0, 1.0, 0.9, 0.1]),
     st.sampled_from([0.0, 0.0, 0.2]),
     st.integers(0, 2**63 - 1),
 )
 
 
-@given(st.lists(rows, min_size=1, max_size=8), st.integers(0, 2**31), st.booleans(), st.booleans())
-def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd):
+@given(
+    st.lists(rows, min_size=1, max_size=8), st.integers(0, 2**31), st.booleans(), st.booleans(),
+    st.sampled_from([40, 40, 2 * HEAD]),
+)  # fmt: skip
+def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd, vocabulary):
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(wanted), VOCABULARY, generator=generator) * 3
+    logits = torch.randn(len(wanted), vocabulary, generator=generator) * 3
     logits = logits.round() if ties else logits
     if odd:
         logits[0, ::2] = torch.nan
@@ -32,4 +37,7 @@ def test_it_chooses_what_the_reference_chooses(wanted, seed, ties, odd):
     rows = torch.randperm(len(wanted), generator=generator).int()
     rows[0] = -1 if seed % 5 == 0 else rows[0]
     expected = sample(logits, parameters, position, rows_B=rows)
-    assert sample_on_cpu(logits, parameters, position, rows_B=rows).tolist() == expected.tolist()
+    for small in (0, 10**9):  # by rows, or by the reference
+        with patch.object(cpu_sampling, "SMALL", small):
+            found = sample_on_cpu(logits, parameters, position, rows_B=rows)
+        assert found.tolist() == expected.tolist()

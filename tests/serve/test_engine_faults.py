@@ -51,7 +51,9 @@ def test_a_step_that_fails_ends_its_own_requests_only(monkeypatch, where, at, ov
     assert failed
     assert len(failed) + len(fine) == len(requests)
     for request in failed:
-        assert request.error == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+        said, _, hint = request.error.partition(" (hint: ")
+        assert said == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+        assert "max_num_batched_tokens" in hint
         assert [out.finished for out in outputs if out.request is request].count(True) == 1
     if at == 1:
         assert fine  # those that were not in the first step

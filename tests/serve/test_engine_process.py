@@ -111,6 +111,11 @@ def test_streams_threads_coroutines_aborts_and_refusals(net):
             client.submit([160], GREEDY)
         with pytest.raises(RequestError, match="exceed the context"):
             client.submit(PROMPT, SamplingParams(max_tokens=5000))
+        with pytest.raises(RequestError, match="priority is a number of more than 63 bits"):
+            client.submit(PROMPT, GREEDY, priority=2**64)
+        with pytest.raises(RequestError, match="salt is 5"):
+            client.submit(PROMPT, GREEDY, salt=5)
+        assert not client._receivers  # nobody is left who would wait for ever
 
         scored = client.submit(
             PROMPT, SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=0)

@@ -10,7 +10,7 @@ from cairn.core.errors import ConfigError
 from cairn.models.runnable import open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import worker
-from cairn.serve.engine.client import EngineClient, ProcessOptions
+from cairn.serve.engine.client import EngineClient, ProcessOptions, to_blame
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import EngineFailed
 from cairn.serve.engine.request import Request
@@ -105,9 +105,15 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_group_returns():
         stream = client.submit(PROMPTS[0], SamplingParams(temperature=0, max_tokens=200))
         next(stream)
         client._group.processes[1].send_signal(signal.SIGKILL)
-        with pytest.raises(EngineFailed, match=r"engine (was ended by SIGKILL|failed with)"):
+        with pytest.raises(EngineFailed, match=r"rank 1 of the engine was ended by SIGKILL"):
             list(stream)
         assert sum(len(delta.tokens) for delta in client.submit(PROMPTS[0], GREEDY)) == 12
+
+
+def test_who_was_killed_is_to_blame_before_who_fell_over_it():
+    assert to_blame([(0, 1), (1, -9)]) == (1, -9)
+    assert to_blame([(0, 0), (1, 1), (2, 1)]) == (1, 1)
+    assert to_blame([(0, 0), (1, 0)]) == (0, 0)
 
 
 def test_a_model_that_does_not_divide_is_refused():

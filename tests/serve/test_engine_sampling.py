@@ -78,6 +78,13 @@ def test_penalties_biases_and_stops_are_those_of_brute_force(switches):
     at_rest(engine)
 
 
+def test_a_bias_may_be_a_whole_number():
+    engine = tiny_engine(FAMILY)
+    (request,) = submit(engine, [SHARED], logit_bias={7: 100}, max_tokens=2)
+    engine.run()
+    assert request.outputs == [7, 7]
+
+
 def test_the_end_of_sequence_waits_for_min_tokens_and_can_be_ignored():
     engine = tiny_engine(FAMILY, overlap=True)
     eos = FREE[3]

@@ -23,6 +23,7 @@ from cairn.core.errors import (
 )
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
+from cairn.serve.config import INSTEAD, EngineConfig
 from cairn.serve.engine.runner import Runner
 from cairn.serve.llm import read_config
 from cairn.serve.progress import answer_bar
@@ -103,13 +104,30 @@ def test_greedy_answers_are_those_of_the_plain_generator(llm, folder):
 
 def test_a_prompt_has_many_forms(llm):
     ids = llm.tokenizer.encode(PROMPTS[0])
-    forms = [PROMPTS[0], ids, tuple(ids), {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}]
+    forms = [PROMPTS[0], ids, tuple(ids), {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids},
+             {"prompt": "a title", "prompt_token_ids": ids, "cache_salt": "a"}]  # fmt: skip
     together = llm.generate(forms, GREEDY)
     alone = [llm.generate(form, GREEDY)[0] for form in forms]
     answers = {tuple(output.outputs[0].token_ids) for output in together + alone}
     assert len(answers) == 1
-    assert [output.prompt for output in together] == [PROMPTS[0], None, None, PROMPTS[0], None]
+    texts = [PROMPTS[0], None, None, PROMPTS[0], None, "a title"]
+    assert [output.prompt for output in together] == texts
     assert llm.generate([]) == []
+
+
+def test_salts_keep_cached_prompts_apart(llm):
+    prompt = [7] * 40
+    salts = ("one", "one", "two")
+    found = [llm.generate({"prompt_token_ids": prompt, "cache_salt": salt}, GREEDY)[0].num_cached_tokens
+             for salt in salts]  # fmt: skip
+    assert found == [0, 32, 0]
+
+
+def test_a_prompt_as_a_vector(llm):
+    vectors = [llm.generate("Once", SamplingParams(max_tokens=1, pooling=how))[0].embedding
+               for how in ("mean", "last", None)]  # fmt: skip
+    assert [None if vector is None else len(vector) for vector in vectors] == [32, 32, None]
+    assert vectors[0] != vectors[1]
 
 
 def test_each_prompt_can_have_its_own_parameters(llm):
@@ -422,7 +440,9 @@ def test_other_threads_may_ask_at_the_same_time(llm):
         (["fine", [1, "x"]], "holds 'x'"),
         ([[1, True]], "holds True"),
         ({"promt": "x"}, "unknown key 'promt'"),
-        ({"prompt": "x", "prompt_token_ids": [1]}, "has 2 keys"),
+        ({"cache_salt": "x"}, "the prompt is empty"),
+        ({"prompt": "x", "cache_salt": 5}, "cache_salt of the prompt is int"),
+        ({"prompt_token_ids": ["x"]}, "holds 'x'"),
         ({"prompt": [1]}, "prompt of the prompt is list"),
         (None, "prompts is NoneType"),
         ("half a \ud800 pair", "surrogate"),
@@ -479,6 +499,9 @@ def test_a_stream_is_refused_before_it_is_read(llm):
         ({"dtype": "int3"}, "dtype is int3"),
         ({"scheduling_policy": "random"}, "scheduling_policy is random"),
         ({"max_model_len": CONTEXT + 1}, f"made for {CONTEXT} tokens"),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold is -1"),
+        ({"trust_remote_code": True}, "no code of a checkpoint is ever run"),
+        ({"seed": 0}, r"SamplingParams\(seed"),
     ],
 )
 def test_wrong_arguments_of_an_engine(folder, options, words):
@@ -490,12 +513,18 @@ def test_more_pages_than_there_is_memory(folder):
     with pytest.raises(HardwareError, match="1000000000000 pages take") as error:
         LLM(folder, device="cpu", num_gpu_blocks_override=10**12)
     assert "num_gpu_blocks_override can be" in (error.value.hint or "")
+    with pytest.raises(HardwareError, match="B are left of") as error:
+        LLM(folder, device="cpu", max_num_batched_tokens=2**40)
+    assert "lower max_num_batched_tokens" in (error.value.hint or "")
 
 
 def test_names_that_other_engines_have():
     config = read_config("m", {"dtype": "half", "scheduling_policy": "priority"})
     assert (config.dtype, config.scheduling_policy) == ("float16", "priority")
     assert read_config("m", {"dtype": "float"}).dtype == "float32"
+    assert not set(INSTEAD) & set(EngineConfig.__struct_fields__)
+    with pytest.raises(ConfigError, match="model is None"):
+        read_config(None, {})
 
 
 def test_a_model_that_is_not_there():

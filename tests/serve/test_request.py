@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import RequestError
 from cairn.serve.engine.request import Limits, Request, check_request
-from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.sampling_params import INSTEAD, SamplingParams
 
 LIMITS = Limits(rows=4, step_tokens=64, context=100, pages=11, page_size=8, vocabulary=1000)
 
@@ -59,11 +59,22 @@ def test_every_parameter_has_a_wrong_value_in_this_file():
     assert set(WRONG) == set(SamplingParams.__struct_fields__)
 
 
-def test_an_unknown_argument_is_refused_by_name():
-    with pytest.raises(TypeError, match="foo"):
-        SamplingParams(foo=1)  # pyrefly: ignore
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("foo", "there are: n, temperature"), ("max_token", "max_tokens"), ("best_of", "n answers")],
+)
+def test_an_unknown_argument_is_refused_by_name(name, hint):
+    with pytest.raises(RequestError, match=f"no argument '{name}'") as caught:
+        SamplingParams(**{name: 1})
+    assert hint in (caught.value.hint or "")
+    with pytest.raises(RequestError, match="given 5 without a name"):
+        SamplingParams(5)
     with pytest.raises(msgspec.ValidationError, match="best_of"):
         msgspec.json.decode(b'{"best_of": 2}', type=SamplingParams)
+
+
+def test_what_takes_the_place_of_other_names_is_not_a_name_itself():
+    assert not set(INSTEAD) & set(SamplingParams.__struct_fields__)
 
 
 def test_one_spelling_of_each_meaning():
@@ -124,9 +135,12 @@ def test_what_cannot_be_served_is_refused_with_numbers(prompt, params, numbers):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("fields", [{"priority": "high"}, {"priority": 0.5}, {"salt": b"x"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"priority": "high"}, {"priority": 0.5}, {"priority": -(2**63)}, {"salt": b"x"}, {"salt": "\ud800"}],
+)  # fmt: skip
 def test_a_place_in_line_is_a_number_and_a_salt_is_text(fields):
-    with pytest.raises(RequestError, match=r"priority is|salt is"):
+    with pytest.raises(RequestError, match=r"priority is|salt (is|has)"):
         check_request(Request(1, [1], SamplingParams(), **fields), LIMITS)
 
 

@@ -51,6 +51,7 @@ from cairn.serve.guide import Guide
 
 POLL_S = 0.1  # how soon the end of a process is noticed
 LAST_WORDS_S = 0.2  # for what a worker said just before it ended
+OTHERS_S = 1.0  # for other ranks: who fell over a dead one may be seen before it
 REMEMBERED = 1024  # steps
 MARGIN_S = 5.0  # for leaving, after the grace is over
 
@@ -81,6 +82,7 @@ class EngineClient:
         self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
         self.pages = ""  # a map of them, while somebody watches
         self.restarted = 0  # since the start
+        self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._over: CairnError | None = None  # why nothing can be submitted any more
         self._receivers: Receivers = {}
         self._numbers = itertools.count(1)
@@ -140,7 +142,12 @@ class EngineClient:
 
     def put_in_line(self, receiver: Receiver, asked: Submit) -> None:
         """As `submit`, for whoever wants every token in the thread where it arrives."""
-        check_request(Request(0, asked.prompt, asked.params, eos_ids=asked.eos_ids), self.limits)
+        check_request(
+            Request(
+                0, asked.prompt, asked.params, priority=asked.priority, salt=asked.salt, eos_ids=asked.eos_ids
+            ),
+            self.limits,
+        )  # fmt: skip
         with self._lock:
             if self._over is not None:
                 raise self._over
@@ -212,9 +219,10 @@ class EngineClient:
     def _look_at(self, group: WorkerGroup) -> None:
         fallen = group.fallen()
         if fallen:
+            group.wait(OTHERS_S if any(status != 0 for _, status in fallen) else 0.0)
             for report in group.receive_all():  # the last words
                 self._take_in(report)
-            self._lost(group, *_first(fallen))
+            self._lost(group, *to_blame(group.fallen()))
         elif self._hangs():
             self._stuck(group)
 
@@ -231,7 +239,7 @@ class EngineClient:
             self._moved(report.stats.steps)
         elif isinstance(report, Ready):
             instant("engine ready", notes=report.notes)
-            self._loading = False
+            self._loading, self.restarting = False, None
             self.recent.clear()
             self.limits = report.limits
             self._progress = (0, time.monotonic())
@@ -276,7 +284,9 @@ class EngineClient:
         with self._lock:
             group.end()
             self._fail_all(problem)
-            self._loading = True
+            self._loading, self.restarting = True, problem.message
+            idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0)
+            self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
             self._group = self._start()
             self.restarted += 1
         deadline = self.options.start_s
@@ -311,7 +321,7 @@ class EngineClient:
                 if isinstance(each, Failure):
                     raise _as_raised(each)
             if fallen:
-                raise group.explain(*fallen[0])
+                raise group.explain(*to_blame(fallen))
             if limit is not None and time.monotonic() - began > limit:
                 raise EngineFailed(
                     f"the engine was not ready after {limit:g} s", hint="raise start_s",
@@ -328,9 +338,9 @@ def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(act)
 
 
-def _first(fallen: list[tuple[int, int]]) -> tuple[int, int]:
-    """The one to blame: one that failed before one that left in good order."""
-    return next((each for each in fallen if each[1] != 0), fallen[0])
+def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
+    """Of ranks with their exit status: one that was killed, since others fall over it; or one that failed."""
+    return min(fallen, key=lambda each: 0 if each[1] < 0 else 1 if each[1] > 0 else 2)
 
 
 def _as_raised(failure: Failure) -> CairnError:

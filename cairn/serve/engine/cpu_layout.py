@@ -8,13 +8,14 @@ takes a small part of the memory. The numbers are the same up to rounding.
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.core.units import format_bytes
+from cairn.hw.host import read_memory
 from cairn.models.layers import Columns, Rows, Vocabulary, Weights
 from cairn.models.transformer import Transformer
 
@@ -31,7 +32,7 @@ def turn_weights(model: Transformer) -> str:
     if all(place.turned is not None for place in every):
         return "weights are laid out by columns as well, as before"
     needed = sum(weight.nbytes for place in every for weight in matrices(place))
-    allowed = int(psutil.virtual_memory().total * MOST_MEMORY)
+    allowed = int((read_memory(Path("/"))[0].usable_bytes or 0) * MOST_MEMORY)
     if needed > allowed:
         return f"weights stay as stored: a copy by columns needs {format_bytes(needed, 'binary')}"
     gain = _gain(matrices(every[len(every) // 2])[0])

@@ -22,6 +22,7 @@ from cairn.serve.engine.scheduler import Advance, Scheduler, Step
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 
 REMEMBERED = 4096  # steps in the ledger
+ROOM = "lower gpu_memory_utilization or max_num_batched_tokens: a step found no room"
 
 
 class Output(NamedTuple):
@@ -208,4 +209,5 @@ def described(problem: BaseException) -> str:
     if isinstance(problem, CairnError):
         return str(problem)
     text = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {text[0] if text else 'no message'}"
+    said = f"{type(problem).__name__}: {text[0] if text else 'no message'}"
+    return f"{said} (hint: {ROOM})" if type(problem).__name__ == "OutOfMemoryError" else said

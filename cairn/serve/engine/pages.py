@@ -8,6 +8,7 @@ in the same step. This is the plain form, in torch: sequences with one token att
 another. `gpu_pages` has the form for a GPU. Knows nothing about who owns which page.
 """
 
+import math
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,15 +42,16 @@ class PagePool:
         inside = (kv_heads, page_size) if self.heads_first else (page_size, kv_heads)
         shape = (spec.layers, 2, pages, *inside, spec.head_dim)
         self.page_size, self.pages = page_size, pages
+        self._room: Tensor | None = None
         try:
             # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
             self.cache = torch.zeros(shape, dtype=dtype, device=device)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:  # also OutOfMemoryError; a CPU has no type of its own
             needed = pages * page_bytes(spec, page_size, dtype, shards)
             raise HardwareError(
                 f"{pages} pages of {page_size} tokens need {format_bytes(needed, 'binary')}, "
                 f"and {device} has not that much left",
-                hint="lower --memory-fraction, or --pages",
+                hint="lower gpu_memory_utilization, or num_gpu_blocks_override",
             ) from error
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -71,6 +73,17 @@ class PagePool:
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each layer; a view made once costs nothing in a step."""
         return [self.of_layer(layer) for layer in range(len(self.cache))]
+
+    def together(self, pages_P: Tensor) -> Tensor:
+        """A copy of these pages, one behind the other, as `by_slot`; the next one takes its memory."""
+        shape = (*self.cache.shape[:2], len(pages_P), *self.cache.shape[3:])
+        if self._room is None or self._room.numel() < math.prod(shape):
+            # More than now, so that a growing sequence seldom needs another.
+            self._room = None  # before the next one is there
+            self._room = self.cache.new_empty(math.prod(shape) * 5 // 4)
+        copy = self._room[: math.prod(shape)].view(shape)
+        torch.index_select(self.cache, 2, pages_P, out=copy)
+        return copy.flatten(2, 3)
 
     @cached_property
     def rows(self) -> list[Tensor]:
@@ -112,7 +125,7 @@ class Paged:
 
     def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
         """The same for q, k and v side by side; [T, H * C]."""
-        if self.alone is not None and not rule.softcap:
+        if not rule.softcap and self.alone is not None:
             return self.alone.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
         self.pool.slots[rule.layer].index_copy_(1, self._slots_T, kv_2TKC)
@@ -135,7 +148,7 @@ class Paged:
 
     @cached_property
     def alone(self) -> "Alone | None":
-        """The only sequence with its only token, if its pages lie one behind the other."""
+        """The only sequence with its only token."""
         if len(self.slots_T) != 1:
             return None
         (length,), (slot,), size = (
@@ -144,10 +157,14 @@ class Paged:
             self.pool.page_size,
         )
         first, *rest = self.tables_BP[0, : -(-length // size)].tolist() or [NULL_PAGE]
-        in_a_row = rest == list(range(first + 1, first + 1 + len(rest)))
-        if slot < 0 or not length or not in_a_row:
+        if slot < 0 or not length:
             return None
-        return Alone.of(self.pool, slot, first * size, length)
+        if rest == list(range(first + 1, first + 1 + len(rest))):
+            return Alone.of(self.pool.by_slot, slot, first * size, length)
+        # In a cache that was full once, pages come back in any order.
+        together = self.pool.together(self.tables_BP[0, : 1 + len(rest)].long())
+        kept = Kept(together.select(2, length - 1), self.pool.by_slot.select(2, slot))
+        return Alone.of(together, length - 1, 0, length)._replace(kept=kept)
 
     @cached_property
     def _slots_T(self) -> Tensor:
@@ -178,19 +195,26 @@ class Paged:
         ), several
 
 
+class Kept(NamedTuple):
+    """A token's keys and values of all layers, [layer, 2, K, C]: in a copy of its page, and in its page."""
+
+    new: Tensor
+    home: Tensor
+
+
 class Alone(NamedTuple):
-    """One sequence with one token, in pages one behind the other: its keys and values are views of the pool."""
+    """One sequence with one token: its keys and values are views of the pool, or of a copy of its pages."""
 
     shape: tuple[int, int, int]  # of a token's key and value
     new: tuple[Tensor, ...]  # of each layer, where this token's go
     keys: tuple[Tensor, ...]  # [1, K, N, C]
     values: tuple[Tensor, ...]
     length: int
+    kept: "Kept | None" = None  # of a copy: what this token adds belongs into the pool as well
 
     @staticmethod
-    def of(pool: PagePool, slot: int, start: int, length: int) -> "Alone":
-        """All layers' views at once, for the price of a few."""
-        cache = pool.by_slot
+    def of(cache: Tensor, slot: int, start: int, length: int) -> "Alone":
+        """All layers' views at once, for the price of a few; `cache` as `by_slot`."""
         kept = cache.narrow(2, start, length).transpose(2, 3)
         keys, values = kept[:, 0:1].unbind(), kept[:, 1:2].unbind()
         shape = (2, cache.shape[3], cache.shape[4])
@@ -201,6 +225,8 @@ class Alone(NamedTuple):
     def joined(self, qkv_1EC: Tensor, heads: int, rule: Rule) -> Tensor:
         _, kv_heads, size = self.shape
         self.new[rule.layer].copy_(qkv_1EC[0, heads:].view(self.shape))
+        if self.kept is not None:
+            self.kept.home[rule.layer].copy_(self.kept.new[rule.layer])
         k_1KNC, v_1KNC = self.keys[rule.layer], self.values[rule.layer]
         if 0 < rule.window < self.length:
             k_1KNC, v_1KNC = (kept[:, :, -rule.window :] for kept in (k_1KNC, v_1KNC))

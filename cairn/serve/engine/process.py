@@ -98,14 +98,15 @@ class WorkerGroup:
     def explain(self, rank: int, status: int) -> EngineFailed:
         """Why a worker ended: in its own words, if it had time for some."""
         who = "the engine" if len(self.processes) == 1 else f"rank {rank} of the engine"
-        if self.failure is not None:
+        killed = status < 0  # others only fell over it, whatever they said
+        if self.failure is not None and (not killed or self.failure.rank == rank):
             who = who if self.failure.rank == rank else f"rank {self.failure.rank} of the engine"
             said = f"{self.failure.kind}: {self.failure.message}"
             return EngineFailed(
                 f"{who} failed with {said} (exit status {max(status, 1)})", self.failure.hint,
                 self.failure.traceback,
             )  # fmt: skip
-        if status < 0:
+        if killed:
             name = signal.Signals(-status).name
             hint = "was the machine out of memory?" if name == "SIGKILL" else None
             return EngineFailed(f"{who} was ended by {name} (exit status {status})", hint)

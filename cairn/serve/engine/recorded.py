@@ -56,14 +56,17 @@ class Recorded:
 
     def __init__(self, lean: Lean, pool: PagePool) -> None:
         self.lean = lean
-        self._replay = self._record(Alone.of(pool, NULL_PAGE, NULL_PAGE, 1))
+        self._replay = self._record(Alone.of(pool.by_slot, NULL_PAGE, NULL_PAGE, 1))
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
         alone = attend.alone
         if alone is None:
             return self.lean(tokens_T, positions_T, attend)
         x_1D, (turn,) = self.lean.model.embed(tokens_T, positions_T), self.lean.turns(positions_T)
-        return self._replay(x_1D, turn.cos, turn.sin, alone.new, alone.keys, alone.values)
+        out_1D = self._replay(x_1D, turn.cos, turn.sin, alone.new, alone.keys, alone.values)
+        if alone.kept is not None:
+            alone.kept.home.copy_(alone.kept.new)
+        return out_1D
 
     @torch.inference_mode()
     def _record(self, alone: Alone) -> Callable[..., Tensor]:

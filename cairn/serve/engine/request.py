@@ -25,6 +25,7 @@ State = Literal["waiting", "running", "finished"]
 Finish = Literal["stop", "length", "abort", "error"]
 Policy = Literal["fcfs", "shortest"]
 LARGEST_VOCABULARY = 2**31
+LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,10 +186,7 @@ def check_request(request: Request, limits: Limits) -> None:
     prompt, params = request.prompt, request.params
     if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one token")
-    if type(request.priority) is not int:
-        raise RequestError(f"priority is {request.priority!r}", hint="it has to be a whole number")
-    if not isinstance(request.salt, str):
-        raise RequestError(f"salt is {request.salt!r}", hint="it has to be a string")
+    _check_place(request.priority, request.salt)
     _check_vocabulary("the prompt holds", prompt, limits.vocabulary)
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
@@ -200,6 +198,18 @@ def check_request(request: Request, limits: Limits) -> None:
             f"the whole cache has {limits.pages - 1}",
             hint=f"shorten the prompt to {limits.capacity} tokens, or give the cache more memory",
         )
+
+
+def _check_place(priority: object, salt: object) -> None:
+    if type(priority) is not int:
+        raise RequestError(f"priority is {priority!r}", hint="it has to be a whole number")
+    if abs(priority) > LARGEST_PRIORITY:
+        hint = f"it has to be between {-LARGEST_PRIORITY} and {LARGEST_PRIORITY}"
+        raise RequestError("priority is a number of more than 63 bits", hint=hint)
+    if not isinstance(salt, str):
+        raise RequestError(f"salt is {salt!r}", hint="it has to be a string")
+    if not salt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in salt):
+        raise RequestError("salt has half of a surrogate pair", hint="send characters whole")
 
 
 def _check_context(prompt: int, params: SamplingParams, context: int) -> None:

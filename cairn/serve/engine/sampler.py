@@ -134,7 +134,8 @@ class Sampler:
         )  # log-probabilities need them as they were
         if at:
             index = (torch.tensor(at, device=self.device), torch.tensor(tokens, device=self.device))
-            scores_SV.index_put_(index, torch.tensor(changes, device=self.device), accumulate=True)
+            added = torch.tensor(changes, dtype=torch.float32, device=self.device)  # some are ints
+            scores_SV.index_put_(index, added, accumulate=True)
         return scores_SV
 
     def _start_counts(self, request: Request) -> None:

@@ -7,11 +7,11 @@ string. It knows no model: what depends on the vocabulary or the context is `che
     SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop="\\n\\n")
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from cairn.core.errors import RequestError
+from cairn.core.errors import RequestError, did_you_mean
 
 MOST_SEQUENCES = 1024  # n
 MOST_LOGPROBS = 20  # per token; the figure that OpenAI's interface and vLLM's default agree on
@@ -19,9 +19,39 @@ MOST_STOPS = 128  # strings
 MOST_TOKENS = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 POOLINGS = (None, "mean", "last")
+# What other engines have under names that are not here, and what does it instead.
+INSTEAD = {
+    "best_of": "n answers all come back; choose among them",
+    "use_beam_search": "there is no beam search; n answers all come back",
+    "bad_words": "logit_bias of -100 keeps a token out",
+    "allowed_token_ids": "logit_bias changes the chances of single tokens",
+    "truncate_prompt_tokens": "nothing is truncated: cut the prompt as you want it",
+    "structured_outputs": "`cairn serve` takes response_format and structured_outputs",
+    "guided_decoding": "`cairn serve` takes response_format and structured_outputs",
+}
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ByName(msgspec.StructMeta):
+    """A Struct's own refusal of an unknown name does not say which there are."""
+
+    def __call__(cls, *positional: Any, **given: Any) -> Any:
+        if positional:
+            raise RequestError(
+                f"{cls.__name__} was given {_shown(positional[0])} without a name",
+                hint=f"write {cls.__name__}(temperature=0.6, max_tokens=64)",
+            )
+        names = cls.__struct_fields__
+        for name in given:
+            if name not in names:
+                otherwise = f"there are: {', '.join(names)}"
+                hint = INSTEAD.get(name) or did_you_mean(name, names, otherwise)
+                raise RequestError(f"{cls.__name__} has no argument '{name}'", hint=hint)
+        return super().__call__(**given)
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=ByName
+):
     n: int = 1  # how many answers to one prompt
     temperature: float = 1.0  # 0: always the most likely token
     top_p: float = 1.0
@@ -80,7 +110,8 @@ def _normalise(params: SamplingParams) -> None:
 def _check_numbers(params: SamplingParams) -> None:
     _real("temperature", params.temperature, 0, 100)
     _real("top_p", params.top_p, 0, 1, open_low=True)
-    _whole("top_k", params.top_k, 0, MOST_TOKENS, "0 or -1 (all tokens), or how many to keep")
+    kept = f"0 or -1 (all tokens), or how many to keep, at most {MOST_TOKENS}"
+    _whole("top_k", params.top_k, 0, MOST_TOKENS, kept)
     _real("min_p", params.min_p, 0, 1)
     _real("presence_penalty", params.presence_penalty, -2, 2)
     _real("frequency_penalty", params.frequency_penalty, -2, 2)
@@ -98,7 +129,8 @@ def _check_lengths(params: SamplingParams) -> None:
     _whole("min_tokens", params.min_tokens, 0, MOST_TOKENS)
     if params.max_tokens is None:
         return
-    _whole("max_tokens", params.max_tokens, 1, MOST_TOKENS, "at least 1, or None")
+    wanted = f"at least 1 and at most {MOST_TOKENS}, or None for what the context leaves"
+    _whole("max_tokens", params.max_tokens, 1, MOST_TOKENS, wanted)
     if params.min_tokens > params.max_tokens:
         raise RequestError(
             f"min_tokens {params.min_tokens} is more than max_tokens {params.max_tokens}",
@@ -115,7 +147,7 @@ def _check_stops(params: SamplingParams) -> None:
     ids = params.stop_token_ids
     _require(isinstance(ids, list | tuple), "stop_token_ids", ids, "a list of token ids")
     for token in ids:
-        _whole("stop_token_ids", token, 0, MOST_TOKENS, "a list of token ids")
+        _whole("a token of stop_token_ids", token, 0, MOST_TOKENS)
 
 
 def _check_logit_bias(bias: dict[int, float] | None) -> None:
@@ -123,7 +155,7 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
         return
     _require(isinstance(bias, dict), "logit_bias", bias, "a map from token id to bias")
     for token, value in bias.items():
-        _whole("logit_bias", token, 0, MOST_TOKENS, "a map from token id to bias")
+        _whole("a token of logit_bias", token, 0, MOST_TOKENS)
         _real(f"logit_bias of token {token}", value, -100, 100)
 
 

@@ -15,7 +15,7 @@ ROWS = 256  # requests that run at once, unless told
 GPU_PAGE, CPU_PAGE = 64, 16  # tokens of a page
 GPU_STEP_TOKENS, CPU_STEP_TOKENS = 16384, 2048
 LEAST_PAGES = 2  # one that is nobody's, and one
-SPARE = 1 << 30  # for graphs, workspaces and what the libraries take
+SPARE = 1 << 30  # of a GPU, for graphs, workspaces and what the libraries take
 
 
 class Memory(NamedTuple):
@@ -23,6 +23,7 @@ class Memory(NamedTuple):
 
     total: int
     free: int  # after the weights have been loaded
+    spare: int = SPARE  # for nobody's pages; a CPU has no graphs, and needs none
 
 
 class Sizes(NamedTuple):
@@ -51,21 +52,24 @@ def size_pages(
     context: int,
 ) -> Sizes:
     """As many pages as fit, and no more than all rows could fill."""
-    room = int(memory.free - (1 - fraction) * memory.total) - step - SPARE
+    beside = step + memory.spare
+    room = int(memory.free - (1 - fraction) * memory.total) - beside
     fit = room // page_bytes
     wanted = rows * -(-context // page_size) + 1
     if fit < LEAST_PAGES:
         needed = LEAST_PAGES * page_bytes
+        share = "" if fraction == 1 else f" ({fraction:.0%} of which may be used)"
         raise HardwareError(
-            f"{format_bytes(memory.free, 'binary')} are left of {format_bytes(memory.total, 'binary')} "
-            f"({fraction:.0%} of which may be used); a step needs {format_bytes(step + SPARE, 'binary')} "
+            f"{format_bytes(memory.free, 'binary')} are left of {format_bytes(memory.total, 'binary')}"
+            f"{share}; a step needs {format_bytes(beside, 'binary')} "
             f"and one page of {page_size} tokens {format_bytes(page_bytes, 'binary')}",
-            hint=f"free {format_bytes(needed - room, 'binary')}, use fewer step tokens, a shorter "
-            "context, or a smaller model",
+            hint=f"{format_bytes(needed - room, 'binary')} are missing: lower max_num_batched_tokens or "
+            "max_num_seqs, raise gpu_memory_utilization, or use a smaller model",
         )
     pages = min(fit, wanted)
     if pages == wanted:
         why = f"all that {rows} requests of {context} tokens can fill"
     else:
-        why = f"what {fraction:.0%} of {format_bytes(memory.total, 'binary')} leaves"
+        share = "" if fraction == 1 else f"{fraction:.0%} of "
+        why = f"what {share}{format_bytes(memory.total, 'binary')} leaves"
     return Sizes(pages, page_size, why)

@@ -4,14 +4,15 @@ Every automatic choice is in `Started.notes`, one line each. Nothing here is hot
 """
 
 import time
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import msgspec
-import psutil
 import torch
 
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
+from cairn.hw.host import read_memory
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
@@ -32,7 +33,6 @@ from cairn.serve.engine.sizing import (
     CPU_STEP_TOKENS,
     GPU_PAGE,
     GPU_STEP_TOKENS,
-    SPARE,
     Memory,
     Sizes,
     size_pages,
@@ -41,6 +41,7 @@ from cairn.serve.engine.sizing import (
 from cairn.serve.engine.step_budget import shared_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
+UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
 
 
@@ -143,10 +144,9 @@ def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return Memory(total, free), fraction
-    total = psutil.virtual_memory().total
-    allowed = int(total * CPU_SHARE * fraction)
-    # A CPU needs no room for graphs and workspaces, which the arithmetic will take off.
-    return Memory(allowed, min(allowed, psutil.virtual_memory().available) + SPARE), 1.0
+    host = read_memory(Path("/"))[0]  # or what the container may have of it
+    allowed = int((host.usable_bytes or UNKNOWN) * CPU_SHARE * fraction)
+    return Memory(allowed, min(allowed, host.free_bytes or allowed), spare=0), 1.0
 
 
 def _check_pages(pages: int, of_page: int, device: torch.device) -> None:

@@ -63,6 +63,10 @@ class AnyEngine(Protocol):
         """Empty when it is not known yet."""
         ...
 
+    def restarting(self) -> str | None:
+        """Why it is being started again; what is asked meanwhile waits for it."""
+        ...
+
     def dead(self) -> str | None:
         """Why it takes nothing any more; None while it does."""
         ...
@@ -83,6 +87,9 @@ class ThreadedEngine(EngineThread):
 
     def page_map(self) -> str:
         return map_of(self.engine.scheduler.blocks)
+
+    def restarting(self) -> str | None:
+        return None  # a thread is never started again
 
     def dead(self) -> str | None:
         return self._over

@@ -18,6 +18,9 @@ class WatchedProcesses(EngineProcesses):
     def page_map(self) -> str:
         return self.client.pages
 
+    def restarting(self) -> str | None:
+        return self.client.restarting
+
     def dead(self) -> str | None:
         if self._closed:
             return "the engine is closed"

@@ -2,6 +2,7 @@
 
     work and no step for longer than allowed   stalled   503
     the engine has ended                       dead      503
+    it has failed, and is being started again  starting  503
     SIGTERM has come                           draining  503
     else                                       ok        200
 
@@ -28,11 +29,15 @@ class Progress:
             self._steps, self._since = steps, now
         return now - self._since
 
-    def verdict(self, stats: Stats, busy: bool, dead: str | None, draining: bool) -> Health:
+    def verdict(
+        self, stats: Stats, busy: bool, dead: str | None, restarting: str | None, draining: bool
+    ) -> Health:
         still = self.look(stats.steps, busy)
         counts = dict(running=stats.running, waiting=stats.waiting, steps=stats.steps)
         if dead is not None:
             return Health(status="dead", reason=dead, **counts)
+        if restarting is not None:
+            return Health(status="starting", reason=f"it starts again: {restarting}", **counts)
         if still > self._patience_s:
             reason = f"no step has ended for {still:.0f} s, with requests on their way"
             return Health(status="stalled", reason=reason, **counts)

@@ -164,7 +164,7 @@ class Version(msgspec.Struct):
 
 
 class Health(msgspec.Struct, kw_only=True):
-    status: Literal["ok", "stalled", "dead", "draining"]
+    status: Literal["ok", "stalled", "dead", "starting", "draining"]
     reason: str | None = None
     running: int = 0
     waiting: int = 0

@@ -114,8 +114,13 @@ class Service:
 
     def health(self) -> Health:
         stats = self.backend.engine.stats()
-        draining = self.admission.draining
-        return self.progress.verdict(stats, bool(self.open), self.backend.dead(), draining)
+        return self.progress.verdict(
+            stats,
+            bool(self.open),
+            self.backend.dead(),
+            self.backend.engine.restarting(),
+            self.admission.draining,
+        )
 
     def metrics_text(self) -> str:
         stats = self.backend.engine.stats()

@@ -3,6 +3,7 @@
 import pytest
 
 from cairn.core.errors import ConfigError
+from cairn.serve.engine.messages import Stats
 from cairn.serve.http.admission import WINDOW_S, Admission, Rules
 from cairn.serve.http.health import Progress
 from cairn.serve.http.keys import Keys, read_keys
@@ -101,6 +102,19 @@ def test_progress_counts_only_while_there_is_work(clock):
     assert progress.look(4, busy=False) == 0
     clock.now += 6
     assert progress.look(4, busy=True) == 6
+
+
+@pytest.mark.parametrize(
+    ("dead", "restarting", "draining", "status"),
+    [
+        (None, None, False, "ok"), (None, None, True, "draining"), (None, "SIGKILL", False, "starting"),
+        (None, "SIGKILL", True, "starting"), ("gone", "SIGKILL", False, "dead"),
+    ],
+)  # fmt: skip
+def test_a_server_whose_engine_is_away_is_not_well(clock, dead, restarting, draining, status):
+    verdict = Progress(5.0, clock).verdict(Stats(), False, dead, restarting, draining)
+    assert verdict.status == status
+    assert (verdict.reason is None) == (status == "ok")
 
 
 def scope(**headers):

@@ -111,6 +111,7 @@ def test_every_open_stream_ends_once_when_the_engine_dies(apart):
     assert not apart.service.backend.engine._growing
     again = apart.http.post("/v1/completions", json=body_of("/v1/completions", 5)).text
     assert said(again)[1] == 2
+    assert apart.http.get("/health").json()["status"] == "ok"  # as long as it was away: "starting"
 
 
 def test_a_client_that_leaves_ends_its_request(apart):
