@@ -51,7 +51,7 @@ def _two_machines(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, An
 
 def _there(row: dict[str, Any], other: dict[str, Any], keys: Sequence[str], figure: str) -> str:
     for found in other["rows"]:
-        if all(found[key] == row[key] for key in keys) and found["commit"] != row["commit"]:
+        if all(found[key] == row[key] for key in keys) and found["commit"] == other["commit"]:
             return f"{found[figure]:,.0f}"
     return ""
 
