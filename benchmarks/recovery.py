@@ -194,6 +194,7 @@ def _restores(
         "disk restore / restore from another node on this machine": _times(cold, mapped),
         "disk restore / restore from another node": _times(cold, there),
         "disk restore / restore from another node, best of each": min(cold) / min(there),
+        "restore from the disk's cache / restore from another node": _times(disk, there),
         **{f"from another node, of which {part} s": seconds for part, seconds in parts.items()},
     }
 
@@ -205,8 +206,14 @@ def emptied(room: dict[str, Piece]) -> None:
 
 
 def parts_of(folder: Path, restore: Callable[[], object], clock: Clock) -> dict[str, float]:
-    """Where the time of one restore goes, by the spans that it writes; of lanes side by side the longest."""
-    path = events.listen(folder / "events.jsonl")
+    """Where the time of a restore goes; of three the quickest, which nobody has interrupted."""
+    tries = [_parts(folder / f"events-{n}.jsonl", restore, clock) for n in range(3)]
+    return min(tries, key=lambda parts: parts["the whole"])
+
+
+def _parts(home: Path, restore: Callable[[], object], clock: Clock) -> dict[str, float]:
+    """By the spans that a restore writes; of lanes side by side the longest."""
+    path = events.listen(home)
     whole_s = clock.timed(restore)
     events.close()
     spans = [record for record in read(path) if isinstance(record, Span)]

@@ -24,7 +24,7 @@ from cairn.core.errors import CairnError
 from cairn.core.job_ledger import FOLDER, STATUS
 from cairn.core.units import parse_bytes
 
-PERIOD_S = 0.1  # of a slow process: it runs for a part of this, and stands still for the rest
+PERIOD_S = 0.05  # of a slow process: it runs for a part of this, and stands still for the rest
 
 
 class NotPermitted(CairnError):
@@ -79,7 +79,7 @@ def inject(fault: Fault, target: tuple[str, int], seen: Seen, run: Path, chance:
         case "stop":
             return _signal(pids, signal.SIGSTOP, "stopped")
         case "slow":
-            threading.Thread(target=_slow, args=(pids, fault), daemon=True).start()
+            threading.Thread(target=slow_down, args=(pids, fault), daemon=True).start()
             return f"{pids} may run {fault.duty:.0%} of the time for {fault.seconds} s"
         case "partition":  # `chaos_network` has the links
             raise NotPermitted("the job has no network of its own that could be cut")
@@ -111,14 +111,18 @@ def _signal(pids: list[int], number: signal.Signals, word: str) -> str:
     return f"{word} {', '.join(map(str, pids))}"
 
 
-def _slow(pids: list[int], fault: Fault) -> None:
+def slow_down(pids: list[int], fault: Fault) -> None:
+    """On a busy machine this thread comes late, too: who has run for longer stands still for longer after it."""
     end = time.monotonic() + fault.seconds
+    ran_s = PERIOD_S * fault.duty
     try:
         while time.monotonic() < end:
             _signal(pids, signal.SIGSTOP, "")
-            time.sleep(PERIOD_S * (1 - fault.duty))
+            time.sleep(ran_s * (1 - fault.duty) / fault.duty)
+            began = time.monotonic()
             _signal(pids, signal.SIGCONT, "")
             time.sleep(PERIOD_S * fault.duty)
+            ran_s = time.monotonic() - began
     finally:
         _signal(pids, signal.SIGCONT, "")
 

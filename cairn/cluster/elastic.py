@@ -72,8 +72,13 @@ def agent_argv(
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
         *([f"--local-addr={local_address}"] if local_address else []),
         f"--shutdown-timeout={max(1, round(parse_duration(job.restart.grace)))}",
-        "--no-python", *rank_argv(group.argv, python),
+        "--no-python", *rank_argv([_literal(word) for word in group.argv], python),
     ]  # fmt: skip
+
+
+def _literal(word: str) -> str:
+    """torchrun fills in $local_rank, and makes one $ of two; the job's own words are meant as they stand."""
+    return word.replace("$", "$$")
 
 
 def rank_argv(argv: Sequence[str], python: str = sys.executable) -> list[str]:

@@ -3,7 +3,8 @@
     agent -- rank -- program -- what the program has started       the kernel ends the first three with their parent
 
 Only the last ones can outlive their node: a shell's background jobs, a daemon. Every process inherits the variables
-of the node that it belongs to, however it was started. Same user, same machine; knows no engine.
+of the node that it belongs to, however it was started. Same user, same machine; knows no engine. Where nobody is left
+to call this, `undertaker` does.
 """
 
 import contextlib
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 
 import psutil
 
-OF_A_NODE = ("CAIRN_JOB_FAILURES", "CAIRN_NODE")  # a folder of this run, and a node of it
+OF_A_RUN = "CAIRN_JOB_FAILURES"  # a folder that no other run has
+OF_A_NODE = (OF_A_RUN, "CAIRN_NODE")
 PATIENCE_S = 5.0
 
 

@@ -12,6 +12,7 @@ Knows no engine and no machine: whether a job fits somewhere is decided by `reso
 
 import datetime
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -90,7 +91,7 @@ class Role(Part, frozen=True, kw_only=True):
             raise ConfigError(
                 f"role '{self.name}': mig = '{self.mig}' is no MIG profile", hint="such as 1g.10gb"
             )
-        parse_bytes(self.memory)
+        _check_written(parse_bytes, self.memory, f"memory of role '{self.name}'")
         _check_env(self.env, f"role '{self.name}'")
         for word in (*self.argv, *self.env.values()):
             _check_filled(word, f"role '{self.name}'")
@@ -249,6 +250,15 @@ def _check_roles(job: Job) -> None:
 
 
 def _check_times(job: Job) -> None:
+    for field, text in (
+        ("time_limit", job.time_limit),
+        ("elastic.last_call", job.elastic.last_call),
+        ("elastic.regrow_after", job.elastic.regrow_after),
+        ("restart.grace", job.restart.grace),
+        ("health.heartbeat", job.health.heartbeat),
+        ("health.hang", job.health.hang),
+    ):
+        _check_written(parse_duration, text, field)
     if job.seconds <= 0:
         raise ConfigError("time_limit is zero", hint='such as "2h"')
     if job.deadline is not None and job.deadline.tzinfo is None:
@@ -256,19 +266,19 @@ def _check_times(job: Job) -> None:
             f"deadline {job.deadline.isoformat()} has no time zone",
             hint=f"{job.deadline.isoformat()}Z is in UTC",
         )
-    for text in (
-        job.elastic.last_call,
-        job.elastic.regrow_after,
-        job.restart.grace,
-        job.health.heartbeat,
-        job.health.hang,
-    ):
-        parse_duration(text)
     if "object" in job.checkpoint.tiers and not job.checkpoint.object_store:
         raise ConfigError(
             "checkpoint.tiers names 'object', but there is no checkpoint.object_store",
             hint='object_store = "s3://bucket/run"',
         )
+
+
+def _check_written(parse: Callable[[str], float], text: str, field: str) -> None:
+    """A size or a duration that cannot be read is refused by the name of its field."""
+    try:
+        parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{field}: {error.message}", hint=error.hint) from None
 
 
 def _check_name(name: str, what: str) -> None:

@@ -7,7 +7,8 @@
                                                          store lost     everybody again, with a fresh one
 
 Restarts of single ranks are torch elastic's work. When this process is killed, its nodes end with it, and what it held
-on an engine is given back. Where nodes come from is decided by `seats`; knows nothing about torch.
+on an engine is given back. Where nodes come from is decided by `seats`, what they are started with by `node_start`;
+knows nothing about torch.
 """
 
 import signal
@@ -20,14 +21,9 @@ from pathlib import Path
 import msgspec
 
 from cairn.cluster import records
-from cairn.cluster.elastic import (
-    Rendezvous,
-    agent_argv,
-    agent_env,
-    rank_argv,
-    store_argv,
-)
+from cairn.cluster.elastic import store_argv
 from cairn.cluster.hearing import Hearing
+from cairn.cluster.node_start import Run, argv_of, env_of
 from cairn.cluster.records import Record, State, Status
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.seats import LOST, Place, Seat, Seats
@@ -135,32 +131,16 @@ class Supervisor:
         self._say("running", self._count())
 
     def _start(self, place: Place) -> None:
-        seat = place.seat
-        env = agent_env(
-            self.job, seat.group, folder=str(self.record.folder / "checkpoints"),
-            loopback=self.seats.loopback,
+        run = Run(
+            job=self.job, record=self.record, attempt=self.attempt, address=self.seats.address,
+            port=self.port, store=self.store is not None, loopback=self.seats.loopback,
+            failures=self.failures,
         )  # fmt: skip
-        env |= {"CAIRN_NODE": seat.name, "CAIRN_ATTEMPT": str(self.attempt)}
-        env["CAIRN_JOB_FAILURES"] = str(self.failures)
-        env["CAIRN_JOB_STARTED"] = f"{time.time():.3f}"
-        env["CAIRN_JOB_SUBMITTED"] = f"{self.record.created:.3f}"
-        if self.job.restart.policy != "fail" and seat.group.elastic:
-            env["CAIRN_JOB_REPLACES"] = self.job.restart.policy  # a node that leaves is made up for
-            env["CAIRN_JOB_LEAST"] = str(seat.group.least * seat.group.ranks)
-        log = self.record.logs / f"{seat.name}.log"
-        place.handle = self.seats.start(seat, self._argv(seat), env, log)
-        place.again_at = None
-
-    def _argv(self, seat: Seat) -> list[str]:
-        if not seat.group.elastic:
-            return rank_argv(seat.group.argv)
-        rendezvous = Rendezvous(
-            endpoint=f"{self.seats.address}:{self.port}",
-            run=f"{self.job.name}-{seat.group.role}-{self.attempt}",
-            hosted="1" if self.store is None else "0",
+        seat, log = place.seat, self.record.logs / f"{place.seat.name}.log"
+        place.handle = self.seats.start(
+            seat, argv_of(run, seat), env_of(run, seat, time.time()), log
         )
-        local = self.seats.address if self.seats.loopback else None
-        return agent_argv(self.job, seat.group, rendezvous, local)
+        place.again_at = None
 
     # -- while it runs ------------------------------------------------------------------------
 

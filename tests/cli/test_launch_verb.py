@@ -53,6 +53,13 @@ def has_ended(pid):
         return True
 
 
+def wait_until(condition):
+    ends = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
 def cairn(capsys, *args):
     status = main([*args])
     shown = capsys.readouterr()
@@ -156,17 +163,19 @@ def test_a_checkpoint_folder_of_another_run_is_refused(folder, capfd):
     assert "files that no job of Cairn wrote" in cairn(capfd, "launch", mine)[2]
 
 
-def test_what_a_program_leaves_behind_is_ended_with_its_node(folder, capfd):
-    """In a session of its own, as a daemon is: no signal of a terminal, a group or a parent reaches it."""
-    code = """
-import pathlib, subprocess, sys
+# In a session of its own, as a daemon is: no signal of a terminal, a group or a parent reaches it.
+FORGETFUL = """
+import os, subprocess, sys, time
 forgotten = [sys.executable, "-c", "import time; time.sleep(1000)", sys.argv[1]]
 pid = subprocess.Popen(forgotten, start_new_session=True, stdout=-3, stderr=-3).pid
-pathlib.Path(sys.argv[1], "forgotten").write_text(str(pid))
+os.symlink(str(pid), sys.argv[1] + "/forgotten")
 """
-    status, out, _ = cairn(capfd, "launch", job_file(folder, code, "forgetful"))
+
+
+def test_what_a_program_leaves_behind_is_ended_with_its_node(folder, capfd):
+    status, out, _ = cairn(capfd, "launch", job_file(folder, FORGETFUL, "forgetful"))
     assert (status, out.splitlines()[-1]) == (0, "forgetful: done: all 1 nodes finished")
-    assert has_ended(int((folder / "forgotten").read_text()))
+    assert has_ended(int(os.readlink(folder / "forgotten")))
 
 
 def test_ctrl_c_leaves_the_job_running(folder):
@@ -291,13 +300,14 @@ def test_a_damaged_record_is_no_job_and_no_crash(folder, capfd):
 
 
 def test_a_killed_supervisor_is_a_lost_job(folder, capfd):
-    path = job_file(folder, "import time; time.sleep(1000)", "killed")
+    """Nobody is left to end what the program has started, but one that waited for that."""
+    path = job_file(folder, FORGETFUL + "time.sleep(1000)", "killed")
     cairn(capfd, "launch", path, "--detach")
-    record = records.find("killed")
-    ends = time.monotonic() + 60
-    while records.read_status(record).state != "running" and time.monotonic() < ends:
-        time.sleep(0.05)
+    record, daemon = records.find("killed"), folder / "forgotten"
+    wait_until(lambda: daemon.is_symlink() and records.read_status(record).state == "running")
     os.kill(record.supervisor, signal.SIGKILL)
     os.waitpid(record.supervisor, 0)
     assert "is lost: its supervisor" in cairn(capfd, "jobs", "why", "killed")[1]
+    wait_until(lambda: has_ended(int(os.readlink(daemon))))
+    daemon.unlink()
     assert cairn(capfd, "launch", path, "--detach")[0] == 0  # the name is free again

@@ -1,10 +1,13 @@
 """Plans are read strictly and drawn by seed; a real job is broken, and the report says what it cost."""
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.cli.main import main
+from cairn.cluster import chaos_faults
 from cairn.cluster.chaos import Happened, Report, complaints_of
-from cairn.cluster.chaos_faults import NotPermitted, corrupt_newest
+from cairn.cluster.chaos_faults import NotPermitted, corrupt_newest, slow_down
 from cairn.cluster.chaos_network import Network
 from cairn.cluster.chaos_plan import Fault, Plan, read_plan, schedule, victim
 from cairn.core.errors import ConfigError
@@ -55,6 +59,29 @@ def test_a_plan_that_is_wrong_is_refused_with_the_place(tmp_path, text, what, hi
         read_plan(path)
     assert what in error.value.message
     assert hint in (error.value.hint or "")
+
+
+@given(st.floats(0.05, 0.9), st.lists(st.floats(0, 0.3), min_size=1, max_size=9))
+def test_a_slow_process_runs_its_share_however_late_the_signals_come(duty, late):
+    """The clock and the signals are the test's own: a pause takes longer than was asked for."""
+    now, since, spent = [0.0], [0.0], {signal.SIGCONT: 0.0, signal.SIGSTOP: 0.0}
+    state, delays = [signal.SIGCONT], itertools.cycle(late)
+
+    def pause(seconds):
+        now[0] += seconds + (next(delays) if state[0] == signal.SIGCONT else 0.0)
+
+    def sent(pids, number, word):
+        spent[state[0]] += now[0] - since[0]
+        state[0], since[0] = number, now[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chaos_faults, "_signal", sent)
+        clock = SimpleNamespace(sleep=pause, monotonic=lambda: now[0])
+        patch.setattr(chaos_faults, "time", clock)
+        slow_down([1], Fault(kind="slow", at_step=1, seconds=1000.0, duty=duty))
+    assert state == [signal.SIGCONT]
+    ran, still = spent[signal.SIGCONT], spent[signal.SIGSTOP]
+    assert ran / (ran + still) == pytest.approx(duty, rel=0.1)
 
 
 @given(st.integers(0, 1000), st.integers(1, 20), st.integers(1, 30), st.integers(0, 30))

@@ -159,9 +159,17 @@ ROLE = '\n[[roles]]\nargv = ["true"]\n'
             "nodes = [2, 4]",
         ),
         ('name = "a"' + ROLE + "nodes = 0", "nodes is 0", "nodes = 1"),
-        ('name = "a"' + ROLE + 'memory = "8G"', "unknown unit 'G'", "8GiB"),
+        (
+            'name = "a"' + ROLE + 'memory = "8G"',
+            "memory of role 'worker': unknown unit 'G'",
+            "8GiB",
+        ),
         ('name = "a"' + ROLE + 'mig = "huge"', "is no MIG profile", "1g.10gb"),
-        ('name = "a"\ntime_limit = "soon"' + ROLE, "cannot read the duration 'soon'", "90s"),
+        (
+            'name = "a"\ntime_limit = "soon"' + ROLE,
+            "time_limit: cannot read the duration 'soon'",
+            "90s",
+        ),
         (
             'name = "a"\ndeadline = 2027-01-01T00:00:00' + ROLE,
             "has no time zone",

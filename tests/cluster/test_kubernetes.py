@@ -82,6 +82,14 @@ def test_training_objects_are_valid_and_golden(job, target):
     assert read_back == made
 
 
+@pytest.mark.parametrize(("job", "enough"), [("train-8b", 2), ("train-tiny", None)])
+def test_an_elastic_role_is_done_with_as_many_pods_as_it_needs(job, enough):
+    """Two to four nodes: the others may never have found a place."""
+    (worker,) = objects(plan_of(job), "jobset")[0]["spec"]["replicatedJobs"]
+    rules = worker["template"]["spec"].get("successPolicy", {}).get("rules", [{}])
+    assert rules == [{} if enough is None else {"succeededCount": enough}]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_typo_in_an_object_would_be_found(target):
     made = objects(plan_of("train-8b"), target)

@@ -140,8 +140,11 @@ def test_a_gang_is_placed_whole_or_not_at_all_and_moves_to_the_spare(five, folde
 
 
 def test_ranks_meet_through_torch_elastic_and_a_killed_supervisor_leaves_nothing(five, folder):
+    """Neither ranks nor a daemon that each of them has started in a session of its own."""
     engine = OnRay(five.address)
-    role = Role(argv=[sys.executable, str(ELASTIC), str(folder)], nodes=2, cpus=0.5, memory="64MiB")
+    daemon = f"touch {folder}/daemon-$$; exec sleep 1000"
+    program = f"setsid sh -c '{daemon}' & exec {sys.executable} {ELASTIC} {folder}"
+    role = Role(argv=["sh", "-c", program], nodes=2, cpus=0.5, memory="64MiB")
     job = Job(
         name="ranks", roles=[role], elastic=Elastic(last_call="1s"), restart=Restart(grace="1s")
     )
@@ -150,6 +153,9 @@ def test_ranks_meet_through_torch_elastic_and_a_killed_supervisor_leaves_nothing
     assert {rank["node"] for rank in ranks} == {"worker-0", "worker-1"}
     psutil.Process(record.supervisor).kill()
     until(lambda: not any(psutil.pid_exists(r["pid"]) for r in ranks), "the ranks are gone")
+    daemons = [int(path.name.partition("-")[2]) for path in folder.glob("daemon-*")]
+    assert len(daemons) == 2
+    until(lambda: all(has_ended(pid) for pid in daemons), "their daemons are gone")
     until(lambda: not five.groups(), "and so is the placement group")
     assert until(lambda: engine.status(record).state == "lost", "the record says so")
 

@@ -93,10 +93,18 @@ def _replicated(plan: Plan, group: Group) -> Object:
                 "backoffLimit": job.restart.max if in_place else 0,
                 "activeDeadlineSeconds": math.ceil(job.seconds),
                 "podFailurePolicy": {"rules": _pod_failures(group)},
+                **_enough(group),
                 "template": template,
             }
         },
     }
+
+
+def _enough(group: Group) -> Object:
+    """Of an elastic role those that trained have all finished together; one that found no place never will."""
+    if not group.elastic or group.least == group.most:
+        return {}
+    return {"successPolicy": {"rules": [{"succeededCount": group.least}]}}
 
 
 def _placed(plan: Plan, group: Group, made: Object) -> Object:

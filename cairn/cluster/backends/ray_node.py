@@ -9,14 +9,17 @@ import os
 import signal
 import subprocess
 import tempfile
+import uuid
 
 import psutil
 
 from cairn.cluster.leftovers import end_leftovers, mark_of
+from cairn.cluster.undertaker import Undertaker
 from cairn.core.die_with_parent import die_with_parent
 
 NODE_ADDRESS = "$NODE_ADDRESS"  # in argv and env: where this node is, which only it knows
 CHUNK = 1 << 20  # bytes of the log in one answer
+START = "CAIRN_NODE_START"  # of the environment: one start of one node
 
 
 class NodeAgent:
@@ -25,6 +28,7 @@ class NodeAgent:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.mark: dict[str, str] = {}
+        self.undertaker: Undertaker | None = None
         # Without a name: it goes with the actor, however that ends; the lines are in the job's record by then.
         self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115  as long as the actor
 
@@ -37,10 +41,13 @@ class NodeAgent:
         argv = [word.replace(NODE_ADDRESS, here) for word in argv]
         env = {name: value.replace(NODE_ADDRESS, here) for name, value in env.items()}
         self.mark = mark_of(env)
+        # Not what all starts of this node have in common: the next one may be up before this one's undertaker looks.
+        mine = {START: uuid.uuid4().hex}
+        self.undertaker = Undertaker(mine)
         # From the thread that lives as long as the actor: the kernel ends the agent with the thread that made it.
         self.process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, process_group=0,
-            env={**os.environ, "CAIRN_MACHINE": machine, **env}, preexec_fn=die_with_parent,
+            env={**os.environ, "CAIRN_MACHINE": machine, **env, **mine}, preexec_fn=die_with_parent,
             cwd=folder if os.path.isdir(folder) else None,
         )  # fmt: skip
         return self.process.pid

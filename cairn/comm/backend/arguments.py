@@ -29,6 +29,23 @@ def vector(operation: str, tensor: torch.Tensor) -> torch.Tensor:
     return flat if flat.dim() == 1 else flat.view(-1)
 
 
+def place(operation: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A vector that is filled later: only the tensor's own memory will do."""
+    flat = vector(operation, tensor)
+    if flat.data_ptr() != tensor.data_ptr() and tensor.numel():
+        raise CommError(
+            f"{operation} into a tensor of strides {tensor.stride()}",
+            hint="receive into a contiguous one",
+        )
+    return flat
+
+
+def put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Where a contiguous copy was worked on, the result goes home."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
 def vectors(operation: str, tensors: Sequence[torch.Tensor]) -> Tensors:
     return [vector(operation, tensor) for tensor in tensors]
 

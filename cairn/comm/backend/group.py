@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from cairn.comm.backend import arguments, reduction
 from cairn.comm.backend.aggregator import CHUNK_BYTES, POOL, switch_all_reduce
+from cairn.comm.backend.arguments import put_back
 from cairn.comm.backend.collectives import Collectives
 from cairn.comm.backend.errors import CommError
 from cairn.comm.backend.flight import FlightRecorder, write_dump
@@ -85,7 +86,7 @@ class CairnGroup(Base):
         def job() -> None:
             for flat, tensor in zip(flats, tensors, strict=True):
                 self.collectives.all_reduce(flat, reduce, seconds)
-                _put_back(flat, tensor)
+                put_back(flat, tensor)
 
         return self._do("all_reduce", job, tensors, opts)
 
@@ -103,7 +104,7 @@ class CairnGroup(Base):
             for part, tensor in zip(
                 joined.split([t.numel() for t in tensors]), tensors, strict=True
             ):
-                _put_back(part, tensor)
+                put_back(part, tensor)
 
         return self._do("all_reduce", job, tensors, opts)
 
@@ -118,7 +119,7 @@ class CairnGroup(Base):
         def job() -> None:
             sparse_all_reduce(self.collectives, flat, block, most_share, decided, self._timeout_s)
             reduction.finish("avg" if average else "sum", flat, self._world)
-            _put_back(flat, tensor)
+            put_back(flat, tensor)
 
         return self._worker.do(job, [tensor], "sparse_all_reduce", True)
 
@@ -136,7 +137,7 @@ class CairnGroup(Base):
         def job() -> None:
             sizes = (aggregator, chunk_bytes, pool)
             switch_all_reduce(self.collectives, flat, *sizes, self._timeout_s)
-            _put_back(flat, tensor)
+            put_back(flat, tensor)
 
         return self._worker.do(job, [tensor], "switch_all_reduce", True)
 
@@ -149,7 +150,7 @@ class CairnGroup(Base):
             for flat, tensor in zip(flats, tensors, strict=True):
                 self.collectives.reduce(flat, root, reduce, seconds)
                 if self._me == root:
-                    _put_back(flat, tensor)
+                    put_back(flat, tensor)
 
         return self._do("reduce", job, tensors, opts)
 
@@ -179,7 +180,7 @@ class CairnGroup(Base):
         def job() -> None:
             for flat, output, row in zip(flats, outputs, parts, strict=True):
                 self.collectives.reduce_scatter(flat, row, reduce, seconds)
-                _put_back(flat, output)
+                put_back(flat, output)
 
         return self._do("reduce_scatter", job, outputs, opts)
 
@@ -222,7 +223,7 @@ class CairnGroup(Base):
             for row, one, pairs in zip(flats, mine, back, strict=True):
                 self.collectives.all_gather(row, one, seconds)
                 for flat, tensor in pairs:
-                    _put_back(flat, tensor)
+                    put_back(flat, tensor)
 
         return self._do("all_gather", job, outputs, opts)
 
@@ -236,7 +237,7 @@ class CairnGroup(Base):
                 self.collectives.gather(row, one, root, seconds)
             for row, out in zip(rows, outputs, strict=False):
                 for flat, tensor in zip(row, out, strict=True):
-                    _put_back(flat, tensor)
+                    put_back(flat, tensor)
 
         return self._do("gather", job, outputs, opts)
 
@@ -248,7 +249,7 @@ class CairnGroup(Base):
         def job() -> None:
             for flat, tensor in zip(flats, tensors, strict=True):
                 self.collectives.broadcast(flat, root, seconds)
-                _put_back(flat, tensor)
+                put_back(flat, tensor)
 
         return self._do("broadcast", job, tensors, opts)
 
@@ -260,7 +261,7 @@ class CairnGroup(Base):
         def job() -> None:
             for row, flat, tensor in zip(rows, flats, outputs, strict=True):
                 self.collectives.scatter(flat, row, root, seconds)
-                _put_back(flat, tensor)
+                put_back(flat, tensor)
 
         return self._do("scatter", job, outputs, opts)
 
@@ -289,7 +290,7 @@ class CairnGroup(Base):
         def job() -> None:
             self.collectives.all_to_all(out, into, seconds)
             for flat, tensor in back:
-                _put_back(flat, tensor)
+                put_back(flat, tensor)
 
         return self._do("all_to_all", job, result, opts)
 
@@ -302,14 +303,7 @@ class CairnGroup(Base):
         return self._messages.send(self._vector("send", tensors[0]), peer, tag, tensors)
 
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> dist.Work:
-        tensor = tensors[0]
-        flat = self._vector("recv", tensor)
-        if flat.data_ptr() != tensor.data_ptr() and tensor.numel():
-            raise CommError(
-                f"recv into a tensor of strides {tensor.stride()}",
-                hint="receive into a contiguous one",
-            )
-        return self._messages.recv(flat, peer, tag, tensors)
+        return self._messages.recv(arguments.place("recv", tensors[0]), peer, tag, tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> dist.Work:
         raise CommError("recv from any rank is not there", hint="name the rank to receive from")
@@ -351,9 +345,3 @@ class CairnGroup(Base):
         own = getattr(opts, "timeout", None)
         seconds = own.total_seconds() if own is not None else 0
         return seconds if seconds > 0 else self._timeout_s
-
-
-def _put_back(flat: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Where a contiguous copy was worked on, the result goes home."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))

@@ -89,4 +89,4 @@ def difference(mine: Call, expected_bytes: int, header: bytes) -> str:
         return f"sent bytes that are no message, where {mine} was expected"
     if theirs == mine:
         return f"sent {length_of(header)} bytes in {mine}, where {expected_bytes} were expected"
-    return f"does {theirs}, this rank {mine}"
+    return f"does {theirs}, where {mine} was expected"

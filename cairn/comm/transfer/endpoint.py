@@ -11,7 +11,6 @@ private network is the widest place for it.
 
 import contextlib
 import itertools
-import os
 import queue
 import socket
 import threading
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 
 from cairn.comm.transfer.copies import Bytes
+from cairn.comm.transfer.doors import bound, dialled, name_of
 from cairn.comm.transfer.errors import PeerLost, TransferError
 from cairn.comm.transfer.mover import (
     BEAT,
@@ -50,7 +50,7 @@ from cairn.comm.transfer.transport import (
 )
 from cairn.comm.transfer.wire import MOST_HELLO, Frame, Gone, Wire
 from cairn.core.doorman import Doorman
-from cairn.core.shared_secret import Secret, check_open, enter
+from cairn.core.shared_secret import Secret
 
 
 class Endpoint:
@@ -99,13 +99,10 @@ class Endpoint:
         sizes = {name: region.nbytes for name, region in self.regions.items()}
         hello = Hello(self.name, self.kind, sizes, self.mover.open(self), greeting)
         self._hello = msgspec.msgpack.encode(hello)
-        self._listener = listener = self._bind()
+        self._listener = bound(self.mover.family, self.name, self._where, self.secret)
         for work in (self._accept, self._beat):
             self._start(work)
-        if self.mover.family == socket.AF_UNIX:
-            return f"{self.kind}:{listener.getsockname()[1:].decode()}"
-        host, port = listener.getsockname()[:2]
-        return f"{self.kind}:{host}:{port}"
+        return f"{self.kind}:{name_of(self._listener)}"
 
     def connect(self, address: str) -> str:
         kind, _, where = address.partition(":")
@@ -117,8 +114,7 @@ class Endpoint:
         if self._hello is None:
             raise TransferError("connect() before listen()", hint="call listen() first")
         try:
-            connection = self._dial(where)
-            return self._introduce(connection).name
+            return self._introduce(dialled(self.mover.family, where, self.secret)).name
         except (OSError, Gone, ValueError, OverflowError) as error:
             raise TransferError(
                 f"no connection to {address}: {error}", hint="is the other side up, and this its port?"
@@ -214,36 +210,6 @@ class Endpoint:
             raise TransferError(problem, hint="was the plan made for these layouts?")
 
     # -- threads ------------------------------------------------------------------------------
-
-    def _bind(self) -> socket.socket:
-        if self.mover.family == socket.AF_UNIX:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            # An abstract name: no file that a killed process could leave behind.
-            listener.bind(f"\0cairn-{os.getpid()}-{self.name[:40]}-{id(self):x}")
-            listener.listen()
-            return listener
-        check_open(self._where[0], self.secret, f"the transfer end {self.name!r}")
-        try:
-            return socket.create_server(self._where, backlog=64)
-        except OSError as error:
-            raise TransferError(
-                f"cannot listen on {self._where[0]}:{self._where[1]}: {error.strerror or error}",
-                hint="use port 0 for any free one",
-            ) from None
-
-    def _dial(self, where: str) -> socket.socket:
-        if self.mover.family == socket.AF_UNIX:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(f"\0{where}")
-            return connection
-        host, _, port = where.rpartition(":")
-        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
-        try:
-            enter(connection, self.secret, CONNECT_S)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _introduce(self, connection: socket.socket) -> Peer:
         """Hello both ways, then the connection's threads. Both ends do the same."""

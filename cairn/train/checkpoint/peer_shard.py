@@ -10,10 +10,19 @@ import contextlib
 import mmap
 import os
 import threading
+from typing import NamedTuple
 
 from cairn.train.checkpoint.peer_wire import Sums
 
 SLOTS = 2
+
+
+class Stretch(NamedTuple):
+    """Of a shard's memory; the descriptor is the holder's own, to be closed."""
+
+    descriptor: int
+    begin: int  # bytes from the beginning of the memory
+    size: int
 
 
 class Shard:
@@ -45,6 +54,10 @@ class Shard:
 
     def view(self, slot: int, length: int) -> memoryview:
         return memoryview(self.memory)[slot * self.size : slot * self.size + length]
+
+    def lend(self, slot: int, length: int) -> Stretch:
+        """A copy to send from: it stays until the borrower closes it, also where the shard goes before."""
+        return Stretch(os.dup(self.descriptor), slot * self.size, length)
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -8,6 +8,8 @@ between nodes, where its bytes are sent. A TCP connection begins with both ends 
 """
 
 import array
+import contextlib
+import os
 import socket
 import struct
 from typing import Any
@@ -15,10 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cairn.core.shared_secret import Refused, Secret, enter
+from cairn.core.shared_secret import Refused, Secret, enter, is_loopback
 
 LENGTH = 4
 LARGEST = 64 << 20  # of a message without its bytes
+AT_ONCE = 4 << 20  # bytes that may be on their way to a reader that is busy
 Buffer = bytes | bytearray | memoryview
 
 
@@ -145,7 +148,7 @@ def connect(address: str, patience_s: float, secret: Secret | None = None) -> so
     """
     host, _, port = address.rpartition(":")
     link = socket.create_connection((host, int(port)), patience_s)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for_much(link, host)
     try:
         enter(link, secret, patience_s)
     except BaseException as error:
@@ -160,9 +163,25 @@ def connect(address: str, patience_s: float, secret: Secret | None = None) -> so
     return link
 
 
-def send(
-    to: socket.socket, message: Message, payload: Buffer | None = None, handed: int | None = None
-) -> None:
+def for_much(link: socket.socket, host: str) -> None:
+    """How a connection for hundreds of megabytes differs from others; also of a listener, for all that it accepts.
+
+    Each setting only saves time, so a kernel that has other ideas is left to them.
+    """
+    with contextlib.suppress(OSError):
+        # A short answer must not wait for the acknowledgement of the one before.
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel makes room for as much as one says one waits for, and still finds the best size by itself, which
+        # asking for a size (SO_RCVBUF) would end. Nobody waits for that much: the room stays, the mark goes.
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, AT_ONCE)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if is_loopback(
+            host
+        ):  # nothing there is congested: pacing (BBR) would be timers for nothing
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def send(to: socket.socket, message: Message, handed: int | None = None) -> None:
     """`handed`: a descriptor for the other process, over a Unix socket."""
     text = msgspec.json.encode(message)
     head = len(text).to_bytes(LENGTH, "big") + text
@@ -171,8 +190,16 @@ def send(
     else:
         sent = socket.send_fds(to, [head], [handed])
         to.sendall(head[sent:])
-    if payload is not None:
-        to.sendall(payload)
+
+
+def send_pages(to: socket.socket, descriptor: int, offset: int, length: int) -> None:
+    """A stretch of memory that is a file, from its own pages: the kernel copies nothing on this side."""
+    end = offset + length
+    while offset < end:
+        sent = os.sendfile(to.fileno(), descriptor, offset, end - offset)
+        if sent == 0:
+            raise Gone(f"the memory ends {end - offset:,} bytes before what was wanted")
+        offset += sent
 
 
 def receive(of: socket.socket) -> tuple[AnyMessage, int | None]:
@@ -199,8 +226,8 @@ def receive_into(of: socket.socket, room: Buffer) -> None:
         got += count
 
 
-def ask(of: socket.socket, message: Message, payload: Buffer | None = None) -> AnyMessage:
-    send(of, message, payload)
+def ask(of: socket.socket, message: Message) -> AnyMessage:
+    send(of, message)
     return receive(of)[0]
 
 

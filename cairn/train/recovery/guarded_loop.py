@@ -29,7 +29,7 @@ from cairn.train.loop import Loop
 from cairn.train.recovery.board import DONE, PAUSED, RESTORING, TRAINING, Board
 from cairn.train.recovery.checksum import Mark, complaint, mark_of
 from cairn.train.recovery.far_copies import FarCopies
-from cairn.train.recovery.stall_note import StallWriter
+from cairn.train.recovery.stall_writer import StallWriter
 
 
 class Paused(CairnError):

@@ -14,6 +14,7 @@ from multiprocessing.connection import wait
 
 from cairn.core.errors import CairnError
 from cairn.core.exit_cause import Evidence
+from cairn.train.checkpoint.save import NotSaved
 from cairn.train.launch import LOST, Failure
 from cairn.train.recovery.checksum import Corrupted
 from cairn.train.recovery.detect import Finding
@@ -79,9 +80,8 @@ def evidence_of(ranks: list[Rank], failures: list[Failure]) -> tuple[int | None,
         return gone[0], Evidence(status=ranks[gone[0]].value)
     if guilty:
         first: Failure = min((ranks[r].value for r in guilty), key=lambda f: f.at)
-        return first.rank, Evidence(
-            status=1, words=first.traceback, user_error=isinstance(first.error, CairnError)
-        )
+        asked = isinstance(first.error, CairnError) and not isinstance(first.error, NotSaved)
+        return first.rank, Evidence(status=1, words=first.traceback, user_error=asked)
     return None, Evidence(status=1, words=failures[0].traceback if failures else "")
 
 

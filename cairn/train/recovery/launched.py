@@ -36,7 +36,8 @@ from cairn.train.recovery.meeting import Agreement, Arrived, Present, decide, se
 from cairn.train.recovery.node_sight import Duty
 from cairn.train.recovery.node_watch import DUTY
 from cairn.train.recovery.process_state import process_state
-from cairn.train.recovery.stall_note import StallWriter, stall_path
+from cairn.train.recovery.stall_note import stall_path
+from cairn.train.recovery.stall_writer import StallWriter
 
 FOREVER = 2**62
 LOOPBACK = "127.0.0.1"

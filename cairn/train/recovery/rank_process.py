@@ -21,7 +21,8 @@ from cairn.train.config import Train
 from cairn.train.launch import failure_of, join_group
 from cairn.train.recovery.board import STARTING, Board
 from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Paused, Post
-from cairn.train.recovery.stall_note import StallWriter, stall_path
+from cairn.train.recovery.stall_note import stall_path
+from cairn.train.recovery.stall_writer import StallWriter
 
 Word = Literal["done", "paused", "failed"]
 NAMESPACES = "CAIRN_NODE_NAMESPACES"  # of the nodes, by name, with commas between them

@@ -193,7 +193,8 @@ class Root:
 def layouts_that_fit(config: Train) -> Fits:
     import msgspec
 
-    from cairn.train.prepare import check_layout, spec_of
+    from cairn.train.prepare import spec_of
+    from cairn.train.refuse import check_layout
 
     spec = spec_of(config.model)
 

@@ -21,7 +21,17 @@ from cairn.train.checkpoint.peer_memory import PeerMemory
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
-from cairn.train.checkpoint.peer_wire import Gone, word_sum
+from cairn.train.checkpoint.peer_shard import Shard
+from cairn.train.checkpoint.peer_wire import (
+    Done,
+    Fetch,
+    Gone,
+    ask,
+    connect,
+    receive_into,
+    send_pages,
+    word_sum,
+)
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.recovery.board import Board
 
@@ -360,6 +370,39 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_refused():
     content[0] = 2**64 - 1  # what a writer does first
     with pytest.raises(Gone, match="overwritten"):
         mapped.read(wanted)
+
+
+def test_a_copy_is_sent_from_its_own_pages_also_when_its_shard_is_let_go_of_meanwhile():
+    shard = Shard(3000, world=1)
+    content = np.random.default_rng(0).bytes(3000)
+    shard.view(1, 3000)[:] = content
+    lent = shard.lend(1, 3000)
+    shard.close()
+    here, there = socket.socketpair()
+    with here, there:
+        send_pages(here, lent.descriptor, lent.begin + 7, 2001)
+        room = bytearray(2001)
+        receive_into(there, room)
+        assert room == content[7:2008]
+        with pytest.raises(Gone, match=r"ends 100 bytes before"):
+            send_pages(here, lent.descriptor, 2 * shard.size, 100)
+    os.close(lent.descriptor)
+    with pytest.raises(OSError, match="descriptor"):
+        shard.lend(1, 3000)
+
+
+def test_nobody_is_given_what_lies_outside_a_copy(nodes):
+    net = nodes(1, 1)
+    peer = net.peer(0, 1)
+    assert peer.save(5, state(0, 5), {})
+    with connect(net.addresses[0], 30.0) as link:
+        for stretch in ((-8, 8), (0, peer.home.size + 1), (16, -8)):
+            answer = ask(link, Fetch(1, 0, 5, [stretch]))
+            assert answer == Done(False, "no copy of rank 0 at step 5")
+        assert ask(link, Fetch(1, 0, 5, [(0, 8)])) == Done()
+        step = bytearray(8)
+        receive_into(link, step)
+        assert int.from_bytes(step, "little") == 5
 
 
 def test_copies_have_no_name_that_could_be_left_behind(nodes):

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,15 +12,19 @@ import torch
 from tiny_runs import TINY, loop, recipe
 
 from cairn.core.errors import ConfigError, DataError
+from cairn.core.exit_cause import classify
 from cairn.models.checkpoint import open_checkpoint
+from cairn.train import loop as looping
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint import save as saving
 from cairn.train.checkpoint.export import export_newest
 from cairn.train.checkpoint.load import load_pieces, read_about
 from cairn.train.checkpoint.piece import Piece, pieces_of, whole
-from cairn.train.checkpoint.save import write_pieces
+from cairn.train.checkpoint.save import NotSaved, write_pieces
 from cairn.train.config import Checkpoint, Optim, Precision
+from cairn.train.launch import failure_of
 from cairn.train.metrics_log import read_log
+from cairn.train.recovery.inquest import evidence_of
 
 
 def logged(folder):
@@ -107,7 +112,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(tmp_path):
     other = recipe(tmp_path, model=msgspec.structs.replace(TINY, hidden=64, intermediate=80))
     with pytest.raises(ConfigError, match="hidden is 32 there and 64 here"):
         loop(other).run()
-    with pytest.raises(DataError, match="no optim/momentum"):
+    with pytest.raises(ConfigError, match=r"is .adamw. there and .muon. here"):
         loop(recipe(tmp_path, optim=Optim(kind="muon"))).run()
 
 
@@ -123,6 +128,8 @@ def test_damage_falls_back_to_the_checkpoint_before(tmp_path):
     assert one.resume()
     assert one.state.step == 5
     assert any("step-00000010" in text and "damaged" in text for text in said)
+    # Under its own name it would count among the newest, and a good one be removed for it.
+    assert folders.complete_steps(tmp_path / "checkpoints") == [5]
 
 
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch):
@@ -148,8 +155,15 @@ def test_a_run_whose_last_checkpoint_is_lost_has_failed(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(saving, "write_pieces", full)
-    with pytest.raises(DataError, match="the disk is full"):
+    with pytest.raises(NotSaved, match="the disk is full") as caught:
         loop(recipe(tmp_path, steps=3)).run()
+    failure = failure_of(0, caught.value)
+    rank = SimpleNamespace(word="failed", value=failure)
+    _, evidence = evidence_of([rank], [failure])
+    assert (
+        caught.value.exit_status == 1
+    )  # 2 would say: a mistake in what was asked, no use to try again
+    assert classify(evidence).cause == "unknown"
 
 
 def test_a_full_disk_is_told_whatever_torch_calls_it(tmp_path, monkeypatch):
@@ -162,8 +176,33 @@ def test_a_full_disk_is_told_whatever_torch_calls_it(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "write_pieces", full)
     usage = saving.shutil._ntuple_diskusage(10, 9, 1)
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(DataError, match="the disk is full"):
+    with pytest.raises(NotSaved, match="the disk is full"):
         one.run()
+
+
+class Full:
+    """A sink whose disk is full for a while."""
+
+    def __init__(self):
+        self.got = []
+
+    def put(self, record):
+        if record.step in (2, 3):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.got.append(record.step)
+
+    def close(self):
+        pass
+
+
+def test_a_log_that_cannot_be_written_does_not_end_a_run(tmp_path, monkeypatch):
+    sink, said = Full(), []
+    monkeypatch.setattr(looping, "open_sinks", lambda *rest: [sink])
+    outcome = loop(recipe(tmp_path, steps=4), say=said.append).run()
+    assert outcome.step == 4
+    assert sink.got == [1, 4]
+    assert [text for text in said if "step 2 is not in the log" in text]
+    assert not [text for text in said if "step 3" in text]  # once is enough
 
 
 def test_no_room_is_found_before_the_first_step(tmp_path, monkeypatch):

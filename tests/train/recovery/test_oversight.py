@@ -17,7 +17,8 @@ from cairn.train.recovery.node_sight import Duty, NodeSight, RankSight
 from cairn.train.recovery.node_watch import DOOR, DUTY, NodeWatch
 from cairn.train.recovery.oversight import AGAIN_S, Oversight
 from cairn.train.recovery.settings import Recovery
-from cairn.train.recovery.stall_note import StallWriter, main_stack, read_note, stall_path
+from cairn.train.recovery.stall_note import read_note, stall_path
+from cairn.train.recovery.stall_writer import StallWriter, main_stack
 
 SETTINGS = Recovery(on=True, silent_s=1, stuck_s=60, start_s=300, same_place=3, restarts=9)
 LIFE = 77

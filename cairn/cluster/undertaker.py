@@ -1,0 +1,57 @@
+"""Ends what a job has left behind once the process that looked after it has gone, however that went. A program.
+
+    supervisor --pipe--> python -m cairn.cluster.undertaker      the pipe has closed: everything with the mark is ended
+        '-- agent -- rank -- program -- what the program has started
+
+A process that is killed cannot tidy up. The kernel ends agent, rank and program with it (`core.die_with_parent`), but
+not a daemon of the program's. So this one is nobody's child: a killer that goes from parent to child does not meet it.
+What counts as left behind is said by `leftovers`.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import IO
+
+import msgspec
+
+from cairn.cluster.leftovers import end_leftovers
+
+
+class Undertaker:
+    """Waits for the end of this process, or for `dismiss`."""
+
+    def __init__(self, mark: Mapping[str, str]) -> None:
+        """Not on the command line: what is looked for there is the job itself."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cairn.cluster.undertaker"], stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        with contextlib.suppress(BrokenPipeError):  # the job is worth more than its undertaker
+            self._pipe().write(msgspec.json.encode(dict(mark)) + b"\n")
+            self._pipe().flush()
+
+    def dismiss(self) -> None:
+        """Nothing should be left by now; it looks once more, and goes."""
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe().close()
+        self.process.wait()
+
+    def _pipe(self) -> IO[bytes]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+
+def main(pipe: IO[bytes]) -> int:
+    mark = msgspec.json.decode(pipe.readline(), type=dict[str, str])
+    if os.fork():
+        return 0  # and the other one belongs to nobody
+    pipe.read()
+    end_leftovers(mark)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin.buffer))

@@ -1,0 +1,56 @@
+"""Sockets of a transfer end before anybody has said a word: where it listens, how another one is reached.
+
+    bound(family, ...)  ->  a listener          dialled(family, ...)  ->  a connection whose other end knows the secret
+
+Unix sockets have abstract names; TCP off loopback asks for a secret. Knows nothing of frames, regions or peers.
+"""
+
+import os
+import socket
+
+from cairn.comm.transfer.errors import TransferError
+from cairn.comm.transfer.mover import CONNECT_S
+from cairn.core.shared_secret import Secret, check_open, enter
+
+
+def bound(
+    family: socket.AddressFamily, name: str, where: tuple[str, int], secret: Secret | None
+) -> socket.socket:
+    """`where` counts for TCP only; so does the secret, which a listener off loopback needs."""
+    if family == socket.AF_UNIX:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # An abstract name: no file that a killed process could leave behind.
+        listener.bind(f"\0cairn-{os.getpid()}-{name[:40]}-{id(listener):x}")
+        listener.listen()
+        return listener
+    check_open(where[0], secret, f"the transfer end {name!r}")
+    try:
+        return socket.create_server(where, backlog=64)
+    except OSError as error:
+        raise TransferError(
+            f"cannot listen on {where[0]}:{where[1]}: {error.strerror or error}",
+            hint="use port 0 for any free one",
+        ) from None
+
+
+def name_of(listener: socket.socket) -> str:
+    """What `dialled` wants to hear."""
+    if listener.family == socket.AF_UNIX:
+        return listener.getsockname()[1:].decode()
+    host, port = listener.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+def dialled(family: socket.AddressFamily, where: str, secret: Secret | None) -> socket.socket:
+    if family == socket.AF_UNIX:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(f"\0{where}")
+        return connection
+    host, _, port = where.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+    try:
+        enter(connection, secret, CONNECT_S)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
