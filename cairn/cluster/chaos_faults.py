@@ -118,7 +118,8 @@ def slow_down(pids: list[int], fault: Fault) -> None:
     try:
         while time.monotonic() < end:
             _signal(pids, signal.SIGSTOP, "")
-            time.sleep(ran_s * (1 - fault.duty) / fault.duty)
+            still_s = ran_s * (1 - fault.duty) / fault.duty
+            time.sleep(max(0.0, min(still_s, end - time.monotonic())))
             began = time.monotonic()
             _signal(pids, signal.SIGCONT, "")
             time.sleep(PERIOD_S * fault.duty)

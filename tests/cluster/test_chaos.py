@@ -80,6 +80,7 @@ def test_a_slow_process_runs_its_share_however_late_the_signals_come(duty, late)
         patch.setattr(chaos_faults, "time", clock)
         slow_down([1], Fault(kind="slow", at_step=1, seconds=1000.0, duty=duty))
     assert state == [signal.SIGCONT]
+    assert now[0] <= 1000.0 + chaos_faults.PERIOD_S * duty + max(late) + 1e-6
     ran, still = spent[signal.SIGCONT], spent[signal.SIGSTOP]
     assert ran / (ran + still) == pytest.approx(duty, rel=0.1)
 

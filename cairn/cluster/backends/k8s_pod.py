@@ -45,9 +45,16 @@ def resources(group: Group) -> Object:
 
 def environment(job: Job, group: Group) -> list[Object]:
     env = agent_env(job, group, folder=CHECKPOINTS, loopback=False)
-    named: list[Object] = [{"name": name, "value": value} for name, value in sorted(env.items())]
+    named: list[Object] = [
+        {"name": name, "value": literal(value)} for name, value in sorted(env.items())
+    ]
     own = {"fieldRef": {"fieldPath": "metadata.name"}}
     return [*named, {"name": "CAIRN_NODE", "valueFrom": own}]
+
+
+def literal(word: str) -> str:
+    """The kubelet fills in $(NAME), and makes one $ of two; words are meant as they stand, as on every engine."""
+    return word.replace("$", "$$")
 
 
 def keeps_files(job: Job, group: Group) -> bool:
@@ -68,7 +75,7 @@ def container(job: Job, group: Group, command: list[str], env: list[Object]) -> 
     return {
         "name": group.role,
         "image": group.image,
-        "command": command,
+        "command": [literal(word) for word in command],
         "env": env,
         "resources": resources(group),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -43,7 +43,11 @@ def serving_objects(plan: Plan) -> list[Object]:
 
 
 def _server(plan: Plan, group: Group) -> Object:
-    """The pod that answers: probes ask /health, which is tied to the engine's steps."""
+    """The pod that answers. Probes are tied to the engine's steps.
+
+    While an engine is started again, its pod gets no requests, and is not killed over it: to load a model may take
+    longer than a liveness probe has patience.
+    """
     job = plan.job
     made = container(job, group, rank_argv(group.argv, "python"), environment(job, group))
     health = {"httpGet": {"path": "/health", "port": "http"}}
@@ -52,7 +56,7 @@ def _server(plan: Plan, group: Group) -> Object:
         "startupProbe": {**health, "periodSeconds": 5, "failureThreshold": LOADING_S // 5},
         "readinessProbe": {**health, "periodSeconds": 5, "failureThreshold": 2},
         "livenessProbe": {
-            **health,
+            "httpGet": {"path": "/live", "port": "http"},
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 6,

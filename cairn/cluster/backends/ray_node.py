@@ -17,7 +17,9 @@ from cairn.cluster.leftovers import end_leftovers, mark_of
 from cairn.cluster.undertaker import Undertaker
 from cairn.core.die_with_parent import die_with_parent
 
-NODE_ADDRESS = "$NODE_ADDRESS"  # in argv and env: where this node is, which only it knows
+NODE_ADDRESS = (
+    "--local-addr=$NODE_ADDRESS"  # a word for torchrun: where this node is, which only it knows
+)
 CHUNK = 1 << 20  # bytes of the log in one answer
 START = "CAIRN_NODE_START"  # of the environment: one start of one node
 
@@ -38,8 +40,7 @@ class NodeAgent:
 
         here = ray.util.get_node_ip_address()
         machine = ray.get_runtime_context().get_node_id()[:12]  # its name in the inventory
-        argv = [word.replace(NODE_ADDRESS, here) for word in argv]
-        env = {name: value.replace(NODE_ADDRESS, here) for name, value in env.items()}
+        argv = [f"--local-addr={here}" if word == NODE_ADDRESS else word for word in argv]
         self.mark = mark_of(env)
         # Not what all starts of this node have in common: the next one may be up before this one's undertaker looks.
         mine = {START: uuid.uuid4().hex}

@@ -128,7 +128,7 @@ class RaySeats:
         )
         if "torch.distributed.run" in argv:
             at = argv.index("--no-python")
-            argv = [*argv[:at], f"--local-addr={NODE_ADDRESS}", *argv[at:]]
+            argv = [*argv[:at], NODE_ADDRESS, *argv[at:]]
 
         def make() -> tuple[Any, Any]:
             actor: Any = kind.remote()

@@ -151,7 +151,10 @@ def _srun(job: Job, group: Group, logs: str, python: str, het: int | None) -> st
         lines.append("export CAIRN_JOB_CHECKPOINTS=$CAIRN_JOB_CHECKPOINTS/$CAIRN_ARRAY_INDEX")
     lines.append(f"export CAIRN_NODE={group.role}-$SLURM_NODEID")
     lines.append("export CAIRN_IS_HOST=$([ $SLURM_NODEID = 0 ] && echo 1 || echo 0)")
-    lines.append("exec " + " ".join(_word(word) for word in _argv(job, group, python)))
+    argv = _argv(job, group, python)
+    ours = len(argv) - len(group.argv)
+    words = [*map(_word, argv[:ours]), *map(shlex.quote, argv[ours:])]
+    lines.append("exec " + " ".join(words))
     inner = "\n".join(lines)
     options = [
         f"--het-group={het}" if het is not None else "",
@@ -175,7 +178,7 @@ def _argv(job: Job, group: Group, python: str) -> list[str]:
 
 
 def _word(word: str) -> str:
-    """Quoted, unless it is one of ours that the shell has to fill in."""
+    """One of ours: quoted, unless the shell has to fill it in."""
     return f'"{word}"' if any(name in word for name in _SHELL) else shlex.quote(word)
 
 

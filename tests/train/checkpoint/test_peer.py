@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.shared_secret import Refused, Secret
+from cairn.train.checkpoint import peer_lanes
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_lanes import Mapped, Wanted, shared_out
 from cairn.train.checkpoint.peer_memory import PeerMemory
@@ -389,6 +390,30 @@ def test_a_copy_is_sent_from_its_own_pages_also_when_its_shard_is_let_go_of_mean
     os.close(lent.descriptor)
     with pytest.raises(OSError, match="descriptor"):
         shard.lend(1, 3000)
+
+
+def test_what_is_overwritten_on_its_way_is_read_from_the_other_node(nodes, monkeypatch):
+    """The sender's pages are the message: who writes into them before they are read changes what is read."""
+    net = nodes(2, 2)
+    peers = [net.peer(rank, 2) for rank in range(2)]
+    for rank, peer in enumerate(peers):
+        assert peer.save(5, state(rank, 5), {})
+    assert peers[0].wait_until_safe(5)
+    point = recovery_point(net.holdings(), 1, 2)
+    assert point.copies[0].nodes == (0, 1)
+    homes, overwritten = peers[0].home.tensors, []
+
+    def late(link, room):
+        if len(room) == 4 * 3 * 4 and not overwritten:
+            overwritten.append(max(homes, key=len)["model/w"].fill_(7.0))
+        receive_into(link, room)
+
+    monkeypatch.setattr(peer_lanes, "receive_into", late)
+    away = Reach(2, "", net.addresses)  # a node that has neither copy
+    room = {"model/w": Piece(torch.zeros(4, 3), (4, 6), (0, 0))}
+    recall_pieces(point, away, 0, room)
+    assert overwritten
+    assert torch.equal(room["model/w"].tensor, state(0, 5)["model/w"].tensor)
 
 
 def test_nobody_is_given_what_lies_outside_a_copy(nodes):
