@@ -211,7 +211,8 @@ def _memory_ran_out(error: Exception) -> CairnError | None:
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for its sake
         said = f"the memory of the GPU ran out: {words.partition(' Including ')[0]}"
     elif isinstance(error, MemoryError) or "DefaultCPUAllocator" in words:
-        said = f"the memory of this machine ran out: {words.partition('Allocator: ')[2] or 'Python says so'}"
+        reason = (words.partition("Allocator: ")[2] or words).strip().partition("\n")[0]
+        said = f"the memory of this machine ran out: {reason or 'Python says so'}"
     else:
         return None
     hint = "use a smaller model, batch or context; or see who else holds memory"

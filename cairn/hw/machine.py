@@ -60,7 +60,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def free_bytes(self) -> int | None:
         """What this process may still take, of the machine and of the cgroup."""
-        left = self.limit_bytes - (self.used_bytes or 0) if self.limit_bytes is not None else None
+        limit = self.limit_bytes
+        left = max(0, limit - (self.used_bytes or 0)) if limit is not None else None
         return min((x for x in (self.available_bytes, left) if x is not None), default=None)
 
 

@@ -44,6 +44,8 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
     )
     monkeypatch.setattr(room, "read_memory", lambda root: (small, []))
     assert (room.free_bytes("cpu"), room.free_bytes("cpu", mapped=True)) == (3 * GIB, 4 * GIB)
+    full = Memory(available_bytes=60 * GIB, limit_bytes=4 * GIB, used_bytes=5 * GIB)
+    assert full.free_bytes == 0  # a limit may be lowered below what is used
 
 
 def test_this_machine_says_what_is_free():

@@ -1,6 +1,8 @@
 """An engine of several ranks answers as one of a single rank, and falls as one."""
 
+import re
 import signal
+from subprocess import Popen
 
 import pytest
 from forked_workers import forked
@@ -12,7 +14,8 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine import worker
 from cairn.serve.engine.client import EngineClient, ProcessOptions, to_blame
 from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.messages import EngineFailed
+from cairn.serve.engine.messages import EngineFailed, Failure
+from cairn.serve.engine.process import WorkerGroup
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -112,8 +115,27 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_group_returns():
 
 def test_who_was_killed_is_to_blame_before_who_fell_over_it():
     assert to_blame([(0, 1), (1, -9)]) == (1, -9)
+    assert to_blame([(0, -6), (1, -9)]) == (1, -9)  # NCCL's watchdog aborts those that are left
     assert to_blame([(0, 0), (1, 1), (2, 1)]) == (1, 1)
     assert to_blame([(0, 0), (1, 0)]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (-9, r"^rank 1 of the engine was ended by SIGKILL"),
+        (-6, r"^rank 0 of the engine failed with ValueError: odd .*; rank 1 aborted$"),
+        (1, r"^rank 0 of the engine failed with ValueError: odd"),
+    ],
+)
+def test_words_count_unless_somebody_was_killed(status, words):
+    two = config(tensor_parallel_size=2)
+    group = WorkerGroup(two, beat_s=1, grace_s=0, spawn=lambda boot: Popen(["true"]))
+    group.failure = Failure(0, "ValueError", "odd", None, "")
+    assert re.search(words, group.explain(1, status).message)
+    group.end()
+    if status == -signal.SIGKILL:  # no hint at memory, where it was us
+        assert group.explain(1, status).message.startswith("the engine was stopped")
 
 
 def test_a_model_that_does_not_divide_is_refused():

@@ -21,9 +21,11 @@ from cairn.core.errors import (
     ModelNotFound,
     RequestError,
 )
+from cairn.hw.machine import Memory
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.serve.config import INSTEAD, EngineConfig
+from cairn.serve.engine import start as engine_start
 from cairn.serve.engine.runner import Runner
 from cairn.serve.llm import read_config
 from cairn.serve.progress import answer_bar
@@ -516,6 +518,22 @@ def test_more_pages_than_there_is_memory(folder):
     with pytest.raises(HardwareError, match="B are left of") as error:
         LLM(folder, device="cpu", max_num_batched_tokens=2**40)
     assert "lower max_num_batched_tokens" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "share"),
+    [(None, None, 6.4), (4, 2, 1.0), (4, 3, 0.5), (4, 4, 0.4), (4, 5, 0.4)],  # GiB
+)
+def test_the_share_of_a_container(monkeypatch, limit, used, share):
+    """A tenth of what there is; of a small one more, while it has that."""
+    limit, used = (None if size is None else size << 30 for size in (limit, used))
+    host = Memory(
+        total_bytes=64 << 30, available_bytes=60 << 30, limit_bytes=limit, used_bytes=used
+    )
+    monkeypatch.setattr(engine_start, "read_memory", lambda root: (host, []))
+    memory, _ = engine_start._memory(torch.device("cpu"), 0.5)
+    assert memory.total == int(0.5 * share * 2**30)
+    assert memory.free == min(memory.total, host.free_bytes)
 
 
 def test_names_that_other_engines_have():

@@ -12,6 +12,7 @@ on its way ends with an `EngineFailed` that says why, once; then a new group is 
 import asyncio
 import atexit
 import itertools
+import signal
 import threading
 import time
 from collections import deque
@@ -339,8 +340,12 @@ def _in_loop(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 
 
 def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of ranks with their exit status: one that was killed, since others fall over it; or one that failed."""
-    return min(fallen, key=lambda each: 0 if each[1] < 0 else 1 if each[1] > 0 else 2)
+    """Of ranks with their exit status: one that was killed, since others fall over it; or one that failed.
+
+    A rank aborts itself (SIGABRT) for its own reasons, or since NCCL's watchdog found that another has gone.
+    """
+    order = {-signal.SIGABRT: 1, 0: 3}
+    return min(fallen, key=lambda each: order.get(each[1], 0 if each[1] < 0 else 2))
 
 
 def _as_raised(failure: Failure) -> CairnError:

@@ -46,7 +46,9 @@ class PagePool:
         try:
             # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
             self.cache = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:  # also OutOfMemoryError; a CPU has no type of its own
+        except RuntimeError as error:
+            if self.heads_first and not isinstance(error, torch.OutOfMemoryError):
+                raise  # of a GPU that is broken; a CPU has no type of its own for what is too much
             needed = pages * page_bytes(spec, page_size, dtype, shards)
             raise HardwareError(
                 f"{pages} pages of {page_size} tokens need {format_bytes(needed, 'binary')}, "
@@ -80,7 +82,8 @@ class PagePool:
         if self._room is None or self._room.numel() < math.prod(shape):
             # More than now, so that a growing sequence seldom needs another.
             self._room = None  # before the next one is there
-            self._room = self.cache.new_empty(math.prod(shape) * 5 // 4)
+            ample = min(math.prod(shape) * 5 // 4, max(math.prod(shape), self.cache.numel()))
+            self._room = self.cache.new_empty(ample)
         copy = self._room[: math.prod(shape)].view(shape)
         torch.index_select(self.cache, 2, pages_P, out=copy)
         return copy.flatten(2, 3)

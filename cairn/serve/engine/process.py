@@ -54,6 +54,7 @@ class WorkerGroup:
     ) -> None:
         spawn = spawn or spawn_worker
         self.failure: Failure | None = None  # what a worker said before it ended
+        self.killed = False  # by us
         self.folder = _private_folder()
         self._context = zmq.Context()
         self._commands = self._bind(zmq.PUSH, "commands")
@@ -99,13 +100,17 @@ class WorkerGroup:
         """Why a worker ended: in its own words, if it had time for some."""
         who = "the engine" if len(self.processes) == 1 else f"rank {rank} of the engine"
         killed = status < 0  # others only fell over it, whatever they said
-        if self.failure is not None and (not killed or self.failure.rank == rank):
+        aborted = status == -signal.SIGABRT  # which may be the end of one that fell over another
+        if self.failure is not None and (not killed or aborted or self.failure.rank == rank):
             who = who if self.failure.rank == rank else f"rank {self.failure.rank} of the engine"
             said = f"{self.failure.kind}: {self.failure.message}"
+            also = f"; rank {rank} aborted" if aborted and self.failure.rank != rank else ""
             return EngineFailed(
-                f"{who} failed with {said} (exit status {max(status, 1)})", self.failure.hint,
+                f"{who} failed with {said} (exit status {max(status, 1)}){also}", self.failure.hint,
                 self.failure.traceback,
             )  # fmt: skip
+        if status == -signal.SIGKILL and self.killed:
+            return EngineFailed("the engine was stopped, and did not end by itself")
         if killed:
             name = signal.Signals(-status).name
             hint = "was the machine out of memory?" if name == "SIGKILL" else None
@@ -136,6 +141,7 @@ class WorkerGroup:
         return True
 
     def kill(self) -> None:
+        self.killed = True
         for process in self.processes:
             process.kill()
 

@@ -43,6 +43,9 @@ from cairn.serve.engine.timed_blocks import TimedBlocks
 
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
+LEAST_SHARE = (
+    1 << 30
+)  # bytes, where half of what is free has them: a tenth of a small container has no room for a step
 
 
 class Started(NamedTuple):
@@ -145,8 +148,10 @@ def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
         free, total = torch.cuda.mem_get_info(device)
         return Memory(total, free), fraction
     host = read_memory(Path("/"))[0]  # or what the container may have of it
-    allowed = int((host.usable_bytes or UNKNOWN) * CPU_SHARE * fraction)
-    return Memory(allowed, min(allowed, host.free_bytes or allowed), spare=0), 1.0
+    usable = UNKNOWN if host.usable_bytes is None else host.usable_bytes
+    free = usable if host.free_bytes is None else host.free_bytes
+    allowed = int(fraction * max(usable * CPU_SHARE, min(LEAST_SHARE, free // 2)))
+    return Memory(allowed, min(allowed, free), spare=0), 1.0
 
 
 def _check_pages(pages: int, of_page: int, device: torch.device) -> None:

@@ -31,6 +31,7 @@ from cairn.serve.http.call import Call
 from cairn.serve.http.chat import chat_completions
 from cairn.serve.http.completions import completions
 from cairn.serve.http.embeddings import EmbeddingRequest, embeddings
+from cairn.serve.http.health import HOPELESS
 from cairn.serve.http.keys import ANYBODY
 from cairn.serve.http.ledger import Entry
 from cairn.serve.http.ledger_api import (
@@ -175,6 +176,11 @@ async def health(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(found, 200 if found.status == "ok" else 503)
 
 
+async def live(service: Service, call: Call, body: bytes) -> JSON:
+    found = service.health()
+    return JSON(found, 503 if found.status in HOPELESS else 200)
+
+
 async def version(service: Service, call: Call, body: bytes) -> JSON:
     return JSON(Version(__version__))
 
@@ -233,6 +239,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/cairn/trace", trace),
         get("/cairn/model", model_view),
         get("/health", health, guarded=False),
+        get("/live", live, guarded=False),
         get("/version", version, guarded=False),
         get("/metrics", metrics, guarded=False),
         get("/openapi.json", openapi, guarded=False),

@@ -1,12 +1,15 @@
 """Is the engine getting anywhere? A server that answers "ok" while its engine hangs helps nobody.
 
-    work and no step for longer than allowed   stalled   503
-    the engine has ended                       dead      503
-    it has failed, and is being started again  starting  503
-    SIGTERM has come                           draining  503
-    else                                       ok        200
+                                               status    /health  /live
+    work and no step for longer than allowed   stalled   503      503
+    the engine has ended                       dead      503      503
+    it has failed, and is being started again  starting  503      200
+    SIGTERM has come                           draining  503      200
+    else                                       ok        200      200
 
-Pure: it is told what there is to see. One look costs nothing, so a probe may come as often as it likes.
+`/health` is for who sends requests; `/live` for who would end the process: to do so while its engine is being started
+again, or while it finishes what runs, would only lose more. Pure: it is told what there is to see. One look costs
+nothing, so a probe may come as often as it likes.
 """
 
 import time
@@ -14,6 +17,8 @@ from collections.abc import Callable
 
 from cairn.serve.engine.messages import Stats
 from cairn.serve.http.protocol_answers import Health
+
+HOPELESS = ("stalled", "dead")  # it will not get well by itself
 
 
 class Progress:

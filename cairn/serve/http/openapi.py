@@ -49,6 +49,7 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/models": (ModelList, "the model, under each of its names"),
     "/v1/models/{name}": (ModelCard, "the model under one name"),
     "/health": (Health, "whether the engine makes progress"),
+    "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
     "/cairn/engine": (EngineView, "what the engine is doing now"),
     "/cairn/requests": (RequestList, "where the time of the last requests went"),

@@ -112,6 +112,11 @@ def test_every_open_stream_ends_once_when_the_engine_dies(apart):
     again = apart.http.post("/v1/completions", json=body_of("/v1/completions", 5)).text
     assert said(again)[1] == 2
     assert apart.http.get("/health").json()["status"] == "ok"  # as long as it was away: "starting"
+    client = apart.service.backend.engine.client
+    client.restarting = "SIGKILL"  # it gets no requests meanwhile, and is not killed over it
+    answers = [apart.http.get(path).status_code for path in ("/health", "/live")]
+    client.restarting = None
+    assert answers == [503, 200]
 
 
 def test_a_client_that_leaves_ends_its_request(apart):
