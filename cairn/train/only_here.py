@@ -12,10 +12,23 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from cairn.core.errors import ConfigError
 
 FILE = ".running"
+
+
+def check_free(folder: Path) -> None:
+    """Refuses if another process is inside, before this one loads a model beside that one's."""
+    try:
+        with (folder / FILE).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _taken(folder, file) from None
+    except OSError:  # nobody has been here, or `only_here` will say what is wrong
+        return
 
 
 @contextmanager
@@ -25,11 +38,7 @@ def only_here(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
-            raise ConfigError(
-                f"another run writes to {folder}: {file.read().strip() or 'it has not said which'}",
-                hint="wait for it or end it, or name another folder with --out",
-            ) from None
+            raise _taken(folder, file) from None
         except OSError:  # no locks here
             yield
             return
@@ -38,3 +47,11 @@ def only_here(folder: Path) -> Iterator[None]:
         file.flush()
         yield
         file.truncate(0)
+
+
+def _taken(folder: Path, file: TextIO) -> ConfigError:
+    file.seek(0)
+    return ConfigError(
+        f"another run writes to {folder}: {file.read().strip() or 'it has not said which'}",
+        hint="wait for it or end it, or name another folder with --out",
+    )

@@ -1,6 +1,6 @@
 """What a run cannot be, found before weights are made: each check names the values and a way out.
 
-    layout -> experts' balance -> folder -> the run that is there already -> room on the disk -> memory
+    folder -> layout -> experts' balance -> the run that is there already -> room on the disk -> memory
 
 `prepare` asks them in that order, which is the order of their cost. Reads headers and sizes; loads nothing.
 """
@@ -29,7 +29,8 @@ def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
         tokens=config.data.sequence * config.data.microbatch,
         microbatches=config.microbatches,
         options=config.spread,
-        int8_states=config.optim.states == "int8",
+        # Muon's own states are float32; what it leaves to AdamW is cut by rows alone.
+        int8_states=config.optim.states == "int8" and config.optim.kind == "adamw",
     )
     check(config.parallel, world, spec, work)
 

@@ -24,7 +24,7 @@ from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.loop import Loop, Outcome
 from cairn.train.memory import predict
 from cairn.train.metrics_log import Record
-from cairn.train.only_here import only_here
+from cairn.train.only_here import check_free, only_here
 from cairn.train.prepare import TOKENIZER, Prepared, prepare
 from cairn.train.report import write_report
 
@@ -48,11 +48,13 @@ def run(
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
     """`make_loop`: another loop around the same steps; a supervised run has its own."""
+    # A supervisor knows by itself when an old process is gone.
+    locked = rank == 0 and not config.recovery.on
+    if locked:
+        check_free(config.folder)
     prepared = prepare(config)
     if rank == 0:
         config.folder.mkdir(parents=True, exist_ok=True)
-    # A supervisor knows by itself when an old process is gone.
-    locked = rank == 0 and not config.recovery.on
     with only_here(config.folder) if locked else nullcontext():
         return _run(config, prepared, rank, say, told, make_loop)
 

@@ -21,6 +21,7 @@ from cairn.train.only_here import only_here
 from cairn.train.parallel.layout import Layout, Options
 from cairn.train.prepare import describe, shape_of, spec_of
 from cairn.train.refuse import check_balance, check_folder, check_goes_on, check_memory
+from cairn.train.run import run
 from cairn.train.step import train_step
 
 TINY = Model(checkpoint=Path("cairn-tiny"))
@@ -157,8 +158,20 @@ def test_two_runs_in_one_folder_are_one_too_many(tmp_path):
         only_here(tmp_path),
     ):
         pass
+    ran = Train(out=tmp_path, model=Model(preset="no such preset"))
+    with only_here(tmp_path), pytest.raises(ConfigError, match="another run writes to"):
+        run(ran)  # before the model is even looked at
     with only_here(tmp_path):  # and what is over is over
         pass
+
+
+def test_states_of_8_bits_do_not_stand_in_the_way_of_muon():
+    spec = shape_of(Model(preset="qwen3-0.6b"))
+    asked = Train(parallel=Layout(tp=8), optim=Optim(states="int8"))
+    with pytest.raises(ConfigError, match="3072 columns of the feed-forward / 8 % 256"):
+        refuse.check_layout(asked, spec, 8)
+    muon = msgspec.structs.replace(asked, optim=Optim(kind="muon", states="int8"))
+    refuse.check_layout(muon, spec, 8)  # the layers' columns have no scales
 
 
 def test_a_pipeline_that_idles_is_told():
