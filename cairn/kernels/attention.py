@@ -34,7 +34,6 @@ from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Case
 from cairn.kernels.tuned import Tuning, tuned
 
-FEW_KEYS = 2048  # of a sequence, up to which cuDNN's forward pass is ahead where heads share none
 SHORT = 4096  # keys of a sequence up to which our backward pass is ahead of cuDNN's, where heads share them
 __all__ = ["VARIANTS", "attention", "attention_reference", "cases", "cost", "tuning"]
 
@@ -174,8 +173,8 @@ def _offers(
 ) -> Mapping[str, str | None]:
     """Each implementation with what keeps it from running, the preferred one first.
 
-    Measured on an H200: Gluon is ahead of cuDNN where the mask is causal and heads have 128 columns, unless sequences
-    are short and heads have keys of their own; and far ahead of torch's flash attention (FA2) where lengths differ.
+    Measured on an H200: Gluon is ahead of cuDNN where the mask is causal and heads have 128 columns, and far ahead of
+    torch's flash attention (FA2) where lengths differ.
     """
     not_double = None if q_THC.dtype != torch.float64 else "float64 is for the reference"
     ours = {
@@ -185,8 +184,7 @@ def _offers(
     torchs = {"torch": from_torch.forward_obstacle(q_THC, sinks_H, problem)}
     if not problem.dense:
         return {**ours, **torchs, "reference": None}
-    shares = q_THC.shape[1] != k_TKC.shape[1]
-    ahead = problem.causal and q_THC.shape[2] == 128 and (shares or problem.max_k > FEW_KEYS)
+    ahead = problem.causal and q_THC.shape[2] == 128
     order = ("gluon", "torch", "triton") if ahead else ("torch", "gluon", "triton")
     obstacles = {name: {**ours, **torchs}[name] for name in order} | {"reference": None}
     return _best_first("forward", q_THC, problem, obstacles)
