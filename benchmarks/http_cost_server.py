@@ -27,8 +27,8 @@ from cairn.serve.answer import Answer
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import EngineThread, Job
-from cairn.serve.http.api import Application
-from cairn.serve.http.lifecycle import keep_what_is_loaded
+from cairn.serve.http.server.api import Application
+from cairn.serve.http.server.lifecycle import keep_what_is_loaded
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "messages": "/v1/messages",
          "responses": "/v1/responses"}  # fmt: skip

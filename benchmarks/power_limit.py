@@ -20,7 +20,7 @@ import torch
 from record import add_arguments, record
 from torch import Tensor
 
-from cairn.kernels.matmul import matmul
+from cairn.kernels.matmul.matmul import matmul
 
 SECONDS = 1.0
 SHAPES = {  # rows x columns x summed over

@@ -17,7 +17,7 @@ from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Landed
 from cairn.serve.engine.scheduler import Scheduler, Step
-from cairn.serve.http.backend import Backend, ThreadedEngine
+from cairn.serve.http.server.backend import Backend, ThreadedEngine
 
 TEXT = (
     "A cairn is a pile of stones that marks a path: each traveller adds one, and whoever comes later finds the way. "

@@ -17,11 +17,11 @@ from cairn.models.runnable import OpenModel
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
-from cairn.serve.http.backend import Backend, ThreadedEngine
-from cairn.serve.http.engine_watch import WatchedProcesses
-from cairn.serve.http.lifecycle import Server, address_of, bind
-from cairn.serve.http.service import Service
-from cairn.serve.http.settings import ServerConfig
+from cairn.serve.http.server.backend import Backend, ThreadedEngine
+from cairn.serve.http.server.engine_watch import WatchedProcesses
+from cairn.serve.http.server.lifecycle import Server, address_of, bind
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.settings import ServerConfig
 
 PATIENCE_S = 60
 

@@ -31,29 +31,36 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "generate": Verb("cairn.cli.generate", "complete a prompt with a model"),
-    "chat": Verb("cairn.cli.chat", "talk to a model, here or behind a server"),
+    "generate": Verb("cairn.cli.chat.generate", "complete a prompt with a model"),
+    "chat": Verb("cairn.cli.chat.chat", "talk to a model, here or behind a server"),
     "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
-    "data": Verb("cairn.cli.data", "text and chats to token stores; train a tokenizer"),
-    "train": Verb("cairn.cli.train", "train or fine-tune a model, from a recipe"),
-    "launch": Verb("cairn.cli.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
-    "jobs": Verb("cairn.cli.jobs", "the jobs launched from here: list, logs, stop, why"),
-    "chaos": Verb("cairn.cli.chaos", "break a training run on purpose; what was lost?"),
+    "data": Verb("cairn.cli.train.data", "text and chats to token stores; train a tokenizer"),
+    "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
+    "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
+    "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
+    "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),
     "bench": Verb(
-        "cairn.cli.bench", "measure serving and kernels against the ceilings of this machine"
+        "cairn.cli.bench.bench", "measure serving and kernels against the ceilings of this machine"
     ),
     "profile": Verb(
-        "cairn.cli.profile", "where the time of a step goes, and how far that is from its floor"
+        "cairn.cli.profile.profile",
+        "where the time of a step goes, and how far that is from its floor",
     ),
-    "comm": Verb("cairn.cli.comm", "prove collective schedules; what NCCL should choose"),
-    "plan": Verb("cairn.cli.plan", "does it fit, how fast, which layout, at what cost"),
-    "simulate": Verb("cairn.cli.simulate", "a cluster under a policy; the failures of 100k GPUs"),
-    "lab": Verb("cairn.cli.lab", "experiments: each idea predicted, measured and judged here"),
-    "learn": Verb("cairn.cli.learn", "the roadmap: the map, topics, a quiz, plans"),
+    "comm": Verb("cairn.cli.comm.comm", "prove collective schedules; what NCCL should choose"),
+    "plan": Verb("cairn.cli.plan.plan", "does it fit, how fast, which layout, at what cost"),
+    "simulate": Verb(
+        "cairn.cli.cluster.simulate", "a cluster under a policy; the failures of 100k GPUs"
+    ),
+    "lab": Verb(
+        "cairn.cli.learn.lab", "experiments: each idea predicted, measured and judged here"
+    ),
+    "learn": Verb("cairn.cli.learn.learn", "the roadmap: the map, topics, a quiz, plans"),
     "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),
     "doctor": Verb("cairn.cli.doctor", "check whether this machine is fit to run"),
-    "trace": Verb("cairn.cli.trace", "merge recorded events into one timeline for Perfetto"),
+    "trace": Verb(
+        "cairn.cli.profile.trace", "merge recorded events into one timeline for Perfetto"
+    ),
     "metrics": Verb("cairn.cli.metrics", "what the server counts, and a Grafana dashboard of it"),
 }
 

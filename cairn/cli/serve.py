@@ -15,10 +15,10 @@ import tyro
 from cairn.core.config import load
 from cairn.core.units import format_duration
 from cairn.models.hub import AUTO, default_model
-from cairn.serve.http.settings import ServerConfig
+from cairn.serve.http.server.settings import ServerConfig
 
 if TYPE_CHECKING:
-    from cairn.serve.http.backend import Backend
+    from cairn.serve.http.server.backend import Backend
 
 
 class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ def run(args: list[str]) -> int:
     )
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
     from cairn.labs import learn_routes
-    from cairn.serve.http.lifecycle import serve
+    from cairn.serve.http.server.lifecycle import serve
     from cairn.web import site
 
     began = time.perf_counter()

@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from cairn.labs.catalogue import all_labs
 from cairn.labs.learner import Learner, lab_document, look, map_document, topic_document
 from cairn.labs.wording import WORDS
-from cairn.serve.http.api import Guarded
-from cairn.serve.http.call import Call
-from cairn.serve.http.refusal import JSON, Refusal
-from cairn.serve.http.service import Service
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.api import Guarded
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.tools.call import Call
 
 
 def routes() -> list[Guarded]:

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.kernels.activation import gated_activation
-from cairn.kernels.epilogue import Epilogue
-from cairn.kernels.join_norm import Parts, join_add_rmsnorm
-from cairn.kernels.matmul import SMALL, launch, matmul
-from cairn.kernels.rmsnorm import add_rmsnorm, rmsnorm
-from cairn.kernels.rope import Heads, rope_table
-from cairn.kernels.skinny_matmul import skinny_matmul, skinny_parts
-from cairn.kernels.skinny_plans import pays
+from cairn.kernels.layer.activation import gated_activation
+from cairn.kernels.layer.rope import Heads, rope_table
+from cairn.kernels.matmul.epilogue import Epilogue
+from cairn.kernels.matmul.matmul import SMALL, launch, matmul
+from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
+from cairn.kernels.matmul.skinny_plans import pays
+from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm
+from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.attend import Attend, Rule
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import ACTIVATIONS, Attention, Columns, FeedForward, Norm, Rows

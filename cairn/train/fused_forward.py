@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cairn.kernels.attention import attention
-from cairn.kernels.attention_problem import WIDTHS
-from cairn.kernels.embedding import embedding
-from cairn.kernels.rmsnorm import add_rmsnorm, rmsnorm
-from cairn.kernels.rope import Heads, rope, rope_table
+from cairn.kernels.attention.attention import attention
+from cairn.kernels.attention.attention_problem import WIDTHS
+from cairn.kernels.layer.embedding import embedding
+from cairn.kernels.layer.rope import Heads, rope, rope_table
+from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.attend import Attend, Packed, Rule
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import Attention, Columns, Norm, Rows, Vocabulary

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cairn.kernels.activation import gated_activation
-from cairn.kernels.activation_backward import gated_activation_backward
-from cairn.kernels.rmsnorm import rmsnorm_with_rstd
-from cairn.kernels.rmsnorm_backward import rmsnorm_backward
+from cairn.kernels.layer.activation import gated_activation
+from cairn.kernels.layer.activation_backward import gated_activation_backward
+from cairn.kernels.norm.rmsnorm import rmsnorm_with_rstd
+from cairn.kernels.norm.rmsnorm_backward import rmsnorm_backward
 from cairn.models.shards import ALONE, Shards
 from cairn.train.parallel.pipeline.deferred import Owed
 from cairn.train.parallel.tensor import TensorShards

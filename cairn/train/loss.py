@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cairn.kernels.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.models.layers import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.parallel.vocab_loss import sharded_token_losses

@@ -18,7 +18,7 @@ import math
 
 import msgspec
 
-from cairn.kernels.attention_room import slopes_bytes
+from cairn.kernels.attention.attention_room import slopes_bytes
 from cairn.models.spec import ModelSpec
 from cairn.train.config import Optim, Precision, Train
 from cairn.train.recompute_kinds import KINDS, Recompute

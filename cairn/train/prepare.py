@@ -14,7 +14,7 @@ import torch
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
-from cairn.kernels.attention_problem import WIDTHS
+from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
 from cairn.models.layers import Build

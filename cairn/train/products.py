@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cairn.kernels.quantize import Quantized, quantize
-from cairn.kernels.quantize_tensor import quantize_tensor
-from cairn.kernels.quantize_turned import E5M2, quantize_turned
+from cairn.kernels.quantize.quantize import Quantized, quantize
+from cairn.kernels.quantize.quantize_tensor import quantize_tensor
+from cairn.kernels.quantize.quantize_turned import E5M2, quantize_turned
 from cairn.models.layers import Columns, Rows
 from cairn.models.transformer import Transformer
 

@@ -7,7 +7,7 @@ import torch
 
 from cairn.bench import kernels as bench
 from cairn.bench import kernels_table, record
-from cairn.cli import bench as verb
+from cairn.cli.bench import bench as verb
 from cairn.core.errors import DataError, HardwareError, UsageError
 from cairn.kernels.kernel import Case, Cost, Prepared
 from cairn.kernels.tooling import catalogue, measure

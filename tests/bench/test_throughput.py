@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cairn.bench import profile_serve, record, throughput
-from cairn.cli import bench as verb
-from cairn.cli import profile as profile_verb
+from cairn.cli.bench import bench as verb
+from cairn.cli.profile import profile as profile_verb
 from cairn.core.errors import ConfigError, DataError, UsageError
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.serve.engine.scheduler import Scheduler

@@ -11,8 +11,8 @@ from mock_openai import Reply, running
 
 from cairn.bench.load_row import read
 from cairn.bench.serve_bench import Progress
-from cairn.cli.load_options import BenchServe, read_setup
-from cairn.cli.load_progress import LoadProgress, clock, line
+from cairn.cli.bench.load_options import BenchServe, read_setup
+from cairn.cli.bench.load_progress import LoadProgress, clock, line
 from cairn.cli.main import main
 from cairn.core.errors import UsageError
 

@@ -10,10 +10,10 @@ import pytest
 from mock_openai import Reply, running
 from pseudo_terminal import CTRL_C, CTRL_D, UP, Typed
 
-from cairn.cli.chat_loop import Chat
-from cairn.cli.chat_state import Conversation, Sampling
-from cairn.cli.chat_talker import Ending, Piece, ServerTalker
-from cairn.cli.chat_terminal import Terminal, history_path
+from cairn.cli.chat.chat_loop import Chat
+from cairn.cli.chat.chat_state import Conversation, Sampling
+from cairn.cli.chat.chat_talker import Ending, Piece, ServerTalker
+from cairn.cli.chat.chat_terminal import Terminal, history_path
 from cairn.cli.main import main
 
 CHAT = [sys.executable, "-m", "cairn", "chat"]

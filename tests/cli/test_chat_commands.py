@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.cli.chat_commands import COMMANDS, Command, Draft, Say, complete, help_lines, parse
-from cairn.cli.chat_state import (
+from cairn.cli.chat.chat_commands import COMMANDS, Command, Draft, Say, complete, help_lines, parse
+from cairn.cli.chat.chat_state import (
     KNOBS,
     Conversation,
     Sampling,
@@ -14,7 +14,7 @@ from cairn.cli.chat_state import (
     is_chat,
     turned,
 )
-from cairn.cli.chat_state import parse as parse_file
+from cairn.cli.chat.chat_state import parse as parse_file
 from cairn.core.errors import DataError, RequestError, UsageError
 
 TEXT = st.text(alphabet=st.characters(codec="utf-8"))

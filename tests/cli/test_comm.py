@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cairn.cli import comm as verb
+from cairn.cli.comm import comm as verb
 from cairn.comm import nccl_tuner, validate
 from cairn.comm.published import ALL_REDUCE
 from cairn.comm.schedule import catalogue

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cairn.cli.main import main
-from cairn.cli.train import curve
+from cairn.cli.train.train import curve
 from cairn.models.runnable import open_model
 
 SMALL = ["--model.layers", "1", "--model.hidden", "32", "--data.sequence", "64", "--data.sequences", "4",

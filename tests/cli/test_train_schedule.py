@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cairn.cli.pipeline import run
+from cairn.cli.train.pipeline import run
 from cairn.core.errors import ConfigError, UsageError
 
 
@@ -77,5 +77,5 @@ def test_refused(arguments, error, words):
 
 
 def test_it_needs_no_torch():
-    code = "import sys; from cairn.cli.pipeline import run; run(['all']); assert 'torch' not in sys.modules"
+    code = "import sys; from cairn.cli.train.pipeline import run; run(['all']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.cli import jobs
+from cairn.cli.cluster import jobs
 from cairn.cluster import cordon_list, health, rank, records
 from cairn.cluster.backends.ray_seats import _elsewhere
 from cairn.cluster.backends.slurm_script import script

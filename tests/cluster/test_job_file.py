@@ -240,7 +240,7 @@ def test_everything_that_is_filled_in_is_known_to_the_rank():
 
 def test_what_a_job_says_about_failures_is_what_the_trainer_is_told(monkeypatch):
     """The variables are settings of `cairn train`; only a trainer that is to keep copies in memory gets them."""
-    from cairn.cli.train import read
+    from cairn.cli.train.train import read
     from cairn.cluster.elastic import recovery_env
     from cairn.cluster.inventory import Cluster
     from cairn.cluster.resolve import resolve

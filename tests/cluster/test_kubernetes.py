@@ -23,7 +23,7 @@ from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.job_file import read_job
 from cairn.cluster.resolve import CannotRun, resolve
 from cairn.cluster.spec import Job, Role, Scale, Topology
-from cairn.serve.http.counts import CATALOGUE_HTTP
+from cairn.serve.http.server.counts import CATALOGUE_HTTP
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
 GOLDEN = Path(__file__).with_name("golden")
@@ -186,7 +186,7 @@ def test_with_several_roles_the_first_that_is_done_does_not_end_the_others():
 
 
 def test_a_server_is_told_its_port_and_has_the_time_to_drain():
-    from cairn.serve.http.settings import ServerConfig
+    from cairn.serve.http.server.settings import ServerConfig
 
     (drain,) = [f for f in msgspec.structs.fields(ServerConfig) if f.name == "drain_timeout"]
     port = msgspec.structs.replace(server(), port=9000, queue="gold")

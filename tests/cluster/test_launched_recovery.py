@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from local_job import ended, launch, nothing_left
 from tiny_runs import TINY, recipe
 
-from cairn.cli import jobs
+from cairn.cli.cluster import jobs
 from cairn.cluster import ettr
 from cairn.cluster.spec import Checkpoint as JobCheckpoint
 from cairn.cluster.spec import Elastic, Job, Restart, Role

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from cairn.cli.comm_bench import sizes_of
+from cairn.cli.comm.comm_bench import sizes_of
 from cairn.cli.main import main
 from cairn.comm import bench_mpi
 from cairn.comm.bench_operations import Place

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from cairn.cli.main import main
-from cairn.serve.http.lifecycle import MARGIN_S
-from cairn.serve.http.settings import ServerConfig
+from cairn.serve.http.server.lifecycle import MARGIN_S
+from cairn.serve.http.server.settings import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.attention import attention, attention_reference
+from cairn.kernels.attention.attention import attention, attention_reference
 
 
 class Example(NamedTuple):

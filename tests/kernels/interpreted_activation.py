@@ -5,16 +5,16 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.activation import (
+from cairn.kernels.layer.activation import (
     gated_activation,
     gated_activation_fp8,
     gated_activation_reference,
     geglu,
     swiglu,
 )
-from cairn.kernels.activation_backward import gated_activation_backward
-from cairn.kernels.quantize import quantize
-from cairn.kernels.rows import key
+from cairn.kernels.layer.activation_backward import gated_activation_backward
+from cairn.kernels.norm.rows import key
+from cairn.kernels.quantize.quantize import quantize
 from cairn.kernels.tuned import trying
 
 BF16, F32 = torch.bfloat16, torch.float32

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.adamw import State, Step, _random_bits, adamw, adamw_reference
-from cairn.kernels.grad_norm import clip_scale, square_sum
-from cairn.kernels.tensor_table import CHUNK, tables
+from cairn.kernels.optim.adamw import State, Step, _random_bits, adamw, adamw_reference
+from cairn.kernels.optim.grad_norm import clip_scale, square_sum
+from cairn.kernels.optim.tensor_table import CHUNK, tables
 
 BF16, F32 = torch.bfloat16, torch.float32
 SHAPES = [(3, 16), (5,), (0,), (32,), (1,)]

@@ -16,9 +16,9 @@ from attention_examples import (
 )
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.attention import attention
-from cairn.kernels.attention_problem import checked_problem
-from cairn.kernels.attention_schedule import schedule
+from cairn.kernels.attention.attention import attention
+from cairn.kernels.attention.attention_problem import checked_problem
+from cairn.kernels.attention.attention_schedule import schedule
 
 EXAMPLES = [
     Example((70, 0, 1, 40), behind=5),

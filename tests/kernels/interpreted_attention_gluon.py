@@ -7,12 +7,12 @@ import pytest
 import torch
 from attention_examples import Example, arguments, tensors
 
-from cairn.kernels import attention_gluon, attention_gluon_backward, attention_room
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.attention import attention_reference
-from cairn.kernels.attention_gluon_keys import STEP
-from cairn.kernels.attention_problem import checked_problem
-from cairn.kernels.attention_rings import TILE
+from cairn.kernels.attention import attention_gluon, attention_gluon_backward, attention_room
+from cairn.kernels.attention.attention import attention_reference
+from cairn.kernels.attention.attention_gluon_keys import STEP
+from cairn.kernels.attention.attention_problem import checked_problem
+from cairn.kernels.attention.attention_rings import TILE
 from cairn.kernels.tuned import trying
 
 EXAMPLES = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cross_entropy import backward_, cross_entropy, cross_entropy_, statistics
-from cairn.kernels.cross_entropy_rule import Rule, VocabShard, cross_entropy_reference, join
+from cairn.kernels.loss.cross_entropy import backward_, cross_entropy, cross_entropy_, statistics
+from cairn.kernels.loss.cross_entropy_rule import Rule, VocabShard, cross_entropy_reference, join
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.embedding import embedding, embedding_backward, embedding_reference
+from cairn.kernels.layer.embedding import embedding, embedding_backward, embedding_reference
 from cairn.kernels.tuned import trying
 
 BF16, F32 = torch.bfloat16, torch.float32

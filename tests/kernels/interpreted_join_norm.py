@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_reference
-from cairn.kernels.rmsnorm import add_rmsnorm
+from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_reference
+from cairn.kernels.norm.rmsnorm import add_rmsnorm
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -4,7 +4,7 @@ import cairn.kernels.interpret  # noqa: F401  # isort: skip
 import pytest
 import torch
 
-from cairn.kernels.kv_blocks import copy_blocks, move_pages_reference, swap_blocks
+from cairn.kernels.paged.kv_blocks import copy_blocks, move_pages_reference, swap_blocks
 from cairn.kernels.tuned import trying
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.layernorm import layernorm, layernorm_reference
-from cairn.kernels.rows import key
+from cairn.kernels.norm.layernorm import layernorm, layernorm_reference
+from cairn.kernels.norm.rows import key
 from cairn.kernels.tuned import trying
 
 BF16, F32 = torch.bfloat16, torch.float32

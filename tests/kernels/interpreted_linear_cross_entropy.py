@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cross_entropy_rule import Rule, VocabShard
-from cairn.kernels.linear_cross_entropy import (
+from cairn.kernels.loss.cross_entropy_rule import Rule, VocabShard
+from cairn.kernels.loss.linear_cross_entropy import (
     LOGITS_MIB,
     _chunk,
     linear_cross_entropy,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul import _key, matmul
+from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.matmul import _key, matmul
 from cairn.kernels.tuned import trying
 
 TINY = dict(block_m=64, block_n=64, block_k=32, group=2, warps=4, stages=2)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.matmul_fp8 import _key, matmul_fp8, matmul_fp8_reference
-from cairn.kernels.quantize import by_largest
+from cairn.kernels.matmul.matmul_fp8 import _key, matmul_fp8, matmul_fp8_reference
+from cairn.kernels.quantize.quantize import by_largest
 from cairn.kernels.tuned import trying
 
 TINY = dict(block_m=64, block_n=64, block_k=64, group=2, warps=4, stages=2, per_sm=1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.merge_state import State, merge_state, merge_state_reference
+from cairn.kernels.attention.merge_state import State, merge_state, merge_state_reference
 
 
 def state(dtype: torch.dtype, tokens: int = 13, heads: int = 3, columns: int = 64) -> State:

@@ -5,13 +5,18 @@ import cairn.kernels.interpret  # isort: skip  # noqa: F401
 import pytest
 import torch
 
-from cairn.kernels import paged_decode, paged_prefill
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.cascade import cascade_attention, split_tables
-from cairn.kernels.paged_attention import FP8, checked, paged_attention, paged_attention_reference
-from cairn.kernels.paged_cases import Shape, random_call, run
-from cairn.kernels.paged_parts import Workspace, lasting_workspace
-from cairn.kernels.paged_tiles import Paged
+from cairn.kernels.paged import paged_decode, paged_prefill
+from cairn.kernels.paged.cascade import cascade_attention, split_tables
+from cairn.kernels.paged.paged_attention import (
+    FP8,
+    checked,
+    paged_attention,
+    paged_attention_reference,
+)
+from cairn.kernels.paged.paged_cases import Shape, random_call, run
+from cairn.kernels.paged.paged_parts import Workspace, lasting_workspace
+from cairn.kernels.paged.paged_tiles import Paged
 from cairn.kernels.tuned import trying
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.quantize import Quantized, dequantize, quantize, quantize_reference
-from cairn.kernels.quantize_tensor import quantize_tensor, quantize_tensor_reference
-from cairn.kernels.rows import key
+from cairn.kernels.norm.rows import key
+from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
+from cairn.kernels.quantize.quantize_tensor import quantize_tensor, quantize_tensor_reference
 from cairn.kernels.tuned import trying
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8

@@ -4,7 +4,12 @@ import cairn.kernels.interpret  # noqa: F401  # isort: skip
 import pytest
 import torch
 
-from cairn.kernels.quantize_turned import E4M3, E5M2, quantize_turned, quantize_turned_reference
+from cairn.kernels.quantize.quantize_turned import (
+    E4M3,
+    E5M2,
+    quantize_turned,
+    quantize_turned_reference,
+)
 
 
 def same(one, other):

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.quantize import Quantized, quantize
-from cairn.kernels.rmsnorm import (
+from cairn.kernels.norm.rmsnorm import (
     add_rmsnorm,
     add_rmsnorm_fp8,
     rmsnorm,
@@ -15,8 +14,9 @@ from cairn.kernels.rmsnorm import (
     rmsnorm_reference,
     rmsnorm_with_rstd,
 )
-from cairn.kernels.rmsnorm_backward import rmsnorm_backward, rmsnorm_backward_reference
-from cairn.kernels.rows import key
+from cairn.kernels.norm.rmsnorm_backward import rmsnorm_backward, rmsnorm_backward_reference
+from cairn.kernels.norm.rows import key
+from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.tuned import trying
 
 BF16, F32 = torch.bfloat16, torch.float32

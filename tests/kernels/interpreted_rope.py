@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.kv_write import rope_write, write_reference
-from cairn.kernels.rope import Heads, Pages, key, rope, rope_reference, rope_table
-from cairn.kernels.rope_backward import rope_backward
+from cairn.kernels.layer.rope import Heads, Pages, key, rope, rope_reference, rope_table
+from cairn.kernels.layer.rope_backward import rope_backward
+from cairn.kernels.paged.kv_write import rope_write, write_reference
 from cairn.kernels.tuned import trying
 
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn

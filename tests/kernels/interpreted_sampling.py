@@ -5,11 +5,11 @@ import cairn.kernels.interpret  # isort: skip  # noqa: F401
 import pytest
 import torch
 
-from cairn.kernels import logprobs as logprob_module
-from cairn.kernels import sampling as sampling_module
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.logprobs import LogProbs, logprobs, logprobs_reference
-from cairn.kernels.penalties import (
+from cairn.kernels.sampling import logprobs as logprob_module
+from cairn.kernels.sampling import sampling as sampling_module
+from cairn.kernels.sampling.logprobs import LogProbs, logprobs, logprobs_reference
+from cairn.kernels.sampling.penalties import (
     Penalties,
     count,
     penalize,
@@ -17,7 +17,7 @@ from cairn.kernels.penalties import (
     random_penalties,
     words,
 )
-from cairn.kernels.sampling import (
+from cairn.kernels.sampling.sampling import (
     Parameters,
     kept_reference,
     random_batch,

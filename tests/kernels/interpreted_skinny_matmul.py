@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.epilogue import Epilogue, matmul_reference
-from cairn.kernels.skinny_matmul import launch, skinny_matmul
-from cairn.kernels.skinny_plans import (
+from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.skinny_matmul import launch, skinny_matmul
+from cairn.kernels.matmul.skinny_plans import (
     LARGE_RING,
     Plan,
     candidates,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.kernels.step_inputs import (
+from cairn.kernels.paged.step_inputs import (
     Decided,
     Inputs,
     State,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.adamw import State, Step, adamw
-from cairn.kernels.grad_norm import clip_scale, square_sum
+from cairn.kernels.optim.adamw import State, Step, adamw
+from cairn.kernels.optim.grad_norm import clip_scale, square_sum
 
 
 def zeros(shape, dtype=torch.float32):

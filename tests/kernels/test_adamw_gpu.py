@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.adamw import State, Step, adamw, adamw_reference
-from cairn.kernels.grad_norm import clip_scale, square_sum
+from cairn.kernels.optim.adamw import State, Step, adamw, adamw_reference
+from cairn.kernels.optim.grad_norm import clip_scale, square_sum
 
 pytestmark = pytest.mark.gpu
 BF16, F32 = torch.bfloat16, torch.float32

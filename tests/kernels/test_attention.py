@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import HardwareError
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.attention import attention, attention_reference
-from cairn.kernels.attention_problem import cost, pairs
-from cairn.kernels.attention_rings import section_of
+from cairn.kernels.attention.attention import attention, attention_reference
+from cairn.kernels.attention.attention_problem import cost, pairs
+from cairn.kernels.attention.attention_rings import section_of
 from cairn.models.attend import Packed, Rule
 
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cross_entropy import _key, cross_entropy, cross_entropy_
-from cairn.kernels.cross_entropy_plans import CANDIDATES, LOOP
-from cairn.kernels.cross_entropy_rule import Rule, VocabShard, cross_entropy_reference
-from cairn.kernels.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.loss.cross_entropy import _key, cross_entropy, cross_entropy_
+from cairn.kernels.loss.cross_entropy_plans import CANDIDATES, LOOP
+from cairn.kernels.loss.cross_entropy_rule import Rule, VocabShard, cross_entropy_reference
+from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu

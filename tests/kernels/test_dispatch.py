@@ -6,7 +6,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.kernels import dispatch
 from cairn.kernels.dispatch import choose
-from cairn.kernels.rmsnorm import rmsnorm
+from cairn.kernels.norm.rmsnorm import rmsnorm
 
 OFFERS = {"gluon": "no Hopper here", "triton": None, "reference": None}
 

@@ -15,42 +15,42 @@ import pytest
 import torch
 from torch import Tensor
 
-from cairn.kernels import cascade
-from cairn.kernels.activation import gated_activation, gated_activation_fp8, geglu
-from cairn.kernels.activation_backward import gated_activation_backward
-from cairn.kernels.adamw import State as Moments
-from cairn.kernels.adamw import Step, adamw
-from cairn.kernels.attention import attention
-from cairn.kernels.cross_entropy import cross_entropy, cross_entropy_
-from cairn.kernels.embedding import embedding, embedding_backward
-from cairn.kernels.grad_norm import clip_scale, square_sum
-from cairn.kernels.join_norm import Parts, join_add_rmsnorm
-from cairn.kernels.kv_blocks import copy_blocks, swap_blocks
-from cairn.kernels.kv_write import rope_write
-from cairn.kernels.layernorm import layernorm
-from cairn.kernels.linear_cross_entropy import linear_cross_entropy
-from cairn.kernels.logprobs import LogProbs, logprobs
-from cairn.kernels.matmul import matmul
-from cairn.kernels.matmul_fp8 import matmul_fp8
-from cairn.kernels.merge_state import State, merge_state
-from cairn.kernels.paged_attention import paged_attention
-from cairn.kernels.penalties import count, penalize, random_penalties
-from cairn.kernels.quantize import Quantized, dequantize, quantize, quantize_reference
-from cairn.kernels.quantize_tensor import quantize_tensor
-from cairn.kernels.quantize_turned import quantize_turned
-from cairn.kernels.rmsnorm import (
+from cairn.kernels.attention.attention import attention
+from cairn.kernels.attention.merge_state import State, merge_state
+from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu
+from cairn.kernels.layer.activation_backward import gated_activation_backward
+from cairn.kernels.layer.embedding import embedding, embedding_backward
+from cairn.kernels.layer.rope import Pages, rope, rope_table
+from cairn.kernels.layer.rope_backward import Heads, rope_backward
+from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
+from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.matmul.matmul import matmul
+from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
+from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
+from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm
+from cairn.kernels.norm.layernorm import layernorm
+from cairn.kernels.norm.rmsnorm import (
     add_rmsnorm,
     add_rmsnorm_fp8,
     rmsnorm,
     rmsnorm_fp8,
     rmsnorm_with_rstd,
 )
-from cairn.kernels.rmsnorm_backward import rmsnorm_backward
-from cairn.kernels.rope import Pages, rope, rope_table
-from cairn.kernels.rope_backward import Heads, rope_backward
-from cairn.kernels.sampling import random_batch, sample
-from cairn.kernels.skinny_matmul import skinny_matmul, skinny_parts
-from cairn.kernels.step_inputs import decode_step, keep_tokens, step_inputs
+from cairn.kernels.norm.rmsnorm_backward import rmsnorm_backward
+from cairn.kernels.optim.adamw import State as Moments
+from cairn.kernels.optim.adamw import Step, adamw
+from cairn.kernels.optim.grad_norm import clip_scale, square_sum
+from cairn.kernels.paged import cascade
+from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
+from cairn.kernels.paged.kv_write import rope_write
+from cairn.kernels.paged.paged_attention import paged_attention
+from cairn.kernels.paged.step_inputs import decode_step, keep_tokens, step_inputs
+from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
+from cairn.kernels.quantize.quantize_tensor import quantize_tensor
+from cairn.kernels.quantize.quantize_turned import quantize_turned
+from cairn.kernels.sampling.logprobs import LogProbs, logprobs
+from cairn.kernels.sampling.penalties import count, penalize, random_penalties
+from cairn.kernels.sampling.sampling import random_batch, sample
 from cairn.kernels.tooling import catalogue
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul import CANDIDATES, FEW, FLAT, _key, matmul
-from cairn.kernels.matmul_fp8 import CANDIDATES as FP8_CANDIDATES
-from cairn.kernels.matmul_fp8 import PRECISE_CANDIDATES, matmul_fp8, matmul_fp8_reference
-from cairn.kernels.matmul_fp8 import _key as fp8_key
-from cairn.kernels.quantize import by_largest
+from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.matmul import CANDIDATES, FEW, FLAT, _key, matmul
+from cairn.kernels.matmul.matmul_fp8 import CANDIDATES as FP8_CANDIDATES
+from cairn.kernels.matmul.matmul_fp8 import PRECISE_CANDIDATES, matmul_fp8, matmul_fp8_reference
+from cairn.kernels.matmul.matmul_fp8 import _key as fp8_key
+from cairn.kernels.quantize.quantize import by_largest
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu

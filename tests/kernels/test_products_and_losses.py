@@ -5,24 +5,24 @@ import torch
 import torch.nn.functional as F
 
 from cairn.core.errors import ConfigError, HardwareError
-from cairn.kernels import matmul_fp8 as fp8
-from cairn.kernels import skinny_matmul as skinny
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cross_entropy import cross_entropy, cross_entropy_
-from cairn.kernels.cross_entropy_plans import CANDIDATES, Plan
-from cairn.kernels.cross_entropy_rule import (
+from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
+from cairn.kernels.loss.cross_entropy_plans import CANDIDATES, Plan
+from cairn.kernels.loss.cross_entropy_rule import (
     LOG2E,
     Losses,
     Rule,
     VocabShard,
     cross_entropy_reference,
 )
-from cairn.kernels.linear_cross_entropy import linear_cross_entropy
-from cairn.kernels.matmul import matmul
-from cairn.kernels.matmul_fp8 import matmul_fp8
-from cairn.kernels.projections import QWEN3_06B, QWEN3_8B
-from cairn.kernels.skinny_matmul import skinny_matmul
-from cairn.kernels.skinny_plans import candidates, default_plan
+from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.matmul import matmul_fp8 as fp8
+from cairn.kernels.matmul import skinny_matmul as skinny
+from cairn.kernels.matmul.matmul import matmul
+from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
+from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
+from cairn.kernels.matmul.skinny_matmul import skinny_matmul
+from cairn.kernels.matmul.skinny_plans import candidates, default_plan
 from cairn.kernels.tiles import Tiles, row_bucket
 from cairn.models.layers import Build, FeedForward
 from cairn.models.presets import preset

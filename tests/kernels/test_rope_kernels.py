@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.kv_write import rope_write
-from cairn.kernels.rope import Heads, Pages, rope, rope_reference, rope_table
-from cairn.kernels.rope_backward import rope_backward
+from cairn.kernels.layer.rope import Heads, Pages, rope, rope_reference, rope_table
+from cairn.kernels.layer.rope_backward import rope_backward
+from cairn.kernels.paged.kv_write import rope_write
 from cairn.models.rope import Rotation
 
 T, H, K, C = 6, 4, 2, 16

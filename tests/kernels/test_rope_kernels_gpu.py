@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.kv_write import rope_write, write_reference
-from cairn.kernels.rope import CANDIDATES, Heads, Pages, key, rope, rope_reference, rope_table
+from cairn.kernels.layer.rope import CANDIDATES, Heads, Pages, key, rope, rope_reference, rope_table
+from cairn.kernels.paged.kv_write import rope_write, write_reference
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu

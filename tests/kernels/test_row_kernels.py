@@ -10,16 +10,16 @@ import torch.nn.functional as F
 
 from cairn.core.errors import HardwareError
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.activation import gated_activation, gated_activation_fp8, geglu, swiglu
-from cairn.kernels.activation_backward import gated_activation_backward
 from cairn.kernels.arguments import as_rows
-from cairn.kernels.embedding import embedding, embedding_backward
-from cairn.kernels.kv_blocks import copy_blocks, swap_blocks
-from cairn.kernels.layernorm import layernorm
-from cairn.kernels.quantize import Quantized, dequantize, quantize
-from cairn.kernels.quantize_tensor import quantize_tensor
-from cairn.kernels.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_fp8
-from cairn.kernels.rows import Layout, candidates, default_layout, width
+from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu, swiglu
+from cairn.kernels.layer.activation_backward import gated_activation_backward
+from cairn.kernels.layer.embedding import embedding, embedding_backward
+from cairn.kernels.norm.layernorm import layernorm
+from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_fp8
+from cairn.kernels.norm.rows import Layout, candidates, default_layout, width
+from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
+from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
+from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.models.layers import Build, Norm
 from cairn.models.spec import ModelSpec
 

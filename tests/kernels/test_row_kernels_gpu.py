@@ -5,18 +5,18 @@ import torch
 import torch.nn.functional as F
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.activation import (
+from cairn.kernels.layer.activation import (
     gated_activation,
     gated_activation_fp8,
     gated_activation_reference,
 )
-from cairn.kernels.embedding import embedding, embedding_backward
-from cairn.kernels.kv_blocks import copy_blocks, swap_blocks
-from cairn.kernels.layernorm import layernorm, layernorm_reference
-from cairn.kernels.quantize import dequantize, quantize, quantize_reference
-from cairn.kernels.quantize_tensor import quantize_tensor, quantize_tensor_reference
-from cairn.kernels.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_reference
-from cairn.kernels.rows import candidates, key
+from cairn.kernels.layer.embedding import embedding, embedding_backward
+from cairn.kernels.norm.layernorm import layernorm, layernorm_reference
+from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_reference
+from cairn.kernels.norm.rows import candidates, key
+from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
+from cairn.kernels.quantize.quantize import dequantize, quantize, quantize_reference
+from cairn.kernels.quantize.quantize_tensor import quantize_tensor, quantize_tensor_reference
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu

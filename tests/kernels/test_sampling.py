@@ -5,10 +5,16 @@ import math
 import pytest
 import torch
 
-from cairn.kernels.logprobs import logprobs
-from cairn.kernels.penalties import bits_reference, count, penalize, random_penalties, words
-from cairn.kernels.sampling import Parameters, kept_reference, random_batch, sample
-from cairn.kernels.sampling_noise import noise_reference
+from cairn.kernels.sampling.logprobs import logprobs
+from cairn.kernels.sampling.penalties import (
+    bits_reference,
+    count,
+    penalize,
+    random_penalties,
+    words,
+)
+from cairn.kernels.sampling.sampling import Parameters, kept_reference, random_batch, sample
+from cairn.kernels.sampling.sampling_noise import noise_reference
 from cairn.models.generate import Sampling, probabilities
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.logprobs import LogProbs, logprobs, logprobs_reference
-from cairn.kernels.penalties import (
+from cairn.kernels.sampling.logprobs import LogProbs, logprobs, logprobs_reference
+from cairn.kernels.sampling.penalties import (
     bits_reference,
     count,
     penalize,
@@ -13,14 +13,14 @@ from cairn.kernels.penalties import (
     random_penalties,
     words,
 )
-from cairn.kernels.sampling import (
+from cairn.kernels.sampling.sampling import (
     Batch,
     Parameters,
     random_batch,
     sample,
     sample_reference,
 )
-from cairn.kernels.sampling_noise import noise_reference
+from cairn.kernels.sampling.sampling_noise import noise_reference
 
 pytestmark = pytest.mark.gpu
 

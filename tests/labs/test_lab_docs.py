@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cairn.cli.lab_show import markdown
+from cairn.cli.learn.lab_show import markdown
 from cairn.labs.catalogue import all_labs
 
 DOCS = Path(__file__).parents[2] / "docs" / "labs.md"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from lab_samples import ceilings, ceilings_here, lab, outcome
 
-from cairn.cli.lab_progress import time_left
+from cairn.cli.learn.lab_progress import time_left
 from cairn.cli.main import main
 from cairn.hw.ceilings import identify, load, machine_file, save
 from cairn.hw.probe import probe

@@ -227,7 +227,7 @@ def test_generate_without_a_model_says_which_it_took(monkeypatch, capsys):
 
 
 def test_serve_without_a_model_says_which_it_takes(monkeypatch, capsys):
-    from cairn.serve.http import lifecycle
+    from cairn.serve.http.server import lifecycle
 
     hide_the_better_one(monkeypatch)
     served = []

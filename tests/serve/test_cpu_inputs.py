@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.kernels.step_inputs import Decided, Inputs, State, step_inputs
+from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 
 PAGE, PAGES, ROWS = 4, 12, 9

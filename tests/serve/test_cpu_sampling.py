@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.kernels.sampling import Parameters, sample
+from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.serve.engine import cpu_sampling
 from cairn.serve.engine.cpu_sampling import HEAD, sample_on_cpu
 

@@ -15,7 +15,7 @@ import torch
 from tiny_engines import at_rest
 
 from cairn.core.errors import RequestError
-from cairn.kernels.penalties import bits_reference
+from cairn.kernels.sampling.penalties import bits_reference
 from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
@@ -27,8 +27,8 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start_with
 from cairn.serve.grammar import GrammarConstraint, Grammars
 from cairn.serve.guide import MOST_CHARACTERS, Guide, read_guide
-from cairn.serve.http.tool_parser import CLOSE, OPEN, TOOL_CALLS, parse_all, tool_parser
-from cairn.serve.http.tools import hides_marks, read_tools, tool_guide
+from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, TOOL_CALLS, parse_all, tool_parser
+from cairn.serve.http.tools.tools import hides_marks, read_tools, tool_guide
 
 VOCABULARY = 450  # more rows than tokens, and no multiple of 32
 EOS = 0

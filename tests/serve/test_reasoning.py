@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.serve.http.reasoning import ReasoningSplitter, Split, opened_by, split_reasoning
+from cairn.serve.http.chat.reasoning import ReasoningSplitter, Split, opened_by, split_reasoning
 
 WHOLE = [
     ("<think>\nHm.\n</think>\n\nYes.", False, "Hm.", "Yes."),

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cairn.core.errors import RequestError
-from cairn.serve.http.tool_parser import parse_all, tool_parser
-from cairn.serve.http.tools import format_of, new_call_id, read_tools
+from cairn.serve.http.tools.tool_parser import parse_all, tool_parser
+from cairn.serve.http.tools.tools import format_of, new_call_id, read_tools
 
 FORMATS = ("hermes", "llama3", "mistral")
 NAMES = ("f", "get_weather", "a.b-c")

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cairn.cli.train import free_folder, read, train_part
+from cairn.cli.train.train import free_folder, read, train_part
 from cairn.core.config import to_toml
 from cairn.core.errors import CairnError, ConfigError, UsageError
 from cairn.train.config import Data, Optim, Precision, Train

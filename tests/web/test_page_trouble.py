@@ -7,7 +7,7 @@ from live_server import scripted
 from page_driver import paced
 from playwright.sync_api import expect
 
-from cairn.serve.http.keys import Keys
+from cairn.serve.http.server.keys import Keys
 from cairn.web import site
 
 

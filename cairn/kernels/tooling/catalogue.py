@@ -16,10 +16,11 @@ from cairn.core.errors import UsageError, did_you_mean
 
 MARKS = {"VARIANTS", "cases"}
 PACKAGE = "cairn.kernels"
+TOOLS = ("tooling", "interpreter")
 
 
 class Entry(NamedTuple):
-    module: str  # "cairn.kernels.rmsnorm"
+    module: str  # "cairn.kernels.norm.rmsnorm"
     line: str  # the first sentence of its docstring
     tunable: bool  # has tuning()
 
@@ -28,13 +29,23 @@ class Entry(NamedTuple):
 def kernels(folder: Path = Path(__file__).parents[1]) -> Mapping[str, Entry]:
     """Name of each kernel -> where it is and what it says about itself, in alphabetical order."""
     found = {}
-    for path in sorted(folder.glob("*.py")):
+    for path in sources(folder):
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
         names = _defined(tree)
         if names >= MARKS:
             line = (ast.get_docstring(tree) or "").partition("\n")[0]
-            found[path.stem] = Entry(f"{PACKAGE}.{path.stem}", line, "tuning" in names)
+            found[path.stem] = Entry(module_of(path, folder), line, "tuning" in names)
     return found
+
+
+def sources(folder: Path = Path(__file__).parents[1]) -> list[Path]:
+    """Every file of the package that may hold a kernel, in the order of names; the tools are none."""
+    inside = [path for path in folder.glob("*/*.py") if path.parent.name not in TOOLS]
+    return sorted([*folder.glob("*.py"), *inside], key=lambda path: path.stem)
+
+
+def module_of(path: Path, folder: Path = Path(__file__).parents[1]) -> str:
+    return ".".join((PACKAGE, *path.relative_to(folder).with_suffix("").parts))
 
 
 def chosen(only: Sequence[str]) -> list[str]:

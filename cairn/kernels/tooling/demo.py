@@ -1,7 +1,7 @@
 """What `python -m cairn.kernels.NAME` does: check the kernel, and show its rate beside this machine's ceiling.
 
-    python -m cairn.kernels.rmsnorm                                       every case: error, time, rate, anchors
-    compute-sanitizer python -m cairn.kernels.rmsnorm --check 3           the errors of the 3 smallest cases only
+    python -m cairn.kernels.norm.rmsnorm                                       every case: error, time, rate, anchors
+    compute-sanitizer python -m cairn.kernels.norm.rmsnorm --check 3           the errors of the 3 smallest cases only
 
 On a GPU every case of the module is checked and timed. Without one its numerics are checked by its tests in the
 interpreter, if the sources of the tests are there. Knows no kernel by name.
@@ -121,7 +121,7 @@ def interpreted_tests(name: str) -> list[Path]:
     if own.exists():
         return [own]
     imports = re.compile(
-        rf"^from cairn\.kernels(\.{name} import| import .*\b{name}\b)", re.MULTILINE
+        rf"^from cairn\.kernels(\.\w+)?(\.{name} import| import .*\b{name}\b)", re.MULTILINE
     )
     files = sorted(folder.glob("interpreted_*.py"))
     return [path for path in files if imports.search(path.read_text(encoding="utf-8"))]

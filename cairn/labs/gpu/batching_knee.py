@@ -157,7 +157,7 @@ LAB = Lab(
     code=(
         "cairn/models/step_cost.py:step_cost",
         "cairn/hw/roofline.py:floor",
-        "cairn/kernels/skinny_matmul.py:skinny_matmul",
+        "cairn/kernels/matmul/skinny_matmul.py:skinny_matmul",
     ),
     reading=(
         "Efficiently Scaling Transformer Inference (2022)",

@@ -115,7 +115,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/labs/gpu/_strided_kernel.py:gather",
-        "cairn/kernels/rows.py:layout",
+        "cairn/kernels/norm/rows.py:layout",
         "cairn/kernels/tooling/explain.py:accesses",
     ),
     reading=(

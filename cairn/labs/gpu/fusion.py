@@ -85,7 +85,7 @@ def _compiled(bench: Workbench) -> ctypes.CDLL:
 def _layernorm(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.kernels.layernorm import cost, layernorm, layernorm_reference
+    from cairn.kernels.norm.layernorm import cost, layernorm, layernorm_reference
     from cairn.labs.gpu._traffic import Traffic
 
     rows, columns = 16384, 4096
@@ -164,9 +164,9 @@ LAB = Lab(
         ),
     ),
     code=(
-        "cairn/kernels/layernorm.py:layernorm",
-        "cairn/kernels/layernorm.py:cost",
-        "cairn/kernels/rmsnorm.py:add_rmsnorm",
+        "cairn/kernels/norm/layernorm.py:layernorm",
+        "cairn/kernels/norm/layernorm.py:cost",
+        "cairn/kernels/norm/rmsnorm.py:add_rmsnorm",
         "cairn/labs/gpu/_traffic.py:Traffic",
     ),
     reading=(

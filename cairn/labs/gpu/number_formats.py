@@ -101,7 +101,7 @@ def _integers(bench: Workbench, count: int, rows: list[list[Any]]) -> list[Check
     """int8 by our quantiser with a scale for each row; int4 by the same rule with 7 steps."""
     import torch
 
-    from cairn.kernels.quantize import quantize_reference
+    from cairn.kernels.quantize.quantize import quantize_reference
 
     bench.step("int8 and int4")
     x = torch.randn(count // 256, 256, generator=torch.Generator().manual_seed(1))
@@ -161,7 +161,7 @@ LAB = Lab(
         ),
     ),
     code=(
-        "cairn/kernels/quantize.py:quantize_reference",
+        "cairn/kernels/quantize/quantize.py:quantize_reference",
         "cairn/train/products.py:Fp8ByRow",
         "cairn/train/optim/int8_states.py:pack",
     ),

@@ -63,7 +63,7 @@ def _attend(q_THC: Any, k_NHC: Any, v_NHC: Any) -> Any:
     """Attention over some keys, with the log-sum-exp that lets it be joined with others."""
     import torch
 
-    from cairn.kernels.merge_state import State
+    from cairn.kernels.attention.merge_state import State
 
     scores_HTN = torch.einsum("thc,nhc->htn", q_THC, k_NHC) * COLUMNS**-0.5
     lse_HT = scores_HTN.logsumexp(-1)
@@ -72,7 +72,7 @@ def _attend(q_THC: Any, k_NHC: Any, v_NHC: Any) -> Any:
 
 
 def _by_blocks(q_THC: Any, k_NHC: Any, v_NHC: Any, block: int) -> Any:
-    from cairn.kernels.merge_state import merge_state_reference
+    from cairn.kernels.attention.merge_state import merge_state_reference
 
     state = _attend(q_THC, k_NHC[:block], v_NHC[:block])
     for first in range(block, len(k_NHC), block):
@@ -127,9 +127,9 @@ LAB = Lab(
         Words("a block was joined twice or left out", "某个块被重复合并或遗漏"),
     ),
     code=(
-        "cairn/kernels/merge_state.py:merge_state_reference",
-        "cairn/kernels/attention_forward.py",
-        "cairn/kernels/cascade.py:cascade_attention",
+        "cairn/kernels/attention/merge_state.py:merge_state_reference",
+        "cairn/kernels/attention/attention_forward.py",
+        "cairn/kernels/paged/cascade.py:cascade_attention",
     ),
     reading=(
         "Online normalizer calculation for softmax (2018)",

@@ -163,7 +163,7 @@ LAB = Lab(
     code=(
         "cairn/hw/measure_device.py:matmul_rate",
         "cairn/hw/datasheet.py:CHIPS",
-        "cairn/kernels/matmul_fp8.py",
+        "cairn/kernels/matmul/matmul_fp8.py",
         "cairn/train/products.py:make_products",
     ),
     reading=("Mixed Precision Training (2018)", "FP8 Formats for Deep Learning (2022)"),

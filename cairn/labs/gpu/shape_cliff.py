@@ -102,7 +102,7 @@ def _columns(bench: Workbench) -> Outcome:
 def _products(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.kernels.matmul import LARGE
+    from cairn.kernels.matmul.matmul import LARGE
     from cairn.kernels.tiles import tma_obstacle
 
     points, seconds, refused = [], {}, {}
@@ -166,7 +166,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/kernels/tiles.py:tma_obstacle",
-        "cairn/kernels/matmul.py:matmul",
+        "cairn/kernels/matmul/matmul.py:matmul",
         "cairn/labs/gpu/shape_cliff.py:lines_kept",
     ),
     reading=(

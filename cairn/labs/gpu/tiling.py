@@ -130,7 +130,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/kernels/tiles.py:Tiles",
-        "cairn/kernels/matmul.py:matmul",
+        "cairn/kernels/matmul/matmul.py:matmul",
         "cairn/labs/gpu/tiling.py:fetched",
     ),
     reading=(

@@ -86,7 +86,7 @@ def _table(rows: Rows) -> Table:
 
 def _compile(aligned: tuple[str, ...]) -> Any:
     from cairn.core.errors import CairnError
-    from cairn.kernels.linear_cross_entropy import VARIANTS
+    from cairn.kernels.loss.linear_cross_entropy import VARIANTS
     from cairn.kernels.tooling.compile import compile_variant
 
     compiled = compile_variant(VARIANTS[-1]._replace(aligned=aligned), "linear_cross_entropy")
@@ -127,7 +127,7 @@ LAB = Lab(
         "cairn/kernels/tooling/compile.py:compile_variant",
         "cairn/kernels/tooling/explain.py:summary",
         "cairn/kernels/tooling/machine_code.py:opcodes",
-        "cairn/kernels/linear_cross_entropy.py:VARIANTS",
+        "cairn/kernels/loss/linear_cross_entropy.py:VARIANTS",
     ),
     reading=(
         "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations (2019)",

@@ -100,8 +100,8 @@ def _on_gpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:
     """Tiles of 128 x 256 in one column: as many as there are multiprocessors, one more, twice as many."""
     import torch
 
-    from cairn.kernels.epilogue import Epilogue
-    from cairn.kernels.matmul import LARGE, launch
+    from cairn.kernels.matmul.epilogue import Epilogue
+    from cairn.kernels.matmul.matmul import LARGE, launch
 
     workers = torch.cuda.get_device_properties(bench.device).multi_processor_count
     counts = [workers // 2, workers, workers, workers + 1, 2 * workers]
@@ -137,7 +137,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/kernels/tiles.py:Tiles",
-        "cairn/kernels/matmul.py:launch",
+        "cairn/kernels/matmul/matmul.py:launch",
         "cairn/labs/gpu/wave_quantisation.py:waves",
     ),
     reading=(

@@ -171,7 +171,7 @@ LAB = Lab(
     code=(
         "cairn/train/step.py:train_step",
         "cairn/train/bad_step.py:veto",
-        "cairn/kernels/grad_norm.py:clip_scale",
+        "cairn/kernels/optim/grad_norm.py:clip_scale",
     ),
     reading=(
         "PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",

@@ -163,7 +163,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/models/transformer.py:Transformer",
-        "cairn/kernels/rmsnorm.py:rmsnorm",
+        "cairn/kernels/norm/rmsnorm.py:rmsnorm",
         "cairn/train/parallel/buckets.py:Buckets",
     ),
     reading=(

@@ -35,7 +35,7 @@ class Counting:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.kernels.rmsnorm import rmsnorm_reference
+    from cairn.kernels.norm.rmsnorm import rmsnorm_reference
 
     weight = torch.ones(16)
 
@@ -156,7 +156,7 @@ LAB = Lab(
         ),
     ),
     code=(
-        "cairn/kernels/rmsnorm.py:rmsnorm_reference",
+        "cairn/kernels/norm/rmsnorm.py:rmsnorm_reference",
         "cairn/kernels/anchors.py:compiled",
         "cairn/labs/pytorch/compile.py:Counting",
     ),

@@ -18,7 +18,7 @@ NAME = "cairn_lab::rmsnorm"
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.kernels.rmsnorm import rmsnorm_reference
+    from cairn.kernels.norm.rmsnorm import rmsnorm_reference
 
     bench.step("registering an operation")
     operation = _register()
@@ -90,7 +90,7 @@ def _register() -> Any:
     found = getattr(torch.ops.cairn_lab, "rmsnorm", None)
     if found is not None:
         return found.default
-    from cairn.kernels.rmsnorm import rmsnorm_reference
+    from cairn.kernels.norm.rmsnorm import rmsnorm_reference
 
     @torch.library.custom_op(NAME, mutates_args=())
     def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _backward(ctx: Any, grad: Any) -> Any:
 def _gradient_gap(operation: Any, x: Any, weight: Any) -> float:
     import torch
 
-    from cairn.kernels.rmsnorm import rmsnorm_reference
+    from cairn.kernels.norm.rmsnorm import rmsnorm_reference
 
     found = []
     for form in (operation, rmsnorm_reference):
@@ -161,8 +161,8 @@ LAB = Lab(
         Words("another version of torch.library", "torch.library 版本不同"),
     ),
     code=(
-        "cairn/kernels/rmsnorm.py:rmsnorm",
-        "cairn/kernels/rmsnorm_backward.py",
+        "cairn/kernels/norm/rmsnorm.py:rmsnorm",
+        "cairn/kernels/norm/rmsnorm_backward.py",
         "cairn/train/products.py:product",
     ),
     reading=(

@@ -22,7 +22,7 @@ LEAN = ("linalg_vector_norm", "hypot_", "div", "mul_")
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.kernels.rmsnorm import rmsnorm_reference
+    from cairn.kernels.norm.rmsnorm import rmsnorm_reference
     from cairn.models.lean import LeanNorm
 
     model = tiny_model()
@@ -159,7 +159,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/models/lean.py:LeanNorm",
-        "cairn/kernels/rmsnorm.py:rmsnorm_reference",
+        "cairn/kernels/norm/rmsnorm.py:rmsnorm_reference",
         "cairn/labs/pytorch/_watched.py:Watched",
     ),
     reading=("PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",),

@@ -135,7 +135,7 @@ LAB = Lab(
     code=(
         "cairn/train/precision.py:LossScale",
         "cairn/train/step.py:train_step",
-        "cairn/kernels/adamw.py:adamw",
+        "cairn/kernels/optim/adamw.py:adamw",
     ),
     reading=("Mixed Precision Training (2018)",),
     questions=(

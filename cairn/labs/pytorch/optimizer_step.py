@@ -18,7 +18,7 @@ LR, DECAY = 1e-3, 0.1
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.kernels.adamw import State, cost
+    from cairn.kernels.optim.adamw import State, cost
     from cairn.labs.gpu._traffic import Traffic
 
     count = (1 << 26) if bench.on_gpu else bench.pick(1 << 22, 1 << 20)
@@ -106,7 +106,7 @@ def _plain(state: Any) -> None:
 def _fused(state: Any) -> None:
     import torch
 
-    from cairn.kernels.adamw import Step, adamw
+    from cairn.kernels.optim.adamw import Step, adamw
 
     if state.weights[0].is_cuda:
         adamw(state, Step(1, LR, weight_decay=DECAY))
@@ -123,7 +123,7 @@ def _disagreement() -> float:
     import torch
     from torch import nn
 
-    from cairn.kernels.adamw import State, Step, adamw_reference
+    from cairn.kernels.optim.adamw import State, Step, adamw_reference
     from cairn.train.config import Optim
     from cairn.train.optim.adamw import AdamW
 
@@ -176,8 +176,8 @@ LAB = Lab(
         ),
     ),
     code=(
-        "cairn/kernels/adamw.py:adamw",
-        "cairn/kernels/adamw.py:cost",
+        "cairn/kernels/optim/adamw.py:adamw",
+        "cairn/kernels/optim/adamw.py:cost",
         "cairn/train/optim/adamw.py:AdamW",
         "cairn/train/step.py:clip_factor",
     ),

@@ -147,7 +147,7 @@ LAB = Lab(
     code=(
         "cairn/models/lean.py:LeanLayer",
         "cairn/kernels/arguments.py:as_rows",
-        "cairn/kernels/paged_views.py",
+        "cairn/kernels/paged/paged_views.py",
     ),
     reading=("PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",),
     questions=(

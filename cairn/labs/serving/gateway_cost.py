@@ -143,8 +143,8 @@ LAB = Lab(
         ),
     ),
     code=(
-        "cairn/serve/http/service.py:Service",
-        "cairn/serve/http/sse.py:EventStream",
+        "cairn/serve/http/server/service.py:Service",
+        "cairn/serve/http/server/sse.py:EventStream",
         "cairn/bench/load_client.py:LoadClient",
         "cairn/bench/paced_engine.py:capacity",
     ),

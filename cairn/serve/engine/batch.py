@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.kernels.step_inputs import Decided, Inputs, State, step_inputs
+from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.scheduler import Chunk

@@ -6,7 +6,7 @@ its products. NumPy does the same on the same memory at a tenth of the price.
 
 import numpy as np
 
-from cairn.kernels.step_inputs import Decided, Inputs, State
+from cairn.kernels.paged.step_inputs import Decided, Inputs, State
 
 
 def inputs_on_cpu(decided: Decided, state: State, page_size: int, inputs: Inputs) -> None:

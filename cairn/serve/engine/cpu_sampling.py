@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.kernels.sampling import Parameters, sample
+from cairn.kernels.sampling.sampling import Parameters, sample
 
 WORD = 0xFFFFFFFF
 SMALL = 4096  # a vocabulary for which what Python does between operations costs more than they do

@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from cairn.kernels.attention import attention
-from cairn.kernels.attention_problem import WIDTHS
-from cairn.kernels.cascade import Cascade, cascade_attention
-from cairn.kernels.kv_write import rope_write
-from cairn.kernels.paged_attention import checked, paged_attention
-from cairn.kernels.paged_parts import Workspace
-from cairn.kernels.paged_prefill import prefill
-from cairn.kernels.rope import Heads, Pages
+from cairn.kernels.attention.attention import attention
+from cairn.kernels.attention.attention_problem import WIDTHS
+from cairn.kernels.layer.rope import Heads, Pages
+from cairn.kernels.paged.cascade import Cascade, cascade_attention
+from cairn.kernels.paged.kv_write import rope_write
+from cairn.kernels.paged.paged_attention import checked, paged_attention
+from cairn.kernels.paged.paged_parts import Workspace
+from cairn.kernels.paged.paged_prefill import prefill
 from cairn.models.attend import Rule
 from cairn.serve.engine.pages import Paged, PagePool
 

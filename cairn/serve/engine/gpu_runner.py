@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from cairn.core.errors import ConfigError
-from cairn.kernels.cascade import split_tables
-from cairn.kernels.paged_parts import lasting_workspace
+from cairn.kernels.paged.cascade import split_tables
+from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.fused import Fused, obstacle
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged

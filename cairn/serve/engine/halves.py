@@ -19,7 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from cairn.kernels.paged_parts import Workspace
+from cairn.kernels.paged.paged_parts import Workspace
 from cairn.models.fused import Fused
 from cairn.models.spec import ModelSpec
 from cairn.serve.engine.gpu_pages import PagedOnGPU

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cairn.kernels.logprobs import LogProbs
-from cairn.kernels.step_inputs import Inputs, keep_tokens
+from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
+from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import FeedForward

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cairn.kernels.logprobs import LogProbs
-from cairn.kernels.step_inputs import Inputs, keep_tokens
+from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
+from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.pages import Paged, PagePool

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.kernels.logprobs import LogProbs, logprobs
-from cairn.kernels.penalties import Penalties, count, penalize, words
-from cairn.kernels.sampling import Parameters, sample
+from cairn.kernels.sampling.logprobs import LogProbs, logprobs
+from cairn.kernels.sampling.penalties import Penalties, count, penalize, words
+from cairn.kernels.sampling.sampling import Parameters, sample
 from cairn.serve.engine.cpu_sampling import sample_on_cpu
 from cairn.serve.engine.request import Request
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cairn.kernels.adamw import State, Step, adamw
+from cairn.kernels.optim.adamw import State, Step, adamw
 from cairn.train.config import Optim
 
 

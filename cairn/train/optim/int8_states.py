@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cairn.kernels.adamw import Step
+from cairn.kernels.optim.adamw import Step
 from cairn.train.config import Optim
 from cairn.train.optim.adamw import AdamW, by_decay
 from cairn.train.parallel.layout import SHARED_SCALE as BLOCK

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cairn.kernels.grad_norm import square_sum
+from cairn.kernels.optim.grad_norm import square_sum
 from cairn.models.attend import Attend, Packed
 from cairn.models.transformer import Transformer
 from cairn.train.checkpoint.piece import Piece, pieces_of

@@ -7,8 +7,8 @@ exp(score - lse) is the weight that the key has among all keys of the ring.
 import torch
 from torch import Tensor
 
-from cairn.kernels.attention import attention, attention_gradients
-from cairn.kernels.attention_problem import WIDTHS, Problem, checked_problem
+from cairn.kernels.attention.attention import attention, attention_gradients
+from cairn.kernels.attention.attention_problem import WIDTHS, Problem, checked_problem
 from cairn.models.attend import Rule
 from cairn.train.parallel.ring_blocks import Block
 

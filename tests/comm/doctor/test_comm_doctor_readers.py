@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.comm import run
+from cairn.cli.comm.comm import run
 from cairn.comm.doctor import samples
 from cairn.comm.doctor.diagnose import diagnose
 from cairn.comm.doctor.flight_recorder import read_trace

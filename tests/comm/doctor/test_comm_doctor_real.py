@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cairn.cli.comm import run
+from cairn.cli.comm.comm import run
 from cairn.comm.doctor import namespaces
 from cairn.comm.doctor.diagnose import diagnose
 from cairn.comm.doctor.ranks import NO_ANSWER, flight_recording, run_ranks

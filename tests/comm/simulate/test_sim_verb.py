@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cairn.cli.comm import run
+from cairn.cli.comm.comm import run
 from cairn.comm.published import NAMED
 from cairn.comm.validate_fabrics import GOAL, markdown, report
 from cairn.core.errors import CairnError

@@ -19,12 +19,12 @@ import tokenizers
 import torch
 import transformers
 
-from cairn.serve.http.api import More
-from cairn.serve.http.backend import ThreadedEngine, open_backend
-from cairn.serve.http.keys import Keys
-from cairn.serve.http.lifecycle import Server, address_of, bind
-from cairn.serve.http.service import Service
-from cairn.serve.http.settings import ServerConfig
+from cairn.serve.http.server.api import More
+from cairn.serve.http.server.backend import ThreadedEngine, open_backend
+from cairn.serve.http.server.keys import Keys
+from cairn.serve.http.server.lifecycle import Server, address_of, bind
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.settings import ServerConfig
 
 CONTEXT = 160
 TEMPLATE = (

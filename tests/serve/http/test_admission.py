@@ -4,10 +4,10 @@ import pytest
 
 from cairn.core.errors import ConfigError
 from cairn.serve.engine.messages import Stats
-from cairn.serve.http.admission import WINDOW_S, Admission, Rules
-from cairn.serve.http.health import Progress
-from cairn.serve.http.keys import Keys, read_keys
-from cairn.serve.http.refusal import Refusal
+from cairn.serve.http.endpoints.health import Progress
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.admission import WINDOW_S, Admission, Rules
+from cairn.serve.http.server.keys import Keys, read_keys
 
 
 class Clock:

@@ -10,16 +10,16 @@ import live_server
 import msgspec
 import pytest
 
-from cairn.serve.http.embeddings import EmbeddingRequest
-from cairn.serve.http.keys import Keys
-from cairn.serve.http.protocol_messages import CountRequest, MessagesRequest
-from cairn.serve.http.protocol_requests import (
+from cairn.serve.http.endpoints.embeddings import EmbeddingRequest
+from cairn.serve.http.protocol.protocol_messages import CountRequest, MessagesRequest
+from cairn.serve.http.protocol.protocol_requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cairn.serve.http.protocol_responses import ResponsesRequest
+from cairn.serve.http.protocol.protocol_responses import ResponsesRequest
+from cairn.serve.http.server.keys import Keys
 
 USER = [{"role": "user", "content": "Hi"}]
 ENDPOINTS = {

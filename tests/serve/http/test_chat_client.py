@@ -8,14 +8,14 @@ import threading
 import live_server
 import pytest
 
-from cairn.cli.chat_local import LocalTalker
-from cairn.cli.chat_loop import Chat
-from cairn.cli.chat_state import Conversation, Sampling
-from cairn.cli.chat_talker import Ending, Piece, ServerTalker
-from cairn.cli.chat_terminal import Terminal
+from cairn.cli.chat.chat_local import LocalTalker
+from cairn.cli.chat.chat_loop import Chat
+from cairn.cli.chat.chat_state import Conversation, Sampling
+from cairn.cli.chat.chat_talker import Ending, Piece, ServerTalker
+from cairn.cli.chat.chat_terminal import Terminal
 from cairn.cli.main import main
 from cairn.core.errors import CairnError, RequestError, TokenizerError, UsageError
-from cairn.serve.http.keys import Keys
+from cairn.serve.http.server.keys import Keys
 
 ASK = [{"role": "user", "content": "Hello"}]
 GREEDY = Sampling(temperature=0.0, max_tokens=24)

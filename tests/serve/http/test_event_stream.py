@@ -13,15 +13,15 @@ from cairn.serve.answer import Answer
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine_thread import Job
-from cairn.serve.http.following import Bell, Following
-from cairn.serve.http.protocol_answers import (
+from cairn.serve.http.protocol.protocol_answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     Completion,
     CompletionChoice,
 )
-from cairn.serve.http.sse import HOLE, Template, event_bytes
+from cairn.serve.http.server.following import Bell, Following
+from cairn.serve.http.server.sse import HOLE, Template, event_bytes
 
 ENCODABLE = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.serve.http.body import decode
-from cairn.serve.http.protocol_requests import ChatRequest, CompletionRequest
-from cairn.serve.http.refusal import Refusal
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.protocol_requests import ChatRequest, CompletionRequest
+from cairn.serve.http.protocol.refusal import Refusal
 
 PATHS = (
     "/v1/completions",

@@ -11,7 +11,7 @@ import openai
 import pytest
 from live_server import wait_until
 
-from cairn.serve.http.keys import Keys
+from cairn.serve.http.server.keys import Keys
 
 ASKED = dict(model="tiny", prompt="Once upon", max_tokens=6, temperature=0)
 ASKED["extra_body"] = {"ignore_eos": True}

@@ -10,11 +10,11 @@ import live_server
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.serve.http.keys import Keys
-from cairn.serve.http.ledger import Entry
-from cairn.serve.http.ledger_book import Book, percentiles
-from cairn.serve.http.ledger_floor import Floors, Known
-from cairn.serve.http.views import RequestView
+from cairn.serve.http.endpoints.views import RequestView
+from cairn.serve.http.ledger.ledger import Entry
+from cairn.serve.http.ledger.ledger_book import Book, percentiles
+from cairn.serve.http.ledger.ledger_floor import Floors, Known
+from cairn.serve.http.server.keys import Keys
 
 SAID = [{"role": "user", "content": "the secret word is xylophone"}]
 ASKS = {

@@ -10,8 +10,8 @@ import live_server
 import pytest
 
 from cairn.core.errors import ConfigError
-from cairn.serve.http.ledger_otel import Traces, open_traces
-from cairn.serve.http.settings import ServerConfig
+from cairn.serve.http.ledger.ledger_otel import Traces, open_traces
+from cairn.serve.http.server.settings import ServerConfig
 
 memory = pytest.importorskip(
     "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs cairn[otel]"

@@ -12,7 +12,7 @@ import requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.serve.http.openapi import document
+from cairn.serve.http.protocol.openapi import document
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
 from schemathesis.checks import not_a_server_error  # noqa: E402

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_server import wait_until
 
-from cairn.serve.http.admission import Admission, Rules
-from cairn.serve.http.refusal import Refusal
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.admission import Admission, Rules
 
 ROWS, WAITING, TOKENS, SENT = 8, 16, 12, 240
 

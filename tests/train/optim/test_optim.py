@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny_runs import Same, losses, recipe, state_of, steps, weights
 
 from cairn.core.errors import ConfigError
-from cairn.kernels.adamw import Step, adamw_reference
+from cairn.kernels.optim.adamw import Step, adamw_reference
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.config import Model, Optim, Precision
 from cairn.train.optim.adamw import AdamW, by_decay

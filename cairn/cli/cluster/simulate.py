@@ -1,0 +1,16 @@
+"""`cairn simulate`: what would happen, without the machines. One kind of simulation a file; prints, decides nothing."""
+
+from cairn.cli.cluster import simulate_cluster, simulate_failures
+from cairn.cli.subverbs import Subverb, dispatch
+
+ABOUT = "Simulate: a cluster under a policy, the failures of many GPUs."
+
+
+def run(args: list[str]) -> int:
+    return dispatch("simulate", ABOUT, SUBVERBS, args)
+
+
+SUBVERBS: dict[str, Subverb] = {
+    "cluster": Subverb(simulate_cluster.run, "replay a trace of jobs through scheduling policies"),
+    "failures": Subverb(simulate_failures.run, "goodput of 1k..131k GPUs by checkpoint scheme"),
+}

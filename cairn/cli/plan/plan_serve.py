@@ -1,0 +1,227 @@
+"""`cairn plan serve`: how many GPUs serve a model at this rate, and how fast. Prints; `cairn.plan` decides."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import tyro
+
+from cairn.cli.learn.lab import require_place
+from cairn.cli.plan.plan_train import write_page
+from cairn.cli.progress import progress
+from cairn.core.config import load
+from cairn.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from cairn.models.spec import ModelSpec
+    from cairn.plan.published import Compared
+    from cairn.plan.serve_plan import Asked, ServePlan
+
+RATE = 10.0  # requests a second, where nobody says
+TRACED = 500  # requests of a trace, where nobody says
+LEAST_REQUESTS, MOST_REQUESTS = 20, 100_000
+
+
+class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Simulate the real scheduler at a rate: does it fit, latency under load, GPUs, cost and energy."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """a shape, such as qwen3-8b or llama-3.1-70b; or a folder with a config.json"""
+    gpu: str = "h200"
+    """h200, h100, h100-500w, a100 or b200"""
+    rate: float | None = None
+    """requests a second: 10, Poisson; of a trace its own, or the same pattern at this rate"""
+    trace: Path | None = None
+    """lengths and times of somebody's service: Mooncake's JSONL or Azure's CSV, as for `cairn bench serve`"""
+    requests: int | None = None
+    """how many are simulated: 200, fewer if they are long; of a trace the first 500"""
+    gpus: int = 64
+    """at most so many"""
+    input_tokens: int = 1024
+    """of a prompt, a quarter more or less"""
+    output_tokens: int = 256
+    """of an answer, a quarter more or less"""
+    slo_ttft_ms: float = 500.0
+    """p99 until the first token"""
+    slo_tpot_ms: float = 50.0
+    """p99 between tokens"""
+    fp8: bool = False
+    """weights in 8 bits"""
+    price: float | None = None
+    """USD for one GPU and hour"""
+    measured: bool = True
+    """show predictions beside this project's measurements of the model, where there are any"""
+    html: Path | None = None
+    """write one self-contained page to this file"""
+    json: bool = False
+    """print one JSON document"""
+
+
+def run(args: list[str]) -> int:
+    options = load(PlanServe, args=args, env_prefix="CAIRN_PLAN_SERVE_").value
+    from cairn.plan import measured, page
+    from cairn.plan.device import device
+    from cairn.plan.model_shape import model_shape
+    from cairn.plan.serve_cost import Served
+    from cairn.plan.serve_plan import plan, sizes
+
+    name, spec = model_shape(options.model)
+    _check(options)
+    gpu = device(
+        options.gpu, **({"usd_per_hour": options.price} if options.price is not None else {})
+    )
+    asked, note = _asked(options, spec)
+    served = Served(spec=spec, device=gpu, weight_bytes=1.0 if options.fp8 else 2.0)
+    with progress(len(sizes(served, options.gpus)), "simulating") as advance:
+        found = plan(served, asked, options.gpus, advance)
+    rows = measured.serving(only=name) if options.measured and gpu.name == "h200" else []
+    compared = {"Measured on one H200": rows}
+    slo = f"p99 TTFT {options.slo_ttft_ms:g} ms and TPOT {options.slo_tpot_ms:g} ms"
+    notes = [f"{note}, {slo}", gpu.words()]
+    if options.html is not None:
+        title = f"{name} served by {gpu.name}"
+        write_page(options.html, page.serve_page(title, notes, found, compared))
+    if options.json:
+        print(
+            msgspec.json.format(msgspec.json.encode(_document(options, found, compared))).decode()
+        )
+    else:
+        _print(options, found, notes, compared)
+    return 0 if found.best is not None else 1
+
+
+def _check(options: PlanServe) -> None:
+    lengths, limits = ("input_tokens", "output_tokens"), ("slo_ttft_ms", "slo_tpot_ms")
+    for name in ("rate", "gpus", "requests", "price", *lengths, *limits):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"--{name.replace('_', '-')} is {value}", hint="above 0")
+    if options.requests is not None and not LEAST_REQUESTS <= options.requests <= MOST_REQUESTS:
+        raise UsageError(
+            f"--requests is {options.requests}",
+            hint=f"{LEAST_REQUESTS} to {MOST_REQUESTS:,}: of fewer there is no p99",
+        )
+    if options.html is not None:
+        require_place(options.html)
+
+
+def _asked(options: PlanServe, spec: "ModelSpec") -> "tuple[Asked, str]":
+    """What the servers get to do, and that in words."""
+    from cairn.plan.serve_plan import Asked, usual_requests
+
+    slo: dict[str, Any] = {
+        "slo_ttft": options.slo_ttft_ms / 1e3,
+        "slo_tpot": options.slo_tpot_ms / 1e3,
+    }
+    if options.trace is not None:
+        return _traced(options, spec, slo)
+    longest = int(1.25 * options.input_tokens) + int(1.25 * options.output_tokens)
+    if longest > spec.context:
+        raise UsageError(
+            f"requests of up to {longest} tokens are longer than the {spec.context} of {options.model}",
+            hint="fewer tokens in or out; lengths vary by a quarter",
+        )
+    asked = Asked(
+        rate=RATE if options.rate is None else options.rate, input_tokens=options.input_tokens,
+        output_tokens=options.output_tokens,
+        requests=options.requests or usual_requests(options.input_tokens, options.output_tokens), **slo,
+    )  # fmt: skip
+    sizes = f"{options.input_tokens} tokens in and {options.output_tokens} out"
+    return asked, f"{asked.rate:g} requests/s of {sizes} ({asked.requests} simulated)"
+
+
+def _traced(options: PlanServe, spec: "ModelSpec", slo: dict[str, Any]) -> "tuple[Asked, str]":
+    from cairn.bench.arrival_traces import read_trace
+    from cairn.bench.load_prompts import LARGEST_VOCAB, asks, traced_shapes
+    from cairn.plan.serve_load import Traced
+    from cairn.plan.serve_plan import Asked
+
+    assert options.trace is not None
+    whole = read_trace(options.trace)
+    taken = whole[: options.requests or TRACED]
+    shapes = asks(traced_shapes(taken), "tokens", min(LARGEST_VOCAB, spec.vocab), "plan")
+    trace = tuple(
+        Traced(one.at_s, [int(token) for token in ask.prompt], ask.output_tokens)
+        for one, ask in zip(taken, shapes, strict=True)
+    )
+    span = trace[-1].at_s
+    if options.rate is None and not span:
+        raise UsageError(
+            f"the {len(trace)} requests of {options.trace} come at one moment",
+            hint="give --rate, or more of them with --requests",
+        )
+    asked = Asked(
+        rate=(len(trace) - 1) / span if options.rate is None else options.rate, trace=trace,
+        input_tokens=max(1, sum(len(one.prompt) for one in trace) // len(trace)),
+        output_tokens=max(1, sum(one.output_tokens for one in trace) // len(trace)), **slo,
+    )  # fmt: skip
+    note = f"the first {len(trace):,} of {len(whole):,} requests of {options.trace.name} at {asked.rate:.3g}/s"
+    long = sum(len(one.prompt) + one.output_tokens > spec.context for one in trace)
+    if long:
+        note += f" ({long:,} are longer than the {spec.context:,} tokens of the model, and refused)"
+    return (
+        asked,
+        f"{note}, on average {asked.input_tokens:,} tokens in and {asked.output_tokens:,} out",
+    )
+
+
+def _document(
+    options: PlanServe, plan: "ServePlan", compared: "dict[str, list[Compared]]"
+) -> dict[str, Any]:
+    from cairn.plan import measured
+
+    def option(found: Any) -> dict[str, Any]:
+        return msgspec.to_builtins(found) | {
+            "memory_bytes": found.room.table(),
+            "why_not": found.why,
+        }
+
+    return {
+        "model": options.model, "rate": plan.asked.rate, "device": plan.device,
+        "best": option(plan.best) if plan.best is not None else None,
+        "options": [option(one) for one in plan.options], "curve": plan.curve,
+        "compared": measured.document(compared),
+    }  # fmt: skip
+
+
+def _print(
+    options: PlanServe, plan: "ServePlan", notes: list[str], compared: "dict[str, list[Compared]]"
+) -> None:
+    from cairn.cli.columns import lines
+    from cairn.core.units import format_bytes
+    from cairn.plan.measured import median_error
+    from cairn.plan.page import SERVE_HEADINGS, compared_rows, serve_cells
+
+    print(f"{options.model} on {plan.device.name}: {notes[0]}")
+    print(notes[1] + "\n")
+    print("\n".join(lines(SERVE_HEADINGS, [serve_cells(option) for option in plan.options])))
+    if plan.best is not None:
+        parts = ", ".join(
+            f"{name} {format_bytes(size)}" for name, size in plan.best.room.table().items()
+        )
+        print(f"\nmemory of a GPU: {parts}; {plan.best.room.cache_tokens:,} tokens of cache\n")
+        rows = [
+            [f"{load.rate:.1f}/s", f"{load.output_tokens_per_s:,.0f}", f"{1e3 * load.ttft_p50:,.0f}",
+             f"{1e3 * load.ttft_p99:,.0f}", f"{1e3 * load.tpot_p50:.1f}", f"{1e3 * load.tpot_p99:.1f}",
+             str(load.running)]
+            for load in plan.curve
+        ]  # fmt: skip
+        headings = [
+            "one replica at",
+            "tokens/s",
+            "TTFT p50 ms",
+            "p99",
+            "TPOT p50 ms",
+            "p99",
+            "at once",
+        ]
+        print("\n".join(lines(headings, rows)))
+    else:
+        print("\nnothing holds: take more GPUs, a smaller rate or a looser SLO")
+    for name, found in compared.items():
+        error = median_error(found)
+        if error is not None:
+            print(f"\n{name}: median error {error:.1%}")
+            print(
+                "\n".join(lines(["case", "measured", "predicted", "error"], compared_rows(found)))
+            )

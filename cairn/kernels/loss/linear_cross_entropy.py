@@ -1,0 +1,326 @@
+"""The last linear layer and its cross-entropy as one operation that never holds all logits.
+
+    for each chunk of tokens:   logits = x @ weight.T              cuBLAS
+                                logits -> loss, gradient           in place (cross_entropy)
+                                grad_x = logits @ weight           cuBLAS
+                                grad_weight += logits.T @ x        cuBLAS
+
+8192 tokens over a vocabulary of 131072 would take 2 GiB of logits in bfloat16, 4 in float32, and their gradients as
+much again; a chunk takes less than 1 GiB, whatever the number of tokens (enough rows to fill the chip, and few sums of
+grad_weight). Everything is computed in the forward pass, because the gradient of a sum is known there up to one factor;
+backward multiplies with that factor, and touches nothing if it is 1. So there is no per-token gradient to pass in:
+weights per token are an argument, and a graph can be walked backward only once.
+
+Logits and their gradient are rounded to the type of x, as they would be in between separate operations; products
+are summed in float32. grad_weight is summed over the chunks in `accumulate`: the weight's type by default, float32 for
+one rounding in place of one per chunk, at 4 bytes per weight.
+FLOPs: 6 * T * D * V, of which 4 are the gradients. Bytes moved: 2*T*V for each of product, loss and two products.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.arguments import FLOATS, INTEGERS, as_rows, check, require, short
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.loss import cross_entropy as kernel
+from cairn.kernels.loss.cross_entropy_rule import (
+    Rule,
+    VocabShard,
+    check_rule,
+    cross_entropy_reference,
+)
+from cairn.kernels.norm.rows import blocks, launch, multiprocessors
+from cairn.kernels.tuned import Tuning, tuned
+
+LOGITS_MIB = 1000  # of a chunk, unless a table says otherwise
+CHUNK_ROWS = 128  # chunks are multiples of this, the height of a tile of cuBLAS
+
+
+class LinearLosses(NamedTuple):
+    loss: Tensor  # a scalar, the one to call backward() on
+    loss_T: Tensor  # of each token, float32, without weights; for the log
+    lse_T: Tensor
+
+
+class Work(NamedTuple):
+    rule: Rule
+    chunk: int  # tokens
+    accumulate: torch.dtype
+
+
+def linear_cross_entropy_reference(
+    x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, rule: Rule
+) -> LinearLosses:
+    """In float32 or float64, all logits at once; its autograd is the gradient."""
+    wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+    losses = cross_entropy_reference(x_TD.to(wide) @ weight_VD.to(wide).T, targets_T, rule)
+    return LinearLosses((losses.loss_T * scale_T).sum(), *losses)
+
+
+def linear_cross_entropy(
+    x_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    *,
+    reduction: Literal["mean", "sum"] = "mean",
+    weights_T: Tensor | None = None,
+    ignore_index: int = -100,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    chunk_tokens: int | None = None,
+    accumulate: torch.dtype | None = None,
+    shard: VocabShard | None = None,
+    impl: Impl = "auto",
+) -> LinearLosses:
+    """Loss of the next tokens from the last hidden states; see the head of this file.
+
+    A mean is over the tokens that count (0 where none does), before `weights_T` (float32) multiply each. With a
+    `shard` the weight is this rank's rows of the vocabulary and x is the same everywhere: let it come through
+    `Shards.enter`, which sums the ranks' gradients of x.
+    """
+    check("x_TD", x_TD, dtypes=(*FLOATS, torch.float64))
+    x = as_rows("x_TD", x_TD)
+    check("weight_VD", weight_VD, dtypes=(x.dtype,), shape=(None, x.shape[1]), beside=x)
+    check("targets_T", targets_T, dtypes=INTEGERS, shape=x_TD.shape[:-1], beside=x, packed=True)
+    require(weight_VD.shape[0] > 0, "weight_VD", "at least one row", tuple(weight_VD.shape))
+    fine = chunk_tokens is None or chunk_tokens > 0
+    require(fine, "chunk_tokens", "at least 1", chunk_tokens)
+    rule = Rule(ignore_index, z_loss, label_smoothing, shard)
+    check_rule(x[:, :1], targets_T.reshape(-1), rule)
+    require(reduction in ("mean", "sum"), "reduction", "mean or sum", reduction)
+    fine = accumulate in (None, x.dtype, torch.float32)
+    require(fine, "accumulate", f"{short(x.dtype)} or float32", accumulate)
+    targets = targets_T.reshape(-1)
+    scale = _scale(targets, reduction, weights_T, rule)
+    wide = "it computes in float32, and x is float64"
+    obstacle = wide if x.dtype == torch.float64 else needs_cuda(x, weight_VD, targets)
+    offers = {"triton": obstacle, "reference": None}
+    if choose("linear_cross_entropy", impl, offers).impl == "reference":
+        return linear_cross_entropy_reference(x, weight_VD, targets, scale, rule)
+    chunk = chunk_tokens or _chunk(x.shape[0], weight_VD.shape[0], x.dtype)
+    work = Work(rule, chunk, accumulate or x.dtype)
+    return LinearLosses(*_LinearCrossEntropy.apply(x, weight_VD, targets, scale, work))
+
+
+def _scale(targets_T: Tensor, reduction: str, weights_T: Tensor | None, rule: Rule) -> Tensor:
+    """By what each token's loss is multiplied, [1] or [T]; no number crosses to the host."""
+    if reduction == "mean":
+        count = (targets_T != rule.ignore_index).sum().clamp(min=1)
+        scale = count.reciprocal().float().reshape(1)
+    else:
+        scale = torch.ones(1, device=targets_T.device)
+    if weights_T is None:
+        return scale
+    check("weights_T", weights_T, dtypes=(torch.float32,), beside=targets_T)
+    fits = weights_T.numel() == targets_T.numel()
+    require(fits, "weights_T", f"{targets_T.numel()} numbers", weights_T.numel())
+    return weights_T.detach().reshape(-1) * scale
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale: Tensor, work: Work
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wants_x, wants_weight = ctx.needs_input_grad[:2]
+        tokens, vocabulary = x_TD.shape[0], weight_VD.shape[0]
+        losses_2T = x_TD.new_empty(2, tokens, dtype=torch.float32)
+        grad_x = torch.empty_like(x_TD) if wants_x else None
+        grad_weight = torch.empty_like(weight_VD, dtype=work.accumulate) if wants_weight else None
+        if grad_weight is not None and tokens == 0:
+            grad_weight.zero_()
+        room_CV = x_TD.new_empty(min(work.chunk, tokens), vocabulary)
+        for start in range(0, tokens, work.chunk):
+            part = slice(start, min(start + work.chunk, tokens))
+            logits_CV = room_CV[: part.stop - start]
+            torch.mm(x_TD[part], weight_VD.T, out=logits_CV)
+            factor = scale if scale.numel() == 1 else scale[part]
+            with_gradient = wants_x or wants_weight
+            losses_2T[:, part] = _losses(
+                logits_CV, targets_T[part], factor, work.rule, with_gradient
+            )
+            if grad_x is not None:
+                torch.mm(logits_CV, weight_VD, out=grad_x[part])
+            if grad_weight is not None:
+                _add_product(grad_weight, logits_CV.T, x_TD[part], is_first=start == 0)
+        ctx.gradients = (
+            grad_x,
+            grad_weight if grad_weight is None else grad_weight.to(weight_VD.dtype),
+        )
+        loss_T, lse_T = losses_2T
+        ctx.mark_non_differentiable(loss_T, lse_T)
+        return (loss_T * scale).sum(), loss_T, lse_T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if ctx.gradients is None:
+            raise RuntimeError("linear_cross_entropy: its gradients are gone after one backward()")
+        for part in ctx.gradients:
+            if part is not None:
+                _multiply(part, grad)
+        grads, ctx.gradients = ctx.gradients, None
+        return (*grads, None, None, None)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _multiply_kernel(values, factor, count, BLOCK: tl.constexpr):
+    """values *= factor. A factor of 1, which is what the backward() of a loss begins with, is looked at and no more."""
+    by = tl.load(factor).to(tl.float32)
+    if by != 1.0:
+        for block in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+            at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            inside = at < count
+            product = tl.load(values + at, mask=inside, other=0.0).to(tl.float32) * by
+            tl.store(values + at, product.to(values.dtype.element_ty), mask=inside)
+
+
+def _multiply(values: Tensor, factor: Tensor) -> None:
+    count = values.numel()
+    programs = min(blocks(count, _BLOCK), 8 * multiprocessors(values.device))
+    if not count:
+        return
+    launch(_multiply_kernel, programs, values, factor, count, BLOCK=_BLOCK, num_warps=4)
+
+
+_BLOCK = 2048
+VARIANTS = [
+    *kernel.VARIANTS[:1],  # cross_entropy has all of its forms
+    Variant(
+        "multiply by a number on the device",
+        _multiply_kernel,
+        {"values": "*bf16", "factor": "*fp32", "count": "i64"},
+        {"BLOCK": _BLOCK},
+        {"num_warps": 4},
+        ["values"],
+    ),
+]
+
+
+def _losses(
+    logits: Tensor, targets: Tensor, scale: Tensor, rule: Rule, with_gradient: bool
+) -> Tensor:
+    """Loss and log-sum-exp [2, C]; with their gradient in place of the logits."""
+    if not with_gradient:
+        return torch.stack(kernel.forward(logits, targets, rule))
+    losses = kernel.cross_entropy_(
+        logits,
+        targets,
+        grad_scale=scale,
+        ignore_index=rule.ignore_index,
+        z_loss=rule.z_loss,
+        label_smoothing=rule.label_smoothing,
+        shard=rule.shard,
+        impl="triton",
+    )
+    return torch.stack(losses)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, is_first: bool) -> None:
+    """total += a @ b, summed in float32 inside; the first one does not look at what was there."""
+    beta = 0 if is_first else 1
+    if total.dtype == a.dtype:
+        total.addmm_(a, b, beta=beta)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
+    else:
+        product = a.to(total.dtype) @ b.to(total.dtype)
+        total.copy_(product if is_first else total + product)
+
+
+def _chunk(tokens: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """Equal chunks whose logits stay below a limit."""
+    mib = tuned("linear_cross_entropy", _key(vocabulary, dtype), {"logits_mib": LOGITS_MIB})[
+        "logits_mib"
+    ]
+    most = int(mib * 2**20) // (vocabulary * dtype.itemsize) // CHUNK_ROWS * CHUNK_ROWS
+    most = max(CHUNK_ROWS, most)
+    chunks = max(1, -(-tokens // most))
+    return -(-tokens // (chunks * CHUNK_ROWS)) * CHUNK_ROWS or CHUNK_ROWS
+
+
+def _key(vocabulary: int, dtype: torch.dtype) -> str:
+    return f"vocabulary={vocabulary},{short(dtype)}"
+
+
+def cost(tokens: int, width: int, vocabulary: int, itemsize: int = 2) -> Cost:
+    """Operands read and gradients written once; logits that stay on the chip would cost nothing."""
+    moved = 2.0 * (tokens * width + vocabulary * width) * itemsize
+    return Cost(6.0 * tokens * width * vocabulary, moved)
+
+
+SHAPES = [(8192, 4096, 131072), (8192, 4096, 151936)]
+
+
+def _inputs(tokens: int, width: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    x_TD = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
+    weight_VD = torch.randn(vocabulary, width, device="cuda", dtype=torch.bfloat16) * width**-0.5
+    targets_T = torch.randint(vocabulary, (tokens,), device="cuda")
+    return x_TD.requires_grad_(), weight_VD.requires_grad_(), targets_T
+
+
+def cases() -> Iterator[Case]:
+    for shape in SHAPES:
+        name = " x ".join(map(str, shape))
+        yield Case("linear_cross_entropy", name, "bf16", cost(*shape), lambda s=shape: _prepare(*s))
+
+
+def _prepare(tokens: int, width: int, vocabulary: int) -> Prepared:
+    x_TD, weight_VD, targets_T = _inputs(tokens, width, vocabulary)
+
+    def ours() -> tuple[Tensor, ...]:
+        loss = linear_cross_entropy(x_TD, weight_VD, targets_T, impl="triton").loss
+        return loss.detach(), *torch.autograd.grad(loss, (x_TD, weight_VD))
+
+    def unfused() -> tuple[Tensor, ...]:
+        loss = F.cross_entropy(F.linear(x_TD, weight_VD).float(), targets_T)
+        return loss.detach(), *torch.autograd.grad(loss, (x_TD, weight_VD))
+
+    def error() -> float:
+        """Against float32 over all tokens, a slice of them at a time."""
+        loss = torch.zeros((), device="cuda")
+        grad_x, grad_weight = (
+            torch.empty_like(x_TD),
+            torch.zeros_like(weight_VD, dtype=torch.float32),
+        )
+        wide_VD = weight_VD.detach().float()
+        for part in torch.arange(tokens, device="cuda").split(1024):
+            x = x_TD.detach()[part].float()
+            logits = (x @ wide_VD.T).requires_grad_()
+            value = F.cross_entropy(logits, targets_T[part], reduction="sum") / tokens
+            [gradient] = torch.autograd.grad(value, logits)
+            loss += value.detach()
+            grad_x[part] = (gradient @ wide_VD).to(grad_x.dtype)
+            grad_weight += gradient.T @ x
+        return relative_error(ours(), (loss, grad_x, grad_weight))
+
+    return Prepared(ours, {"unfused": unfused}, error)
+
+
+def tuning() -> Iterator[Tuning]:
+    for shape in SHAPES:
+
+        def prepare(shape: tuple[int, int, int] = shape) -> Callable[[], object]:
+            x_TD, weight_VD, targets_T = _inputs(*shape)
+
+            def call() -> object:
+                loss = linear_cross_entropy(x_TD, weight_VD, targets_T, impl="triton").loss
+                return torch.autograd.grad(loss, (x_TD, weight_VD))
+
+            return call
+
+        sizes = [{"logits_mib": mib} for mib in (384, 512, 704, LOGITS_MIB, 1200)]
+        yield Tuning(_key(shape[2], torch.bfloat16), sizes, prepare)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,348 @@
+"""y = a @ b.T, with what follows a linear layer done before y leaves the chip.
+
+    a [M, K], b [N, K] (as nn.Linear keeps it)  ->  + bias  ->  SwiGLU  ->  + residual  ->  / scale  ->  y
+
+With SwiGLU the first half of b's rows is the gate and the second half is up: y = silu(a @ gate.T) * (a @ up.T),
+[M, N / 2]. With a scale y becomes float8 e4m3: clamp(y / scale). Products are summed in float32 and rounded once.
+Bytes moved: M*K + N*K read, M*N written; the epilogues add what they read and spare a round trip of y each.
+
+The kernel keeps one program per multiprocessor, which walks over tiles of y in an order that shares rows of b in
+the L2 cache, and moves tiles with TMA: rows must start at multiples of 16 bytes. Without an epilogue cuBLAS is as
+fast or faster and stays the default; it also has the only backward. Products of a few rows are bound by the bytes
+of b and have a kernel of their own (skinny_matmul).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require, short
+from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
+from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
+from cairn.kernels.norm.rows import multiprocessors
+from cairn.kernels.quantize.quantize import fp8_scaled
+from cairn.kernels.tiles import Tiles, place, row_bucket, tma_obstacle
+from cairn.kernels.tuned import Tuning, shipped, tuned
+
+
+@triton.jit
+def _finish(y, row, column, c, residual, out_scale):
+    """Residual, quantisation and the store of a tile of results."""
+    if residual is not None:
+        y += residual.load([row, column]).to(tl.float32)
+    if out_scale is not None:
+        c.store([row, column], fp8_scaled(y, 1.0 / tl.load(out_scale)))
+    else:
+        c.store([row, column], y.to(c.dtype))
+
+
+@triton.jit
+def _add_bias(y, bias, column, N, WIDTH: tl.constexpr):
+    at = column + tl.arange(0, WIDTH)
+    return y + tl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _matmul_kernel(
+    a, b, c, bias, residual, out_scale, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    SWIGLU: tl.constexpr, FLATTEN: tl.constexpr,
+):  # fmt: skip
+    """y [M, N]. With SwiGLU b has 2 * N rows, and a tile of y needs a tile of gate and one of up, each BN / 2 wide."""
+    HALF: tl.constexpr = BN // 2
+    WIDTH: tl.constexpr = HALF if SWIGLU else BN
+    tiles = tl.cdiv(M, BM) * tl.cdiv(N, WIDTH)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        row, column = place(tile, M, N, BM, WIDTH, GROUP)
+        if SWIGLU:
+            gate = tl.zeros([BM, HALF], tl.float32)
+            up = tl.zeros([BM, HALF], tl.float32)
+            for k in range(0, K, BK):
+                rows = a.load([row, k])
+                gate = tl.dot(rows, b.load([column, k]).T, gate)
+                up = tl.dot(rows, b.load([N + column, k]).T, up)
+            if bias is not None:
+                gate = _add_bias(gate, bias, column, N, HALF)
+                up = _add_bias(up, bias + N, column, N, HALF)
+            _finish(gate / (1.0 + tl.exp(-gate)) * up, row, column, c, residual, out_scale)
+        else:
+            y = tl.zeros([BM, BN], tl.float32)
+            for k in range(0, K, BK):
+                y = tl.dot(a.load([row, k]), b.load([column, k]).T, y)
+            # Two halves one after the other need half the shared memory on the way out.
+            left, right = tl.split(tl.permute(tl.reshape(y, (BM, 2, HALF)), (0, 2, 1)))
+            if bias is not None:
+                left = _add_bias(left, bias, column, N, HALF)
+                right = _add_bias(right, bias, column + HALF, N, HALF)
+            _finish(left, row, column, c, residual, out_scale)
+            _finish(right, row, column + HALF, c, residual, out_scale)
+
+
+def matmul(
+    a_MK: Tensor,
+    b_NK: Tensor,
+    *,
+    bias_N: Tensor | None = None,
+    activation: Activation | None = None,
+    residual_MN: Tensor | None = None,
+    out_scale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """a @ b.T with its epilogue; see the head of this file. `out_scale`: one float32, makes y float8 e4m3."""
+    check("a_MK", a_MK, dtypes=(*FLOATS, torch.float64))
+    a = as_rows("a_MK", a_MK)
+    check("b_NK", b_NK, dtypes=(a.dtype,), shape=(None, a.shape[1]), beside=a)
+    epilogue = Epilogue(bias_N, activation, residual_MN, out_scale)
+    epilogue.check(a_MK, b_NK)
+    dtype = _result_type(out_dtype, a, out_scale)
+    shape = (*a_MK.shape[:-1], epilogue.columns(b_NK.shape[0]))
+    if out is not None:
+        output("out", out, shape, dtype, a)
+    key = _key(a.shape[0], b_NK.shape[0], a.shape[1], a.dtype, epilogue)
+    tiles, wins = _config(key, a.shape[0], b_NK.shape[0], epilogue)
+    offers = {
+        "triton": obstacle(a, b_NK, epilogue, shape[-1], dtype, out),
+        "torch": None,
+        "reference": None,
+    }
+    if wins == "torch":
+        offers = {"torch": offers.pop("torch"), **offers}
+    how = choose("matmul", impl, offers).impl
+    if how != "triton":
+        compute = matmul_reference if how == "reference" else with_epilogue
+        return compute(a_MK, b_NK, epilogue, dtype, out)
+    y = output("out", out, shape, dtype, a)
+    if y.numel():
+        flat = None if residual_MN is None else as_rows("residual_MN", residual_MN)
+        launch(a, b_NK, as_rows("out", y), epilogue._replace(residual_MN=flat), tiles)
+    return y
+
+
+def _result_type(given: torch.dtype | None, a: Tensor, scale: Tensor | None) -> torch.dtype:
+    if scale is not None:
+        fine = given in (None, torch.float8_e4m3fn)
+        require(fine, "out_dtype", "float8_e4m3fn with an out_scale", given)
+        return torch.float8_e4m3fn
+    fine = given is None or given in (*FLOATS, torch.float64)
+    require(fine, "out_dtype", "a float type (float8 needs an out_scale)", given)
+    return a.dtype if given is None else given
+
+
+def obstacle(
+    a: Tensor, b: Tensor, epilogue: Epilogue, columns: int, dtype: torch.dtype, out: Tensor | None
+) -> str | None:
+    """Why the kernel cannot run these, or None."""
+    given = [t for t in (epilogue.bias_N, epilogue.residual_MN, out) if t is not None]
+    if a.dtype not in (torch.bfloat16, torch.float16):
+        return f"it multiplies bfloat16 and float16, not {short(a.dtype)}"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (a, b, *given)):
+        return "it has no backward, and a gradient is wanted"
+    tiled = {"a_MK": a, "b_NK": b, "residual_MN": epilogue.residual_MN, "out": out}
+    for name, tensor in tiled.items():
+        if tensor is not None and (reason := tma_obstacle(name, tensor)) is not None:
+            return reason
+    if columns * dtype.itemsize % 16:
+        return f"a row of {columns} {short(dtype)} is not a multiple of 16 bytes"
+    return needs_cuda(a, b, *given) or (needs_hopper(a) if a.is_cuda else None)
+
+
+LARGE = Tiles()
+TALL = Tiles(block_m=256, block_n=128)
+SMALL = Tiles(block_n=128, warps=4)
+FEW = Tiles(block_m=64, block_n=128, warps=4, stages=5)
+FLAT = LARGE._replace(stages=3, flatten=True)  # not with SwiGLU: ptxas would serialise the products
+CANDIDATES = [
+    LARGE,
+    LARGE._replace(group=4),
+    LARGE._replace(group=16),
+    LARGE._replace(stages=3),
+    TALL,
+    SMALL,
+]
+
+
+def _key(m: int, n: int, k: int, dtype: torch.dtype, epilogue: Epilogue) -> str:
+    kind = "swiglu" if epilogue.activation else "epilogue" if epilogue.needed() else "plain"
+    return f"m={row_bucket(m)},n={n},k={k},{short(dtype)},{kind}"
+
+
+def _config(key: str, m: int, n: int, epilogue: Epilogue) -> tuple[Tiles, str]:
+    """Which tiles, and who is faster: "triton" or "torch"."""
+    few = LARGE.number(m, n) < 132  # large tiles would leave multiprocessors without work
+    tiles = FEW if m <= 64 else SMALL if few else LARGE
+    default = {**tiles._asdict(), "impl": "triton" if epilogue.needed() else "torch"}
+    found = tuned("matmul", key, default)
+    return Tiles(**{name: found[name] for name in Tiles._fields}), str(found["impl"])
+
+
+def launch(a: Tensor, b: Tensor, y: Tensor, epilogue: Epilogue, tiles: Tiles) -> None:
+    """Run the kernel on checked two-dimensional operands."""
+    (m, k), n = a.shape, y.shape[1]
+    swiglu = epilogue.activation == "swiglu"
+    half = tiles.block_n // 2
+    columns = half if swiglu else tiles.block_n
+    programs = tiles._replace(block_n=columns).programs(m, n, multiprocessors(a.device))
+    beside = epilogue.residual_MN
+    wide = y.element_size() > 2  # the way out takes the shared memory of a stage
+    kernel: Any = _matmul_kernel
+    kernel[(programs,)](
+        TensorDescriptor.from_tensor(a, [tiles.block_m, tiles.block_k]),
+        TensorDescriptor.from_tensor(b, [columns, tiles.block_k]),
+        TensorDescriptor.from_tensor(y, [tiles.block_m, half]),
+        epilogue.bias_N,
+        None if beside is None else TensorDescriptor.from_tensor(beside, [tiles.block_m, half]),
+        epilogue.out_scale,
+        *(m, n, k),
+        **_constants(tiles, swiglu),
+        num_warps=tiles.warps,
+        num_stages=min(tiles.stages, 3) if wide else tiles.stages,
+    )
+
+
+def _constants(tiles: Tiles, swiglu: bool) -> dict[str, int | bool]:
+    return {**tiles.constants(), "SWIGLU": swiglu, "FLATTEN": tiles.flatten}
+
+
+def cost(m: int, n: int, k: int, *, swiglu: bool = False, residual: bool = False) -> Cost:
+    """Of 16-bit operands and results; n counts gate and up."""
+    results = m * (n // 2 if swiglu else n) * (2 if residual else 1)
+    return Cost(2.0 * m * n * k, 2.0 * (m * k + n * k + results))
+
+
+def _variant(
+    name: str, tiles: Tiles, swiglu: bool = False, c: str = "bf16", **given: str
+) -> Variant:
+    half = tiles.block_n // 2
+    types = {
+        "a": f"tensordesc<bf16[{tiles.block_m}, {tiles.block_k}]>",
+        "b": f"tensordesc<bf16[{half if swiglu else tiles.block_n}, {tiles.block_k}]>",
+        "c": f"tensordesc<{c}[{tiles.block_m}, {half}]>",
+        **dict.fromkeys("MNK", "i32"),
+        **given,
+    }
+    if "residual" in given:
+        types["residual"] = types["c"]
+    absent = dict.fromkeys({"bias", "residual", "out_scale"} - given.keys())
+    constants = {**_constants(tiles, swiglu), **absent}
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    aligned = tuple(part for part in ("M", "N", "K", "bias", "out_scale") if part in types)
+    return Variant(name, _matmul_kernel, types, constants, options, aligned, "wgmma")
+
+
+COMPILED = [  # the order of tiles is no matter of code
+    LARGE,
+    LARGE._replace(stages=3),
+    TALL,
+    SMALL,
+    FEW,
+]
+VARIANTS = [
+    *(_variant(f"matmul {tiles.name()}", tiles) for tiles in (*COMPILED, FLAT)),
+    _variant("matmul + bias", LARGE, bias="*bf16"),
+    _variant("matmul + residual", LARGE, residual="as c"),
+    _variant("matmul + bias + residual", SMALL, bias="*bf16", residual="as c"),
+    _variant("matmul to float32", LARGE._replace(stages=3), c="fp32"),
+    _variant("matmul + quantise", LARGE, c="fp8e4nv", out_scale="*fp32"),
+    *(_variant(f"matmul + swiglu {tiles.name()}", tiles, swiglu=True) for tiles in COMPILED),
+    _variant("matmul + swiglu + bias", LARGE, swiglu=True, bias="*bf16"),
+    _variant("matmul + swiglu + quantise", LARGE, swiglu=True, c="fp8e4nv", out_scale="*fp32"),
+]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("matmul"):
+        tiles = Tiles(**{name: how[name] for name in Tiles._fields})
+        swiglu = entry.endswith("swiglu")
+        if how["impl"] == "triton":
+            name = f"matmul {'+ swiglu ' if swiglu else ''}{tiles.name()}"
+            yield _variant(name, tiles, swiglu=swiglu)
+
+
+SQUARE = [(8192, 8192, 8192), (8192, 8192, 1024), (8192, 28672, 4096)]
+TRAINING = [(8192, p.n, p.k) for p in QWEN3_8B]
+GATED = [(8192, p.n, p.k) for p in (*QWEN3_8B, *QWEN3_06B) if p.name == "gate_up"]
+
+
+def _operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    a_MK = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    return a_MK, torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+
+
+def tuning() -> Iterator[Tuning]:
+    shapes = dict.fromkeys((*SQUARE, *TRAINING, *GATED))
+    for m, n, k in shapes:
+        gated = (m, n, k) in GATED
+        for epilogue in (Epilogue(), Epilogue(activation="swiglu")) if gated else (Epilogue(),):
+
+            def prepare(
+                m: int = m, n: int = n, k: int = k, epilogue: Epilogue = epilogue
+            ) -> Callable[[], Tensor]:
+                a_MK, b_NK = _operands(m, n, k)
+                return lambda: matmul(a_MK, b_NK, activation=epilogue.activation)
+
+            choices = CANDIDATES if epilogue.activation else [*CANDIDATES, FLAT]
+            candidates = [{**tiles._asdict(), "impl": "triton"} for tiles in choices]
+            key = _key(m, n, k, torch.bfloat16, epilogue)
+            yield Tuning(key, [*candidates, {"impl": "torch"}], prepare)
+
+
+def cases() -> Iterator[Case]:
+    for m, n, k in (*SQUARE, *TRAINING):
+        shape = f"{m} x {n} x {k}"
+        yield Case("matmul", shape, "bf16", cost(m, n, k), lambda s=(m, n, k): _prepare(*s))
+    swiglu, residual = (8192, 24576, 4096), (8192, 4096, 12288)
+    yield Case("matmul + swiglu", " x ".join(map(str, swiglu)), "bf16",
+               cost(*swiglu, swiglu=True),
+               lambda: _prepare(*swiglu, activation="swiglu"))  # fmt: skip
+    yield Case("matmul + residual", " x ".join(map(str, residual)), "bf16",
+               cost(*residual, residual=True),
+               lambda: _prepare(*residual, residual=True))  # fmt: skip
+
+
+def _prepare(
+    m: int, n: int, k: int, activation: Activation | None = None, residual: bool = False
+) -> Prepared:
+    a_MK, b_NK = _operands(m, n, k)
+    beside = torch.randn(m, n, device="cuda", dtype=torch.bfloat16) if residual else None
+    epilogue = Epilogue(activation=activation, residual_MN=beside)
+    y_MN = torch.empty(m, epilogue.columns(n), device="cuda", dtype=torch.bfloat16)
+
+    def ours() -> Tensor:
+        return matmul(
+            a_MK, b_NK, activation=activation, residual_MN=beside, out=y_MN, impl="triton"
+        )
+
+    def error() -> float:
+        poison(y_MN)
+        rows = slice(None, None, max(1, m // 1024))  # an eighth of the rows is enough for the truth
+        part = None if beside is None else beside[rows].double()
+        truth = Epilogue(activation=activation, residual_MN=part)
+        return relative_error(
+            ours()[rows], matmul_reference(a_MK[rows].double(), b_NK, truth, torch.float64)
+        )
+
+    anchors = {
+        "cuBLAS": lambda: matmul(
+            a_MK, b_NK, activation=activation, residual_MN=beside, impl="torch"
+        )
+    }
+    if activation:
+        compiled = torch.compile(lambda a, b: with_epilogue(a, b, epilogue, a.dtype))
+        anchors["cuBLAS + torch.compile"] = lambda: compiled(a_MK, b_NK)
+    return Prepared(ours, anchors, error)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

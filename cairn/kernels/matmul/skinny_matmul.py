@@ -1,0 +1,367 @@
+"""y = x @ w.T for few rows of x: a decode step, where reading w is all the work.
+
+    x [M, K], w [N, K] (as nn.Linear keeps it)  ->  + bias  ->  SwiGLU  ->  + residual  ->  y [M, N]
+
+Every weight is read once, so the time to beat is the bytes of w over the bandwidth. Two kernels share the shapes:
+
+    row      one row of x: a program keeps whole rows of w in registers and multiplies on the ordinary cores
+    stream   tensor cores, on tiles of w that come through a deep ring of shared memory
+
+A short product is over before the next launch has begun, so these kernels start while their predecessor still runs
+(programmatic dependent launch). With `settled` they also read their weights before it has ended: promise that only of
+weights that nothing before in the stream has just written. Then all that is left behind the predecessor is to read x.
+
+Where there are too few tiles of w, K is cut into parts, whose float32 sums a second small kernel joins in their order.
+Results are the same from run to run; they may differ in the last bit between numbers of rows.
+Nothing is read back by the host; all of it can live in a CUDA graph.
+Bytes moved: N*K + M*K + M*N elements, and twice split*M*N float32 through the L2 cache.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.arguments import as_rows, check, output, require, short
+from cairn.kernels.attention.attention_rings import described, shared_layout
+from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference, with_epilogue
+from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
+from cairn.kernels.matmul.skinny_kernels import join_kernel, row_kernel
+from cairn.kernels.matmul.skinny_plans import (
+    MOST_ROWS,
+    PIECE,
+    Plan,
+    beside_plan,
+    candidates,
+    default_plan,
+    padded_rows,
+    pays,
+    row_block,
+    row_plan,
+)
+from cairn.kernels.matmul.skinny_stream import stream_kernel
+from cairn.kernels.tiles import tma_obstacle
+from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
+
+JOINED = 256  # columns that a program joins
+KERNELS: dict[str, Any] = {"row": row_kernel, "stream": stream_kernel, "join": join_kernel}
+
+
+def skinny_matmul(
+    x_MK: Tensor,
+    w_NK: Tensor,
+    *,
+    bias_N: Tensor | None = None,
+    activation: Activation | None = None,
+    residual_MN: Tensor | None = None,
+    out: Tensor | None = None,
+    settled: bool = False,
+    beside: bool = False,
+    impl: Impl = "auto",
+) -> Tensor:
+    """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `settled`.
+
+    `beside`: attention runs at the same time in another stream, and this should fit beside it.
+    """
+    x = _checked(x_MK, w_NK)
+    m, k = x.shape
+    epilogue = Epilogue(bias_N, activation, residual_MN)
+    epilogue.check(x_MK, w_NK)
+    n = w_NK.shape[0]
+    shape = (*x_MK.shape[:-1], epilogue.columns(n))
+    if out is not None:
+        output("out", out, shape, x.dtype, x)
+    plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
+    offers = {"triton": _obstacle(x, w_NK, epilogue, plan), "torch": None, "reference": None}
+    if wins == "torch":
+        offers = {"torch": None, **offers}
+    how = choose("skinny_matmul", impl, offers).impl
+    if how != "triton":
+        compute = matmul_reference if how == "reference" else with_epilogue
+        return compute(x_MK, w_NK, epilogue, x.dtype, out)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    if y.numel():
+        flat = None if residual_MN is None else as_rows("residual_MN", residual_MN)
+        after = epilogue._replace(residual_MN=flat)
+        launch(x, w_NK, as_rows("out", y), after, plan, settled)
+    return y
+
+
+def skinny_parts(
+    x_MK: Tensor, w_NK: Tensor, *, settled: bool = False, beside: bool = False
+) -> Tensor | None:
+    """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
+    x, n = _checked(x_MK, w_NK), w_NK.shape[0]
+    m, k = x.shape
+    plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
+    split = plan.parts(k)
+    cut = plan.kernel == "stream" and split > 1 and wins == "triton" and m > 0
+    if not cut or _obstacle(x, w_NK, Epilogue(), plan) is not None:
+        return None
+    parts = x.new_empty(split, m, n, dtype=torch.float32)
+    _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, _common(plan, settled))
+    return parts
+
+
+def _checked(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    """x as rows, if both operands are what the kernels were written for."""
+    check("x_MK", x_MK, dtypes=(torch.bfloat16, torch.float16, torch.float32))
+    x = as_rows("x_MK", x_MK)
+    require(x.shape[0] <= MOST_ROWS, "x_MK", f"at most {MOST_ROWS} rows", x.shape[0])
+    check("w_NK", w_NK, dtypes=(x.dtype,), shape=(None, x.shape[1]), beside=x)
+    return x
+
+
+def _obstacle(x: Tensor, w: Tensor, epilogue: Epilogue, plan: Plan) -> str | None:
+    """Why the kernels cannot run these, or None."""
+    if x.dtype == torch.float32:
+        return "it multiplies bfloat16 and float16, not float32"
+    given = [t for t in (x, w, epilogue.bias_N, epilogue.residual_MN) if t is not None]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return "it has no backward, and a gradient is wanted"
+    blocked = (
+        None if _aligned(x) and _aligned(w) else tma_obstacle("x_MK", x) or tma_obstacle("w_NK", w)
+    )
+    blocked = blocked or needs_cuda(*given)
+    # The interpreter has no Hopper; it runs the kernel for one row, and none in Gluon.
+    return blocked or (needs_hopper(x) if x.is_cuda or plan.kernel == "stream" else None)
+
+
+def _aligned(rows: Tensor) -> bool:
+    """The usual case, told faster than `tma_obstacle` tells what is wrong."""
+    return rows.stride(1) == 1 and rows.stride(0) % 8 == 0 and rows.data_ptr() % 16 == 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _default(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[str, dict[str, Any]]:
+    """The key of the tuned table, and what runs without an entry."""
+    key = f"m={1 if m == 1 else padded_rows(m)},n={n},k={k},{short(dtype)}"
+    return key, {**default_plan(max(m, 1), n, k)._asdict(), "impl": "triton"}
+
+
+def _key(m: int, n: int, k: int, dtype: torch.dtype) -> str:
+    return _default(m, n, k, dtype)[0]
+
+
+def _config(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Plan, str]:
+    """Which plan, and who is faster: "triton" or "torch"."""
+    found = tuned("skinny_matmul", *_default(m, n, k, dtype))
+    return Plan(*(found[name] for name in Plan._fields)), found["impl"]
+
+
+def launch(
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, settled: bool = False
+) -> None:
+    """Run the kernels on checked two-dimensional operands."""
+    common = _common(plan, settled)
+    if plan.kernel == "row":
+        _launch_row(x, w, y, epilogue, plan, common)
+    else:
+        _launch_stream(x, w, y, epilogue, plan, common)
+
+
+def _common(plan: Plan, settled: bool) -> dict[str, Any]:
+    overlap = plan.overlap and os.environ.get("TRITON_INTERPRET") != "1"
+    return dict(OVERLAP=overlap, EARLY=settled, num_warps=plan.warps, launch_pdl=overlap)
+
+
+def _launch_row(
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, common: dict[str, Any]
+) -> None:
+    (n, k), swiglu = w.shape, epilogue.activation is not None
+    KERNELS["row"][(triton.cdiv(n, plan.block_n),)](
+        *(x, w, epilogue.bias_N, epilogue.residual_MN, y, w.stride(0), n, k),
+        BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k), SWIGLU=swiglu, **common,
+    )  # fmt: skip
+
+
+def _launch_stream(
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, common: dict[str, Any]
+) -> None:
+    (m, k), n = x.shape, w.shape[0]
+    bias, residual = epilogue.bias_N, epilogue.residual_MN
+    swiglu = epilogue.activation is not None
+    split = plan.parts(k)
+    apart = split > 1 or (swiglu and n % 16 != 0)  # else the kernel does all of it
+    parts = x.new_empty(split, m, n, dtype=torch.float32) if apart else None
+    _launch_tiles(x, w, y, parts, epilogue, plan, common)
+    if apart:
+        stride_r = 0 if residual is None else residual.stride(0)
+        KERNELS["join"][triton.cdiv(y.shape[1], JOINED), m](
+            *(parts, bias, residual, y, stride_r, y.stride(0), m, y.shape[1]),
+            PARTS=split, SWIGLU=swiglu, BLOCK=JOINED, OVERLAP=common["OVERLAP"], num_warps=2,
+            launch_pdl=common["OVERLAP"],
+        )  # fmt: skip
+
+
+def _launch_tiles(
+    x: Tensor, w: Tensor, y: Tensor, parts: Tensor | None, epilogue: Epilogue, plan: Plan, common: dict[str, Any]
+) -> None:  # fmt: skip
+    """Into y, with all that follows; or the sums alone into `parts`, and y is not touched."""
+    (m, k), n = x.shape, w.shape[0]
+    residual = epilogue.residual_MN
+    swiglu = epilogue.activation is not None and parts is None
+    stride_r = 0 if residual is None else residual.stride(0)
+    split = plan.parts(k)
+    blocks = triton.cdiv(m, row_block(m))
+    KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split * blocks,)](
+        _describe(x, [row_block(m), plan.block_k]),
+        _describe_pairs(w, plan.block_k) if swiglu else _describe(w, [PIECE, plan.block_k]),
+        *(epilogue.bias_N, residual, y, parts, stride_r, y.stride(0), m, n, k),
+        PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, SWIGLU=swiglu, **common,
+    )  # fmt: skip
+
+
+def _describe(rows: Tensor, block: list[int]) -> TensorDescriptor:
+    layout = shared_layout(block, rows.dtype)
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block, layout)
+
+
+def _describe_pairs(w: Tensor, columns: int) -> TensorDescriptor:
+    """8 rows of the gate, then the same 8 of up, and so on: as if w's rows lay in that order."""
+    (n, k), stride, block = w.shape, w.stride(0), [PIECE // 16, 2, 8, columns]
+    shape, strides = [n // 16, 2, 8, k], [8 * stride, n // 2 * stride, stride, 1]
+    return TensorDescriptor(w, shape, strides, block, shared_layout(block, w.dtype))
+
+
+def cost(m: int, n: int, k: int) -> Cost:
+    return Cost(2.0 * m * n * k, 2.0 * (n * k + m * k + m * n))
+
+
+def _numbers(kernel: Any, known: dict[str, Any]) -> dict[str, str]:
+    return {name: "i32" for name in kernel.arg_names if name not in known}
+
+
+def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
+    kernel = KERNELS[plan.kernel]
+    constants: dict[str, Any] = dict(
+        bias=None, residual=None, SWIGLU=swiglu, OVERLAP=True, EARLY=True
+    )
+    if plan.kernel == "row":
+        types = {"x": "*bf16", "w": "*bf16", "y": "*bf16"}
+        constants |= dict(BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k))
+    else:
+        box = [PIECE // 16, 2, 8, plan.block_k] if swiglu else [PIECE, plan.block_k]
+        types = {"x": described([row_block(m), plan.block_k]), "w": described(box), "y": "*bf16"}
+        types |= {"parts": "*fp32"} if plan.parts(k) > 1 else {}
+        constants |= {} if plan.parts(k) > 1 else {"parts": None}
+        constants |= dict(PIECES=plan.block_n // PIECE, SPLIT=plan.parts(k), STAGES=plan.stages)
+    types |= _numbers(kernel, types | constants)
+    shape = f"{m} x {plan.block_n} x {plan.block_k if plan.kernel == 'stream' else k}"
+    aligned = {"y", "parts", "stride_w", "stride_y", "N", "K"}
+    aligned |= {"x", "w"} if plan.kernel == "row" else set()
+    return Variant(
+        f"skinny {plan.kernel} {shape}, {plan.parts(k)} parts, {plan.warps} warps, {plan.stages} stages"
+        f"{', swiglu' if swiglu else ''}",
+        kernel,
+        {name: types[name] for name in kernel.arg_names if name in types},
+        {name: constants[name] for name in kernel.arg_names if name in constants},
+        {"num_warps": plan.warps},
+        tuple(name for name in kernel.arg_names if name in aligned & types.keys()),
+        "none" if plan.kernel == "row" else "wgmma",
+        gluon=plan.kernel == "stream",
+    )
+
+
+def _join_variant(parts: int, swiglu: bool) -> Variant:
+    numbers = dict.fromkeys(("stride_r", "stride_y", "M", "N"), "i32")
+    constants = dict(
+        PARTS=parts, SWIGLU=swiglu, BLOCK=JOINED, OVERLAP=True, bias=None, residual=None
+    )
+    name = f"skinny join {parts} parts{' + swiglu' if swiglu else ''}"
+    types = {"parts": "*fp32", "y": "*bf16", **numbers}
+    return Variant(
+        name, join_kernel, types, constants, {"num_warps": 2}, ("parts", "y", "stride_y", "N")
+    )
+
+
+PROJECTIONS = (*QWEN3_8B, *QWEN3_06B)
+BATCHES = (1, 8, 16, 32, 64)
+_SHIPPED = [
+    *(_variant(default_plan(m, p.n, p.k), m, p.k) for p in PROJECTIONS for m in BATCHES),
+    *(_variant(default_plan(128, p.n, p.k), 128, p.k) for p in QWEN3_06B if pays(128, p.n, p.k)),
+    *(_variant(default_plan(256, p.n, p.k), 256, p.k) for p in QWEN3_06B if pays(256, p.n, p.k)),
+    *(
+        _variant(beside_plan(m, p.n, p.k), m, p.k)
+        for p in QWEN3_06B
+        for m in (32, 64, 128)
+        if pays(128, p.n, p.k)
+    ),
+    *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64, 128)),
+    _variant(row_plan(2048, 2, 8), 1, 2048),
+    _join_variant(4, swiglu=False),
+    _join_variant(1, swiglu=True),
+]
+VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("skinny_matmul"):
+        m, _, k = numbers_of(entry).values()
+        if how["impl"] == "triton":
+            plan = Plan(*(how[name] for name in Plan._fields))
+            yield _variant(plan, m, k)
+            if plan.parts(k) > 1:
+                yield _join_variant(plan.parts(k), swiglu=False)
+
+
+def _operands(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
+    x_MK = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    return x_MK, torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
+
+
+def cases() -> Iterator[Case]:
+    for p in PROJECTIONS:
+        for m in BATCHES:
+            yield Case(
+                "skinny_matmul",
+                f"{m} x {p.n} x {p.k} ({p.model} {p.name})",
+                "bf16",
+                cost(m, p.n, p.k),
+                lambda s=(m, p.n, p.k): _prepare(*s),
+                graph=True,
+            )
+
+
+def _prepare(m: int, n: int, k: int) -> Prepared:
+    x_MK, w_NK = _operands(m, n, k)
+    y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def ours() -> Tensor:
+        return skinny_matmul(x_MK, w_NK, out=y_MN, settled=True, impl="triton")
+
+    def error() -> float:
+        poison(y_MN)
+        rows = slice(None, None, max(1, n // 16384))  # of w: some are enough for the truth
+        exact = matmul_reference(x_MK.double(), w_NK[rows], Epilogue(), torch.float64)
+        return relative_error(ours()[:, rows], exact)
+
+    return Prepared(ours, {"cuBLAS": lambda: F.linear(x_MK, w_NK)}, error)
+
+
+def tuning() -> Iterator[Tuning]:
+    for p in PROJECTIONS:
+        for m in BATCHES:
+
+            def prepare(m: int = m, n: int = p.n, k: int = p.k) -> Callable[[], Tensor]:
+                x_MK, w_NK = _operands(m, n, k)
+                y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+                return lambda: skinny_matmul(x_MK, w_NK, out=y_MN, settled=True)
+
+            plans = [{**plan._asdict(), "impl": "triton"} for plan in candidates(m, p.n, p.k)]
+            yield Tuning(_key(m, p.n, p.k, torch.bfloat16), [*plans, {"impl": "torch"}], prepare)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

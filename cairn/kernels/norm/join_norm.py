@@ -1,0 +1,167 @@
+"""The parts of a skinny product become its sum, the new residual and its rmsnorm, in one pass.
+
+    parts [S, M, D] float32  ->  x = their sum in order  ->  total = x + residual  ->  y = rmsnorm(total) * weight
+
+In a decode step a product whose K was cut is followed by the addition to the residual and the norm of the next block.
+Each of those is a kernel of two microseconds that mostly waits for its predecessor; together they are one. Rounded
+where they would round, so the result is that of `skinny_matmul` and `add_rmsnorm` one after the other, bit by bit.
+Bytes moved: S*M*D float32 through the L2 cache, and 3*M*D elements. Forward only.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
+from cairn.kernels.dependent import begin, behind, pdl
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_reference
+from cairn.kernels.norm.rows import launch, too_wide, width
+
+
+class Parts(NamedTuple):
+    """A product that is not joined yet."""
+
+    sums_SMD: Tensor  # float32, packed
+
+
+def join_add_rmsnorm_reference(
+    parts: Parts, residual: Tensor, weight: Tensor, eps: float, plus_one: bool = False
+) -> tuple[Tensor, Tensor]:
+    total = torch.zeros_like(parts.sums_SMD[0])
+    for part_MD in parts.sums_SMD:  # in their order, as the kernel
+        total += part_MD
+    return add_rmsnorm_reference(total.to(residual.dtype), residual, weight, eps, plus_one)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _join_norm_kernel(
+    parts, residual, weight, y, total, rows, residual_stride, y_stride, total_stride, eps,
+    PARTS: tl.constexpr, PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    begin(OVERLAP, EARLY)
+    row = tl.program_id(0)
+    column = tl.arange(0, WIDTH)
+    inside = column < COLUMNS
+    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
+    behind(OVERLAP, EARLY)
+    sums = tl.zeros([WIDTH], tl.float32)
+    for part in tl.static_range(PARTS):
+        sums += tl.load(parts + (part * rows + row) * COLUMNS + column, mask=inside, other=0.0)
+    x = sums.to(y.dtype.element_ty).to(tl.float32)
+    before = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
+    v = (x + before.to(tl.float32)).to(residual.dtype.element_ty)
+    tl.store(total + row * total_stride + column, v, mask=inside)
+    v = v.to(tl.float32)
+    n = v * tl.rsqrt(tl.sum(v * v, axis=0) / COLUMNS + eps)
+    if PLUS_ONE:
+        n = n * (tl.cast(w, tl.float32) + 1.0)
+    else:
+        n = n.to(residual.dtype.element_ty) * w
+    tl.store(y + row * y_stride + column, n.to(y.dtype.element_ty), mask=inside)
+
+
+def join_add_rmsnorm(
+    parts: Parts,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    residual_out: Tensor | None = None,
+    settled: bool = False,
+    impl: Impl = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Parts and a residual [M, D] -> y like the residual, and the sum of all; that may be where the residual was.
+
+    `settled`: nothing that is still running writes the weight.
+    """
+    check("residual", residual, dtypes=FLOATS, shape=(None, None))
+    rows, columns = residual.shape
+    check("parts", parts.sums_SMD, dtypes=(torch.float32,), shape=(None, rows, columns),
+          beside=residual, packed=True)  # fmt: skip
+    require(len(parts.sums_SMD) > 0, "parts", "at least one part", list(parts.sums_SMD.shape))
+    check("weight", weight, dtypes=FLOATS, shape=(columns,), beside=residual, packed=True)
+    total = output("residual_out", residual_out, residual.shape, residual.dtype, residual)
+    offers = {"triton": needs_cuda(residual) or too_wide(columns), "reference": None}
+    if choose("join_norm", impl, offers).impl == "reference":
+        y, added = join_add_rmsnorm_reference(parts, residual, weight, eps, plus_one)
+        return y, total.copy_(added)
+    y = torch.empty_like(residual, memory_format=torch.contiguous_format)
+    if rows:
+        before, after = as_rows("residual", residual), as_rows("residual_out", total)
+        launch(
+            _join_norm_kernel, rows, parts.sums_SMD, before, weight, y, after, rows, before.stride(0),
+            y.stride(0), after.stride(0), eps, PARTS=len(parts.sums_SMD), PLUS_ONE=plus_one,
+            COLUMNS=columns, WIDTH=width(columns), EARLY=settled, num_warps=_warps(columns),
+            **pdl(residual.device),
+        )  # fmt: skip
+    return y, total
+
+
+def _warps(columns: int) -> int:
+    """8 columns of each part for a thread."""
+    return max(1, min(width(columns) // 256, 16))
+
+
+def cost(parts: int, rows: int, columns: int) -> Cost:
+    return Cost((4.0 + parts) * rows * columns, rows * columns * (4.0 * parts + 6.0))
+
+
+def _variant(columns: int, parts: int) -> Variant:
+    types = dict(parts="*fp32", residual="*bf16", weight="*bf16", y="*bf16", total="*bf16")
+    numbers = dict.fromkeys(("rows", "residual_stride", "y_stride", "total_stride"), "i32")
+    constants: dict[str, Any] = dict(
+        PARTS=parts, PLUS_ONE=False, COLUMNS=columns, WIDTH=width(columns), EARLY=True, OVERLAP=True
+    )
+    return Variant(
+        f"join norm {columns}, {parts} parts", _join_norm_kernel, {**types, **numbers, "eps": "fp32"}, constants,
+        {"num_warps": _warps(columns)}, (*types, "residual_stride", "y_stride", "total_stride"),
+    )  # fmt: skip
+
+
+VARIANTS = [_variant(1024, 4), _variant(4096, 2)]
+
+
+def cases() -> Iterator[Case]:
+    for parts, rows, columns in ((4, 64, 1024), (4, 128, 1024), (2, 64, 4096)):
+        yield Case("join_norm", f"{parts} parts of {rows} x {columns}", "bf16", cost(parts, rows, columns),
+                   lambda s=(parts, rows, columns): _prepare(*s), graph=True)  # fmt: skip
+
+
+def _prepare(parts: int, rows: int, columns: int) -> Prepared:
+    given = Parts(torch.randn(parts, rows, columns, device="cuda"))
+    residual = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(columns, device="cuda", dtype=torch.bfloat16)
+    total = torch.empty_like(residual)
+
+    def ours() -> Tensor:
+        return join_add_rmsnorm(
+            given, residual, weight, residual_out=total, settled=True, impl="triton"
+        )[0]
+
+    def apart() -> Tensor:
+        joined = given.sums_SMD.sum(0).to(residual.dtype)
+        return add_rmsnorm(joined, residual, weight, residual_out=total)[0]
+
+    def error() -> float:
+        poison(total)
+        exact, _ = join_add_rmsnorm_reference(
+            Parts(given.sums_SMD.double()), residual.double(), weight.double(), 1e-6
+        )
+        return relative_error(ours(), exact)
+
+    return Prepared(ours, {"sum, then add_rmsnorm": apart}, error)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,316 @@
+"""y = (x - mean) / sqrt(variance + eps) * weight + bias, for each row, and its gradients.
+
+Computed in float32 from registers, so the variance is that of the differences from the mean and no precision is
+lost to large means; rounded once. Bytes moved: 2*T*D elements forward, 3*T*D backward. The sums over rows that the
+gradients of weight and bias need are kept by each program and added up in a fixed order, as in rmsnorm_backward.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.anchors import compiled
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.norm.rows import (
+    Layout,
+    candidates,
+    default_layout,
+    key,
+    launch,
+    layout,
+    shared_row,
+    shipped_layouts,
+    sum_parts,
+    summing_layout,
+    too_wide,
+    width,
+)
+from cairn.kernels.tuned import Tuning
+
+
+def layernorm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    wide = x if x.dtype == torch.float64 else x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight
+    return (wide if bias is None else wide + bias).to(x.dtype)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _layernorm_kernel(
+    x, weight, bias, y, mean, rstd, rows, x_stride, y_stride, eps,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = column < COLUMNS
+    kept_w = shared_row(weight, column, inside) if STAGES > 1 else None
+    kept_b = shared_row(bias, column, inside) if STAGES > 1 and bias is not None else None
+    step = tl.num_programs(0) * ROWS
+    for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & inside
+        at = row.to(tl.int64)
+        v = tl.load(x + at * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        m = tl.sum(v, axis=1)[:, None] / COLUMNS
+        v = tl.where(inside, v - m, 0.0)
+        r = tl.rsqrt(tl.sum(v * v, axis=1)[:, None] / COLUMNS + eps)
+        if mean is not None:
+            tl.store(mean + row, m, mask=row < rows)
+            tl.store(rstd + row, r, mask=row < rows)
+        w = shared_row(weight, column, inside) if STAGES == 1 else kept_w
+        n = v * r * tl.cast(w, tl.float32)
+        if bias is not None:
+            b = shared_row(bias, column, inside) if STAGES == 1 else kept_b
+            n += tl.cast(b, tl.float32)
+        tl.store(y + at * y_stride + column, n.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _layernorm_backward_kernel(
+    grad, x, mean, rstd, weight, dx, parts, rows, grad_stride, x_stride, dx_stride,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = column < COLUMNS
+    w = shared_row(weight, column, inside).to(tl.float32)
+    dw = tl.zeros([ROWS, WIDTH], tl.float32)
+    db = tl.zeros([ROWS, WIDTH], tl.float32)
+    step = tl.num_programs(0) * ROWS
+    for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & inside
+        at = row.to(tl.int64)
+        m = tl.load(mean + row, mask=row < rows, other=0.0)
+        r = tl.load(rstd + row, mask=row < rows, other=0.0)
+        v = tl.load(x + at * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        n = tl.where(inside, v - m, 0.0) * r
+        g = tl.load(grad + at * grad_stride + column, mask=mask, other=0.0).to(tl.float32)
+        dw += g * n
+        db += g
+        g = g * w
+        along = tl.sum(g * n, axis=1)[:, None] / COLUMNS
+        d = (g - n * along - tl.sum(g, axis=1)[:, None] / COLUMNS) * r
+        tl.store(dx + at * dx_stride + column, d.to(dx.dtype.element_ty), mask=mask)
+    here = parts + tl.program_id(0).to(tl.int64) * (2 if BIAS else 1) * COLUMNS + column
+    tl.store(here, tl.sum(dw, axis=0)[None, :], mask=inside)
+    if BIAS:
+        tl.store(here + COLUMNS, tl.sum(db, axis=0)[None, :], mask=inside)
+
+
+def layernorm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """x [..., D] -> y like x. Differentiable."""
+    check("x", x, dtypes=FLOATS)
+    check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], beside=x, packed=True)
+    if bias is not None:
+        check("bias", bias, dtypes=FLOATS, shape=x.shape[-1:], beside=x, packed=True)
+    offers = {"triton": needs_cuda(x) or too_wide(x.shape[-1]), "reference": None}
+    if choose("layernorm", impl, offers).impl == "reference":
+        y = layernorm_reference(x, weight, bias, eps)
+        return y if out is None else output("out", out, x.shape, x.dtype, x).copy_(y)
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        require(out is None, "out", "none while gradients are kept", "one")
+        return _LayerNorm.apply(x, weight, bias, eps)
+    y = output("out", out, x.shape, x.dtype, x)
+    _launch(x, weight, bias, y, None, None, eps)
+    return y
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows = x.numel() // x.shape[-1]
+        mean, rstd = torch.empty(2, rows, dtype=torch.float32, device=x.device)
+        _launch(x, weight, bias, y, mean, rstd, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
+        x, weight, mean, rstd = ctx.saved_tensors
+        grad = grad_outputs[0].contiguous()
+        return *_launch_backward(grad, x, weight, mean, rstd, ctx.bias_dtype), None
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    eps: float,
+) -> None:
+    x_TD, y_TD = as_rows("x", x), as_rows("out", y)
+    rows, columns = x_TD.shape
+    if not rows:
+        return
+    how = layout("layernorm", "forward", columns, x.dtype, default_layout(columns))
+    launch(
+        _layernorm_kernel, how.programs(rows, x.device),
+        x_TD, weight, bias, y_TD, mean, rstd, rows, x_TD.stride(0), y_TD.stride(0), eps,
+        COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages,
+        num_warps=how.warps,
+    )  # fmt: skip
+
+
+def _launch_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    x_TD, grad_TD = as_rows("x", x), as_rows("grad", grad)
+    rows, columns = x_TD.shape
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    how = layout("layernorm", "backward", columns, x.dtype, summing_layout(columns))
+    programs = max(how.programs(rows, x.device), 1)
+    sums = 1 if bias_dtype is None else 2  # of the weight, and of the bias, side by side
+    parts = torch.empty(programs, sums * columns, dtype=torch.float32, device=x.device)
+    launch(
+        _layernorm_backward_kernel, programs,
+        grad_TD, x_TD, mean, rstd, weight, dx, parts,
+        rows, grad_TD.stride(0), x_TD.stride(0), columns,
+        COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages, BIAS=sums == 2,
+        num_warps=how.warps,
+    )  # fmt: skip
+    same = bias_dtype in (None, weight.dtype)
+    found = sum_parts(parts, weight.dtype if same else torch.float32)
+    db = None if bias_dtype is None else found[columns:].to(bias_dtype)
+    return dx, found[:columns].to(weight.dtype), db
+
+
+def cost(rows: int, columns: int, element_bytes: int = 2, backward: bool = False) -> Cost:
+    elements = rows * columns
+    passes, flops = (3, 12) if backward else (2, 8)
+    return Cost(flops * elements, passes * elements * element_bytes)
+
+
+def _variant(columns: int, how: Layout, backward: bool) -> Variant:
+    if backward:
+        pointers = dict.fromkeys(("grad", "x", "weight", "dx"), "*bf16")
+        pointers |= dict.fromkeys(("mean", "rstd", "parts"), "*fp32")
+        strides, absent, scalars = ("grad_stride", "x_stride", "dx_stride"), (), {}
+    else:
+        pointers = dict.fromkeys(("x", "weight", "bias", "y"), "*bf16")
+        strides, absent, scalars = ("x_stride", "y_stride"), ("mean", "rstd"), {"eps": "fp32"}
+    return Variant(
+        f"layernorm {'backward ' * backward}{columns}, {how}",
+        _layernorm_backward_kernel if backward else _layernorm_kernel,
+        pointers | dict.fromkeys(strides, "i32") | {"rows": "i32"} | scalars,
+        {"COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows, "STAGES": how.stages}
+        | ({"BIAS": True} if backward else dict.fromkeys(absent)),
+        {"num_warps": how.warps},
+        [*pointers, *strides],
+    )
+
+
+_ROWS = 16384
+_WIDTHS = (2048, 4096, 8192)
+VARIANTS = [
+    *(_variant(columns, default_layout(columns), backward=False) for columns in _WIDTHS),
+    *(_variant(columns, summing_layout(columns), backward=True) for columns in _WIDTHS),
+]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for form, columns, how in shipped_layouts("layernorm"):
+        yield _variant(columns, how, form == "backward")
+
+
+def cases() -> Iterator[Case]:
+    for columns in _WIDTHS:
+        for backward in (False, True):
+            yield Case(
+                f"layernorm{' backward' * backward}",
+                f"{_ROWS} x {columns}",
+                "bf16",
+                cost(_ROWS, columns, backward=backward),
+                functools.partial(_prepare_backward if backward else _prepare, columns),
+                graph=True,
+            )
+
+
+def _prepare(columns: int) -> Prepared:
+    x = torch.randn(_ROWS, columns, device="cuda").bfloat16()
+    weight, bias = torch.randn(2, columns, device="cuda").bfloat16()
+    out = torch.empty_like(x)
+
+    def error() -> float:
+        poison(out)
+        layernorm(x, weight, bias, out=out, impl="triton")
+        return relative_error(out, layernorm_reference(x.double(), weight, bias, 1e-5))
+
+    plain = compiled(F.layer_norm)
+    anchors = {
+        "torch": lambda: F.layer_norm(x, (columns,), weight, bias),
+        "torch.compile": lambda: plain(x, (columns,), weight, bias),
+    }
+    return Prepared(lambda: layernorm(x, weight, bias, out=out, impl="triton"), anchors, error)
+
+
+def _prepare_backward(columns: int) -> Prepared:
+    x, grad = torch.randn(2, _ROWS, columns, device="cuda").bfloat16()
+    weight, bias = torch.randn(2, columns, device="cuda").bfloat16()
+    _, mean, rstd = torch.native_layer_norm(x, (columns,), weight, bias, 1e-5)
+    saved = (mean.flatten(), rstd.flatten())
+
+    def run() -> Any:
+        return _launch_backward(grad, x, weight, *saved, torch.bfloat16)
+
+    def error() -> float:
+        leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+        exact = layernorm_reference(leaves[0], leaves[1], leaves[2], 1e-5)
+        return relative_error(run(), torch.autograd.grad(exact, leaves, grad.double()))
+
+    anchors = {
+        "torch": lambda: torch.ops.aten.native_layer_norm_backward(
+            grad, x, (columns,), mean, rstd, weight, bias, [True, True, True]
+        )
+    }
+    return Prepared(run, anchors, error)
+
+
+def tuning() -> Iterator[Tuning]:
+    for columns in _WIDTHS:
+        yield Tuning(
+            key("forward", columns, torch.bfloat16),
+            candidates(columns),
+            lambda columns=columns: _prepare(columns).ours,
+        )
+        base = summing_layout(columns)
+        ideas = [base, base._replace(stages=2), base._replace(stages=1), base._replace(rows=2)]
+        yield Tuning(
+            key("backward", columns, torch.bfloat16),
+            [idea._asdict() for idea in ideas],
+            lambda columns=columns: _prepare_backward(columns).ours,
+        )
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,410 @@
+"""y = x / sqrt(mean(x^2) + eps) * weight, for each row; also with what surrounds it in a model.
+
+    rmsnorm           x -> y
+    add_rmsnorm       x, residual -> y of their sum, the sum       (the sum is the new residual)
+    rmsnorm_fp8       x -> y as fp8 with a scale for each row
+    add_rmsnorm_fp8   all of it
+
+Computed in float32 and rounded where the plain model rounds: the sum to the residual's type, the normalised row to
+x's type before the weight multiplies it (not so with Gemma's weights, which are offsets from one), y before it is
+quantised. So a fused form gives what its parts give one after the other, but for the order in which a row's squares
+are added up. Bytes moved: 2*T*D elements, with a residual 4*T*D, with fp8 T*D bytes fewer. Knows nothing about
+shards: a norm sees whole rows.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.anchors import compiled
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
+from cairn.kernels.dependent import begin, behind, pdl
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.norm.rmsnorm_backward import rmsnorm_backward
+from cairn.kernels.norm.rows import (
+    Layout,
+    candidates,
+    default_layout,
+    key,
+    launch,
+    layout,
+    shared_row,
+    shipped_layouts,
+    too_wide,
+    width,
+)
+from cairn.kernels.quantize.quantize import (
+    Quantized,
+    filled,
+    fp8_rows,
+    quantize_reference,
+    quantized_rows,
+)
+from cairn.kernels.tuned import Tuning
+
+FP8 = torch.float8_e4m3fn
+FEW_ROWS = (
+    1024  # up to here settled weights are asked for early: with more the registers are worth more
+)
+
+
+def rmsnorm_reference(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
+    wide = x if x.dtype == torch.float64 else x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if plus_one:
+        return (wide * (1.0 + weight.to(wide.dtype))).to(x.dtype)
+    return (wide.to(x.dtype) * weight).to(x.dtype)
+
+
+def add_rmsnorm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, plus_one: bool = False
+) -> tuple[Tensor, Tensor]:
+    total = (x + residual).to(residual.dtype)
+    return rmsnorm_reference(total, weight, eps, plus_one).to(x.dtype), total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rmsnorm_kernel(
+    x, residual, weight, y, total, scale, rstd, rows,
+    x_stride, residual_stride, y_stride, total_stride, eps,
+    PLUS_ONE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    begin(OVERLAP, EARLY)
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = column < COLUMNS
+    kept = shared_row(weight, column, inside) if STAGES > 1 or EARLY else None
+    behind(OVERLAP, EARLY)
+    step = tl.num_programs(0) * ROWS
+    for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)[:, None]
+        mask = (row < rows) & inside
+        at = row.to(tl.int64)
+        v = tl.load(x + at * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        if residual is not None:
+            before = tl.load(residual + at * residual_stride + column, mask=mask, other=0.0)
+            v = (v + before.to(tl.float32)).to(residual.dtype.element_ty)
+            tl.store(total + at * total_stride + column, v, mask=mask)
+            v = v.to(tl.float32)
+        r = tl.rsqrt(tl.sum(v * v, axis=1)[:, None] / COLUMNS + eps)
+        if rstd is not None:
+            tl.store(rstd + row, r, mask=row < rows)
+        w = kept if STAGES > 1 or EARLY else shared_row(weight, column, inside)
+        n = v * r
+        if PLUS_ONE:
+            n = n * (tl.cast(w, tl.float32) + 1.0)
+        else:  # in 16 bits, as the plain model: two products are one instruction then
+            n = n.to((residual if residual is not None else x).dtype.element_ty) * w
+        n = n.to(x.dtype.element_ty)
+        if scale is not None:
+            n, row_scale = fp8_rows(n.to(tl.float32))
+            tl.store(scale + row, row_scale[:, None], mask=row < rows)
+        tl.store(y + at * y_stride + column, n.to(y.dtype.element_ty), mask=mask)
+
+
+def rmsnorm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    out: Tensor | None = None,
+    settled: bool = False,
+    impl: Impl = "auto",
+) -> Tensor:
+    """x [..., D] -> y like x. Differentiable. `settled`: nothing that is still running writes the weight."""
+    if _offer(x, None, weight, impl) == "reference":
+        y = rmsnorm_reference(x, weight, eps, plus_one)
+        return y if out is None else _buffer("out", out, x).copy_(y)
+    if _tracked(x, weight, out=out):
+        return _RMSNorm.apply(x, None, weight, eps, plus_one)
+    y = _buffer("out", out, x)
+    _launch(x, None, weight, y, None, None, None, eps, plus_one, settled)
+    return y
+
+
+def add_rmsnorm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    settled: bool = False,
+    impl: Impl = "auto",
+) -> tuple[Tensor, Tensor]:
+    """x, residual [..., D] -> y like x, x + residual like the residual. The outputs may be the inputs."""
+    if _offer(x, residual, weight, impl) == "reference":
+        y, total = add_rmsnorm_reference(x, residual, weight, eps, plus_one)
+        return (
+            y if out is None else _buffer("out", out, x).copy_(y),
+            total
+            if residual_out is None
+            else _buffer("residual_out", residual_out, residual).copy_(total),
+        )
+    if _tracked(x, residual, weight, out=out, residual_out=residual_out):
+        return _RMSNorm.apply(x, residual, weight, eps, plus_one)
+    y, total = _buffer("out", out, x), _buffer("residual_out", residual_out, residual)
+    _launch(x, residual, weight, y, total, None, None, eps, plus_one, settled)
+    return y, total
+
+
+def rmsnorm_with_rstd(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    impl: Impl = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, what was normed (x, or its sum with the residual) and 1 / its root mean square [rows], for rmsnorm_backward.
+
+    For those who write a backward pass of their own. Not differentiable.
+    """
+    if _offer(x, residual, weight, impl) == "reference":
+        total = x if residual is None else (x + residual).to(residual.dtype)
+        rstd = torch.rsqrt(total.float().square().mean(-1) + eps).flatten()
+        return rmsnorm_reference(total, weight, eps, plus_one).to(x.dtype), total, rstd
+    y, total = torch.empty_like(x), None if residual is None else torch.empty_like(residual)
+    rstd = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
+    _launch(x, residual, weight, y, total, None, rstd, eps, plus_one)
+    return y, x if total is None else total, rstd
+
+
+def rmsnorm_fp8(
+    x: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    out: Quantized | None = None,
+    impl: Impl = "auto",
+) -> Quantized:
+    """quantize(rmsnorm(x)) without y ever leaving the chip. Not differentiable."""
+    y = quantized_rows(x, FP8, out)
+    if _offer(x, None, weight, impl) == "reference":
+        return filled(y, quantize_reference(rmsnorm_reference(x, weight, eps, plus_one)))
+    _launch(x, None, weight, y.values, None, y.scale, None, eps, plus_one)
+    return y
+
+
+def add_rmsnorm_fp8(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    *,
+    plus_one: bool = False,
+    out: Quantized | None = None,
+    residual_out: Tensor | None = None,
+    impl: Impl = "auto",
+) -> tuple[Quantized, Tensor]:
+    y, total = quantized_rows(x, FP8, out), _buffer("residual_out", residual_out, residual)
+    if _offer(x, residual, weight, impl) == "reference":
+        normed, added = add_rmsnorm_reference(x, residual, weight, eps, plus_one)
+        return filled(y, quantize_reference(normed)), total.copy_(added)
+    _launch(x, residual, weight, y.values, total, y.scale, None, eps, plus_one)
+    return y, total
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, plus_one: bool
+    ) -> Any:
+        y, total = torch.empty_like(x), None
+        if residual is not None:
+            total = torch.empty_like(residual)
+        rstd = torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device)
+        _launch(x, residual, weight, y, total, None, rstd, eps, plus_one)
+        ctx.save_for_backward(x if total is None else total, rstd, weight)
+        ctx.plus_one, ctx.dtype = plus_one, x.dtype
+        return y if total is None else (y, total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyrefly: ignore[bad-override]
+        grad, grad_total = grad_outputs if len(grad_outputs) == 2 else (*grad_outputs, None)
+        normed, rstd, weight = ctx.saved_tensors
+        dx, dw = rmsnorm_backward(
+            grad.contiguous(),
+            normed,
+            rstd,
+            weight,
+            plus_one=ctx.plus_one,
+            grad_residual=None if grad_total is None else grad_total.contiguous(),
+            weight_grad=ctx.needs_input_grad[2],
+        )
+        return dx.to(ctx.dtype), None if grad_total is None else dx, dw, None, None
+
+
+def _offer(x: Tensor, residual: Tensor | None, weight: Tensor, impl: Impl) -> str:
+    """Which implementation runs, after a look at the arguments."""
+    check("x", x, dtypes=FLOATS)
+    check("weight", weight, dtypes=FLOATS, shape=x.shape[-1:], beside=x, packed=True)
+    if residual is not None:
+        check("residual", residual, dtypes=FLOATS, shape=x.shape, beside=x)
+    offers = {"triton": needs_cuda(x) or too_wide(x.shape[-1]), "reference": None}
+    return choose("rmsnorm", impl, offers).impl
+
+
+def _tracked(*inputs: Tensor, **outputs: Tensor | None) -> bool:
+    tracked = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    for name, buffer in outputs.items():
+        require(not (tracked and buffer is not None), name, "none while gradients are kept", "one")
+    return tracked
+
+
+def _buffer(name: str, given: Tensor | None, like: Tensor) -> Tensor:
+    return output(name, given, like.shape, like.dtype, like)
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    y: Tensor,
+    total: Tensor | None,
+    scale: Tensor | None,
+    rstd: Tensor | None,
+    eps: float,
+    plus_one: bool,
+    settled: bool = False,
+) -> None:
+    x_TD, y_TD = as_rows("x", x), as_rows("out", y)
+    added = None if residual is None else as_rows("residual", residual)
+    total_TD = None if total is None else as_rows("residual_out", total)
+    rows, columns = x_TD.shape
+    if not rows:
+        return
+    form = ("add" if residual is not None else "plain") + (",fp8" if scale is not None else "")
+    how = layout("rmsnorm", form, columns, x.dtype, default_layout(columns))
+    launch(
+        _rmsnorm_kernel, how.programs(rows, x.device),
+        x_TD, added, weight, y_TD, total_TD, scale, rstd, rows, x_TD.stride(0),
+        added.stride(0) if added is not None else 0, y_TD.stride(0),
+        total_TD.stride(0) if total_TD is not None else 0, eps,
+        PLUS_ONE=plus_one, COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,
+        STAGES=how.stages, EARLY=settled and rows <= FEW_ROWS, num_warps=how.warps, **pdl(x.device),
+    )  # fmt: skip
+
+
+def cost(
+    rows: int, columns: int, element_bytes: int = 2, residual: bool = False, fp8: bool = False
+) -> Cost:
+    written = 1 if fp8 else element_bytes
+    moved = element_bytes * (3 if residual else 1) + written
+    return Cost(4 * rows * columns, rows * columns * moved + columns * element_bytes)
+
+
+def _variant(
+    columns: int, how: Layout, residual: bool = False, fp8: bool = False, early: bool = False
+) -> Variant:
+    pointers = {"x": "*bf16", "weight": "*bf16", "y": "*fp8e4nv" if fp8 else "*bf16"}
+    pointers |= {"residual": "*bf16", "total": "*bf16"} if residual else {}
+    pointers |= {"scale": "*fp32"} if fp8 else {}
+    strides = [f"{name}_stride" for name in ("x", "residual", "y", "total")]
+    absent = {"residual", "total", "scale", "rstd"} - set(pointers)
+    return Variant(
+        f"rmsnorm {columns}{' + residual' * residual}{' + fp8' * fp8}{', early' * early}, {how}",
+        _rmsnorm_kernel,
+        pointers | dict.fromkeys(strides, "i32") | {"rows": "i32", "eps": "fp32"},
+        {"PLUS_ONE": False, "COLUMNS": columns, "WIDTH": width(columns), "ROWS": how.rows}
+        | {"STAGES": how.stages, "EARLY": early, "OVERLAP": True, **dict.fromkeys(absent)},
+        {"num_warps": how.warps},
+        [*pointers, *strides],
+    )
+
+
+VARIANTS = [
+    *(_variant(columns, default_layout(columns)) for columns in (2048, 4096, 8192)),
+    _variant(4096, Layout(1, 8, 3, 4)),
+    *(_variant(columns, default_layout(columns), residual=True) for columns in (4096, 8192)),
+    *(
+        _variant(columns, default_layout(columns), residual=True, early=True)
+        for columns in (1024, 4096)
+    ),
+    _variant(4096, default_layout(4096), fp8=True),
+    _variant(4096, default_layout(4096), residual=True, fp8=True),
+]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for form, columns, how in shipped_layouts("rmsnorm"):
+        yield _variant(columns, how, form.startswith("add"), form.endswith("fp8"))
+
+
+_ROWS = 16384
+_WIDTHS = (2048, 4096, 8192)
+
+
+def cases() -> Iterator[Case]:
+    for columns in _WIDTHS:
+        for residual, fp8 in ((False, False), (True, False), (False, True), (True, True)):
+            yield Case(
+                f"{'add_' * residual}rmsnorm{'_fp8' * fp8}",
+                f"{_ROWS} x {columns}",
+                "bf16",
+                cost(_ROWS, columns, residual=residual, fp8=fp8),
+                functools.partial(_prepare, columns, residual, fp8),
+                tolerance=5e-2 if fp8 else 1e-2,
+                graph=True,
+            )
+
+
+def _prepare(columns: int, residual: bool, fp8: bool) -> Prepared:
+    x, before = (torch.randn(_ROWS, columns, device="cuda").bfloat16() for _ in range(2))
+    weight = torch.randn(columns, device="cuda").bfloat16()
+    y, total = quantized_rows(x, FP8, None), torch.empty_like(x)
+    y = y if fp8 else Quantized(torch.empty_like(x), y.scale)
+    added = before if residual else None
+    scale, after = y.scale if fp8 else None, total if residual else None
+
+    def run() -> None:
+        _launch(x, added, weight, y.values, after, scale, None, 1e-6, False)
+
+    def error() -> float:
+        poison(*y, total)
+        run()
+        found = y.values.float() * y.scale if fp8 else y.values
+        summed = x + before if residual else x
+        truth = rmsnorm_reference(summed.double(), weight.double(), 1e-6)
+        return max(relative_error(found, truth), relative_error(total, summed) * residual)
+
+    plain = compiled(_plain)
+    return Prepared(run, {"torch.compile": lambda: plain(x, weight, added, fp8)}, error)
+
+
+def _plain(x: Tensor, weight: Tensor, added: Tensor | None, fp8: bool) -> Any:
+    total = x if added is None else x + added
+    normed = F.rms_norm(total, weight.shape, weight, 1e-6)
+    return quantize_reference(normed) if fp8 else normed, total if added is not None else None
+
+
+def tuning() -> Iterator[Tuning]:
+    for columns in _WIDTHS:
+        for form in ("plain", "add", "plain,fp8", "add,fp8"):
+            prepare = functools.partial(_prepare, columns, "add" in form, "fp8" in form)
+            yield Tuning(
+                key(form, columns, torch.bfloat16),
+                candidates(columns),
+                lambda prepare=prepare: prepare().ours,
+            )
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

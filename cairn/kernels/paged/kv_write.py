@@ -1,0 +1,206 @@
+"""Keys and values into the pages of the cache, straight from the fused projection, normed and rotated on the way.
+
+    qkv [T, (H + 2K) * C]  ->  q [T, H, C], and k and v at slot = page * page_size + place in the page
+
+Slot -1 writes nothing, so the padding of a CUDA graph is free. A cache of fp8 gets value / scale, saturated; the
+scale is one number or one for each head. q stays in place, in the projection, or goes to a tensor of its own. The
+kernel is that of `rope`, which says how heads are normed and rotated. Bytes moved: each head of q, k and v once in
+and once out. Knows nothing about who owns which page.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.anchors import compiled
+from cairn.kernels.arguments import FLOATS, INTEGERS, apart, check, require, short
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.layer.rope import (
+    CANDIDATES,
+    DEFAULT,
+    Heads,
+    Pages,
+    key,
+    launch_rope,
+    random_inputs,
+    rope_reference,
+    variant,
+)
+from cairn.kernels.layer.rope_backward import check_rope
+from cairn.kernels.norm.rows import blocks
+from cairn.kernels.quantize.quantize import rounded
+from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
+
+FP8 = torch.float8_e4m3fn
+
+
+def write_reference(k_TKC: Tensor, v_TKC: Tensor, pages: Pages) -> None:
+    kept = pages.slots_T >= 0
+    slots, size = pages.slots_T[kept].long(), pages.cache_k.shape[1]
+    caches = ((k_TKC, pages.cache_k, pages.k_scale), (v_TKC, pages.cache_v, pages.v_scale))
+    for new, cache, scale in caches:
+        stored = new[kept]
+        if cache.dtype == FP8:
+            scale = torch.ones(1, device=new.device) if scale is None else scale
+            stored = rounded(stored.float() * scale.reciprocal().view(-1, 1), FP8)
+        cache[slots // size, slots % size] = stored.to(cache.dtype)
+
+
+def rope_write(
+    qkv: Tensor,
+    heads: Heads,
+    table: Tensor | None,
+    positions: Tensor | None,
+    pages: Pages,
+    *,
+    out: Tensor | None = None,
+    in_place: bool = False,
+    k_out: Tensor | None = None,
+    settled: bool = False,
+    impl: Impl = "auto",
+) -> Tensor:
+    """q [T, H, C]: in `out`, in a new tensor, or `in_place` in qkv; k and v go into the pages.
+
+    `k_out` [T, K, C] gets the rotated keys as well, for attention that needs no pages. `settled`: nothing that is still
+    running writes weights, table, positions or slots. No gradients.
+    """
+    size = check_rope(qkv, heads, table, positions)
+    _check_pages(qkv, heads, size, pages)
+    tokens = qkv.shape[0]
+    require(out is None or not in_place, "out", "none with in_place", "one")
+    q = qkv[:, : heads.q * size].unflatten(-1, (heads.q, size)) if in_place else out
+    if q is None:
+        q = torch.empty(tokens, heads.q, size, dtype=qkv.dtype, device=qkv.device)
+    _check_packed("out", q, qkv, (tokens, heads.q, size))
+    if k_out is not None:
+        _check_packed("k_out", k_out, qkv, (tokens, heads.kv, size))
+    chosen = choose("kv_write", impl, {"triton": needs_cuda(qkv), "reference": None})
+    if chosen.impl == "reference":
+        new_q, k, v = rope_reference(qkv, heads, table, positions)
+        write_reference(k, v, pages)
+        if k_out is not None:
+            k_out.copy_(k)
+        return q.copy_(new_q)
+    how = tuned("kv_write", key(size, qkv.dtype), DEFAULT)
+    launch_rope(how, qkv, heads, table, positions, q, k_out, pages, settled)
+    return q
+
+
+def _check_packed(name: str, buffer: Tensor, qkv: Tensor, shape: tuple[int, int, int]) -> None:
+    check(name, buffer, dtypes=(qkv.dtype,), shape=shape, beside=qkv)
+    packed = not buffer.numel() or buffer.stride()[1:] == (shape[2], 1)
+    require(packed, name, "heads side by side", f"strides {buffer.stride()}")
+    apart(name, buffer)
+
+
+def _check_pages(qkv: Tensor, heads: Heads, size: int, pages: Pages) -> None:
+    slots, cache_k, cache_v, k_scale, v_scale = pages
+    shape = (qkv.shape[0],)
+    check("slots", slots, dtypes=INTEGERS, shape=shape, beside=qkv, packed=True)
+    check("cache_k", cache_k, dtypes=(*FLOATS, FP8), shape=(None, None, heads.kv, size), beside=qkv)
+    check("cache_v", cache_v, dtypes=(cache_k.dtype,), shape=cache_k.shape, beside=qkv)
+    same = cache_k.stride() == cache_v.stride()
+    require(same, "cache_v", f"the strides {cache_k.stride()} of cache_k", cache_v.stride())
+    require(cache_k.stride(3) == 1, "cache_k", "stride 1 in the last dimension", cache_k.stride())
+    require((k_scale is None) == (v_scale is None), "v_scale", "one with k_scale", v_scale)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None:
+            check(name, scale, dtypes=(torch.float32,), beside=qkv, packed=True)
+            fits = scale.numel() in (1, heads.kv)
+            require(fits, name, f"1 or {heads.kv} elements", tuple(scale.shape))
+    if k_scale is not None and v_scale is not None:
+        require(cache_k.dtype == FP8, "k_scale", "none", f"one for {short(cache_k.dtype)}")
+        same = k_scale.numel() == v_scale.numel()
+        require(same, "v_scale", f"{k_scale.numel()} elements as k_scale", v_scale.numel())
+
+
+def cost(
+    tokens: int, heads: Heads, size: int, element_bytes: int = 2, cache_bytes: int = 2
+) -> Cost:
+    """`cache_bytes`: of an element of the cache."""
+    q, kv = heads.q * size * tokens, heads.kv * size * tokens
+    moved = (2 * q + 2 * kv) * element_bytes + 2 * kv * cache_bytes
+    return Cost(9 * (q + kv), moved)
+
+
+VARIANTS = [
+    variant(128, 32, 8, DEFAULT, True, "bf16"),
+    variant(128, 32, 8, DEFAULT, True, "fp8e4nv"),
+    variant(128, 32, 8, DEFAULT, False, "bf16"),
+    variant(64, 14, 2, DEFAULT, False, "bf16"),
+    variant(96, 32, 32, DEFAULT, False, "bf16"),
+    variant(256, 8, 4, DEFAULT, True, "bf16"),
+]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("kv_write"):
+        yield variant(numbers_of(entry)["size"], 32, 8, how, True, "bf16")
+
+
+_TOKENS, _PAGE = 16384, 64
+
+
+def cases() -> Iterator[Case]:
+    bf16 = torch.bfloat16
+    for tokens, q, kv, normed, cache in (
+        (_TOKENS, 32, 8, True, bf16), (_TOKENS, 16, 8, True, bf16), (_TOKENS, 32, 8, False, bf16),
+        (_TOKENS, 32, 8, True, FP8), (256, 32, 8, True, bf16),
+    ):  # fmt: skip
+        yield Case(
+            f"rope{' + qk-norm' * normed} + kv-write{' fp8' * (cache == FP8)}",
+            f"{tokens} tokens, {q}/{kv} heads x 128",
+            "bf16",
+            cost(tokens, Heads(q, kv), 128, 2, cache.itemsize),
+            functools.partial(_prepare, tokens, q, kv, normed, cache),
+            graph=True,
+        )
+
+
+def _prepare(tokens: int, q: int, kv: int, normed: bool, cache: torch.dtype) -> Prepared:
+    inputs = random_inputs(tokens, q, kv, normed)
+    out = torch.empty(tokens, q, 128, dtype=torch.bfloat16, device="cuda")
+    count = blocks(tokens, _PAGE)
+    where = torch.randperm(count, device="cuda")[:, None] * _PAGE
+    slots = (where + torch.arange(_PAGE, device="cuda")).flatten()[:tokens]
+    caches = torch.empty(2, count, _PAGE, kv, 128, dtype=cache, device="cuda")
+    scale = torch.ones(1, device="cuda") if cache == FP8 else None
+    pages = Pages(slots, caches[0], caches[1], scale, scale)
+
+    def run() -> Tensor:
+        return rope_write(*inputs, pages, out=out, impl="triton")
+
+    def error() -> float:
+        poison(out, caches)
+        run()
+        truth = rope_reference(inputs.qkv.double(), *inputs[1:])
+        stored = [kept.view(-1, kv, 128)[slots] for kept in caches.unbind()]
+        loose = 0.2 if cache == FP8 else 1.0  # fp8 keeps three bits
+        return max(relative_error(out, truth[0]), loose * relative_error(stored, truth[1:]))
+
+    plain = compiled(_plain)
+    return Prepared(run, {"torch.compile": lambda: plain(*inputs, caches, slots)}, error)
+
+
+def _plain(
+    qkv: Tensor, heads: Heads, table: Tensor, positions: Tensor, caches: Tensor, slots: Tensor
+) -> Tensor:
+    q, k, v = rope_reference(qkv, heads, table, positions)
+    for cache, new in ((caches[0], k), (caches[1], v)):
+        cache.view(-1, *new.shape[1:])[slots] = new.to(cache.dtype)
+    return q
+
+
+def tuning() -> Iterator[Tuning]:
+    prepare = functools.partial(_prepare, _TOKENS, 32, 8, True, torch.bfloat16)
+    yield Tuning(key(128, torch.bfloat16), CANDIDATES, lambda: prepare().ours)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

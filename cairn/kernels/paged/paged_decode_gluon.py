@@ -1,0 +1,89 @@
+"""Where the Gluon form of the decode kernel can run, and how it is launched."""
+
+from typing import Any, NamedTuple
+
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from cairn.kernels.attention.attention_rings import shared_layout
+from cairn.kernels.dependent import pdl
+from cairn.kernels.dispatch import needs_hopper
+from cairn.kernels.norm.rows import multiprocessors
+from cairn.kernels.paged.paged_decode_gluon_kernel import COLUMNS, LOG2_E, ROWS, decode_kernel
+from cairn.kernels.paged.paged_parts import Workspace
+from cairn.kernels.paged.paged_tiles import Paged, bucket
+from cairn.kernels.paged.paged_views import matrix_view
+
+
+class Plan(NamedTuple):
+    """How a launch is laid out."""
+
+    buffers: int = 3  # tiles under way or in work
+    per_sm: int = 2  # programs
+    box: int = 16  # tokens of a copy: what a last tile has not is not read
+    registers: int = 64  # of a thread of the copying warp
+    most: int = 128  # of any thread
+    early: bool = True  # let the successor start before this one has ended
+
+
+PLAN = Plan()
+# Leaves half of a multiprocessor to another stream: to its kernels, not to a successor that would only wait there.
+BESIDE = Plan(per_sm=1, early=False)
+
+
+def obstacle(call: Paged, workspace: Workspace | None) -> str | None:
+    """Why this kernel cannot run these arguments, or None."""
+    not_hopper = needs_hopper(call.q_THC)
+    if not_hopper is not None:
+        return not_hopper
+    if workspace is None:
+        return "it needs a workspace that lasts"
+    return unfit(call, PLAN.per_sm * multiprocessors(call.q_THC.device))
+
+
+def unfit(call: Paged, programs: int) -> str | None:
+    """The same, whatever the device."""
+    if call.max_query != 1 or call.starts is not None:
+        return "sequences have more than one query, or bounds"
+    if call.window or call.softcap or call.sinks_H is not None or call.lse_TH is not None:
+        return "it has no window, soft-cap, sinks or log-sum-exp"
+    if call.q_THC.element_size() != 2 or call.cache_k.dtype != call.q_THC.dtype:
+        return "it takes 16-bit numbers only"
+    if call.columns not in (64, 128) or call.group > ROWS.value:
+        return f"heads have {call.columns} columns and groups {call.group} heads"
+    if 2 * call.sequences * call.kv_heads < programs:
+        return "there are few sequences, each is cut into many parts, and those want a kernel of their own"
+    if matrix_view(call.cache_k) is None or call.cache_v.data_ptr() % 16:
+        return "TMA needs rows of 16 bytes, and pages at one distance from another"
+    return None
+
+
+def decode(call: Paged, workspace: Workspace, settled: bool, plan: Plan = PLAN) -> None:
+    """Fill all rows. `settled`: lengths, tables and the tokens before the newest are not being written any more."""
+    view = matrix_view(call.cache_k)
+    if view is None:
+        raise ValueError("call: wanted what the kernel takes, got pages that have no matrix view")
+    box = [plan.box, COLUMNS.value]
+    caches = (
+        TensorDescriptor(cache, [view.rows, view.columns], [cache.stride(1), 1], box,
+                         shared_layout(box, cache.dtype))
+        for cache in (call.cache_k, call.cache_v)
+    )  # fmt: skip
+    numbers = call.numbers()
+    kernel: Any = decode_kernel
+    kernel[(plan.per_sm * multiprocessors(call.q_THC.device),)](
+        *caches, call.q_THC, call.block_tables, call.lengths, call.out_THC, workspace.partial,
+        workspace.partial_lse, workspace.arrivals, call.sequences, call.scale * LOG2_E.value,
+        *(numbers[name] for name in ("table_stride", "q_token", "q_head", "out_token", "out_head")),
+        view.page_rows, view.head_rows, view.head_columns,
+        **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, settled),
+        num_warps=4, maxnreg=plan.most, **pdl(call.q_THC.device),
+    )  # fmt: skip
+
+
+def constants(
+    kv_heads: int, group: int, columns: int, page_size: int, sequences: int, plan: Plan, settled: bool
+) -> dict[str, Any]:  # fmt: skip
+    return dict(
+        KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),
+        BUFFERS=plan.buffers, EARLY=plan.early, SETTLED=settled, REGISTERS=plan.registers,
+    )  # fmt: skip

@@ -1,0 +1,286 @@
+# pyrefly: ignore-errors
+"""The decode kernel of paged attention in Gluon for sm_90: a warp that copies without a pause, four that compute.
+
+    copying warp      pages by TMA into a ring of buffers, across the borders of sequences and heads
+    computing warps   scores, softmax and values of a tile; at the end of a pair its result, or its part of one
+
+The line of tiles, its equal pieces and the parts of pairs that are cut are those of `paged_decode`, where each pair
+starts a pipeline of its own and lets the memory rest meanwhile. Here it never rests. With SETTLED the old pages are
+asked for before the predecessor has ended: only the tile that has a sequence's newest token waits for it.
+
+A copy is BOX rows of a page. What a last tile has no tokens for is not read from memory: those rows are filled with
+ones that were just read (a weight of 0 meets something finite). Tiles are cut as whole ones all the same.
+
+Takes 16-bit numbers, D 64 or 128, up to 16 heads that share a key head, pages of any size; no window, soft-cap, sink or
+log-sum-exp. The cache must be finite everywhere: allocate it with zeros.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from cairn.kernels.attention.attention_rings import Ring, barriers
+
+NOTHING = gl.constexpr(-1.0e30)  # a finite minus infinity: no NaN from the difference of two
+LN_2 = gl.constexpr(0.6931471805599453)
+LOG2_E = gl.constexpr(1.4426950408889634)
+ROWS = gl.constexpr(16)  # heads of a group, padded to what the tensor cores take
+BLOCK = gl.constexpr(64)  # keys of a tile
+COLUMNS = gl.constexpr(64)  # of a copy: 128 bytes, the widest swizzle
+
+
+@aggregate
+class Line:
+    """This program's piece of the line of tiles."""
+
+    place: gl.tensor
+    end: gl.tensor
+    piece: gl.tensor  # tiles of a program
+    sequence: gl.tensor  # where it starts
+    before: gl.tensor  # tiles of all sequences before that one
+
+    @gluon.constexpr_function
+    def __init__(self, place, end, piece, sequence, before):
+        self.place, self.end, self.piece = place, end, piece
+        self.sequence, self.before = sequence, before
+
+
+@gluon.jit
+def _plus(a, b):
+    return a + b
+
+
+@gluon.jit
+def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([max(SEQUENCES // 128, 1)], [32], [4], [0])
+    every = gl.arange(0, SEQUENCES, layout=layout)
+    tiles = gl.cdiv(gl.load(lengths + every, mask=every < sequences, other=0), BLOCK)
+    ends = gl.associative_scan(tiles, 0, _plus) * KV_HEADS
+    line = gl.sum(tiles, 0) * KV_HEADS
+    piece = gl.cdiv(line, gl.num_programs(0))
+    place = gl.program_id(0) * piece
+    sequence = gl.sum((ends <= place).to(gl.int32), 0)
+    before = gl.max(gl.where(ends <= place, ends, 0), 0)
+    return Line(place, gl.minimum(place + piece, line), piece, sequence, before)
+
+
+@gluon.jit
+def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr):
+    """The page of a tile, or that of each box where pages are smaller than a tile. Behind the end: page 0."""
+    EACH: gl.constexpr = BLOCK if PAGE >= BLOCK else BOX
+    found = ()
+    for piece in gl.static_range(BLOCK // EACH):
+        token = tile * BLOCK + piece * EACH
+        found = found + (gl.load(table + token // PAGE, mask=token < length, other=0),)  # noqa: RUF005
+    return found
+
+
+@gluon.jit
+def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: gl.constexpr, PAGE: gl.constexpr,
+               BOX: gl.constexpr):  # fmt: skip
+    """One tile of keys or of values."""
+    PIECES: gl.constexpr = BLOCK // BOX
+    boxes = ring.at(step)._reinterpret(
+        view.dtype, [PIECES * (D // COLUMNS), BOX, COLUMNS], view.layout
+    )
+    ring.begin(step, BLOCK * D * 2)
+    first = pages[0] * page_rows + row + tile * BLOCK % PAGE
+    for piece in gl.static_range(PIECES):
+        token = tile * BLOCK + piece * BOX
+        if PAGE >= BLOCK:
+            at = first + piece * BOX
+        else:
+            at = pages[piece] * page_rows + row + token % PAGE
+        at = gl.where(token < length, at, first)
+        for part in gl.static_range(D // COLUMNS):
+            tma.async_copy_global_to_shared(
+                view,
+                [at, column + part * COLUMNS],
+                ring.filled(step),
+                boxes.index(part * PIECES + piece),
+            )
+
+
+@gluon.jit
+def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows, head_columns,
+          KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, OVERLAP: gl.constexpr,
+          SETTLED: gl.constexpr):  # fmt: skip
+    if OVERLAP and not SETTLED:
+        gdc_wait()
+    place = line.place
+    sequence = line.sequence
+    before = line.before
+    step = 0
+    while place < line.end:
+        length = gl.load(lengths + sequence)
+        tiles = gl.cdiv(length, BLOCK)
+        head = (place - before) // gl.maximum(tiles, 1)
+        done = (place - before) % gl.maximum(tiles, 1)
+        count = gl.minimum(tiles - done, line.end - place)
+        table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
+        row = head * head_rows
+        column = head * head_columns
+        pages = _pages(table, done, length, PAGE, BOX)
+        for tile in range(done, done + count):
+            next_pages = _pages(table, tile + 1, length, PAGE, BOX)  # a tile before they are needed
+            if OVERLAP and SETTLED:  # noqa: SIM102  (known to the compiler)
+                if tile == tiles - 1:  # the newest token's keys are the predecessor's work
+                    gdc_wait()
+            _copy_tile(
+                k_view, k_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+            )
+            _copy_tile(
+                v_view, v_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+            )
+            pages = next_pages
+            step += 1
+        place += count
+        if place >= before + tiles * KV_HEADS:
+            before = place
+            sequence += 1
+
+
+@gluon.jit
+def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2):
+    """Scores, softmax and values of one tile."""
+    layout: gl.constexpr = acc.type.layout
+    left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
+    k_ring.wait(step)
+    keys = k_ring.at(step).permute((1, 0)).load(right)
+    scores = mma_v2(q, keys, gl.zeros([ROWS, BLOCK], gl.float32, layout)) * scale_log2
+    key = key0 + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
+    scores = gl.where((key < length)[None, :], scores, NOTHING)
+    new_top = gl.maximum(top, gl.max(scores, 1))
+    weights = gl.exp2(scores - new_top[:, None])
+    shrink = gl.exp2(top - new_top)[:, None]
+    sums = (
+        sums * shrink + weights
+    )  # added up at the end of the pair, which spares a meeting of the warps
+    v_ring.wait(step)
+    values = v_ring.at(step).load(right)
+    acc = mma_v2(gl.convert_layout(weights.to(q.dtype), left), values, acc * shrink)
+    gl.thread_barrier()  # all warps have read the buffers
+    k_ring.release(step)
+    v_ring.release(step)
+    return acc, sums, new_top
+
+
+@gluon.jit
+def _add_up(partial, partial_lse, owner, parts, row, column, D: gl.constexpr):
+    """All parts of a pair, in the order of the programs."""
+    slice_layout: gl.constexpr = row.type.layout
+    layout: gl.constexpr = slice_layout.parent
+    acc = gl.zeros([ROWS, D], gl.float32, layout)
+    top = gl.full([ROWS], NOTHING, gl.float32, slice_layout)
+    total = gl.zeros([ROWS], gl.float32, slice_layout)
+    for part in range(parts):
+        slot = gl.where(part == 0, 2 * owner + 1, 2 * (owner + part)) * ROWS + row
+        # Past the first-level cache, which may hold what lay here before.
+        level = gl.load(partial_lse + slot, cache_modifier=".cg") * LOG2_E
+        values = gl.load(partial + slot[:, None] * D + column[None, :], cache_modifier=".cg")
+        new_top = gl.maximum(top, level)
+        weight = gl.exp2(level - new_top)
+        shrink = gl.exp2(top - new_top)
+        total = total * shrink + weight
+        acc = acc * shrink[:, None] + values * weight[:, None]
+        top = new_top
+    return acc / total[:, None]
+
+
+@gluon.jit
+def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2, q_token,
+             q_head, out_token, out_head, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
+             OVERLAP: gl.constexpr):  # fmt: skip
+    layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
+    ours = row < GROUP
+    if OVERLAP:
+        gdc_wait()
+    place = line.place
+    sequence = line.sequence
+    before = line.before
+    step = 0
+    while place < line.end:
+        length = gl.load(lengths + sequence)
+        tiles = gl.cdiv(length, BLOCK)
+        head = (place - before) // gl.maximum(tiles, 1)
+        done = (place - before) % gl.maximum(tiles, 1)
+        count = gl.minimum(tiles - done, line.end - place)
+        if count > 0:
+            token = gl.to_tensor(sequence).to(gl.int64)
+            heads = head * GROUP + row
+            at = q + token * q_token + (heads * q_head)[:, None] + column[None, :]
+            tile_q = gl.convert_layout(gl.load(at, mask=ours[:, None], other=0.0), left)
+            acc = gl.zeros([ROWS, D], gl.float32, layout)
+            sums = gl.zeros([ROWS, BLOCK], gl.float32, layout)
+            top = gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout))
+            for tile in range(done, done + count):
+                acc, sums, top = _tile(
+                    tile_q, acc, sums, top, k_ring, v_ring, step, tile * BLOCK, length, scale_log2
+                )
+                step += 1
+            total = gl.sum(sums, 1)
+            acc = acc / total[:, None]
+            there = out + token * out_token + (heads * out_head)[:, None] + column[None, :]
+            if count == tiles:
+                gl.store(there, acc.to(out.dtype.element_ty), mask=ours[:, None])
+            else:
+                # At most one pair comes in from the program before, and at most one goes on to the next.
+                slot = (2 * gl.program_id(0) + (done == 0).to(gl.int32)) * ROWS + row
+                gl.store(partial + slot[:, None] * D + column[None, :], acc)
+                gl.store(partial_lse + slot, (top + gl.log2(total)) * LN_2)
+                owner = (place - done) // line.piece
+                parts = gl.cdiv(place - done + tiles, line.piece) - owner
+                gl.thread_barrier()  # every thread has stored its share before one of them says so
+                if gl.atomic_add(arrivals + owner, 1, sem="acq_rel") == parts - 1:
+                    acc = _add_up(partial, partial_lse, owner, parts, row, column, D)
+                    gl.store(there, acc.to(out.dtype.element_ty), mask=ours[:, None])
+                    gl.store(arrivals + owner, 0)  # for the next launch
+        place += count
+        if place >= before + tiles * KV_HEADS:
+            before = place
+            sequence += 1
+    nothing = gl.zeros([ROWS, D], gl.float32, layout).to(out.dtype.element_ty)
+    for sequence in range(gl.program_id(0), sequences, gl.num_programs(0)):
+        if gl.load(lengths + sequence) <= 0:
+            for head in range(KV_HEADS):
+                at = out + gl.to_tensor(sequence).to(gl.int64) * out_token
+                at = at + ((head * GROUP + row) * out_head)[:, None] + column[None, :]
+                gl.store(at, nothing, mask=ours[:, None])
+
+
+@gluon.jit(do_not_specialize=["sequences"])
+def decode_kernel(
+    k_view, v_view, q, tables, lengths, out, partial, partial_lse, arrivals,
+    sequences, scale_log2, table_stride, q_token, q_head, out_token, out_head, page_rows, head_rows, head_columns,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SEQUENCES: gl.constexpr,
+    BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, SETTLED: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = k_view.dtype
+    BOX: gl.constexpr = k_view.block_type.shape[0]
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=16, rank=2
+    )
+    if OVERLAP:
+        if EARLY:
+            gdc_launch_dependents()
+        if not SETTLED:
+            gdc_wait()
+    line = _cut(lengths, sequences, KV_HEADS, SEQUENCES)
+    k = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
+    v = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
+    k_ring = Ring(k, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
+    v_ring = Ring(v, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
+    gl.warp_specialize([
+        (_compute, (q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2,
+                    q_token, q_head, out_token, out_head, KV_HEADS, GROUP, D, OVERLAP)),
+        (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows,
+                 head_columns, KV_HEADS, D, PAGE, BOX, OVERLAP, SETTLED)),
+    ], [1], [REGISTERS])  # fmt: skip

@@ -1,0 +1,279 @@
+"""Numbers of 8 bits with one float32 scale for each token: value = stored * scale.
+
+The scale comes from the largest magnitude of the row, which becomes 448 (fp8, e4m3) or 127 (int8). Values are
+rounded to nearest even; a row of zeros stays zero; a NaN stays a NaN in fp8. `fp8_rows` is what the fused forms
+of other kernels call. Knows nothing about matrix products. Bytes moved per element of a 16-bit tensor: 3, there
+(read 2, write 1) and back.
+
+The kernel's result equals the reference bit for bit.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.anchors import compiled
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require, short
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.norm.rows import (
+    blocks,
+    candidates,
+    default_layout,
+    key,
+    launch,
+    layout,
+    shipped_layouts,
+    too_wide,
+    width,
+)
+from cairn.kernels.tuned import Tuning
+
+LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+SMALLEST = 1e-12  # the largest magnitude of a row counts as at least this, so that no scale is zero
+SMALLEST_LARGEST = tl.constexpr(SMALLEST)
+FP8_LIMIT = tl.constexpr(448.0)
+_INT8_LIMIT = tl.constexpr(127.0)
+
+
+class Quantized(NamedTuple):
+    values: Tensor  # fp8 or int8, as many as there were
+    scale: Tensor  # float32: one for each row [..., 1], or a scalar []
+
+
+def quantize_reference(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Quantized:
+    return by_largest(x.float(), x.float().abs().amax(-1, keepdim=True), dtype)
+
+
+def by_largest(wide: Tensor, largest: Tensor, dtype: torch.dtype) -> Quantized:
+    largest = largest.clamp(min=SMALLEST)
+    limit = torch.full_like(largest, LIMITS[dtype])  # number / tensor would round twice
+    return Quantized(rounded(wide * (limit / largest), dtype), largest / limit)
+
+
+def rounded(scaled: Tensor, dtype: torch.dtype) -> Tensor:
+    scaled = scaled.clamp(-LIMITS[dtype], LIMITS[dtype])
+    return (scaled if dtype.is_floating_point else scaled.round()).to(dtype)
+
+
+def dequantize_reference(quantized: Quantized, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return (quantized.values.float() * quantized.scale).to(dtype)
+
+
+@triton.jit
+def fp8_scaled(y, factor):
+    """y * factor as e4m3. The conversion itself saturates (`satfinite` in PTX), and NaN passes."""
+    return (y * factor).to(tl.float8e4nv)
+
+
+@triton.jit
+def fp8_rows(y):
+    """Rows [R, W] in float32 -> e4m3 values and the rows' scales."""
+    largest = tl.maximum(tl.max(tl.abs(y), axis=1), SMALLEST_LARGEST)
+    return fp8_scaled(y, tl.div_rn(FP8_LIMIT, largest)[:, None]), tl.div_rn(largest, FP8_LIMIT)
+
+
+@triton.jit
+def int8_rows(y):
+    largest = tl.maximum(tl.max(tl.abs(y), axis=1), SMALLEST_LARGEST)
+    whole = libdevice.rint(y * tl.div_rn(_INT8_LIMIT, largest)[:, None])  # ties to even
+    return whole.to(tl.int8), tl.div_rn(largest, _INT8_LIMIT)  # pyrefly: ignore[missing-attribute]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _quantize_kernel(
+    x, values, scale, rows, x_stride, values_stride,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, WIDTH)[None, :]
+    step = tl.num_programs(0) * ROWS
+    for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (column < COLUMNS)
+        at = row.to(tl.int64)[:, None]
+        y = tl.load(x + at * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+        if values.dtype.element_ty == tl.int8:
+            stored, row_scale = int8_rows(y)
+        else:
+            stored, row_scale = fp8_rows(y)
+        tl.store(values + at * values_stride + column, stored, mask=mask)
+        tl.store(scale + row, row_scale, mask=row < rows)
+
+
+@triton.jit
+def _dequantize_kernel(
+    values, scale, x, scale_stride, values_stride, x_stride,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) // tl.cdiv(COLUMNS, BLOCK)).to(tl.int64)
+    column = tl.program_id(0) % tl.cdiv(COLUMNS, BLOCK) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(values + row * values_stride + column, mask=column < COLUMNS, other=0.0)
+    y = y.to(tl.float32) * tl.load(scale + row * scale_stride)
+    tl.store(x + row * x_stride + column, y.to(x.dtype.element_ty), mask=column < COLUMNS)
+
+
+def quantize(
+    x: Tensor,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    out: Quantized | None = None,
+    impl: Impl = "auto",
+) -> Quantized:
+    """One scale for each row: x [..., D] -> values [..., D], scale [..., 1]."""
+    rows_TD = as_rows("x", check("x", x, dtypes=FLOATS))
+    require(dtype in LIMITS, "dtype", "float8_e4m3fn or int8", dtype)
+    quantized = quantized_rows(x, dtype, out)
+    rows, columns = rows_TD.shape
+    offers = {"triton": needs_cuda(x) or too_wide(columns), "reference": None}
+    if choose("quantize", impl, offers).impl == "reference":
+        return filled(quantized, quantize_reference(x, dtype))
+    if rows:
+        how = layout("quantize", "rows", columns, x.dtype, default_layout(columns))
+        values_TD = as_rows("out", quantized.values)
+        launch(
+            _quantize_kernel, how.programs(rows, x.device),
+            rows_TD, values_TD, quantized.scale, rows, rows_TD.stride(0), values_TD.stride(0),
+            COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages,
+            num_warps=how.warps,
+        )  # fmt: skip
+    return quantized
+
+
+def dequantize(
+    quantized: Quantized,
+    dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    impl: Impl = "auto",
+) -> Tensor:
+    """stored * scale, for scales per row [..., 1] or for the tensor []."""
+    values, scale = quantized
+    values_TD = as_rows("values", check("values", values, dtypes=tuple(LIMITS)))
+    check("scale", scale, dtypes=(torch.float32,), beside=values, packed=True)
+    rows, columns = values_TD.shape
+    by_rows = (*values.shape[:-1], 1)
+    fits = scale.numel() == 1 or scale.shape == by_rows
+    require(fits, "scale", f"one element or shape {list(by_rows)}", list(scale.shape))
+    require(dtype in FLOATS, "dtype", "float32, bfloat16 or float16", dtype)
+    x = output("out", out, values.shape, dtype, values)
+    if choose("quantize", impl, {"triton": needs_cuda(x), "reference": None}).impl == "reference":
+        one = scale.reshape(()) if scale.numel() == 1 else scale
+        return x.copy_(dequantize_reference(Quantized(values, one), dtype))
+    if rows:
+        x_TD, block = as_rows("out", x), min(width(columns), 2048)
+        launch(
+            _dequantize_kernel, rows * blocks(columns, block),
+            values_TD, scale, x_TD, int(scale.numel() > 1), values_TD.stride(0), x_TD.stride(0),
+            COLUMNS=columns, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return x
+
+
+def quantized_rows(x: Tensor, dtype: torch.dtype, out: Quantized | None) -> Quantized:
+    """Room for x [..., D], quantised by rows."""
+    check("x", x)
+    values, scale = out or (None, None)
+    scale = output("out.scale", scale, (*x.shape[:-1], 1), torch.float32, x)
+    check("out.scale", scale, packed=True)
+    return Quantized(output("out.values", values, x.shape, dtype, x), scale)
+
+
+def filled(room: Quantized, result: Quantized) -> Quantized:
+    room.values.copy_(result.values)
+    room.scale.copy_(result.scale)
+    return room
+
+
+def cost(rows: int, columns: int, bytes_in: int = 2) -> Cost:
+    elements = rows * columns
+    return Cost(flops=4 * elements, bytes=elements * (bytes_in + 1) + 4 * rows)
+
+
+def _variant(columns: int, stored: str, rows: int, warps: int, stages: int) -> Variant:
+    return Variant(
+        f"quantize {columns} {stored}, {rows} rows, {warps} warps, {stages} stages",
+        _quantize_kernel,
+        {"x": "*bf16", "values": f"*{stored}", "scale": "*fp32", "rows": "i32"}
+        | {"x_stride": "i32", "values_stride": "i32"},
+        {"COLUMNS": columns, "WIDTH": width(columns), "ROWS": rows, "STAGES": stages},
+        {"num_warps": warps},
+        ("x", "values", "scale", "x_stride", "values_stride"),
+    )
+
+
+VARIANTS = [
+    _variant(2048, "fp8e4nv", 1, 2, 1),
+    _variant(4096, "fp8e4nv", 1, 4, 1),
+    _variant(4096, "fp8e4nv", 1, 4, 3),
+    _variant(4096, "i8", 1, 4, 1),
+    _variant(8192, "fp8e4nv", 1, 8, 1),
+    Variant(
+        "dequantize 4096",
+        _dequantize_kernel,
+        {"values": "*fp8e4nv", "scale": "*fp32", "x": "*bf16"}
+        | {"scale_stride": "i32", "values_stride": "i32", "x_stride": "i32"},
+        {"COLUMNS": 4096, "BLOCK": 2048},
+        {"num_warps": 4},
+        ("values", "scale", "x", "values_stride", "x_stride"),
+    ),
+]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for _, columns, how in shipped_layouts("quantize"):
+        for stored in ("fp8e4nv", "i8"):
+            yield _variant(columns, stored, how.rows, how.warps, how.stages)
+
+
+_ROWS = 16384
+_WIDTHS = (2048, 4096, 8192)
+
+
+def cases() -> Iterator[Case]:
+    for columns in _WIDTHS:
+        for dtype in LIMITS:
+            yield Case(
+                f"quantize {short(dtype)}",
+                f"{_ROWS} x {columns}",
+                "bf16",
+                cost(_ROWS, columns),
+                functools.partial(_prepare, columns, dtype),
+                graph=True,
+            )
+
+
+def _prepare(columns: int, dtype: torch.dtype) -> Prepared:
+    x = torch.randn(_ROWS, columns, device="cuda").bfloat16()
+    out = quantized_rows(x, dtype, None)
+
+    def error() -> float:
+        poison(*out)
+        quantize(x, dtype, out, impl="triton")
+        return relative_error(out, quantize_reference(x, dtype))
+
+    plain = compiled(quantize_reference)
+    return Prepared(
+        lambda: quantize(x, dtype, out, impl="triton"),
+        {"torch.compile": lambda: plain(x, dtype)},
+        error,
+    )
+
+
+def tuning() -> Iterator[Tuning]:
+    for columns in _WIDTHS:
+        yield Tuning(
+            key("rows", columns, torch.bfloat16),
+            candidates(columns),
+            lambda columns=columns: _prepare(columns, torch.float8_e4m3fn).ours,
+        )
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,100 @@
+"""Messages as clients send them, as the template of a text model reads them.
+
+OpenAI's content may be a list of parts; templates of text models want one string, so text parts are joined. A part that
+is no text is refused: this model could only ignore it. Clients send the arguments of past tool calls as text that holds
+JSON; templates want the object itself.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import RequestError
+from cairn.models.chat_template import check_messages
+from cairn.serve.http.protocol.protocol_requests import ChatRequest, TokenizeRequest
+from cairn.serve.http.server.service import Service
+from cairn.serve.prompts import Prompt
+
+# Templates that know calls by a content of null; others take it for text, and fail.
+_NULL = re.compile(r"content(?:['\"]\])? is none")
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+async def read_conversation(service: Service, asked: ChatRequest | TokenizeRequest) -> Prompt:
+    """The text and the ids of a conversation, ending where the assistant begins."""
+    extra = dict(asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
+    if isinstance(asked, ChatRequest) and asked.documents is not None:
+        extra["documents"] = asked.documents
+    tools = asked.tools or None
+    if isinstance(asked, ChatRequest) and asked.tool_choice == "none":
+        tools = None
+    begin = asked.add_generation_prompt is not False
+    for reserved in ("messages", "tools", "add_generation_prompt", "template"):
+        if reserved in extra:
+            raise RequestError(
+                f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
+            )
+    templates = service.tokenizer.templates
+    source = templates.sources[templates.choose(with_tools=tools is not None)]
+    messages = flat_messages(asked.messages or [], None if _NULL.search(source) else "")
+    text = service.tokenizer.chat(messages, tools, begin, **extra)
+    return Prompt(text, await service.encode(text, special=False))
+
+
+def flat_messages(
+    messages: Sequence[dict[str, Any]], silence: str | None = ""
+) -> list[dict[str, Any]]:
+    """`silence` is the content of an answer that is nothing but tool calls."""
+    check_messages(messages)
+    return [_flat(message, f"messages[{at}]", silence) for at, message in enumerate(messages)]
+
+
+def _flat(message: dict[str, Any], where: str, silence: str | None) -> dict[str, Any]:
+    flat = dict(message)
+    if isinstance(content := message.get("content"), list):
+        flat["content"] = _joined(content, f"{where}.content")
+    if message.get("tool_calls") is not None:
+        flat["content"] = silence if flat.get("content") is None else flat["content"]
+        flat["tool_calls"] = _past_calls(message["tool_calls"], f"{where}.tool_calls")
+    return flat
+
+
+def _past_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise RequestError(f"{where} is {type(calls).__name__}", hint="it has to be a list")
+    found = []
+    for at, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}[{at}] has no function with a name")
+        arguments = _object(function.get("arguments"))
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _object(arguments: object) -> object:
+    """What a model wrote that is no JSON stays what it is: the conversation has to go on."""
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        read = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return arguments
+    return read if isinstance(read, dict) else arguments
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    texts = []
+    for at, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind in TEXT_PARTS else part if isinstance(part, str) else None
+        if not isinstance(text, str):
+            shown = repr(kind) if kind is not None else type(part).__name__
+            raise RequestError(f"{where}[{at}] is a part of type {shown[:60]}",
+                               hint='this model reads text only: {"type": "text", "text": "..."}')  # fmt: skip
+        texts.append(text)
+    return "\n".join(texts)

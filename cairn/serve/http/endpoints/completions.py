@@ -1,0 +1,253 @@
+"""POST /v1/completions: text or token ids in, text out; whole or as a stream.
+
+prompt   "text" | ["text", ...] | [1, 2, 3] | [[1, 2], [3], ...]      choices: n for each prompt, in their order
+echo     the prompt comes first, with its log-probabilities if logprobs is given: what evaluation tools ask for
+"""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from cairn.serve.answer import CompletionOutput, readable_prompt
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine_thread import Job
+from cairn.serve.grammar import Grammar
+from cairn.serve.http.chat.structure import grammar_of
+from cairn.serve.http.endpoints.logprobs import completion_logprobs
+from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.protocol_answers import (
+    CachedTokens,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    Reason,
+    Usage,
+)
+from cairn.serve.http.protocol.protocol_requests import CompletionRequest
+from cairn.serve.http.protocol.protocol_sampling import sampling_of
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
+from cairn.serve.http.tools.call import Call
+from cairn.serve.prompts import Prompt
+
+DEFAULT_TOKENS = 16  # OpenAI's default for this endpoint
+MOST_PROMPTS = 1024
+
+
+async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, CompletionRequest)
+    model = service.check_model(asked.model)
+    _check(asked)
+    prompts = await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
+    grammar = await grammar_of(service, asked)
+    work = Work(service, asked, prompts, grammar, model, call)
+    exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
+        if asked.stream:
+            await stream_answers(call, exchange, ChunkWriter(work, exchange))
+            return None
+        while not exchange.finished:
+            await exchange.next()
+        return JSON(work.whole(exchange), headers={"x-request-id": call.id})
+
+
+def _check(asked: CompletionRequest) -> None:
+    if asked.suffix:
+        raise Refusal(400, "suffix is given; this server completes at the end only", param="suffix")
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise Refusal(
+            400,
+            f"best_of is {asked.best_of}; only n ({asked.n or 1}) is supported",
+            param="best_of",
+        )
+    if asked.max_tokens == 0 and not asked.echo:
+        raise Refusal(
+            400, "max_tokens is 0; it has to be at least 1, or echo true", param="max_tokens"
+        )
+
+
+class Work:
+    """A checked request, and how its answers are written."""
+
+    def __init__(
+        self,
+        service: Service,
+        asked: CompletionRequest,
+        prompts: list[Prompt],
+        grammar: Grammar | None,
+        model: str,
+        call: Call,
+    ) -> None:
+        self.service, self.asked, self.prompts, self.grammar = service, asked, prompts, grammar
+        self.n = asked.n or 1
+        self.top = asked.logprobs
+        self.silent = asked.max_tokens == 0  # only the prompt is wanted
+        self.params = [self._params(prompt) for prompt in prompts]
+        self._texts: dict[int, str] = {}  # of prompts that were given as ids
+        self._offsets: dict[int, int] = {}  # in a stream: characters that the tokens so far have
+        self.id, self.model, self.created = f"cmpl-{call.id}", model, int(time.time())
+
+    def _params(self, prompt: Prompt) -> SamplingParams:
+        asked, context = self.asked, self.service.backend.limits.context
+        most = asked.max_tokens
+        if most is None:
+            most = min(DEFAULT_TOKENS, max(1, context - len(prompt.token_ids)))
+        most = min(most, self.service.config.max_request_tokens or most)
+        # A prompt that fills the context can still be scored, but not continued.
+        echoed = self.top if asked.echo else None
+        return SamplingParams(**sampling_of(asked), max_tokens=max(1, most), logprobs=self.top,
+                              prompt_logprobs=echoed)  # fmt: skip
+
+    def jobs(self, on_news: Callable[[Job], None]) -> list[Job]:
+        jobs: list[Job] = []
+        for prompt, params in zip(self.prompts, self.params, strict=True):
+            jobs += self.service.backend.jobs(
+                prompt.token_ids, params, on_news, first_index=len(jobs), priority=self.asked.priority or 0,
+                salt=self.asked.cache_salt or "", grammar=self.grammar,
+            )  # fmt: skip
+        return jobs
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def whole(self, exchange: Exchange) -> Completion:
+        choices = []
+        for job in exchange.jobs:
+            done = job.answer.result()
+            offset = len(self.prompt_text(done.index)) if self.asked.echo else 0
+            logprobs = self.logprobs(done, offset)
+            choices.append(
+                self.choice(done, "" if self.silent else done.text, logprobs, whole=True)
+            )
+            if self.asked.echo:
+                self.echo(choices[-1], exchange)
+        return self.document(choices, self.usage(exchange))
+
+    def piece(self, delta: CompletionOutput, exchange: Exchange) -> CompletionChoice | None:
+        """A choice of a stream; None while there is only half of a character, or of a stop string."""
+        index = delta.index
+        first = index not in self._offsets
+        echo = first and bool(self.asked.echo)
+        if first:
+            self._offsets[index] = len(self.prompt_text(index)) if echo else 0
+        logprobs = self.logprobs(delta, self._offsets[index])
+        if logprobs is not None:
+            self._offsets[index] += sum(map(len, logprobs.tokens))
+        choice = self.choice(delta, "" if self.silent else delta.text, logprobs, whole=first)
+        if echo:
+            self.echo(choice, exchange)
+        # A model without a tokenizer never has a text: its tokens are seen by their events alone.
+        textless = self.service.backend.tokenizer is None
+        seen = choice.text or logprobs or self.asked.return_token_ids or textless
+        return choice if seen or delta.finished else None
+
+    def choice(
+        self,
+        output: CompletionOutput,
+        text: str,
+        logprobs: CompletionLogprobs | None,
+        *,
+        whole: bool,
+    ) -> CompletionChoice:
+        """`whole`: with what is said once, which in a stream is its first piece."""
+        made = CompletionChoice(
+            index=output.index, text=text, logprobs=logprobs, finish_reason=reason_of(output),
+            stop_reason=output.stop_reason,
+        )  # fmt: skip
+        if self.asked.return_token_ids:
+            made.token_ids = [] if self.silent else output.token_ids
+            if whole:
+                made.prompt_token_ids = self.prompts[output.index // self.n].token_ids
+        return made
+
+    def logprobs(self, output: CompletionOutput, offset: int) -> CompletionLogprobs | None:
+        if self.top is None or output.logprobs is None:
+            return None
+        if self.silent:
+            return completion_logprobs([], [], 0, offset, None)
+        tokenizer = self.service.backend.tokenizer
+        return completion_logprobs(output.token_ids, output.logprobs, self.top, offset, tokenizer)
+
+    def echo(self, choice: CompletionChoice, exchange: Exchange) -> None:
+        """The prompt, in front of what the choice has."""
+        choice.text = self.prompt_text(choice.index) + choice.text
+        first = exchange.jobs[choice.index // self.n * self.n]
+        if choice.logprobs is None or first.prompt_logprobs is None or self.top is None:
+            return
+        ids, tokenizer = first.request.prompt, self.service.backend.tokenizer
+        found = readable_prompt(ids, first.prompt_logprobs, tokenizer)
+        before = completion_logprobs(ids, found, self.top, 0, tokenizer)
+        for name in CompletionLogprobs.__struct_fields__:
+            setattr(choice.logprobs, name, getattr(before, name) + getattr(choice.logprobs, name))
+
+    def prompt_text(self, index: int) -> str:
+        at = index // self.n
+        prompt, tokenizer = self.prompts[at], self.service.backend.tokenizer
+        if prompt.text is not None or tokenizer is None:
+            return prompt.text or ""
+        if at not in self._texts:
+            self._texts[at] = tokenizer.decode(prompt.token_ids, skip_special=False)
+        return self._texts[at]
+
+    def usage(self, exchange: Exchange) -> Usage:
+        made = 0 if self.silent else sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
+        asked = sum(len(prompt.token_ids) for prompt in self.prompts)
+        return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
+                     prompt_tokens_details=CachedTokens(exchange.cached))  # fmt: skip
+
+    def document(
+        self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None
+    ) -> Completion:
+        return Completion(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+
+def reason_of(output: CompletionOutput) -> Reason | None:
+    """The engine's reason in OpenAI's words; an error never gets here."""
+    return None if output.finish_reason == "error" else output.finish_reason
+
+
+class ChunkWriter:
+    """The chunks of a stream as bytes. Most are nothing but more text, which takes a template and no Struct."""
+
+    def __init__(self, work: Work, exchange: Exchange) -> None:
+        self.work, self.exchange = work, exchange
+        asked = work.asked
+        self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
+        special = (asked.wants_running_usage, asked.logprobs is not None, asked.return_token_ids,
+                   work.silent, work.service.backend.tokenizer is None)  # fmt: skip
+        self._same = not any(special)
+        self._plain: dict[int, Template] = {}  # by choice, after its first chunk
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        template = self._plain.get(delta.index)
+        if template is None or delta.finish_reason is not None:
+            return b"".join(map(event_bytes, self.chunks(delta)))
+        return template.fill(delta.text) if delta.text else b""
+
+    def chunks(self, delta: CompletionOutput) -> list[Completion]:
+        """Any delta, as the documents that it is."""
+        work, index = self.work, delta.index
+        choice = work.piece(delta, self.exchange)
+        if self._same and index not in self._plain:
+            more = CompletionChoice(index=index, text=HOLE)
+            self._plain[index] = Template(work.document([more], self._usage))
+        if choice is None:
+            return []
+        running = work.asked.wants_running_usage
+        usage = work.usage(self.exchange) if running else self._usage
+        return [work.document([choice], usage)]
+
+    def last(self) -> bytes:
+        work = self.work
+        if not work.asked.wants_usage:
+            return last_events()
+        return last_events(work.document([], work.usage(self.exchange)))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return last_events(refusal.body())

@@ -1,0 +1,42 @@
+"""The server's metrics as a Grafana dashboard: which stand together, and in which order.
+
+`cairn metrics grafana` prints it; `deploy/grafana/cairn.json` is that output. What a panel asks is made from the
+catalogue in `counts`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from cairn.core.grafana import Row, dashboard
+from cairn.serve.http.server.counts import CATALOGUE_HTTP
+
+ROWS = (
+    Row("Requests", (
+        "cairn_http_requests_total", "cairn_finished_requests_total", "cairn_open_requests",
+    )),
+    Row("Latency", (
+        "cairn_time_to_first_token_seconds", "cairn_time_per_output_token_seconds", "cairn_inter_token_seconds",
+        "cairn_request_seconds", "cairn_request_phase_seconds",
+    )),
+    Row("Tokens", (
+        "cairn_prompt_tokens_total", "cairn_cached_prompt_tokens_total", "cairn_generated_tokens_total",
+    )),
+    Row("Engine", (
+        "cairn_running_requests", "cairn_waiting_requests", "cairn_preempted_requests_total", "cairn_engine_steps",
+        "cairn_engine_seconds_total",
+    )),
+    Row("Cache", (
+        "cairn_cache_used_pages", "cairn_cache_findable_pages", "cairn_cache_pages",
+        "cairn_prefix_looked_up_tokens_total", "cairn_prefix_found_tokens_total",
+    )),
+)  # fmt: skip
+
+
+def server_dashboard() -> dict[str, Any]:
+    return dashboard(CATALOGUE_HTTP, ROWS, "Cairn", "cairn-serve")
+
+
+def dashboard_text() -> str:
+    """As a file has it: indented, with a newline at its end."""
+    return msgspec.json.format(msgspec.json.encode(server_dashboard()), indent=2).decode() + "\n"

@@ -1,0 +1,177 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface over the same engine.
+
+    message_start, for each block: content_block_start, content_block_delta ..., content_block_stop,
+    then message_delta with the reason and the usage, message_stop
+
+Blocks are thinking, text and tool_use. Mistakes are told in Anthropic's form, with the same words as everywhere else.
+"""
+
+from typing import Any
+
+import msgspec
+
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.chat.structure import offer_of
+from cairn.serve.http.chat.turn import Block, Blocks, Change, prepare
+from cairn.serve.http.endpoints.messages_input import as_chat, guide_of
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.protocol_messages import (
+    AnthropicError,
+    AnthropicErrorInfo,
+    AnthropicMessage,
+    Counted,
+    CountRequest,
+    MessagesRequest,
+    MessageUsage,
+    StopReason,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import HOLE, Template, event_bytes
+from cairn.serve.http.tools.call import Call
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+         503: "overloaded_error"}  # fmt: skip
+DELTAS = {"text": ("text_delta", "text"), "thought": ("thinking_delta", "thinking"),
+          "call": ("input_json_delta", "partial_json")}  # fmt: skip
+
+
+def anthropic_error(refusal: Refusal) -> JSON:
+    """A refusal as their clients read it."""
+    return JSON(_error(refusal), refusal.status, refusal.headers())
+
+
+def _error(refusal: Refusal) -> AnthropicError:
+    """Theirs has no field for the name of what is wrong; where the message does not say it, it is put in front."""
+    kind = KINDS.get(
+        refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error"
+    )
+    said = refusal.message
+    if refusal.param is not None and refusal.param not in said:
+        said = f"{refusal.param}: {said}"
+    return AnthropicError(error=AnthropicErrorInfo(type=kind, message=said))
+
+
+async def count_tokens(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, CountRequest)
+    service.check_model(asked.model)
+    chat = as_chat(asked)
+    offer_of(service, chat)  # refuses tools that could not be used
+    return JSON(Counted(len((await read_conversation(service, chat)).token_ids)))
+
+
+async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, MessagesRequest)
+    model = service.check_model(asked.model)
+    turn = await prepare(service, as_chat(asked), asked.max_tokens, guide_of(asked))
+    usage = MessageUsage(input_tokens=len(turn.prompt.token_ids), output_tokens=0)
+    message = AnthropicMessage(id=f"msg_{call.id}", model=model, content=[], usage=usage)
+    exchange = service.exchange(call, turn.jobs, stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
+        if asked.stream:
+            await stream_answers(call, exchange, EventWriter(message, turn.blocks, exchange))
+            return None
+        while not exchange.finished:
+            await exchange.next()
+        done = exchange.jobs[0].answer.result()
+        turn.blocks.push(done)
+        message.content = [_whole(block) for block in turn.blocks.all]
+        message.stop_reason, message.stop_sequence = _ended(turn.blocks, done)
+        message.usage = _usage(message, exchange)
+        return JSON(message)
+
+
+def _whole(block: Block) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    match block.kind:
+        case "thought":
+            return ThinkingBlock(thinking=block.text)
+        case "call":
+            return ToolUseBlock(id=block.id, name=block.name, input=_arguments(block.text))
+        case _:
+            return TextBlock(text=block.text)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """What was cut off, or is no JSON, is handed on as it is: it is all there is."""
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return {"unfinished": text}
+    return found if isinstance(found, dict) else {"unfinished": text}
+
+
+def _ended(blocks: Blocks, output: CompletionOutput) -> tuple[StopReason, str | None]:
+    if isinstance(output.stop_reason, str):
+        return "stop_sequence", output.stop_reason
+    reason = blocks.reason(output)
+    if reason == "tool_calls":
+        return "tool_use", None
+    return ("end_turn" if reason == "stop" else "max_tokens"), None
+
+
+def _usage(message: AnthropicMessage, exchange: Exchange) -> MessageUsage:
+    """Tokens of the prompt that were found in the cache are counted apart."""
+    made, cached = len(exchange.jobs[0].answer.whole.token_ids), exchange.cached
+    rest = message.usage.input_tokens - cached
+    return MessageUsage(input_tokens=rest, output_tokens=made, cache_read_input_tokens=cached)
+
+
+# -- a stream -------------------------------------------------------------------------------------
+
+
+class EventWriter:
+    """A message as the events of a stream. Most are nothing but more text, which takes a template."""
+
+    def __init__(self, message: AnthropicMessage, blocks: Blocks, exchange: Exchange) -> None:
+        self._message, self._blocks, self._exchange = message, blocks, exchange
+        self._begun = False
+        self._more: dict[int, Template] = {}  # by block
+        self._end: tuple[StopReason, str | None] = "end_turn", None
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        body = b"" if self._begun else _event("message_start", message=self._message)
+        self._begun = True
+        body += b"".join(map(self._change, self._blocks.push(delta)))
+        if delta.finished:
+            self._end = _ended(self._blocks, delta)
+        return body
+
+    def last(self) -> bytes:
+        reason, sequence = self._end
+        ended = {"stop_reason": reason, "stop_sequence": sequence}
+        usage = _usage(self._message, self._exchange)
+        return _event("message_delta", delta=ended, usage=usage) + _event("message_stop")
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return event_bytes(_error(refusal), "error")
+
+    def _change(self, change: Change) -> bytes:
+        block = change.block
+        match change.what:
+            case "begin":
+                empty = _whole(Block(index=0, kind=block.kind, id=block.id, name=block.name))
+                if isinstance(empty, ToolUseBlock):
+                    empty.input = {}
+                return _event("content_block_start", index=block.index, content_block=empty)
+            case "more":
+                if block.index not in self._more:
+                    self._more[block.index] = _template(block)
+                return self._more[block.index].fill(change.text)
+            case _:
+                return _event("content_block_stop", index=block.index)
+
+
+def _event(name: str, **fields: object) -> bytes:
+    return event_bytes({"type": name, **fields}, name)
+
+
+def _template(block: Block) -> Template:
+    kind, field = DELTAS[block.kind]
+    name, delta = "content_block_delta", {"type": kind, field: HOLE}
+    return Template({"type": name, "index": block.index, "delta": delta}, name)

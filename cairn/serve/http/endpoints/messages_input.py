@@ -1,0 +1,193 @@
+"""What Anthropic's clients ask, in the words that chat templates know.
+
+    assistant: text, tool_use, thinking blocks    ->  one message: content, tool_calls, reasoning_content
+    user: tool_result blocks, then text           ->  a message of the role "tool" for each, then one of the user
+    tools: name, input_schema                     ->  functions with parameters
+    tool_choice: any, tool, auto, none            ->  required, a name, auto, none
+
+A block that is neither is refused: a model that reads text could only ignore it.
+"""
+
+from typing import Any
+
+from cairn.core.errors import RequestError
+from cairn.serve.guide import Guide, schema_guide
+from cairn.serve.http.protocol.protocol_messages import (
+    CountRequest,
+    CustomTool,
+    MessagesRequest,
+    ToolChoice,
+)
+from cairn.serve.http.protocol.protocol_requests import ChatRequest
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+SAMPLING = ("temperature", "top_p", "top_k")
+
+
+def as_chat(asked: CountRequest) -> ChatRequest:
+    """RequestError names what is wrong, and where."""
+    messages = _system(asked.system)
+    for at, message in enumerate(asked.messages):
+        messages += _translated(message, f"messages[{at}]")
+    if not asked.messages:
+        raise RequestError(
+            "messages is empty", hint='send at least {"role": "user", "content": "..."}'
+        )
+    if asked.messages[-1].get("role") == "assistant":
+        raise RequestError(
+            f"messages[{len(asked.messages) - 1}].role is 'assistant', and it is the last one",
+            hint="this server writes whole messages: let the user speak last",
+        )
+    chat = ChatRequest(messages=messages)
+    if asked.tools:
+        chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
+    if asked.tool_choice is not None:
+        chat.tool_choice = _choice(asked.tool_choice)
+        chat.parallel_tool_calls = not asked.tool_choice.disable_parallel_tool_use
+    if asked.thinking is not None:
+        chat.chat_template_kwargs = {"enable_thinking": asked.thinking.type != "disabled"}
+    if isinstance(asked, MessagesRequest):
+        for name in SAMPLING:
+            setattr(chat, name, getattr(asked, name))
+        chat.stop = asked.stop_sequences
+        for at, text in enumerate(asked.stop_sequences or ()):
+            if not text:
+                raise RequestError(
+                    f"stop_sequences[{at}] is ''", hint="it has to be text that is not empty"
+                )
+    return chat
+
+
+def guide_of(asked: CountRequest) -> Guide | None:
+    shape = None if asked.output_config is None else asked.output_config.format
+    return None if shape is None else schema_guide(shape.schema, "output_config.format.schema")
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    if not system:
+        return []
+    parts = [{"type": "text", "text": system}] if isinstance(system, str) else system
+    texts = [_text(part, f"system[{at}]") for at, part in enumerate(parts)]
+    return [{"role": "system", "content": "\n".join(texts)}]
+
+
+def _translated(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise RequestError(
+            f"{where}.role is {str(role)[:40]!r}", hint="it has to be user or assistant"
+        )
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise RequestError(
+            f"{where}.content is {type(content).__name__}",
+            hint="it has to be text or a list of blocks",
+        )
+    blocks = []
+    for at, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise RequestError(
+                f"{where}.content[{at}] is {type(block).__name__}", hint="it has to be an object"
+            )
+        blocks.append((block, f"{where}.content[{at}]"))
+    return [_said(blocks)] if role == "assistant" else _heard(blocks)
+
+
+def _said(blocks: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+    """A message of the assistant."""
+    texts, thoughts, calls = [], [], []
+    for block, where in blocks:
+        match block.get("type"):
+            case "tool_use":
+                calls.append(_past_call(block, where))
+            case "thinking":
+                thoughts.append(_word(block, "thinking", where))
+            case "redacted_thinking":
+                continue  # nobody can read it
+            case _:
+                texts.append(_text(block, where))
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if calls:
+        message["tool_calls"] = calls
+        message["content"] = message["content"] or None
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message
+
+
+def _heard(blocks: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
+    """What the user says, and what tools have said."""
+    results, texts = [], []
+    for block, where in blocks:
+        if block.get("type") != "tool_result":
+            texts.append(_text(block, where))
+            continue
+        said = _result(block.get("content"), f"{where}.content")
+        said = f"Error: {said}" if block.get("is_error") is True else said
+        id = _word(block, "tool_use_id", where)
+        results.append({"role": "tool", "tool_call_id": id, "content": said})
+    if texts or not results:
+        results.append({"role": "user", "content": "\n".join(texts)})
+    return results
+
+
+def _past_call(block: dict[str, Any], where: str) -> dict[str, Any]:
+    given = block.get("input", {})
+    if not isinstance(given, dict):
+        raise RequestError(
+            f"{where}.input is {type(given).__name__}", hint="it has to be an object"
+        )
+    function = {"name": _word(block, "name", where), "arguments": given}
+    return {"id": _word(block, "id", where), "type": "function", "function": function}
+
+
+def _result(content: object, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise RequestError(
+            f"{where} is {type(content).__name__}",
+            hint="it has to be text or a list of text blocks",
+        )
+    return "\n".join(_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+
+
+def _text(block: object, where: str) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(block, dict) or kind != "text":
+        shown = repr(kind)[:60] if isinstance(block, dict) else type(block).__name__
+        raise RequestError(f"{where} is a block of type {shown}",
+                           hint='this model reads text only: {"type": "text", "text": "..."}')  # fmt: skip
+    return _word(block, "text", where)
+
+
+def _word(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        shown = "missing" if value is None else type(value).__name__
+        raise RequestError(f"{where}.{name} is {shown}", hint="it has to be text")
+    return value
+
+
+def _tool(tool: CustomTool, where: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise RequestError(
+            f"{where}.type is {tool.type[:60]!r}",
+            hint="this server runs no tools itself: describe yours with name and input_schema",
+        )
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _choice(given: ToolChoice) -> str | dict[str, Any]:
+    if given.type != "tool":
+        return CHOICES[given.type]
+    if given.name is None:
+        raise RequestError(
+            "tool_choice.name is missing", hint='type "tool" calls the one of this name'
+        )
+    return {"type": "function", "function": {"name": given.name}}

@@ -1,0 +1,39 @@
+"""The four forms in which a text may be given, as prompts: for completions and embeddings.
+
+    "text" | ["text", ...] | [1, 2, 3] | [[1, 2], [3], ...]
+
+Whether the ids belong to the vocabulary and fit into the context is the engine's to check.
+"""
+
+import asyncio
+from typing import Any
+
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.service import LONG_TEXT, Service
+from cairn.serve.prompts import Prompt
+
+FEW = 16  # texts; more of them are tokenized beside the event loop
+FORMS = "text, a list of texts, token ids, or a list of lists of token ids"
+
+
+async def read_inputs(
+    service: Service, given: str | list[Any], field: str, most: int, special: bool = True
+) -> list[Prompt]:
+    """One or several prompts, in their order; `field` is the body's name for them, for messages."""
+    if isinstance(given, str):
+        return [Prompt(given, await service.encode(given, special))]
+    kinds = {type(one) for one in given}
+    if not given or len(kinds) != 1:
+        what = "an empty list" if not given else "a list of different kinds"
+        raise Refusal(400, f"{field} is {what}; it has to be {FORMS}", param=field)
+    if kinds == {int}:
+        return [Prompt(None, given)]
+    if len(given) > most:
+        said = f"{field} holds {len(given)} entries; at most {most} fit into one request"
+        raise Refusal(400, said, param=field)
+    if kinds == {str}:
+        many = len(given) > FEW or sum(map(len, given)) > LONG_TEXT
+        encode = service.tokenizer.encode_batch
+        ids = await asyncio.to_thread(encode, given, special) if many else encode(given, special)
+        return [Prompt(text, found) for text, found in zip(given, ids, strict=True)]
+    return [Prompt(None, list(ids)) for ids in given]

@@ -1,0 +1,188 @@
+"""POST /v1/responses: OpenAI's newer interface over the same engine; nothing is kept between two calls.
+
+created, in_progress, for each item: output_item.added, its deltas, each "done", output_item.done; then completed
+
+message        content_part.added, output_text.delta ..., output_text.done, content_part.done
+reasoning      content_part.added, reasoning_text.delta ..., reasoning_text.done, content_part.done
+function_call  function_call_arguments.delta ..., function_call_arguments.done
+"""
+
+import itertools
+import time
+
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.chat.turn import Block, Blocks, Change, Turn, prepare
+from cairn.serve.http.endpoints.responses_input import as_chat, guide_of
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.protocol_answers import CachedTokens
+from cairn.serve.http.protocol.protocol_responses import (
+    FunctionCallItem,
+    Item,
+    ModelResponse,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponsesRequest,
+    ResponseUsage,
+    Status,
+)
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import event_bytes
+from cairn.serve.http.tools.call import Call
+
+
+async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, ResponsesRequest)
+    model = service.check_model(asked.model)
+    chat = as_chat(asked)
+    turn = await prepare(service, chat, asked.max_output_tokens, guide_of(asked))
+    made = _begun(asked, model, turn, call)
+    exchange = service.exchange(call, turn.jobs, stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
+        if asked.stream:
+            await stream_answers(call, exchange, EventWriter(made, turn.blocks, exchange))
+            return None
+        while not exchange.finished:
+            await exchange.next()
+        done = exchange.jobs[0].answer.result()
+        turn.blocks.push(done)
+        _complete(made, turn.blocks, done, exchange)
+        return JSON(made)
+
+
+def _begun(asked: ResponsesRequest, model: str, turn: Turn, call: Call) -> ModelResponse:
+    made = ModelResponse(
+        id=f"resp_{call.id}", created_at=int(time.time()), model=model, instructions=asked.instructions,
+        temperature=turn.params.temperature, top_p=turn.params.top_p,
+        max_output_tokens=asked.max_output_tokens, metadata=asked.metadata or {},
+        parallel_tool_calls=asked.parallel_tool_calls is not False, tools=asked.tools or [],
+        tool_choice=asked.tool_choice or "auto",
+    )  # fmt: skip
+    if asked.text is not None:
+        made.text = asked.text
+    return made
+
+
+def item_of(block: Block, response: str, status: Status) -> Item:
+    """A block as the item that it is; while it grows, without its text."""
+    id, text = f"{response}_{block.index}", block.text
+    grown = status != "in_progress"
+    match block.kind:
+        case "call":
+            return FunctionCallItem(id=f"fc_{id}", call_id=block.id, name=block.name,
+                                    arguments=text if grown else "", status=status)  # fmt: skip
+        case "thought":
+            thought = [ReasoningText(text=text)] if grown else []
+            return ReasoningItem(id=f"rs_{id}", content=thought, status=status)
+        case _:
+            said = [OutputText(text=text)] if grown else []
+            return OutputMessage(id=f"msg_{id}", content=said, status=status)
+
+
+def _complete(
+    made: ModelResponse, blocks: Blocks, done: CompletionOutput, exchange: Exchange
+) -> None:
+    """All but the last item are whole, however the answer ended."""
+    cut = done.finish_reason != "stop"
+    made.status = "incomplete" if cut else "completed"
+    made.incomplete_details = {"reason": "max_output_tokens"} if cut else None
+    short = made.id.removeprefix("resp_")
+    *before, last = blocks.all
+    made.output = [item_of(block, short, "completed") for block in before]
+    made.output.append(item_of(last, short, made.status))
+    job = exchange.jobs[0]
+    asked, given = len(job.request.prompt), len(job.answer.whole.token_ids)
+    made.usage = ResponseUsage(
+        input_tokens=asked, input_tokens_details=CachedTokens(exchange.cached), output_tokens=given,
+        total_tokens=asked + given,
+    )  # fmt: skip
+
+
+class EventWriter:
+    """A response as the events of a stream."""
+
+    def __init__(self, made: ModelResponse, blocks: Blocks, exchange: Exchange) -> None:
+        self._made, self._blocks, self._exchange = made, blocks, exchange
+        self._numbers = itertools.count()
+        self._begun = False
+        self._ended: CompletionOutput | None = None
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        body = b""
+        if not self._begun:
+            self._begun = True
+            body = self._event("created", response=self._made)
+            body += self._event("in_progress", response=self._made)
+        if delta.finished:
+            self._ended = delta
+        return body + b"".join(self._change(change) for change in self._blocks.push(delta))
+
+    def last(self) -> bytes:
+        made = self._made
+        if self._ended is not None:
+            _complete(made, self._blocks, self._ended, self._exchange)
+        name = "incomplete" if made.status == "incomplete" else "completed"
+        return self._event(name, response=made)
+
+    def refused(self, refusal: Refusal) -> bytes:
+        error = refusal.body().error
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        number = next(self._numbers)
+        return event_bytes({"type": "error", "sequence_number": number, **fields}, "error")
+
+    def _change(self, change: Change) -> bytes:
+        block = change.block
+        if change.what == "begin":
+            return self._begin(self._item(block, "in_progress"), block.index)
+        if change.what == "more":
+            item = self._item(block, "in_progress")
+            name, place = _delta_of(item), self._place(item, block.index)
+            return self._event(f"{name}.delta", delta=change.text, **place)
+        ended, last = self._ended, block is self._blocks.all[-1]
+        cut = ended is not None and last and ended.finish_reason != "stop"
+        return self._end(self._item(block, "incomplete" if cut else "completed"), block.index)
+
+    def _item(self, block: Block, status: Status) -> Item:
+        return item_of(block, self._made.id.removeprefix("resp_"), status)
+
+    def _place(self, item: Item, index: int) -> dict[str, object]:
+        place: dict[str, object] = {"item_id": item.id, "output_index": index}
+        if not isinstance(item, FunctionCallItem):
+            place["content_index"] = 0
+        if isinstance(item, OutputMessage):
+            place["logprobs"] = []
+        return place
+
+    def _begin(self, item: Item, index: int) -> bytes:
+        body = self._event("output_item.added", output_index=index, item=item)
+        if not isinstance(item, FunctionCallItem):
+            part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
+            place = dict(item_id=item.id, output_index=index, content_index=0)
+            body += self._event("content_part.added", part=part, **place)
+        return body
+
+    def _end(self, item: Item, index: int) -> bytes:
+        name, place = _delta_of(item), self._place(item, index)
+        if isinstance(item, FunctionCallItem):
+            body = self._event(f"{name}.done", name=item.name, arguments=item.arguments, **place)
+        else:
+            [part] = item.content
+            body = self._event(f"{name}.done", text=part.text, **place)
+            place.pop("logprobs", None)
+            body += self._event("content_part.done", part=part, **place)
+        return body + self._event("output_item.done", output_index=index, item=item)
+
+    def _event(self, name: str, /, **fields: object) -> bytes:
+        kind = f"response.{name}"
+        event = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        return event_bytes(event, kind)
+
+
+def _delta_of(item: Item) -> str:
+    if isinstance(item, FunctionCallItem):
+        return "function_call_arguments"
+    return "output_text" if isinstance(item, OutputMessage) else "reasoning_text"

@@ -1,0 +1,144 @@
+"""What is asked of /v1/responses, in the words that chat templates know.
+
+    message                               ->  a message
+    reasoning, message, function_call ... ->  one message of the assistant: reasoning_content, content, tool_calls
+    function_call_output                  ->  a message of the role "tool"
+    tools: name, parameters               ->  functions
+
+An item of another type is refused: it would need something that this server does not run or keep.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import RequestError
+from cairn.serve.guide import Guide, schema_guide
+from cairn.serve.http.protocol.protocol_requests import ChatRequest
+from cairn.serve.http.protocol.protocol_responses import FunctionTool, ResponsesRequest
+from cairn.serve.http.protocol.refusal import Refusal
+
+UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+def as_chat(asked: ResponsesRequest) -> ChatRequest:
+    """Refusal or RequestError names what is wrong, and where."""
+    for name in UNSUPPORTED:
+        if getattr(asked, name):
+            said = f"{name} is not supported by this server"
+            raise Refusal(400, said, param=name, code="unsupported")
+    items = asked.input
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not items:
+        raise RequestError("input is empty", hint="it has to be text, or a list of items")
+    first = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    chat = ChatRequest(messages=first + translated(items))
+    chat.temperature, chat.top_p = asked.temperature, asked.top_p
+    if asked.tools:
+        chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
+    chat.tool_choice, chat.parallel_tool_calls = asked.tool_choice, asked.parallel_tool_calls
+    if asked.reasoning is not None and (effort := asked.reasoning.effort) is not None:
+        kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort}
+        chat.chat_template_kwargs = kwargs
+    return chat
+
+
+def guide_of(asked: ResponsesRequest) -> Guide | None:
+    shape = None if asked.text is None else asked.text.format
+    if shape is None or shape.type == "text":
+        return None
+    if shape.type == "json_object":
+        return schema_guide({"type": "object"}, "text.format")
+    if shape.schema is None:
+        raise Refusal(400, "text.format.schema is missing", param="text.format.schema")
+    return schema_guide(shape.schema, "text.format.schema")
+
+
+def translated(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items as messages; what the assistant thought, said and called in one turn is one message."""
+    messages: list[dict[str, Any]] = []
+    for at, item in enumerate(items):
+        where = f"input[{at}]"
+        kind = item.get("type", "message")
+        match kind:
+            case "message":
+                _add_message(messages, item, where)
+            case "reasoning":
+                thought = _texts(item.get("content") or item.get("summary") or [], f"{where}.content")  # fmt: skip
+                _own(messages, fresh=True)["reasoning_content"] = thought
+            case "function_call":
+                _own(messages).setdefault("tool_calls", []).append(_past_call(item, where))
+            case "function_call_output":
+                id = _word(item, "call_id", where)
+                said = _texts(item.get("output", ""), f"{where}.output")
+                messages.append({"role": "tool", "tool_call_id": id, "content": said})
+            case _:
+                said = f"{where}.type is {str(kind)[:40]!r}"
+                raise RequestError(said, hint=f"it has to be {', '.join(ITEMS)}")
+    return messages
+
+
+def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: str) -> None:
+    given = item.get("role")
+    role = ROLES.get(given) if isinstance(given, str) else None
+    if role is None:
+        said = f"{where}.role is {str(given)[:40]!r}"
+        raise RequestError(said, hint=f"it has to be {', '.join(ROLES)}")
+    text = _texts(item.get("content"), f"{where}.content")
+    if role == "assistant" and messages and messages[-1].get("content", "") is None:
+        messages[-1]["content"] = text  # behind its thought
+    else:
+        messages.append({"role": role, "content": text})
+
+
+def _own(messages: list[dict[str, Any]], fresh: bool = False) -> dict[str, Any]:
+    """The assistant's message that goes on here; one that has only begun has the content None."""
+    if fresh or not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _past_call(item: dict[str, Any], where: str) -> dict[str, Any]:
+    function = {"name": _word(item, "name", where), "arguments": _word(item, "arguments", where)}
+    return {"id": _word(item, "call_id", where), "type": "function", "function": function}
+
+
+def _texts(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        shown = "missing" if content is None else type(content).__name__
+        raise RequestError(f"{where} is {shown}", hint="it has to be text or a list of text parts")
+    found = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind not in TEXTS:
+            raise RequestError(
+                f"{where}[{at}] is a part of type {str(kind)[:40]!r}",
+                hint='this model reads text only: {"type": "input_text", "text": "..."}',
+            )
+        found.append(_word(part, "text", f"{where}[{at}]"))
+    return "\n".join(found)
+
+
+def _word(item: dict[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        shown = "missing" if value is None else type(value).__name__
+        raise RequestError(f"{where}.{name} is {shown}", hint="it has to be text")
+    return value
+
+
+def _tool(tool: FunctionTool, where: str) -> dict[str, Any]:
+    if tool.type != "function":
+        said = f"{where}.type is {tool.type[:60]!r}"
+        raise RequestError(said, hint="this server runs no tools itself: it has to be function")
+    function = msgspec.to_builtins(tool)
+    del function["type"]
+    kept = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": kept}

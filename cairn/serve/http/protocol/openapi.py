@@ -1,0 +1,143 @@
+"""The OpenAPI document, made from the Structs that check the bodies: what it says is what is enforced."""
+
+import functools
+import re
+from typing import Any
+
+import msgspec
+
+from cairn import __version__
+from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
+from cairn.serve.http.endpoints.views import (
+    EngineView,
+    ModelView,
+    RequestList,
+    RequestView,
+    TraceView,
+)
+from cairn.serve.http.protocol.protocol_answers import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    Health,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    Version,
+)
+from cairn.serve.http.protocol.protocol_messages import (
+    AnthropicError,
+    AnthropicMessage,
+    Counted,
+    CountRequest,
+    MessagesRequest,
+)
+from cairn.serve.http.protocol.protocol_requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from cairn.serve.http.protocol.protocol_responses import ModelResponse, ResponsesRequest
+from cairn.serve.http.protocol.refusal import ErrorBody
+
+POSTS: dict[str, tuple[type, type, str]] = {
+    "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),
+    "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
+    "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
+    "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
+    "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
+    "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
+    "/tokenize": (TokenizeRequest, Tokenized, "the token ids of a text or a conversation"),
+    "/detokenize": (DetokenizeRequest, Detokenized, "the text of token ids"),
+}
+GETS: dict[str, tuple[type, str]] = {
+    "/v1/models": (ModelList, "the model, under each of its names"),
+    "/v1/models/{name}": (ModelCard, "the model under one name"),
+    "/health": (Health, "whether the engine makes progress"),
+    "/live": (Health, "whether the server may still get well by itself"),
+    "/version": (Version, "the version of Cairn"),
+    "/cairn/engine": (EngineView, "what the engine is doing now"),
+    "/cairn/requests": (RequestList, "where the time of the last requests went"),
+    "/cairn/requests/{id}": (RequestView, "where the time of one request went"),
+    "/cairn/requests/{id}/trace": (TraceView, "one request as a timeline for Perfetto"),
+    "/cairn/trace": (TraceView, "the last requests as a timeline for Perfetto"),
+    "/cairn/model": (ModelView, "the model card"),
+}
+QUERIES: dict[str, dict[str, dict[str, Any]]] = {
+    "/cairn/requests": {
+        "order": {"enum": ["newest", "slowest"], "default": "newest"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    },
+    "/cairn/trace": {
+        "seconds": {"type": "number", "minimum": 0.001, "maximum": 3600, "default": 30}
+    },
+}
+STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+MISTAKES = {
+    400: "a field is wrong; `param` is its name",
+    401: "no API key, or an unknown one",
+    404: "no such model",
+    408: "the body did not arrive in time",
+    413: "the body is too large",
+    429: "too many requests; Retry-After says when to come again",
+    503: "the deadline cannot be met, the server is stopping, or the engine is down",
+}
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    kinds = {ErrorBody, AnthropicError}
+    for asked, answered, _ in POSTS.values():
+        kinds |= {asked, answered}
+    kinds |= {answered for answered, _ in GETS.values()}
+    order = sorted(kinds, key=lambda kind: kind.__name__)
+    references, components = msgspec.json.schema_components(
+        order, ref_template="#/components/schemas/{name}"
+    )
+    named = dict(zip(order, references, strict=True))
+    paths: dict[str, Any] = {}
+    for path, (asked, answered, about) in POSTS.items():
+        error = AnthropicError if path.startswith("/v1/messages") else ErrorBody
+        operation = _operation(about, named[answered], named[error], [*MISTAKES])
+        operation["requestBody"] = {"required": True, "content": _json(named[asked])}
+        if path in STREAMS:
+            operation["responses"]["200"]["content"]["text/event-stream"] = {}
+        paths[path] = {"post": operation}
+    for path, (answered, about) in GETS.items():
+        mistakes = [400, 401, 404, 503] if path in QUERIES else [401, 404, 503]
+        operation = _operation(about, named[answered], named[ErrorBody], mistakes)
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", path)
+        ] + [
+            {"name": name, "in": "query", "schema": schema}
+            for name, schema in QUERIES.get(path, {}).items()
+        ]
+        paths[path] = {"get": operation}
+    text = {
+        "description": "Prometheus text",
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+    }
+    paths["/metrics"] = {"get": {"summary": "counts and times", "responses": {"200": text}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Cairn", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _operation(about: str, answer: Any, error: Any, mistakes: list[int]) -> dict[str, Any]:
+    responses: dict[str, Any] = {"200": {"description": about, "content": _json(answer)}}
+    for status in mistakes:
+        responses[str(status)] = {"description": MISTAKES[status], "content": _json(error)}
+    return {"summary": about, "responses": responses}
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

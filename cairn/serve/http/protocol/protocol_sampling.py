@@ -1,0 +1,96 @@
+"""The fields that chat and completion requests share, with their ranges; and what the engine makes of them.
+
+Names, meanings and defaults are OpenAI's; those beyond (top_k, min_p, min_tokens, ignore_eos, priority, cache_salt)
+are vLLM's. null means the default. Unknown fields are ignored, as clients of either send many.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from cairn.serve.engine.sampling_params import LARGEST_SEED, MOST_LOGPROBS, MOST_TOKENS
+from cairn.serve.http.protocol.refusal import Refusal
+
+Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31)]  # lower runs first
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None  # one more chunk at the end, with the usage
+    continuous_usage_stats: bool | None = None  # the usage so far in every chunk
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    stream: bool | None = None
+    ledger: bool | None = None  # the answer says where its time went
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MOST_TOKENS)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    seed: Annotated[int, Meta(ge=-1, le=LARGEST_SEED)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Count] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Priority | None = None
+    cache_salt: str | None = None  # requests of different salts share no cached prefix
+    return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    user: str | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+DIRECT = ("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+          "repetition_penalty", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
+          "skip_special_tokens", "include_stop_str_in_output")  # fmt: skip
+
+
+def sampling_of(body: SamplingFields) -> dict[str, Any]:
+    """The arguments of `SamplingParams` that have the same name here; absent ones keep the engine's default."""
+    given = {name: value for name in DIRECT if (value := getattr(body, name)) is not None}
+    if body.logit_bias is not None:
+        given["logit_bias"] = _biases(body.logit_bias)
+    if body.stream_options is not None and not body.stream:
+        raise Refusal(
+            400, "stream_options is given, and stream is not true", param="stream_options"
+        )
+    return given
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    found = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise Refusal(
+                400,
+                f"logit_bias has the key {token[:40]!r}; keys are token ids",
+                param="logit_bias",
+            )
+        found[int(token)] = bias
+    return found

@@ -1,0 +1,293 @@
+"""The server as an ASGI application: which path is answered by what, and what happens to everything that goes wrong.
+
+    request -> key -> body -> endpoint -> document, stream, or error document
+                 401    408 413      400 404 429 503: Refusal    500: a bug, with its traceback in the log
+
+Every answer carries x-request-id. Endpoints know nothing of this file.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cairn import __version__
+from cairn.core.errors import CairnError
+from cairn.core.metrics import CONTENT_TYPE
+from cairn.serve.http.chat.chat import chat_completions
+from cairn.serve.http.endpoints.completions import completions
+from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
+from cairn.serve.http.endpoints.health import HOPELESS
+from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
+from cairn.serve.http.endpoints.responses import responses
+from cairn.serve.http.endpoints.tokens import detokenize, tokenize
+from cairn.serve.http.ledger.ledger import Entry
+from cairn.serve.http.ledger.ledger_api import (
+    engine,
+    engine_events,
+    model_view,
+    request,
+    request_trace,
+    requests,
+    trace,
+)
+from cairn.serve.http.ledger.ledger_reply import put_into
+from cairn.serve.http.protocol.body import Gone, read_bytes
+from cairn.serve.http.protocol.openapi import document
+from cairn.serve.http.protocol.protocol_answers import ModelCard, ModelList, Version
+from cairn.serve.http.protocol.protocol_messages import MessagesRequest
+from cairn.serve.http.protocol.protocol_requests import (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+)
+from cairn.serve.http.protocol.protocol_responses import ResponsesRequest
+from cairn.serve.http.protocol.refusal import JSON, Refusal, refusal_of
+from cairn.serve.http.server.keys import ANYBODY
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.tools.call import Call
+
+Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
+FIELDS = tuple({
+    name for kind in (ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, EmbeddingRequest,
+                      TokenizeRequest)
+    for name in kind.__struct_fields__
+})  # fmt: skip
+PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
+             "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
+IN_THEIR_WORDS = {"messages": anthropic_error, "count_tokens": anthropic_error}
+TO_THE_ENGINE = (chat_completions, completions, embeddings, messages, responses)
+CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
+CLIENT_LEFT = 499  # nobody sees this status but the metrics
+LONGEST_ID = 128
+log = logging.getLogger("cairn")
+
+
+class Guarded(NamedTuple):
+    """A page of a floor above that asks for the same key as the API, and answers errors in its way."""
+
+    path: str
+    handle: Handle
+
+
+More = Sequence[BaseRoute | Guarded]  # what a floor above adds
+
+
+class Endpoint:
+    """One path as an ASGI application."""
+
+    def __init__(
+        self, service: Service, handle: Handle, *, guarded: bool = True, body: bool = False
+    ) -> None:
+        self.service, self.handle, self.guarded, self.body = service, handle, guarded, body
+        self.name = handle.__name__
+        self.admits = handle in TO_THE_ENGINE
+        self.explained = IN_THEIR_WORDS.get(self.name, Refusal.response)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        id = request_id(scope)
+        status = CLIENT_LEFT
+        try:
+            response = await self._answer(scope, receive, send, id)
+            if response is not None:
+                response.headers["x-request-id"] = id
+                await response(scope, receive, send)
+                if (entry := _entry(scope)) is not None:
+                    entry.sent(time.monotonic())
+            status = 200 if response is None else response.status_code  # a stream that began is 200
+        except Gone:
+            pass
+        finally:
+            self.service.metrics.add(
+                "cairn_http_requests_total", endpoint=self.name, status=str(status)
+            )
+            if (entry := _entry(scope)) is not None:
+                self.service.book.settle(entry)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, id: str) -> Response | None:
+        service, config = self.service, self.service.config
+        try:
+            holder = service.keys.holder(scope) if self.guarded else ANYBODY
+            body = b""
+            if self.body:
+                body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
+            if self.admits:
+                service.admission.check()  # a text that has no place need not be read
+            call = scope[CALL] = Call(scope, receive, send, holder, id)
+            response = await self.handle(service, call, body)
+            if response is not None and call.wants_ledger and call.entry is not None:
+                put_into(response, service.book.view(call.entry), call.wants_field)
+            return response
+        except Refusal as refusal:
+            return self.explained(refusal)
+        except CairnError as error:
+            return self.explained(refusal_of(error, FIELDS, PROMPT_IN.get(self.name)))
+        except Gone:
+            raise
+        except Exception:  # a bug: this request is answered, the server goes on
+            log.exception("request %s failed", id)
+            said = f"this is a bug in the server; its log has more about request {id}"
+            return self.explained(Refusal(500, said))
+
+
+def _entry(scope: Scope) -> Entry | None:
+    """Of the ledger, if the request came so far."""
+    call = scope.get(CALL)
+    return None if call is None else call.entry
+
+
+def request_id(scope: Scope) -> str:
+    """The client's own, so that it finds its request in our log; or a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    text = given.decode("latin-1")
+    fine = (
+        0 < len(text) <= LONGEST_ID
+        and text.isascii()
+        and text.replace("-", "").replace("_", "").isalnum()
+    )
+    return text if fine else secrets.token_hex(12)
+
+
+# -- small endpoints ------------------------------------------------------------------------------
+
+
+async def models(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(ModelList(data=[_card(service, name) for name in service.config.names]))
+
+
+async def model(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(_card(service, service.check_model(call.scope["path_params"]["name"])))
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return ModelCard(id=name, created=service.created, max_model_len=service.backend.limits.context)
+
+
+async def health(service: Service, call: Call, body: bytes) -> JSON:
+    found = service.health()
+    return JSON(found, 200 if found.status == "ok" else 503)
+
+
+async def live(service: Service, call: Call, body: bytes) -> JSON:
+    found = service.health()
+    return JSON(found, 503 if found.status in HOPELESS else 200)
+
+
+async def version(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(Version(__version__))
+
+
+async def metrics(service: Service, call: Call, body: bytes) -> Response:
+    return Response(service.metrics_text(), media_type=CONTENT_TYPE)
+
+
+async def openapi(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(document())
+
+
+# -- assembly -------------------------------------------------------------------------------------
+
+
+class Application:
+    """Straight to the endpoint where the path says which, because every token would pass starlette's layers."""
+
+    def __init__(self, service: Service, more: More = ()) -> None:
+        """`more` is what a floor above adds: the page."""
+        self.rest = starlette_application(service, more)
+        plain = not self.rest.user_middleware  # else CORS and the hosts have to see every answer
+        self.direct: dict[tuple[str, str], ASGIApp] = {}
+        for route in self.rest.routes if plain else ():
+            if isinstance(route, Route) and "{" not in route.path:
+                self.direct |= {(method, route.path): route.app for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self.direct.get((scope.get("method", ""), scope.get("path", "")), self.rest)
+        await endpoint(scope, receive, send)
+
+
+def starlette_application(service: Service, more: More = ()) -> Starlette:
+    def get(path: str, handle: Handle, guarded: bool = True) -> Route:
+        return Route(path, Endpoint(service, handle, guarded=guarded), methods=["GET"])
+
+    def post(path: str, handle: Handle) -> Route:
+        return Route(path, Endpoint(service, handle, body=True), methods=["POST"])
+
+    routes = [
+        post("/v1/chat/completions", chat_completions),
+        post("/v1/completions", completions),
+        post("/v1/embeddings", embeddings),
+        post("/v1/messages", messages),
+        post("/v1/messages/count_tokens", count_tokens),
+        post("/v1/responses", responses),
+        get("/v1/models", models),
+        get("/v1/models/{name:path}", model),
+        post("/tokenize", tokenize),
+        post("/detokenize", detokenize),
+        get("/cairn/engine", engine),
+        get("/cairn/engine/events", engine_events),
+        get("/cairn/requests", requests),
+        get("/cairn/requests/{id}", request),
+        get("/cairn/requests/{id}/trace", request_trace),
+        get("/cairn/trace", trace),
+        get("/cairn/model", model_view),
+        get("/health", health, guarded=False),
+        get("/live", live, guarded=False),
+        get("/version", version, guarded=False),
+        get("/metrics", metrics, guarded=False),
+        get("/openapi.json", openapi, guarded=False),
+        *(get(*one) if isinstance(one, Guarded) else one for one in more),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    return Starlette(
+        routes=routes,
+        middleware=_middleware(service),
+        lifespan=lifespan,
+        exception_handlers={HTTPException: _outside},
+    )
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    config, found = service.config, []
+    if config.allowed_hosts:
+        found.append(Middleware(TrustedHostMiddleware, allowed_hosts=config.allowed_hosts))
+    if config.cors_origins:
+        found.append(
+            Middleware(
+                CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["GET", "POST"],
+                allow_headers=["*"], expose_headers=["x-request-id", "x-cairn-ledger", "retry-after"],
+            )
+        )  # fmt: skip
+    return found
+
+
+async def _outside(request: Request, error: Exception) -> Response:
+    """Paths and methods that do not exist."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    said = {
+        404: f"there is no {request.url.path[:200]}",
+        405: f"{request.method} is not for {request.url.path[:200]}",
+    }
+    response = Refusal(status, said.get(status, str(error))).response()
+    response.headers.update(headers)
+    return response

@@ -1,0 +1,210 @@
+"""What the server counts for Prometheus, beyond what every part of Cairn counts. Data, and the numbers of one engine.
+
+Times are seen from the server: from the body of a request to what was handed to its socket.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cairn.core.metrics import (
+    CATALOGUE,
+    LATENCY_SECONDS,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    Metrics,
+    Sample,
+    Snapshot,
+    merge,
+    render,
+)
+from cairn.serve.engine.messages import Stats
+
+if TYPE_CHECKING:
+    from cairn.serve.http.ledger.ledger import Entry
+
+GROWING = ("steps", "preempted", "prefix_tokens", "prefix_hits", "host_s", "device_s")  # of `Stats`
+RECENT = 4096  # times between tokens, for percentiles
+CATALOGUE_HTTP: tuple[Metric, ...] = (
+    *CATALOGUE,
+    Counter(
+        name="cairn_http_requests_total",
+        help="Requests that were answered.",
+        unit="requests",
+        labels=("endpoint", "status"),
+    ),
+    Counter(
+        name="cairn_finished_requests_total",
+        help="Answers that ended, by the reason.",
+        unit="requests",
+        labels=("model", "reason"),
+    ),
+    Counter(
+        name="cairn_cached_prompt_tokens_total",
+        help="Prompt tokens that were found in the prefix cache.",
+        unit="tokens",
+        labels=("model",),
+    ),
+    Histogram(
+        name="cairn_inter_token_seconds",
+        help="Between two pieces of a streamed answer.",
+        unit="seconds",
+        labels=("model",),
+        buckets=LATENCY_SECONDS,
+    ),
+    Histogram(
+        name="cairn_request_seconds",
+        help="From the body of a request to the end of its answer.",
+        unit="seconds",
+        labels=("model",),
+        buckets=(*LATENCY_SECONDS, 120, 300, 600),
+    ),
+    Histogram(
+        name="cairn_request_phase_seconds",
+        help="Where the time of requests went: tokenize, queue, schedule, prefill, decode and respond follow one "
+        "another; kv_allocation, detokenize and stream are sums inside them.",
+        unit="seconds",
+        labels=("model", "phase"),
+        buckets=(0.0001, *LATENCY_SECONDS, 120, 300, 600),
+    ),
+    Counter(
+        name="cairn_preempted_requests_total",
+        help="Requests that lost their place in the batch, because the cache was full.",
+        unit="requests",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_prefix_looked_up_tokens_total",
+        help="Prompt tokens that were looked for in the prefix cache.",
+        unit="tokens",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_prefix_found_tokens_total",
+        help="Prompt tokens that were found there.",
+        unit="tokens",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_engine_seconds_total",
+        help="Time of the engine's steps: of the host, deciding and taking in; of the device, computing.",
+        unit="seconds",
+        labels=("model", "part"),
+    ),
+    Gauge(
+        name="cairn_running_requests",
+        help="Requests in the batch of the engine.",
+        unit="requests",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_waiting_requests",
+        help="Requests that wait for the engine.",
+        unit="requests",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_open_requests",
+        help="Answers that were admitted and have not ended.",
+        unit="requests",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_cache_used_pages",
+        help="Pages of the cache that requests hold.",
+        unit="pages",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_cache_findable_pages",
+        help="Pages of the cache that nobody holds, and that may still be found as a prefix.",
+        unit="pages",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_cache_pages",
+        help="Pages of the cache.",
+        unit="pages",
+        labels=("model",),
+    ),
+    Gauge(
+        name="cairn_engine_steps",
+        help="Steps that the engine has taken since it started.",
+        unit="steps",
+        labels=("model",),
+    ),
+)
+
+
+def server_metrics(model: str) -> Metrics:
+    """With the histograms' and counters' zeros, so that a rate is known from the first request on."""
+    metrics = Metrics(CATALOGUE_HTTP)
+    for name in ("cairn_prompt_tokens_total", "cairn_generated_tokens_total"):
+        metrics.add(name, 0, model=model)
+    return metrics
+
+
+class Gaps:
+    """The times between tokens. Counted here without a lock, because there is one for every token of every answer."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._counts = [0] * (len(LATENCY_SECONDS) + 1)
+        self._sum = 0.0
+
+        self.recent: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, seconds: float) -> None:
+        self.recent.append(seconds)
+        self._counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
+        self._sum += seconds
+
+    def snapshot(self) -> Snapshot:
+        sample = Sample("cairn_inter_token_seconds", (self._model,), self._sum, tuple(self._counts))
+        return Snapshot((sample,))
+
+
+def rendered(metrics: Metrics, gaps: Gaps) -> str:
+    """All of it as Prometheus text."""
+    return render(merge([metrics.snapshot(), gaps.snapshot()], CATALOGUE_HTTP), CATALOGUE_HTTP)
+
+
+def show_engine(metrics: Metrics, model: str, stats: Stats, open_requests: int) -> None:
+    metrics.set("cairn_running_requests", stats.running, model=model)
+    metrics.set("cairn_waiting_requests", stats.waiting, model=model)
+    metrics.set("cairn_open_requests", open_requests, model=model)
+    metrics.set("cairn_cache_used_pages", stats.pages_used, model=model)
+    metrics.set("cairn_cache_pages", stats.pages, model=model)
+    metrics.set("cairn_cache_findable_pages", stats.pages_cached, model=model)
+    metrics.set("cairn_engine_steps", stats.steps, model=model)
+
+
+class EngineTotals:
+    """Totals of the engine as counters: those of an engine that was started again are added to what was before."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._last = Stats()
+
+    def count(self, metrics: Metrics, stats: Stats) -> None:
+        if any(getattr(stats, name) < getattr(self._last, name) for name in GROWING):
+            self._last = Stats()
+        last, self._last = self._last, stats
+
+        def add(metric: str, name: str, **labels: str) -> None:
+            grown = getattr(stats, name) - getattr(last, name)
+            metrics.add(metric, grown, model=self._model, **labels)
+
+        add("cairn_preempted_requests_total", "preempted")
+        add("cairn_prefix_looked_up_tokens_total", "prefix_tokens")
+        add("cairn_prefix_found_tokens_total", "prefix_hits")
+        add("cairn_engine_seconds_total", "host_s", part="host")
+        add("cairn_engine_seconds_total", "device_s", part="device")
+
+
+def count_parts(metrics: Metrics, model: str, entry: "Entry") -> None:
+    """The phases of a request that has ended."""
+    for part in entry.parts():
+        metrics.observe("cairn_request_phase_seconds", part.seconds, model=model, phase=part.name)

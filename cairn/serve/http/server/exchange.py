@@ -1,0 +1,216 @@
+"""One request on its way through the server, from admission to its end.
+
+    jobs -> admitted -> submitted -> deltas ... -> the end, or nobody reads any more -> gone
+
+However an exchange ends, its requests in the engine end with it: a client that leaves, a deadline, an exception.
+Belongs to the thread of the event loop.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cairn.core.errors import CairnError
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.engine_thread import Job
+from cairn.serve.grammar import FOLLOWED
+from cairn.serve.http.endpoints.views import RequestView
+from cairn.serve.http.ledger.ledger import Entry
+from cairn.serve.http.ledger.ledger_reply import SaysLedger
+from cairn.serve.http.protocol.body import Gone
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.admission import Ticket
+from cairn.serve.http.server.following import Following, Push
+from cairn.serve.http.tools.call import Call
+
+if TYPE_CHECKING:
+    from cairn.serve.http.server.service import Service
+
+MakeJobs = Callable[[Callable[[Job], None]], list[Job]]
+log = logging.getLogger("cairn")
+
+
+class Exchange:
+    """One request from admission to its end. `async with` it, and call `next` until `finished`."""
+
+    def __init__(
+        self, service: "Service", call: Call, make_jobs: MakeJobs, following: Following
+    ) -> None:
+        self._service, self._call, self._following = service, call, following
+        self.jobs = make_jobs(following.on_news)  # refuses bad requests, before anything is taken
+        self._left = len(self.jobs)
+        following.here = following.here and self._left == 1  # several are written together
+        self._ticket: Ticket | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._first = 0.0
+        self._last_of: dict[int, float] = {}  # when an answer had its last news
+
+    @property
+    def finished(self) -> bool:
+        return self._left == 0
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were found in the cache."""
+        return self.jobs[0].request.cached
+
+    async def __aenter__(self) -> Self:
+        service, config = self._service, self._service.config
+        if (reason := service.backend.dead()) is not None:
+            raise Refusal(
+                503, f"the engine is not available: {reason}", code="engine_dead", retry_after_s=10
+            )
+        self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
+        service.open.add(self)
+        self._entry = self._begin()
+        try:
+            service.backend.engine.submit(self.jobs)
+        except CairnError as problem:  # it ended between the two lines
+            self._close("error")
+            raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
+        loop = asyncio.get_running_loop()
+        self._watching = loop.create_task(self._watch())
+        self._timers = [
+            loop.call_later(config.first_token_deadline, self._miss_deadline),
+            loop.call_later(config.request_timeout, self.abort),
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(self._status(error))
+
+    async def next(self) -> list[CompletionOutput]:
+        """What is new: deltas, each of one answer. Raises Gone when nobody reads, Refusal when the engine failed."""
+        self._entry.hand_over(time.monotonic())
+        deltas = await self._following.next()
+        self._note_all(deltas)
+        return deltas
+
+    async def pour(self, push: Push) -> None:
+        """Hand what is new to `push` without waking this task for it, until it says False or all have ended."""
+
+        entry = self._entry
+
+        def noted(deltas: list[CompletionOutput]) -> bool:
+            self._note_all(deltas)
+            more = push(deltas) and self._left > 0
+            entry.hand_over(time.monotonic())
+            return more
+
+        if not self.finished:
+            await self._following.pour(noted)
+
+    def abort(self) -> None:
+        """End the answers where they are; the reader gets what there is."""
+        left = [job.request.id for job in self.jobs if not job.answer.finished]
+        if left:
+            self._service.backend.engine.abort(left)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _begin(self) -> Entry:
+        call, book = self._call, self._service.book
+        entry = call.entry = book.begin(call.id, call.scope["path"], call.arrived, self.jobs)
+        entry.parent, entry.streamed = call.traceparent, call.streams
+        if call.wants_ledger:
+            call.send = SaysLedger(call.send, self._view)
+        return entry
+
+    def _view(self) -> RequestView:
+        """The ledger just before the last bytes leave."""
+        return self._service.book.view(self._entry, about_to=self._status(None))
+
+    def _status(self, error: BaseException | None) -> str:
+        """How it ended, in a word."""
+        if isinstance(error, Refusal):
+            return "deadline" if error.code == "deadline" else "error"
+        if error is not None:
+            return "abort"
+        reasons = {job.answer.whole.finish_reason or "abort" for job in self.jobs}
+        return next((each for each in ("error", "abort", "length") if each in reasons), "stop")
+
+    async def _watch(self) -> None:
+        """Until the client leaves, which ends everything."""
+        with suppress(asyncio.CancelledError):
+            while (await self._call.receive())["type"] != "http.disconnect":
+                pass
+            self.abort()
+            self._following.fail(Gone())
+
+    def _miss_deadline(self) -> None:
+        if not self._first:
+            deadline = self._service.config.first_token_deadline
+            self.abort()
+            said = f"no token came within the deadline of {deadline:g} s"
+            refusal = Refusal(503, said, code="deadline", retry_after_s=deadline)
+            self._following.fail(refusal)
+
+    def _failed(self, reason: str) -> Refusal:
+        """It may work a moment later, or elsewhere: an engine that fell is started again."""
+        if self._service.backend.dead() is not None:
+            return Refusal(503, reason, code="engine_dead", retry_after_s=10)
+        if FOLLOWED in reason:  # it led to where nothing is allowed: the request's fault, not ours
+            return Refusal(400, reason, code="grammar_dead_end")
+        log.error("request %s failed: %s", self._call.id, reason)
+        return Refusal(503, reason, code="engine_error", retry_after_s=1)
+
+    def _note_all(self, deltas: list[CompletionOutput]) -> None:
+        """Count, and give the ticket its news."""
+        entry, last_of = self._entry, self._last_of
+        now = entry.last = entry.handing = time.monotonic()
+        for delta in deltas:
+            before = last_of.get(delta.index)
+            last_of[delta.index] = now
+            if before is None:
+                self._note_first(now)
+            else:
+                self._service.gaps.add(now - before)
+                entry.longest = max(entry.longest, now - before)
+            if delta.finish_reason is not None:
+                self._left -= 1
+                self._count_end(delta, now)
+                if delta.finish_reason == "error":
+                    raise self._failed(delta.error or "no reason was given")
+
+    def _note_first(self, now: float) -> None:
+        """An answer has begun."""
+        if self._ticket is not None:
+            self._ticket.first_token()
+        if not self._first:
+            self._first = self._entry.first = now
+            metrics, took = self._service.metrics, now - self._call.arrived
+            metrics.observe("cairn_time_to_first_token_seconds", took, model=self._service.model)
+
+    def _count_end(self, delta: CompletionOutput, now: float) -> None:
+        metrics, model = self._service.metrics, self._service.model
+        job = next(job for job in self.jobs if job.answer.index == delta.index)
+        tokens = len(job.answer.whole.token_ids)
+        metrics.add("cairn_finished_requests_total", model=model, reason=delta.finish_reason or "")
+        metrics.add("cairn_prompt_tokens_total", len(job.request.prompt), model=model)
+        metrics.add("cairn_cached_prompt_tokens_total", job.request.cached, model=model)
+        metrics.add("cairn_generated_tokens_total", tokens, model=model)
+        metrics.observe("cairn_request_seconds", now - self._call.arrived, model=model)
+        if tokens > 1:
+            each = (now - self._first) / (tokens - 1)
+            metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
+
+    def _close(self, status: str) -> None:
+        self._service.open.discard(self)
+        self._entry.close(status, time.monotonic())
+        self.abort()  # whatever is left
+        for timer in self._timers:
+            timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._ticket is not None:
+            self._ticket.close()

@@ -1,0 +1,125 @@
+"""A server from its start to its end: bind, load, serve, drain.
+
+    bind the port          taken already: refused before gigabytes move
+    load, start            raises what is wrong with the model or the machine
+    listen                 until SIGTERM or SIGINT
+    drain                  no new requests; those inside finish, or end with what they have after drain_timeout
+    close the engine       exit status 0
+
+A second SIGINT ends the waiting. Knows nothing about endpoints.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+
+import uvicorn
+
+from cairn.core.errors import ConfigError
+from cairn.serve.http.server.api import Application, More
+from cairn.serve.http.server.backend import Backend, open_backend
+from cairn.serve.http.server.keys import Keys, read_keys
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.settings import ServerConfig
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+MARGIN_S = 5.0  # after the drain, for the last bytes
+log = logging.getLogger("cairn")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which drains on a signal and then returns instead of dying of it."""
+
+    def __init__(
+        self,
+        service: Service,
+        on_ready: Callable[[], None] = lambda: None,
+        more: More = (),
+    ) -> None:
+        """`on_ready` is called once it answers; `more` is served beside the API."""
+        config = service.config
+        super().__init__(
+            uvicorn.Config(
+                Application(service, more), lifespan="on", log_level="warning", access_log=False, server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG, timeout_keep_alive=KEEP_ALIVE_S, ws="none",
+                timeout_graceful_shutdown=int(config.drain_timeout + MARGIN_S),
+            )
+        )  # fmt: skip
+        self.service, self._on_ready = service, on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._on_ready()
+
+    def stop(self) -> None:
+        """From any thread: begin to drain."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.service.drain)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.stop()
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket that does not listen yet: until the model is ready, clients are told that nobody is here."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(
+        socket, "TCP_USER_TIMEOUT"
+    ):  # Linux: a client that never reads is disconnected by the kernel
+        stall_ms = int(config.stall_timeout * 1000)
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+    try:
+        found.bind((config.host, config.port))
+    except OSError as error:
+        found.close()
+        hint = "another program listens there; choose another --port, or 0 for a free one"
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}", hint=hint
+        ) from None
+    return found
+
+
+def address_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def keep_what_is_loaded() -> None:
+    """Modules and the model stay for as long as the process does: the garbage collector need not look at them again,
+    which would hold up every answer for a tenth of a second now and then."""
+    gc.collect()
+    gc.freeze()
+
+
+def serve(
+    config: ServerConfig,
+    on_ready: Callable[[str, Backend], None] = lambda address, backend: None,
+    keys: Keys | None = None,
+    more: More = (),
+) -> None:
+    """Until it is told to stop. `on_ready` gets the address once it answers; `more` is served beside the API."""
+    keys = read_keys(config.api_key_file) if keys is None else keys
+    if not keys and config.host not in ("127.0.0.1", "localhost", "::1"):
+        log.warning("listening on %s without API keys: whoever reaches it may use it", config.host)
+    bound = bind(config)
+    try:
+        backend = open_backend(config)
+        keep_what_is_loaded()
+        ready = partial(on_ready, address_of(bound), backend)
+        Server(Service(config, backend, keys), ready, more).run([bound])
+    finally:
+        bound.close()

@@ -1,0 +1,158 @@
+"""Which tools a request offers, and what it demands of the answer.
+
+    tools, tool_choice -read_tools-> ToolPlan -tool_guide-> a grammar, where a call is demanded ("required", or by name)
+
+How tools are shown to the model is the chat template's business, and how calls are found in an answer `tool_parser`'s.
+With "auto" the model decides, unguided. With "none" the tools are not shown, and nothing is parsed.
+"""
+
+import re
+import secrets
+import string
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from cairn.core.errors import RequestError, did_you_mean
+from cairn.models.tokenizer import Tokenizer
+from cairn.serve.grammar import json_rule
+from cairn.serve.guide import Guide, lark_guide, literal
+from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS, ToolFormat
+
+Choice = Literal["none", "auto", "required"]
+CHOICES = ("none", "auto", "required")
+MOST_TOOLS = 512
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_LETTERS = string.ascii_letters + string.digits
+
+
+class ToolPlan(msgspec.Struct, frozen=True):
+    parameters: dict[str, Mapping[str, Any]]  # a schema for each name
+    choice: Choice
+    only: str | None = None  # the one that has to be called
+    parallel: bool = True  # more than one call in an answer
+
+    @property
+    def shown(self) -> bool:
+        """Are the tools shown to the model, and calls looked for in its answer?"""
+        return bool(self.parameters) and self.choice != "none"
+
+    @property
+    def allowed(self) -> dict[str, Mapping[str, Any]]:
+        return self.parameters if self.only is None else {self.only: self.parameters[self.only]}
+
+
+def read_tools(tools: object, tool_choice: object = None, parallel: bool | None = None) -> ToolPlan:
+    """OpenAI's fields. RequestError names what is wrong with them."""
+    parameters: dict[str, Mapping[str, Any]] = {}
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise RequestError(f"tools is {type(tools).__name__}", hint="it has to be a list")
+    if tools and len(tools) > MOST_TOOLS:
+        raise RequestError(f"tools has {len(tools)} entries", hint=f"it can have {MOST_TOOLS}")
+    for at, tool in enumerate(tools or ()):
+        name, schema = _function(tool, f"tools[{at}]")
+        if name in parameters:
+            raise RequestError(f"tools[{at}].function.name is {name!r} again")
+        parameters[name] = schema
+    choice, only = _choice(tool_choice, parameters)
+    return ToolPlan(parameters, choice, only, parallel is not False)
+
+
+def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guide | None:
+    """The grammar of an answer that is nothing but calls; None: nobody demands one."""
+    if plan.choice != "required":
+        return None
+    names = list(plan.allowed)
+    key = "parameters" if format == "llama3" else "arguments"
+    begins = {"hermes": mark(OPEN, tokenizer) + r' "\n"', "mistral": "", "llama3": ""}[format]
+    ends = {"hermes": r'"\n" ' + mark(CLOSE, tokenizer), "mistral": "", "llama3": ""}[format]
+    between = {"hermes": r'"\n"', "mistral": '", "', "llama3": '"; "'}[format]
+    more = f"({between} call)*" if plan.parallel and plan.only is None else ""
+    calls = f"call {more}"
+    if format == "mistral":
+        calls = f'{mark(TOOL_CALLS, tokenizer)} "[" {calls} "]"'
+    any_of_them = " | ".join(f"call_{i}" for i in range(len(names)))
+    rules = [f"start: {calls}", f"call: {begins} ({any_of_them}) {ends}"]
+    for i, name in enumerate(names):
+        opening = f'{{"name": {literal(name)}, "{key}": '
+        rules.append(f'call_{i}: {literal(opening)} arguments_{i} "}}"')
+        rules.append(f"arguments_{i}: {json_rule(dict(plan.allowed[name]))}")
+    return lark_guide("\n".join(rules), "tools")
+
+
+def mark(text: str, tokenizer: Tokenizer) -> str:
+    """In a Lark grammar: the token of this name, where there is one, or else its characters."""
+    id = tokenizer.backend.token_to_id(text)
+    return literal(text) if id is None else f"<[{id}]>"
+
+
+def hides_marks(format: ToolFormat, tokenizer: Tokenizer) -> bool:
+    """Would text without special tokens lack the marks? Then a request has to be decoded with them."""
+    marks = {"hermes": OPEN, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS}
+    return tokenizer.backend.token_to_id(marks[format]) in tokenizer.special_ids
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """The format that a chat template teaches; None: it knows no tools, or in a way that is not known here."""
+    if TOOL_CALLS in template:
+        return "mistral"
+    if OPEN in template:
+        return "hermes"
+    if PYTHON_TAG in template or ('"parameters"' in template and "<|start_header_id|>" in template):
+        return "llama3"
+    return None
+
+
+def new_call_id(format: ToolFormat) -> str:
+    """Mistral's templates refuse ids that are not of nine letters and digits."""
+    letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if format == "mistral" else 24))
+    return letters if format == "mistral" else f"call_{letters}"
+
+
+def _function(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:
+    if not isinstance(tool, Mapping):
+        raise RequestError(f"{where} is {type(tool).__name__}", hint="it has to be an object")
+    if tool.get("type", "function") != "function":
+        raise RequestError(f"{where}.type is {tool['type']!r}", hint="it has to be function")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(f"{where}.function is missing, or no object")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}.function.name is {str(name)[:80]!r}",
+            hint="it has to be 1 to 128 letters, digits, _, - and .",
+        )
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(parameters, Mapping):
+        raise RequestError(f"{where}.function.parameters is no object", hint="it is a JSON schema")
+    return name, parameters
+
+
+def _choice(given: object, parameters: Mapping[str, object]) -> tuple[Choice, str | None]:
+    if given is None:
+        return ("auto", None) if parameters else ("none", None)
+    if given == "none":
+        return "none", None
+    if isinstance(given, str) and given not in CHOICES:
+        hint = did_you_mean(given, CHOICES, otherwise=f"it has to be {', '.join(CHOICES)}")
+        raise RequestError(f"tool_choice is {given[:80]!r}", hint=hint)
+    if not parameters:
+        raise RequestError("tool_choice asks for a tool, and there are none", hint="send tools")
+    if given == "auto":
+        return "auto", None
+    if given == "required":
+        return "required", None
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            "tool_choice names no tool",
+            hint='it has to be none, auto, required or {"type": "function", "function": {"name": ...}}',
+        )
+    if name not in parameters:
+        hint = did_you_mean(name, parameters, otherwise=f"there are: {', '.join(parameters)}")
+        raise RequestError(f"tool_choice names {name[:80]!r}, which is not in tools", hint=hint)
+    return "required", name
