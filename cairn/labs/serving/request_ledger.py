@@ -113,8 +113,8 @@ LAB = Lab(
         Words("the requests did not arrive together", "三个请求没有同时到达"),
     ),
     code=(
-        "cairn/serve/http/ledger/ledger.py:Entry",
-        "cairn/serve/http/ledger/ledger_reason.py:reason_of",
+        "cairn/serve/http/ledger/entry.py:Entry",
+        "cairn/serve/http/ledger/reason.py:reason_of",
         "cairn/serve/engine/request.py:Ledger",
         "cairn/bench/paced_engine.py:PacedRunner",
     ),

@@ -1,12 +1,12 @@
 """POST /tokenize and /detokenize: how this model cuts a text or a conversation into tokens, and back."""
 
 from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.protocol.answers import Detokenized, Tokenized
 from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_answers import Detokenized, Tokenized
-from cairn.serve.http.protocol.protocol_requests import DetokenizeRequest, TokenizeRequest
 from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.requests import DetokenizeRequest, TokenizeRequest
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.tools.call import Call
 
 
 async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
@@ -19,14 +19,14 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     else:
         ids = (await read_conversation(service, asked)).token_ids
     names = [service.tokenizer.token(id) for id in ids] if asked.return_token_strs else None
-    context = service.backend.limits.context
+    context = service.serving.limits.context
     return JSON(Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=names))
 
 
 async def detokenize(service: Service, call: Call, body: bytes) -> JSON:
     asked = decode(body, DetokenizeRequest)
     service.check_model(asked.model)
-    vocabulary = service.backend.limits.vocabulary
+    vocabulary = service.serving.limits.vocabulary
     wrong = next((id for id in asked.tokens if id >= vocabulary), None)
     if wrong is not None:
         raise Refusal(
