@@ -29,6 +29,7 @@ from cairn.core.events import instant, scalar
 from cairn.hw.roofline import dtype_name
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.choose import choose_newest
 from cairn.train.checkpoint.load import check_model, load_pieces, read_about
 from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
@@ -146,7 +147,7 @@ class Loop:
     def resume(self) -> bool:
         """Go on from the newest complete checkpoint, if there is one."""
         warnings: list[str] = []
-        found = folders.newest(self.root, warnings)
+        found = choose_newest(self.root, self.saver.group, warnings)
         for warning in warnings:
             self.say(f"warning: {warning}")
         if found is None:
@@ -227,7 +228,7 @@ class Loop:
         """Weights, states and step of the last checkpoint; the samples after the bad ones."""
         self.saver.wait()
         self.waiting.clear()
-        found = folders.newest(self.root, [])
+        found = choose_newest(self.root, self.saver.group, [])
         if found is None:
             raise DataError("there is no checkpoint to rewind to", hint="set checkpoint.every")
         # Good steps between two bad ones are no progress while no new checkpoint comes of them.
