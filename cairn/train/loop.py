@@ -4,20 +4,17 @@
                   ^                                            |
                   `---- rewind to the last checkpoint <--------'
 
-On a GPU the numbers of a step are read while the next one runs, so the device never waits for the host. Ctrl-C and
-SIGTERM end the run after the current step, with a checkpoint. Knows neither layouts nor models: `state.parallel` does.
+On a GPU the numbers of a step are read while the next one runs, so the device never waits for the host. Ctrl-C,
+SIGTERM and a closed terminal end the run after the current step, with a checkpoint (`stop_signals`). Knows neither
+layouts nor models: `state.parallel` does.
 """
 
 import gc
 import math
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import torch
@@ -39,6 +36,7 @@ from cairn.train.flops import measured_flops, peak_flops, step_flops
 from cairn.train.metrics_log import Record, Sink, open_sinks
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
+from cairn.train.stop_signals import interruptible, tolerant
 
 Say = Callable[[str], None]
 Told = Callable[[Record], None]
@@ -68,7 +66,7 @@ class Loop:
         say: Say = print, told: Told = lambda record: None,
     ) -> None:  # fmt: skip
         self.state, self.source, self.world, self.rank = state, source, world, rank
-        self.say, self.told = (say, told) if rank == 0 else (_silence, _silence)
+        self.say, self.told = (tolerant(say), told) if rank == 0 else (_silence, _silence)
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
@@ -103,7 +101,7 @@ class Loop:
         if config.bad_step.action == "rewind" and self.saved < 0:
             self.save()
         try:
-            with quiet_collector(), _interruptible() as interrupted:
+            with quiet_collector(), interruptible() as interrupted:
                 self.read_at = time.perf_counter()
                 while state.step < config.steps and not self._anybody(interrupted.is_set()):
                     self._one_step()
@@ -302,24 +300,3 @@ def _finite(value: float) -> float | None:
 
 def _silence(_: object) -> None:
     pass
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM sets the event; the second one is an ordinary interrupt."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

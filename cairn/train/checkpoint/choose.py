@@ -4,7 +4,7 @@
     rank 1  [100 200 300]  ---+-- the steps that all see -->  200: every part is good          -> chosen by all
     rank 2  [100 200]      --'    after a while, if the file system is slow to show them
 
-Each rank verifies 1/world of a checkpoint's bytes, so it is read once, not once per rank. Collective: all ranks call it.
+Each rank verifies 1/world of a checkpoint's bytes, so it is read once, not once per rank. All ranks call this together.
 """
 
 import time

@@ -94,7 +94,9 @@ def complaint(folder: Path, part: int = 0, parts: int = 1) -> str | None:
         return lacking
     try:
         files = read_marker(folder).files
-        chunks = [(name, n) for name, file in sorted(files.items()) for n in range(len(file.checks))]
+        chunks = [
+            (name, n) for name, file in sorted(files.items()) for n in range(len(file.checks))
+        ]
         mine = chunks[part::parts]
         found = _mapped(lambda one: _check(folder / one[0], one[1]), mine)
         for (name, number), check in zip(mine, found, strict=True):
