@@ -25,16 +25,14 @@ class Router(Holder):
     Training that balances its experts and serving share both; a bias steers the choice, never the weights.
     """
 
-    bias_E: Tensor | None = None  # added to the scores for choosing (DeepSeek, arXiv:2408.15664)
-
     def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
         super().__init__()
         self.experts, self.shards = experts, build.shards
         self.weight = build.parameter(experts.count, spec.hidden)
+        # Added to the scores for choosing (DeepSeek, arXiv:2408.15664). float32, because its steps are small.
+        self.bias_E: Tensor | None = None
         if experts.choice_bias:
-            blank_E = torch.empty(
-                experts.count, device=build.device
-            )  # float32: the steps are small
+            blank_E = torch.empty(experts.count, device=build.device)
             self.bias_E = nn.Parameter(blank_E, requires_grad=False)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:

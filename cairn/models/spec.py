@@ -45,7 +45,9 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gate: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = True  # the chosen weights sum to one
     scale: float = 1.0  # on the weights, after renormalising
-    choice_bias: bool = False  # a bias per expert is added to the scores for choosing, not for weighing
+    choice_bias: bool = (
+        False  # a bias per expert is added to the scores for choosing, not for weighing
+    )
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
 

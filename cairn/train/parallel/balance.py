@@ -11,6 +11,7 @@ neither depends on the layout.
 
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -34,11 +35,13 @@ class BalancedRouter(Router):
         context: Group,
     ) -> None:
         """`context`: ranks that have other tokens of the same microbatch."""
-        super().__init__(build, spec, experts)
+        # The bias is not a parameter here: it is steered, not trained.
+        super().__init__(build, spec, msgspec.structs.replace(experts, choice_bias=False))
         self.loss, self.rate, self.context = loss, rate, context
         self.share = 1.0  # of the step that a microbatch is; whoever runs the step says so
         # Not buffers: whoever gives the weights a place must not touch them.
-        self.bias_E, self.load_E = torch.zeros(experts.count), torch.zeros(experts.count)
+        self.bias_E: Tensor = torch.zeros(experts.count)  # pyrefly: ignore[bad-override-mutable-attribute]
+        self.load_E = torch.zeros(experts.count)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         scores_TE = self.scores(x_TD)
