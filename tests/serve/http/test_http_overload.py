@@ -177,5 +177,15 @@ def test_keys_and_their_limits(tiny_folder):
         assert large.status_code == 413
         chunks = (b"x" * 500 for _ in range(8))
         assert server.http.post("/v1/completions", content=chunks, headers=other).status_code == 413
-        assert "sk-test" not in server.http.get("/metrics").text
+        assert server.http.get("/metrics").status_code == 401  # model names and traffic
+        counts = server.http.get("/metrics", headers=other)
+        assert counts.status_code == 200
+        assert "sk-" not in counts.text
         server.at_rest()
+
+
+def test_metrics_may_be_public_where_the_rest_needs_a_key(tiny_folder):
+    keys = Keys([("alice", "sk-test")])
+    with live_server.live(tiny_folder, keys, public_metrics=True) as server:
+        assert server.http.get("/metrics").status_code == 200
+        assert server.http.get("/v1/models").status_code == 401

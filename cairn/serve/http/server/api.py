@@ -245,7 +245,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/health", health, guarded=False),
         get("/live", live, guarded=False),
         get("/version", version, guarded=False),
-        get("/metrics", metrics, guarded=False),
+        get("/metrics", metrics, guarded=not service.config.public_metrics),
         get("/openapi.json", openapi, guarded=False),
         *(get(*one) if isinstance(one, Guarded) else one for one in more),
     ]
