@@ -45,6 +45,9 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gate: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = True  # the chosen weights sum to one
     scale: float = 1.0  # on the weights, after renormalising
+    choice_bias: bool = (
+        False  # a bias per expert is added to the scores for choosing, not for weighing
+    )
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
 
@@ -142,7 +145,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         visited = experts.per_token if active else experts.count
         routed = (2 + self.gated) * self.hidden * visited * experts.intermediate
         shared = self._dense_parameters(experts.shared_intermediate)
-        return routed + shared + experts.count * self.hidden
+        return routed + shared + experts.count * (self.hidden + experts.choice_bias)
 
     def _dense_parameters(self, width: int) -> int:
         """A feed-forward layer of this width, dense or shared; only routed experts have no biases."""
