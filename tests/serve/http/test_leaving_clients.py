@@ -118,7 +118,9 @@ def test_a_client_that_never_reads_costs_no_memory_and_slows_nobody_down(deaf):
                             json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True})  # fmt: skip
         assert answer.json()["usage"]["completion_tokens"] == 4
     most = max(most, transport.get_write_buffer_size())
-    assert len(job.answer.whole.token_ids) == job.max_tokens  # it was made to its end, for whom it is
+    assert (
+        len(job.answer.whole.token_ids) == job.max_tokens
+    )  # it was made to its end, for whom it is
     assert 0 < most < 128 * 1024  # and waits there, not in buffers in front of the socket
     assert exchange in server.service.open
 

@@ -37,6 +37,7 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
     model = service.check_model(asked.model)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
+    service.admission.check(asked.n or 1)
     most = asked.max_completion_tokens or asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     prepared = await prepare_chat(service, asked, guide_of(asked), most, logprobs)

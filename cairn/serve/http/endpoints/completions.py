@@ -13,7 +13,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_for, guide_of
 from cairn.serve.http.endpoints.logprobs import completion_logprobs
-from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.endpoints.prompt_inputs import count_inputs, read_inputs
 from cairn.serve.http.protocol.answers import (
     CachedTokens,
     Completion,
@@ -41,6 +41,7 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, CompletionRequest)
     model = service.check_model(asked.model)
     _check(asked)
+    service.admission.check(count_inputs(asked.prompt) * (asked.n or 1))
     prompts = await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
     grammar = await grammar_for(service, guide_of(asked))
     reply = CompletionReply(service, asked, prompts, model, call)
