@@ -10,6 +10,7 @@ Reads the lab record, the answers and the machine; draws nothing. Both languages
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from cairn.hw.probe import probe
 from cairn.labs import record
@@ -90,7 +91,7 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
         **msgspec.to_builtins(topic),
         "standing": msgspec.to_builtins(learner.standings[topic.id]),
         "places": [str(find_place(written)) for written in topic.code],
-        "lab_titles": {name: dict(all_labs()[name].title._asdict()) for name in topic.labs},
+        "lab_titles": {name: asdict(all_labs()[name].title) for name in topic.labs},
         "runs": [msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs],
     }  # fmt: skip
 
@@ -111,14 +112,14 @@ def _shown(run: Entry) -> dict[str, Any]:
     return {
         "checks": [
             {
-                "predicted": with_unit(check.predicted, check.unit)._asdict(),
-                "measured": with_unit(check.measured, check.unit)._asdict(),
+                "predicted": asdict(with_unit(check.predicted, check.unit)),
+                "measured": asdict(with_unit(check.measured, check.unit)),
                 "gap": shown_gap(check.gap),
                 "allowed": kind_sign(check),
             }
             for check in run.checks
         ],
-        "table": [[shown_cell(cell)._asdict() for cell in row] for row in table],
+        "table": [[asdict(shown_cell(cell)) for cell in row] for row in table],
     }
 
 
