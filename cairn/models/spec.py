@@ -185,14 +185,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Forward and backward over one sequence, without recomputation."""
         return 3 * self.forward_flops(tokens)
 
-    def kv_bytes_per_token(self, bytes_per_value: float = 2) -> float:
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
-
-    def kv_bytes(self, tokens: int, bytes_per_value: float = 2) -> float:
-        """Keys and values of one sequence; a windowed layer need not keep more than its window."""
-        kept = sum(min(tokens, self.window(layer) or tokens) for layer in range(self.layers))
-        return 2 * kept * self.kv_heads * self.head_dim * bytes_per_value
-
 
 def _pairs(tokens: int, cached: int, window: int) -> int:
     """How many (query, key) pairs a causal mask leaves, of width `window` if that is not 0."""
