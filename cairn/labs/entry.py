@@ -83,9 +83,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_entry(
-    lab: Lab, outcome: Outcome, verdict: Verdict, *, at: str, seconds: float, quick: bool,
-    where: Where, calibrated: Sequence[str] = (),
-) -> Entry:  # fmt: skip
+    lab: Lab,
+    outcome: Outcome,
+    verdict: Verdict,
+    *,
+    at: str,
+    seconds: float,
+    quick: bool,
+    where: Where,
+    calibrated: Sequence[str] = (),
+) -> Entry:
     return Entry(
         lab=lab.name,
         area=lab.area,
@@ -108,18 +115,32 @@ def failed_entry(
 ) -> Entry:
     last = failure.strip().splitlines()[-1]
     return Entry(
-        lab=lab.name, area=lab.area, at=at, seconds=round(seconds, 3), quick=quick, where=where,
-        status="failed", verdict=Words(f"the lab failed: {last}", f"实验出错：{last}"),
+        lab=lab.name,
+        area=lab.area,
+        at=at,
+        seconds=round(seconds, 3),
+        quick=quick,
+        where=where,
+        status="failed",
+        verdict=Words(f"the lab failed: {last}", f"实验出错：{last}"),
         failure=failure,
-    )  # fmt: skip
+    )
 
 
-def skipped_entry(lab: Lab, reasons: Sequence[Words], *, at: str, quick: bool, where: Where) -> Entry:  # fmt: skip
+def skipped_entry(
+    lab: Lab, reasons: Sequence[Words], *, at: str, quick: bool, where: Where
+) -> Entry:
     verdict = Words("; ".join(why.en for why in reasons), "；".join(why.zh for why in reasons))
     return Entry(
-        lab=lab.name, area=lab.area, at=at, seconds=0.0, quick=quick, where=where, status="skipped",
+        lab=lab.name,
+        area=lab.area,
+        at=at,
+        seconds=0.0,
+        quick=quick,
+        where=where,
+        status="skipped",
         verdict=verdict,
-    )  # fmt: skip
+    )
 
 
 def where_of(ceilings: Ceilings, cairn: str, commit: str | None) -> Where:

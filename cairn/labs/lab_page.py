@@ -54,8 +54,13 @@ def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
                 f"{entry.seconds:.1f} s" if entry.seconds else "–",
             ]
         )
-    heads = [Words("lab", "实验"), Words("area", "领域"), Words("question", "问题"),
-             Words("verdict", "结论"), Words("time", "用时")]  # fmt: skip
+    heads = [
+        Words("lab", "实验"),
+        Words("area", "领域"),
+        Words("question", "问题"),
+        Words("verdict", "结论"),
+        Words("time", "用时"),
+    ]
     return element("div", table([both(one) for one in heads], rows), class_="summary")
 
 

@@ -45,8 +45,10 @@ def look() -> Learner:
     """Where the person at this machine stands."""
     roadmap, machine, kept, said = load(), probe(), record.read(), answers().read()
     runs = {
-        name: entry for name, entry in record.latest(kept.entries).items() if entry.status != "failed"
-    }  # fmt: skip
+        name: entry
+        for name, entry in record.latest(kept.entries).items()
+        if entry.status != "failed"
+    }
     impossible = {
         name: reasons[0].en
         for name, lab in all_labs().items()
@@ -92,8 +94,10 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
         "standing": msgspec.to_builtins(learner.standings[topic.id]),
         "places": [str(find_place(written)) for written in topic.code],
         "lab_titles": {name: asdict(all_labs()[name].title) for name in topic.labs},
-        "runs": [msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs],
-    }  # fmt: skip
+        "runs": [
+            msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs
+        ],
+    }
 
 
 def lab_document(learner: Learner, name: str) -> dict[str, Any]:

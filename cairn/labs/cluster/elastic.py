@@ -87,8 +87,10 @@ def newcomer_starts(policy: str) -> float:
     from cairn.cluster.simulate.policies import POLICIES as KNOWN
     from cairn.cluster.simulate.replay import Settings, replay
 
-    pair = [Job(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
-            Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4)]  # fmt: skip
+    pair = [
+        Job(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
+        Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4),
+    ]
     history = replay(Cluster(nodes=1, gpus=8), pair, KNOWN[policy], Settings(restart=0.0))
     return history.stories[1].first_start or 0.0
 

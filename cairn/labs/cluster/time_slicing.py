@@ -67,11 +67,19 @@ def run(bench: Workbench) -> Outcome:
     apart = compete(cores, seconds)
     got = [share for _, _, share in turns]
     rows = [
-        ["one core, in turns", *(count for count, _, _ in turns), sum(got) / seconds,
-         max(p for _, p, _ in turns) * 1e3],
-        ["a core each", *(count for count, _, _ in apart), sum(s for _, _, s in apart) / seconds,
-         max(p for _, p, _ in apart) * 1e3],
-    ]  # fmt: skip
+        [
+            "one core, in turns",
+            *(count for count, _, _ in turns),
+            sum(got) / seconds,
+            max(p for _, p, _ in turns) * 1e3,
+        ],
+        [
+            "a core each",
+            *(count for count, _, _ in apart),
+            sum(s for _, _, s in apart) / seconds,
+            max(p for _, p, _ in apart) * 1e3,
+        ],
+    ]
     together, alone = (sum(c for c, _, _ in found) for found in (turns, apart))
     return Outcome(
         checks=_checks(got, seconds, turns, alone, together),

@@ -43,7 +43,10 @@ def run(bench: Workbench) -> Outcome:
                 unit="CPUs",
             ),
             Check(
-                what=Words("CPU time over wall time, the quota as the limit", "CPU 时间/墙上时间（以配额为上限）"),
+                what=Words(
+                    "CPU time over wall time, the quota as the limit",
+                    "CPU 时间/墙上时间（以配额为上限）",
+                ),
                 # The last stretch is not followed by a pause, so a little more than the quota.
                 predicted=cpu_s / (cpu_s + expected),
                 measured=cpu_s / (ran_s + stopped_s),
@@ -69,10 +72,8 @@ def run(bench: Workbench) -> Outcome:
                 ["from start to end", (ran_s + stopped_s) * 1e3],
             ],
         ),
-        notes=[
-            _note(here, limit)
-        ],
-    )  # fmt: skip
+        notes=[_note(here, limit)],
+    )
 
 
 def _note(here: float | None, limit: int | None) -> Words:

@@ -106,7 +106,7 @@ def ping_pong(rounds: int, mine: int, theirs: int) -> tuple[float, float, float]
     try:
         with started(
             "echo", str(there[0]), str(back[1]), str(rounds), cpus=[theirs], pass_fds=descriptors
-        ):  # fmt: skip
+        ):
             os.sched_setaffinity(0, {mine})
             _round(there[1], back[0])  # it has started
             before_all = resource.getrusage(resource.RUSAGE_THREAD)

@@ -42,14 +42,19 @@ def run(bench: Workbench) -> Outcome:
                 within=0.1,
             ),
             Check(
-                what=Words("hashing threads over Python threads, by cores", "哈希线程与 Python 线程的核数比"),
+                what=Words(
+                    "hashing threads over Python threads, by cores",
+                    "哈希线程与 Python 线程的核数比",
+                ),
                 predicted=2.0 if locked else 1.0,
                 measured=hashing / python,
                 unit="x",
                 within=0.35,
             ),
             Check(
-                what=Words("hashing threads over two processes, by cores", "哈希线程与两个进程的核数比"),
+                what=Words(
+                    "hashing threads over two processes, by cores", "哈希线程与两个进程的核数比"
+                ),
                 predicted=1.0,
                 measured=hashing / processes,
                 unit="x",
@@ -64,10 +69,8 @@ def run(bench: Workbench) -> Outcome:
                 ["processes, hashing", processes],
             ],
         ),
-        notes=[
-            _note(locked)
-        ],
-    )  # fmt: skip
+        notes=[_note(locked)],
+    )
 
 
 def _note(locked: bool) -> Words:

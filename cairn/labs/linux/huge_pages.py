@@ -66,10 +66,8 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
         table=_table(found),
-        notes=[
-            _note(given)
-        ],
-    )  # fmt: skip
+        notes=[_note(given)],
+    )
 
 
 def _table(found: dict[str, tuple[int, float, float]]) -> Table:

@@ -60,11 +60,9 @@ def run(bench: Workbench) -> Outcome:
                 unit="cores",
             ),
         ],
-        plots=[
-            _plot(cores, counts, walls)
-        ],
+        plots=[_plot(cores, counts, walls)],
         table=_table(rows),
-    )  # fmt: skip
+    )
 
 
 def _plot(cores: int, counts: list[int], walls: list[float]) -> Plot:

@@ -71,11 +71,15 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(
         checks=checks,
         table=_table(size, cold, limits, warm),
-        notes=[] if was_forgotten else [
-            Words("This filesystem keeps files in memory: cold is warm here.",
-                  "此文件系统把文件留在内存：这里的冷读就是热读。")
+        notes=[]
+        if was_forgotten
+        else [
+            Words(
+                "This filesystem keeps files in memory: cold is warm here.",
+                "此文件系统把文件留在内存：这里的冷读就是热读。",
+            )
         ],
-    )  # fmt: skip
+    )
 
 
 def _table(size: int, cold: Pass, limits: "Ceilings", warm: Pass) -> Table:

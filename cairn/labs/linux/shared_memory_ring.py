@@ -36,20 +36,29 @@ def run(bench: Workbench) -> Outcome:
                 title=Words("Rate of one direction", "单向速率"),
                 x=Words("places of the ring", "环的槽数"),
                 y=Words("GB/s", "GB/s"),
-                lines={"shared memory": list(zip(places, ring, strict=True)),
-                       "TCP": [(places[0], tcp), (places[-1], tcp)]},
+                lines={
+                    "shared memory": list(zip(places, ring, strict=True)),
+                    "TCP": [(places[0], tcp), (places[-1], tcp)],
+                },
                 log_x=True,
                 limit=("one copy", copy.value / 2e9) if copy else None,
             )
         ],
         table=Table(
-            columns=[Words("way", "方式"), Words("GB/s", "GB/s"), Words("memory between, MiB", "中间内存 MiB")],
+            columns=[
+                Words("way", "方式"),
+                Words("GB/s", "GB/s"),
+                Words("memory between, MiB", "中间内存 MiB"),
+            ],
             rows=[
-                *([f"ring of {count}", rate, count * PIECE / 2**20] for count, rate in zip(places, ring, strict=True)),
+                *(
+                    [f"ring of {count}", rate, count * PIECE / 2**20]
+                    for count, rate in zip(places, ring, strict=True)
+                ),
                 ["TCP", tcp, "kernel's buffers"],
             ],
         ),
-    )  # fmt: skip
+    )
 
 
 def _checks(wrong: tuple[list[int], ...], ring: list[float], tcp: float) -> list[Check]:

@@ -126,8 +126,12 @@ def _table(total: int, counted: int) -> Table:
 
 
 def _train_adapters(
-    model: "Transformer", adapters: dict[str, Adapter], thin: "list[nn.Parameter]", rows: "Tensor", steps: int
-) -> list[float]:  # fmt: skip
+    model: "Transformer",
+    adapters: dict[str, Adapter],
+    thin: "list[nn.Parameter]",
+    rows: "Tensor",
+    steps: int,
+) -> list[float]:
     import torch
 
     optimizer = torch.optim.AdamW(thin, lr=1e-2, weight_decay=0.0)

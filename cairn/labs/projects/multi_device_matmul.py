@@ -57,13 +57,17 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_most",
             ),
             Check(
-                what=Words("bytes of the inner cut over the cut by rows", "按内维切与按行切的通信量之比"),
+                what=Words(
+                    "bytes of the inner cut over the cut by rows", "按内维切与按行切的通信量之比"
+                ),
                 predicted=closed[1] / closed[0],
                 measured=traffic["inner"] / traffic["rows"],
                 unit="x",
             ),
             Check(
-                what=Words("compute of half the product over the whole", "半个矩阵乘与整个的计算时间比"),
+                what=Words(
+                    "compute of half the product over the whole", "半个矩阵乘与整个的计算时间比"
+                ),
                 predicted=0.5,
                 measured=min(compute) / alone,
                 unit="x",
@@ -71,7 +75,7 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
         table=_table(alone, compute, joined, traffic, size),
-    )  # fmt: skip
+    )
 
 
 def _table(

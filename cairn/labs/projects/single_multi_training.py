@@ -152,14 +152,22 @@ def recipe(folder: Path, processes: int, steps: int) -> Any:
     return Train(
         steps=steps,
         out=folder,
-        model=Model(preset="tiny-qwen3", layers=4, hidden=128, heads=4, kv_heads=2, intermediate=256, vocab=512),
+        model=Model(
+            preset="tiny-qwen3",
+            layers=4,
+            hidden=128,
+            heads=4,
+            kv_heads=2,
+            intermediate=256,
+            vocab=512,
+        ),
         optim=Optim(lr=3e-3),
         data=Data(sources=["random"], sequence=64, sequences=8, microbatch=4),
         checkpoint=Checkpoint(every=0, export=False),
         log=Log(every=1),
         parallel=Layout(dp=processes),
         device="cpu",
-    )  # fmt: skip
+    )
 
 
 LAB = described(__file__, run)

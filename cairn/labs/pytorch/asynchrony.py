@@ -70,10 +70,12 @@ def _reads_of_ours(bench: Workbench) -> int:
     from cairn.train.step import train_step
 
     config = Train(
-        steps=STEPS, out=bench.folder / "run", device="cpu",
+        steps=STEPS,
+        out=bench.folder / "run",
+        device="cpu",
         model=Shape(preset="tiny-qwen3", layers=2, vocab=64),
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=4),
-    )  # fmt: skip
+    )
     prepared = prepare(config)
     batch = microbatch(prepared.corpus.source, range(4))
     with Watched() as watched:

@@ -49,8 +49,10 @@ def run(bench: Workbench) -> Outcome:
     rows, counted = [], {}
     with _quiet():
         for name, function, dynamic in (
-            ("dynamic=False", norm, False), ("default", norm, None), ("dynamic=True", norm, True),
-        ):  # fmt: skip
+            ("dynamic=False", norm, False),
+            ("default", norm, None),
+            ("dynamic=True", norm, True),
+        ):
             bench.step(f"six sizes, {name}")
             graphs, seconds = _graphs(function, dynamic, SIZES)
             counted[name] = len(graphs)

@@ -113,9 +113,20 @@ def _fused(state: Any) -> None:
         return
     fused: Any = torch._fused_adamw_
     fused(
-        list(state.weights), list(state.grads), list(state.m), list(state.v), [], [torch.tensor(1.0)],
-        lr=LR, beta1=0.9, beta2=0.95, weight_decay=DECAY, eps=1e-8, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        list(state.weights),
+        list(state.grads),
+        list(state.m),
+        list(state.v),
+        [],
+        [torch.tensor(1.0)],
+        lr=LR,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=DECAY,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _disagreement() -> float:

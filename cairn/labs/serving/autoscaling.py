@@ -32,8 +32,10 @@ def waiting_after(cold: float, seed: int = 4) -> list[tuple[float, int]]:
     limits = Limits(
         rows=ROWS, step_tokens=512, context=256, pages=2048, page_size=16, vocabulary=64
     )
-    fleet = [Replica(limits, lambda step: STEP_S, prefix_caching=False, since=since)
-             for since in (0.0, JUMP + cold)]  # fmt: skip
+    fleet = [
+        Replica(limits, lambda step: STEP_S, prefix_caching=False, since=since)
+        for since in (0.0, JUMP + cold)
+    ]
     draw, at, made, line = random.Random(seed), 0.0, [], []
     while at < END:
         at += draw.expovariate(BEFORE if at < JUMP else AFTER)

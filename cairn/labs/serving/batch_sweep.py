@@ -16,7 +16,7 @@ from cairn.labs.serving._engine import (
     host_rates,
     small_engine,
     words,
-)  # fmt: skip
+)
 from cairn.labs.workbench import Workbench
 from cairn.models.step_cost import Work, step_cost
 

@@ -53,9 +53,14 @@ def run(bench: Workbench) -> Outcome:
     foreseen = static_steps(lengths, ROWS), continuous_steps(lengths, ROWS)
     rows = [
         ["static", foreseen[0], static, sum(lengths) / static / ROWS, sum(lengths) / static_s],
-        ["continuous", foreseen[1], continuous, sum(lengths) / continuous / ROWS,
-         sum(lengths) / continuous_s],
-    ]  # fmt: skip
+        [
+            "continuous",
+            foreseen[1],
+            continuous,
+            sum(lengths) / continuous / ROWS,
+            sum(lengths) / continuous_s,
+        ],
+    ]
     return Outcome(
         checks=_checks(foreseen, static, continuous, static_s, continuous_s),
         table=Table(

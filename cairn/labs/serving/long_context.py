@@ -109,8 +109,15 @@ def _table() -> Table:
     rows = []
     for name in MODELS:
         spec = preset(name)
-        rows.append([name, cache_bytes_per_token(spec, 2) / 1024, crossing(name),
-                     cache_bytes(spec, 32_768, 2) / 1e9, spec.matmul_parameters() * 2 / 1e9])  # fmt: skip
+        rows.append(
+            [
+                name,
+                cache_bytes_per_token(spec, 2) / 1024,
+                crossing(name),
+                cache_bytes(spec, 32_768, 2) / 1e9,
+                spec.matmul_parameters() * 2 / 1e9,
+            ]
+        )
     return Table(
         columns=[
             Words("model", "模型"),

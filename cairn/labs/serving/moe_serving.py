@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 
 EXPERTS = Experts(count=64, per_token=4, intermediate=32)
 SPEC = ModelSpec(
-    family="qwen3_moe", vocab=512, hidden=64, layers=1, heads=2, kv_heads=1, head_dim=32,
-    intermediate=64, context=4096, qk_norm=True,
+    family="qwen3_moe",
+    vocab=512,
+    hidden=64,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    intermediate=64,
+    context=4096,
+    qk_norm=True,
     experts=EXPERTS,
-)  # fmt: skip
+)
 
 
 def expected(tokens: int, count: int, per_token: int) -> float:

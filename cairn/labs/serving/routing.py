@@ -85,8 +85,15 @@ def run(bench: Workbench) -> Outcome:
         hits[name] = sum(r.scheduler.blocks.prefix.statistics.hits for r in replicas)
         first = ttfts(request for _, request in made)
         spread[name] = max(chosen.values()) / (count * turns / REPLICAS)
-        rows.append([name, hits[name] / (count * turns * (HEAD + 24)), spread[name],
-                     share_of(first, 0.5) * 1e3, share_of(first, 0.99) * 1e3])  # fmt: skip
+        rows.append(
+            [
+                name,
+                hits[name] / (count * turns * (HEAD + 24)),
+                spread[name],
+                share_of(first, 0.5) * 1e3,
+                share_of(first, 0.99) * 1e3,
+            ]
+        )
     # t turns dealt to r replicas at random meet r (1 - (1 - 1/r)^t) of them, and each computes the prefix once.
     met = REPLICAS * (1 - (1 - 1 / REPLICAS) ** turns)
     return Outcome(

@@ -17,7 +17,7 @@ from cairn.labs.serving._engine import (
     host_rates,
     small_engine,
     words,
-)  # fmt: skip
+)
 from cairn.labs.workbench import Workbench
 from cairn.models.cache import cache_bytes
 

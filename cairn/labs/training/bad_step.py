@@ -23,10 +23,15 @@ def prepared(bench: Workbench) -> Any:
         preset="tiny-qwen3", layers=2, hidden=32, heads=2, kv_heads=1, intermediate=48, vocab=64
     )
     config = Train(
-        steps=100, out=bench.folder, model=model, optim=Optim(lr=1e-2), device="cpu",
+        steps=100,
+        out=bench.folder,
+        model=model,
+        optim=Optim(lr=1e-2),
+        device="cpu",
         data=Data(sources=["random"], sequence=32, sequences=2, microbatch=2),
-        schedule=Schedule(kind="constant"), checkpoint=Checkpoint(every=0, export=False),
-    )  # fmt: skip
+        schedule=Schedule(kind="constant"),
+        checkpoint=Checkpoint(every=0, export=False),
+    )
     return prepare(config)
 
 

@@ -19,9 +19,16 @@ def shape(hidden: int, layers: int) -> Any:
     from cairn.models.presets import preset
 
     return msgspec.structs.replace(
-        preset("tiny-qwen3"), hidden=hidden, layers=layers, heads=hidden // 32, kv_heads=hidden // 32,
-        head_dim=32, intermediate=3 * hidden, vocab=512, context=512,
-    )  # fmt: skip
+        preset("tiny-qwen3"),
+        hidden=hidden,
+        layers=layers,
+        heads=hidden // 32,
+        kv_heads=hidden // 32,
+        head_dim=32,
+        intermediate=3 * hidden,
+        vocab=512,
+        context=512,
+    )
 
 
 def step_of(spec: Any, tokens: int) -> Any:

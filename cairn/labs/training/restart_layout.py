@@ -26,11 +26,17 @@ def recipe(folder: Path, steps: int, layout: Layout) -> Any:
         preset="tiny-qwen3", layers=2, hidden=32, heads=2, kv_heads=2, intermediate=48, vocab=64
     )
     return Train(
-        steps=steps, out=folder, model=model, optim=Optim(lr=1e-2), parallel=layout,
+        steps=steps,
+        out=folder,
+        model=model,
+        optim=Optim(lr=1e-2),
+        parallel=layout,
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=2),
-        checkpoint=Checkpoint(every=STEPS, keep=3, export=False), log=Log(every=1), device="cpu",
+        checkpoint=Checkpoint(every=STEPS, keep=3, export=False),
+        log=Log(every=1),
+        device="cpu",
         schedule=Schedule(kind="constant"),
-    )  # fmt: skip
+    )
 
 
 def live(rank: int, count: int, folder: str, steps: int, layout: Layout) -> list[float]:
@@ -43,9 +49,13 @@ def live(rank: int, count: int, folder: str, steps: int, layout: Layout) -> list
     config.folder.mkdir(parents=True, exist_ok=True)
     losses: list[float] = []
     loop = Loop(
-        prepared.state, prepared.corpus.source, count, rank,
-        say=lambda text: None, told=lambda record: losses.append(record.loss or 0.0),
-    )  # fmt: skip
+        prepared.state,
+        prepared.corpus.source,
+        count,
+        rank,
+        say=lambda text: None,
+        told=lambda record: losses.append(record.loss or 0.0),
+    )
     loop.run()
     return losses
 
