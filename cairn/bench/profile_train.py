@@ -28,8 +28,8 @@ from cairn.core.trace import Summary, write_trace
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.train.data.batch import Batch
 from cairn.train.flops import step_flops
-from cairn.train.loss import valid_tokens
 from cairn.train.memory import predict
+from cairn.train.objective import valid_tokens
 from cairn.train.step import clip_factor, train_step
 
 Ran = Callable[[str], None]
@@ -114,7 +114,7 @@ def _parts(bench: Bench, device: torch.device) -> dict[str, float]:
     """One step taken apart, for one process; it trains as `train_step` does."""
     state = bench.state
     parallel, took = state.parallel, dict.fromkeys(PARTS, 0.0)
-    valid = valid_tokens([batch.targets_T for batch in bench.batches])
+    valid = valid_tokens([batch.targets_T for batch in bench.batches], bench.state.device)
     shares: list[torch.Tensor] = []
 
     def forward(batch: Batch) -> None:

@@ -29,17 +29,17 @@ from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
 from cairn.train.data import procedural
 from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
-from cairn.train.loss import NextToken
 from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
+from cairn.train.objective import NextToken, Objective
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.alone import Alone, packed
 from cairn.train.parallel.interface import Parallel
 from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.parallelize import parallelize
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
-from cairn.train.parallel.wrap import parallelize
 from cairn.train.precision import dtype_of
 from cairn.train.products import make_products, through_products
 from cairn.train.recompute import recomputing
@@ -236,7 +236,7 @@ def _state(
         parallel.parameters(), config.optim, config.precision.masters, config.seed,
         parallel.named_state, parallel.matrices(),
     )  # fmt: skip
-    loss = NextToken(spec, config.precision.z_loss, fused)
+    loss = Objective(spec, NextToken(config.precision.z_loss), fused)
     return TrainState(config, spec, parallel, optimizer, loss, device)
 
 

@@ -10,7 +10,7 @@ from cairn.models.presets import preset
 from cairn.models.weights import random_model
 from cairn.train.data.batch import make_batch
 from cairn.train.fused_forward import FusedTraining
-from cairn.train.loss import NextToken
+from cairn.train.objective import Objective
 from cairn.train.parallel.alone import Alone
 from cairn.train.products import PLAIN
 
@@ -35,12 +35,12 @@ def test_gradients_equal_those_of_the_plain_form(recompute, lengths, monkeypatch
     model = random_model(SPEC, Build("cpu", fused=True), seed=3)
     batch = batch_of(lengths)
     monkeypatch.setenv("CAIRN_KERNELS", "all=reference")
-    expected, plain = grads_of(Alone(model), batch, NextToken(SPEC))
+    expected, plain = grads_of(Alone(model), batch, Objective(SPEC))
     expected_grads = {name: grad.clone() for name, grad in plain.items()}
     Alone(model).zero_grad()
     monkeypatch.delenv("CAIRN_KERNELS")
     form = FusedTraining(model, 64, PLAIN, recompute)
-    found, grads = grads_of(Alone(model, form, form.attend), batch, NextToken(SPEC, fused=True))
+    found, grads = grads_of(Alone(model, form, form.attend), batch, Objective(SPEC, fused=True))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     for name, grad in expected_grads.items():
         torch.testing.assert_close(grads[name], grad, rtol=2e-3, atol=2e-4, msg=name)

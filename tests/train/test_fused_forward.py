@@ -12,7 +12,7 @@ from cairn.models.weights import random_model
 from cairn.train.config import Model, Precision
 from cairn.train.data.batch import make_batch
 from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
-from cairn.train.loss import NextToken
+from cairn.train.objective import Objective
 from cairn.train.parallel.alone import Alone
 from cairn.train.prepare import choose_form
 from cairn.train.products import PLAIN, make_products, through_products
@@ -51,9 +51,9 @@ def test_gradients_are_those_of_the_plain_form(name, recompute):
     spec = SPECS[name]
     model = random_model(spec, Build("cpu", fused=True), seed=1)
     batch = batch_of(spec)
-    expected, plain = gradients(Alone(model), batch, NextToken(spec))
+    expected, plain = gradients(Alone(model), batch, Objective(spec))
     form = FusedTraining(model, 32, PLAIN, recompute)
-    found, fused = gradients(Alone(model, form, form.attend), batch, NextToken(spec, fused=True))
+    found, fused = gradients(Alone(model, form, form.attend), batch, Objective(spec, fused=True))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert fused.keys() == plain.keys() == dict(model.named_parameters()).keys()
     for key, grad in plain.items():
@@ -66,8 +66,8 @@ def test_recomputing_changes_nothing_in_the_plain_form(name, recompute):
     spec = SPECS[name]
     model = random_model(spec, Build("cpu"), seed=1)
     batch = batch_of(spec)
-    expected, plain = gradients(Alone(model), batch, NextToken(spec))
-    found, again = gradients(Alone(model, recomputing(model, recompute)), batch, NextToken(spec))
+    expected, plain = gradients(Alone(model), batch, Objective(spec))
+    found, again = gradients(Alone(model, recomputing(model, recompute)), batch, Objective(spec))
     assert torch.equal(found, expected)
     for key, grad in plain.items():
         torch.testing.assert_close(again[key], grad, rtol=1e-6, atol=1e-7)
@@ -107,7 +107,7 @@ def test_fp8_agrees_between_the_forms_and_is_near_the_truth():
     spec = msgspec.structs.replace(SPECS["qwen3"], intermediate=96)
     model = random_model(spec, Build("cpu", fused=True), seed=1)
     batch = batch_of(spec, (16, 32))
-    loss = NextToken(spec)
+    loss = Objective(spec)
     truth, exact = gradients(Alone(model), batch, loss)
     for kind in ("tensor", "row"):
         form = FusedTraining(model, 32, make_products(kind), "selective")

@@ -97,7 +97,7 @@ def _bits(model: "Transformer", tokens: list[int]) -> float:
     import torch
 
     from cairn.models.attend import Packed
-    from cairn.train.loss import token_losses
+    from cairn.train.objective import token_losses
 
     row = torch.tensor(tokens)
     attend = Packed([len(tokens)])
@@ -139,7 +139,7 @@ LAB = Lab(
         Words("text of another kind than the model was trained on", "文本类型与训练数据不同"),
     ),
     code=(
-        "cairn/train/loss.py:token_losses",
+        "cairn/train/objective.py:token_losses",
         "cairn/models/runnable.py:open_model",
         "cairn/labs/llm/evaluation.py:run",
     ),

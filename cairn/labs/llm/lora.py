@@ -190,7 +190,7 @@ LAB = Lab(
     code=(
         "cairn/labs/llm/lora.py:Adapter",
         "cairn/models/transformer.py:Transformer",
-        "cairn/train/loss.py:token_losses",
+        "cairn/train/objective.py:token_losses",
     ),
     reading=(
         "LoRA: Low-Rank Adaptation of Large Language Models (2021)",

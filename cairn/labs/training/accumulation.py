@@ -62,11 +62,11 @@ def run(bench: Workbench) -> Outcome:
     from cairn.models.layers import Build
     from cairn.models.weights import random_model
     from cairn.train.data.batch import join
-    from cairn.train.loss import NextToken
+    from cairn.train.objective import Objective
     from cairn.train.parallel.alone import Alone
 
     setting = Setting(tiny(), per_step=SAMPLES, tokens=bench.pick(64, 32))
-    every, loss = batches(setting, 0), NextToken(setting.spec)
+    every, loss = batches(setting, 0), Objective(setting.spec)
     valid = torch.tensor(float(sum(one.valid() for one in every)))
     gradients: dict[int, dict[str, torch.Tensor]] = {}
     measured, predicted, rows = [], [], []

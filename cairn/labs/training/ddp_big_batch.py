@@ -88,12 +88,12 @@ def _naive_loss(setting: Setting) -> float:
 
     from cairn.models.layers import Build
     from cairn.models.weights import random_model
-    from cairn.train.loss import NextToken
+    from cairn.train.objective import Objective
     from cairn.train.parallel.alone import Alone
 
     parallel, loss = (
         Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED)),
-        NextToken(setting.spec),
+        Objective(setting.spec),
     )
     means = [
         float(parallel.forward_backward([one], loss, torch.tensor(float(one.valid()))))
@@ -126,7 +126,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/train/parallel/data.py:Replicas",
-        "cairn/train/parallel/wrap.py:parallelize",
+        "cairn/train/parallel/parallelize.py:parallelize",
         "cairn/train/step.py:train_step",
     ),
     reading=(

@@ -27,6 +27,10 @@ class Sync(Protocol):
         """Before the first forward of a step: weights are up to date."""
         ...
 
+    def after_forward(self) -> None:
+        """After a pass without gradients: weights that were gathered for it may go."""
+        ...
+
     def before_backward(self, last: bool) -> None:
         """`last`: no other backward of this step follows, and the gradients may leave during it."""
         ...
@@ -61,6 +65,9 @@ class Replicas:
         self._flying: list[tuple[list[str], Tensor, Any]] = []
 
     def begin(self) -> None:
+        pass
+
+    def after_forward(self) -> None:
         pass
 
     def before_backward(self, last: bool) -> None:

@@ -55,6 +55,13 @@ class Fsdp:
     def begin(self) -> None:
         pass
 
+    def after_forward(self) -> None:
+        """Without a backward nobody frees weights that stay gathered, and an update would not reach them."""
+        for stage in self.stages:
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
     def before_backward(self, last: bool) -> None:
         for stage in self.stages:
             self.before_backward_of(stage, last)

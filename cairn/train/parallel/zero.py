@@ -56,6 +56,9 @@ class Zero:
         if self._stale:
             self.publish()
 
+    def after_forward(self) -> None:
+        pass
+
     def before_backward(self, last: bool) -> None:
         if last or self.stage == 2:
             self.buckets.arm()
