@@ -70,7 +70,7 @@ class Microbatches:
     def before_backward(self, chunk: int, last: bool) -> None:
         for sync in self.syncs:
             if isinstance(sync, Fsdp):
-                sync.before_backward_of(self.stages[chunk], last)
+                sync.before_backward_of(chunk, last)
 
     def after_backward(self, chunk: int) -> None:
         for sync in self.syncs:

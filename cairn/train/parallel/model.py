@@ -72,7 +72,7 @@ class ParallelModel:
 
     def forward_backward(self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor) -> Tensor:
         for sync in self.syncs:
-            sync.begin()
+            sync.begin(len(batches))
         for router in self.routers.values():
             router.share = 1.0 / (len(batches) * self.data_ranks)
 
@@ -95,7 +95,7 @@ class ParallelModel:
     @torch.no_grad()
     def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[Values]:
         for sync in self.syncs:
-            sync.begin()
+            sync.begin(0)
         work = self._microbatches(batches, head)
         pp, cp = self.mesh.size("pp"), self.mesh.group("cp")
         if pp > 1 and batches:

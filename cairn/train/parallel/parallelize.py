@@ -33,6 +33,7 @@ from cairn.train.parallel.pipeline.actions import Placement, stage_of
 from cairn.train.parallel.stage import ExpertMaker, Stage, share_of
 from cairn.train.parallel.tensor import SequenceShards, TensorShards
 from cairn.train.parallel.zero import Zero
+from cairn.train.products import PLAIN, Products, through_products
 from cairn.train.recompute_kinds import Recompute
 
 Fill = Callable[[Stage], None]  # gives a stage on the meta device its weights
@@ -49,20 +50,26 @@ def parallelize(
     attend: MakeAttend | None = None,
     recompute: Recompute = "none",
     fused_context: int | None = None,
+    products: Products = PLAIN,
+    wide_sums: bool = True,
 ) -> ParallelModel:
     """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
 
     `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
+    `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
     """
     check(mesh.layout, mesh.layout.world(), spec, Work(options=options))
-    build = Build("meta", dtype, _shards(mesh, options), fused=fused_context is not None)
+    is_fused = fused_context is not None
+    build = Build("meta", dtype, _shards(mesh, options), fused=is_fused or products is not PLAIN)
     held = build_stages(spec, build, mesh, options)
     for stage in held:
         stage.recompute = recompute
         (fill or partial(_fill_random, device=mesh.device, seed=seed))(stage)
         if fused_context is not None:
-            stage.fuse(FusedLayers(spec, mesh.device, fused_context, recompute=recompute))
-    return ParallelModel(spec, held, _syncs(held, mesh, options), mesh, options, attend)
+            stage.fuse(FusedLayers(spec, mesh.device, fused_context, products, recompute))
+        elif products is not PLAIN:
+            through_products(stage, products)
+    return ParallelModel(spec, held, _syncs(held, mesh, options, wide_sums), mesh, options, attend)
 
 
 def build_stages(spec: ModelSpec, build: Build, mesh: Mesh, options: Options) -> list[Stage]:
@@ -99,7 +106,7 @@ def _fill_random(stage: Stage, device: str, seed: int) -> None:
     fill_random(stage, [s for s in stage.slots() if s.parameter in blank], device, seed)
 
 
-def _syncs(held: list[Stage], mesh: Mesh, options: Options) -> list[Sync]:
+def _syncs(held: list[Stage], mesh: Mesh, options: Options, wide_sums: bool) -> list[Sync]:
     """Who looks after which parameters: experts that are spread apart from all others."""
     parameters = {name: p for stage in held for name, p in stage.named_parameters()}
     experts = {n: p for n, p in parameters.items() if mesh.size("ep") > 1 and is_expert_weight(n)}
@@ -112,7 +119,7 @@ def _syncs(held: list[Stage], mesh: Mesh, options: Options) -> list[Sync]:
     elif options.zero and mesh.group("replica") is not None:
         found.append(Zero(dense, mesh.group("replica"), options.zero))
     else:
-        found.append(Replicas(dense, mesh.group("replica")))
+        found.append(Replicas(dense, mesh.group("replica"), wide=wide_sums))
     if experts:
         found.append(Replicas(experts, mesh.group("expert_replica")))
     return found
