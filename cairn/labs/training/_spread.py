@@ -55,13 +55,11 @@ def batches(setting: Setting, step: int) -> "list[Batch]":
 
 
 def alone(setting: Setting) -> Trace:
-    import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
-    return train(Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED)), setting)
+    return train(parallelize(setting.spec, Mesh.alone(), seed=SEED), setting)
 
 
 def on_ranks(rank: int, count: int, setting: Setting) -> Trace:

@@ -3,8 +3,8 @@
     backward ->  [norm head layer11] [layer10 layer9] ...      the last layers' gradients are ready first
                   launch              launch                    in the same order on every rank
 
-What sending means (all-reduce, reduce-scatter) is the caller's business; so is waiting. Which gradients there are at the
-moment, and that those of 16 bits are added up in float32, is `gradients`' business.
+What sending means (all-reduce, reduce-scatter) is the caller's business; so is waiting. Gradients are held by
+`gradients`, which adds those of 16 bits in float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -112,4 +112,3 @@ class Replicas:
             self.held.put(name, None)  # comes back as a part of `flat`: once in memory until then
         handle = dist.all_reduce(flat, group=self.group, async_op=True)
         self._flying.append((bucket, flat, handle))
-

@@ -79,11 +79,15 @@ def test_limits_of_a_key(clock):
     admission.admit("bob", 1)
     first.close()
     admission.admit("alice", 1).close()
-    again = refused(admission, "alice")
-    assert again.code == "key_rate"
-    assert again.headers()["retry-after"] == "20"
+    for _ in range(3):
+        admission.bill("alice")
+    admission.bill("bob")
+    with pytest.raises(Refusal) as again:
+        admission.bill("alice")
+    assert again.value.code == "key_rate"
+    assert again.value.headers()["retry-after"] == "20"
     clock.now += 20
-    admission.admit("alice", 1)
+    admission.bill("alice")
 
 
 def test_a_server_that_stops_lets_nobody_in(clock):

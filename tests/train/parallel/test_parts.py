@@ -16,8 +16,9 @@ from cairn.train.config import Optim
 from cairn.train.objective import Objective, token_losses
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.balance import BalancedRouter
-from cairn.train.parallel.buckets import Buckets, Gradients, fill
+from cairn.train.parallel.buckets import Buckets, fill
 from cairn.train.parallel.context import chunks_of, indices, local_batch
+from cairn.train.parallel.gradients import Gradients
 from cairn.train.parallel.layout import Layout, Options
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
@@ -303,7 +304,7 @@ def zero_step(rank, world, stage):
     with torch.no_grad():
         for name, parameter in zero.parameters().items():
             parameter.sub_(zero.gradients()[name])
-    zero.begin()
+    zero.begin(1)
     return {name: p.detach() for name, p in parameters.items()}, whole, zero.rows
 
 
