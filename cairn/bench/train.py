@@ -109,20 +109,29 @@ def config_of(setup: Setup) -> "Train":
     fp8 = {"fp8": "tensor", "fp8-row": "row"}.get(setup.dtype, "none")
     precision = msgspec.convert(
         {
-            "kind": kinds.get(setup.dtype, beside_fp8), "fp8": fp8, "recompute": setup.recompute,
-            "memory_gib": setup.memory_gib, "masters": setup.states == "float32",
+            "kind": kinds.get(setup.dtype, beside_fp8),
+            "fp8": fp8,
+            "recompute": setup.recompute,
+            "memory_gib": setup.memory_gib,
+            "masters": setup.states == "float32",
             "kernels": "plain" if setup.plain else "auto",
         },
         Precision,
-    )  # fmt: skip
+    )
     data = Data(
-        sources=["random"], sequence=setup.seq, sequences=setup.batch,
+        sources=["random"],
+        sequence=setup.seq,
+        sequences=setup.batch,
         microbatch=setup.microbatch or setup.batch,
-    )  # fmt: skip
+    )
     return Train(
-        steps=1000, model=Model(preset=setup.model), data=data, device=setup.device,
-        optim=Optim(states=setup.states, kind=setup.optim), precision=precision,
-    )  # fmt: skip
+        steps=1000,
+        model=Model(preset=setup.model),
+        data=data,
+        device=setup.device,
+        optim=Optim(states=setup.states, kind=setup.optim),
+        precision=precision,
+    )
 
 
 def prepare(setup: Setup) -> Bench:
@@ -149,10 +158,16 @@ def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
     import torch
 
     blank = Row(
-        model=setup.model, dtype=setup.dtype, seq=setup.seq, batch=setup.batch,
-        microbatch=setup.microbatch or setup.batch, states=setup.states,
-        recompute=setup.recompute, plain=setup.plain, steps=setup.steps,
-    )  # fmt: skip
+        model=setup.model,
+        dtype=setup.dtype,
+        seq=setup.seq,
+        batch=setup.batch,
+        microbatch=setup.microbatch or setup.batch,
+        states=setup.states,
+        recompute=setup.recompute,
+        plain=setup.plain,
+        steps=setup.steps,
+    )
     try:
         bench = prepare(setup)
         return _timed(blank, bench, ran)

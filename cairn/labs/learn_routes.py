@@ -9,6 +9,7 @@ Read only: labs are run and questions are answered in the terminal. Each answer 
 that has just run is there after a reload. Where the server has keys, these paths ask for one as well.
 """
 
+from msgspec.structs import asdict
 from starlette.concurrency import run_in_threadpool
 
 from cairn.labs.catalogue import all_labs
@@ -48,7 +49,7 @@ async def learn_lab(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def learn_words(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON({name: words._asdict() for name, words in WORDS.items()})
+    return JSON({name: asdict(words) for name, words in WORDS.items()})
 
 
 async def _learner() -> Learner:

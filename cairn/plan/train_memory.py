@@ -32,8 +32,13 @@ def rank_memory(job: Job, choice: Choice) -> Memory:
     local, held = rank_spec(job.spec, layout), part(job.spec, layout)
     microbatches = max(1, job.sequences // (layout.data_ranks() * choice.microbatch))
     config, alone = _alone(
-        local, max(1, job.sequence // layout.cp), choice.microbatch, microbatches > 1, choice.recompute, job.states
-    )  # fmt: skip
+        local,
+        max(1, job.sequence // layout.cp),
+        choice.microbatch,
+        microbatches > 1,
+        choice.recompute,
+        job.states,
+    )
     in_flight = stash(choice.order, layout.pp, microbatches, choice.chunks)
     cut = layout.tp if choice.sequence_parallel else 1
     many = layout.world() > 1

@@ -26,9 +26,18 @@ def small_spec(**changes: Any) -> "ModelSpec":
     from cairn.models.spec import ModelSpec
 
     fields: dict[str, Any] = {
-        "family": "qwen3", "vocab": VOCABULARY, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2,
-        "head_dim": 16, "intermediate": 128, "context": 256, "qk_norm": True, "tied": True,
-    }  # fmt: skip
+        "family": "qwen3",
+        "vocab": VOCABULARY,
+        "hidden": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "intermediate": 128,
+        "context": 256,
+        "qk_norm": True,
+        "tied": True,
+    }
     return ModelSpec(**(fields | changes))
 
 
