@@ -140,12 +140,10 @@ class Grammars:
         limits = LLParserLimits(verbose_errors=False)
         try:
             matcher = LLMatcher(table, _spelled(guide), log_level=0, limits=limits)
-            error = matcher.get_error() if matcher.is_error() else None
-        except ValueError as problem:  # its own reader of JSON
-            error = str(problem)
-        if error is not None:
-            said = f"{guide.field} cannot be followed: {_in_short(error)}"
-            raise RequestError(said, hint=_HINTS[guide.kind])
+        except ValueError as problem:  # the compiler's reader of JSON
+            raise _not_followed(guide, str(problem)) from None
+        if matcher.is_error():
+            raise _not_followed(guide, matcher.get_error())
         words = (-(-table.vocab_size // 32), -(-self.vocabulary // 32))
         grammar = Grammar(guide, matcher, words, frozenset(table.eos_tokens))
         if (why := grammar.start().dead_end()) is not None:
@@ -222,6 +220,11 @@ def json_rule(schema: object) -> str:
     if isinstance(schema, dict):
         schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
     return f"%json {msgspec.json.encode(schema).decode()}"
+
+
+def _not_followed(guide: Guide, error: str) -> RequestError:
+    said = f"{guide.field} cannot be followed: {_in_short(error)}"
+    return RequestError(said, hint=_HINTS[guide.kind])
 
 
 def _submit(

@@ -138,8 +138,8 @@ class Worker:
             commands = [_seeded(command) for command in commands]
         if self.stop_at is not None and time.monotonic() > self.stop_at:
             commands += [Abort(id) for id in self._open]
-        admitted = [Admit(id) for id, (_, future) in self._compiling.items() if future.done()]
-        return [each for each in commands if not isinstance(each, Stop | Watch)] + admitted
+        commands += [Admit(id) for id, (_, future) in self._compiling.items() if future.done()]
+        return [command for command in commands if not isinstance(command, Stop | Watch)]
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         ended = [found for command in commands if (found := self._obey(command)) is not None]
