@@ -48,7 +48,16 @@ class Exchange:
         self._watching: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._first = 0.0
+        self._first_of: dict[
+            int, tuple[float, int]
+        ] = {}  # when an answer began, with how many tokens
         self._last_of: dict[int, float] = {}  # when an answer had its last news
+        self._prompts: dict[
+            int, Job
+        ] = {}  # the first job of each prompt, by the identity of its ids
+        for job in self.jobs:
+            self._prompts.setdefault(id(job.request.prompt), job)
+        self._uncounted = set(self._prompts)  # prompts that are not in the metrics yet
 
     @property
     def finished(self) -> bool:
@@ -56,8 +65,8 @@ class Exchange:
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were found in the cache."""
-        return self.jobs[0].request.cached
+        """Prompt tokens that were found in the cache. Later answers to a prompt find what the first one computed."""
+        return sum(job.request.cached for job in self._prompts.values())
 
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
@@ -172,6 +181,7 @@ class Exchange:
             before = last_of.get(delta.index)
             last_of[delta.index] = now
             if before is None:
+                self._first_of[delta.index] = now, len(delta.token_ids)
                 self._note_first(now)
             else:
                 self._service.gaps.add(now - before)
@@ -196,13 +206,23 @@ class Exchange:
         job = next(job for job in self.jobs if job.answer.index == delta.index)
         tokens = len(job.answer.whole.token_ids)
         metrics.add("cairn_finished_requests_total", model=model, reason=delta.finish_reason or "")
-        metrics.add("cairn_prompt_tokens_total", len(job.request.prompt), model=model)
-        metrics.add("cairn_cached_prompt_tokens_total", job.request.cached, model=model)
+        self._count_prompt(job)
         metrics.add("cairn_generated_tokens_total", tokens, model=model)
         metrics.observe("cairn_request_seconds", now - self._call.arrived, model=model)
-        if tokens > 1:
-            each = (now - self._first) / (tokens - 1)
+        began, at_once = self._first_of[delta.index]
+        if tokens > at_once > 0:
+            each = (now - began) / (tokens - at_once)
             metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
+
+    def _count_prompt(self, job: Job) -> None:
+        """Once, however many answers it has."""
+        prompt = id(job.request.prompt)
+        if prompt in self._uncounted:
+            self._uncounted.discard(prompt)
+            metrics, model = self._service.metrics, self._service.model
+            cached = self._prompts[prompt].request.cached
+            metrics.add("cairn_prompt_tokens_total", len(job.request.prompt), model=model)
+            metrics.add("cairn_cached_prompt_tokens_total", cached, model=model)
 
     def _close(self, status: str) -> None:
         self._service.open.discard(self)
