@@ -17,8 +17,8 @@ from cairn.labs.learner import Learner, lab_document, look, map_document, topic_
 from cairn.labs.wording import WORDS
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.api import Guarded
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.tools.call import Call
 
 
 def routes() -> list[Guarded]:

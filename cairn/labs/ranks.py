@@ -31,7 +31,7 @@ from cairn.train.launch import LOST, Failure, failure_of
 
 # What the clean process imports before it is forked.
 BASE = ("torch", "cairn.comm.backend", "cairn.labs.ranks")
-TRAINER = ("torch._dynamo", "cairn.train.parallel.wrap", "cairn.train.loss")
+TRAINER = ("torch._dynamo", "cairn.train.parallel.parallelize", "cairn.train.objective")
 GRACE_S = 1.0  # after the first failure, for another rank that failed for a reason of its own
 
 

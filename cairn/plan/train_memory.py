@@ -102,7 +102,7 @@ def _summit(
 
 
 def _gradients(held: Part, config: Train, many: bool, whole: bool) -> tuple[int, int]:
-    """Before the last backward of a step and at its end, as `Alone`, `Replicas` and `Fsdp` keep them.
+    """Before the last backward of a step and at its end, as `Replicas` and `Fsdp` keep them.
 
     `many`: there are other ranks, and sums are float32.
     """

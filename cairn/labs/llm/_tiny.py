@@ -86,7 +86,7 @@ class EqualRows:
 
 def answer_loss(model: "Transformer", rows_BT: "Tensor") -> "Tensor":
     """Mean cross entropy of the tokens behind the prompt."""
-    from cairn.train.loss import token_losses
+    from cairn.train.objective import token_losses
 
     scores = logits(model, rows_BT)[:, PROMPT - 1 : -1]
     return token_losses(scores.flatten(0, 1), rows_BT[:, PROMPT:].flatten()).mean()

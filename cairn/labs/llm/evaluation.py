@@ -97,7 +97,7 @@ def _bits(model: "Transformer", tokens: list[int]) -> float:
     import torch
 
     from cairn.models.attend import Packed
-    from cairn.train.loss import token_losses
+    from cairn.train.objective import token_losses
 
     row = torch.tensor(tokens)
     attend = Packed([len(tokens)])

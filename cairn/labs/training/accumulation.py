@@ -59,21 +59,20 @@ class _Kept:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
     from cairn.train.data.batch import join
-    from cairn.train.loss import NextToken
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.objective import Objective
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
     setting = Setting(tiny(), per_step=SAMPLES, tokens=bench.pick(64, 32))
-    every, loss = batches(setting, 0), NextToken(setting.spec)
+    every, loss = batches(setting, 0), Objective(setting.spec)
     valid = torch.tensor(float(sum(one.valid() for one in every)))
     gradients: dict[int, dict[str, torch.Tensor]] = {}
     measured, predicted, rows = [], [], []
     for size in (8, 4, 2, 1):
         bench.step(f"{SAMPLES // size} microbatches of {size}")
         parts = [join(every[at : at + size]) for at in range(0, SAMPLES, size)]
-        parallel = Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED))
+        parallel = parallelize(setting.spec, Mesh.alone(), seed=SEED)
         weights = {p.untyped_storage().data_ptr() for p in parallel.parameters().values()}
         most = kept_bytes(lambda a=parallel, b=parts: a.forward_backward(b, loss, valid), weights)
         gradients[size] = {name: g.clone() for name, g in parallel.gradients().items()}

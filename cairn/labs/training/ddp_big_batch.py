@@ -86,14 +86,13 @@ def _naive_loss(setting: Setting) -> float:
     """The mean over samples of each sample's own mean: what a careless trainer would report and descend."""
     import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
-    from cairn.train.loss import NextToken
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.objective import Objective
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
     parallel, loss = (
-        Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED)),
-        NextToken(setting.spec),
+        parallelize(setting.spec, Mesh.alone(), seed=SEED),
+        Objective(setting.spec),
     )
     means = [
         float(parallel.forward_backward([one], loss, torch.tensor(float(one.valid()))))

@@ -35,15 +35,14 @@ def step_of(spec: Any, tokens: int) -> Any:
     """A call that does forward and backward of one sequence."""
     import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
     from cairn.train.data.batch import make_batch
-    from cairn.train.loss import NextToken
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.objective import Objective
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
-    parallel = Alone(random_model(spec, Build("cpu", torch.float32), 0))
+    parallel = parallelize(spec, Mesh.alone(), seed=0)
     ids = torch.randint(spec.vocab, (tokens + 1,), generator=torch.Generator().manual_seed(0))
-    batch, loss = make_batch(ids[:-1], ids[1:], [tokens], [0]), NextToken(spec)
+    batch, loss = make_batch(ids[:-1], ids[1:], [tokens], [0]), Objective(spec)
 
     def step() -> None:
         parallel.forward_backward([batch], loss, torch.tensor(float(tokens)))

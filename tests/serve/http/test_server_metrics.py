@@ -30,7 +30,7 @@ class Counted:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_answers_to_several_prompts(server, stream):
-    asked = dict(prompt=[f"{PROMPT} {stream}", "Twice"], n=3, max_tokens=5, stream=stream)
+    asked = dict(prompt=[f"{stream}: {PROMPT}", "Twice"], n=3, max_tokens=5, stream=stream)
     sizes = [len(server.service.tokenizer.encode(prompt)) for prompt in asked["prompt"]]
     for cached in (0, 1):
         counted = Counted(server)

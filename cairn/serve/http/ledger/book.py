@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from cairn.hw.roofline import Floor
-from cairn.serve.engine_thread import Job
-from cairn.serve.http.endpoints.views import (
+from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.ledger.floor import Floors
+from cairn.serve.http.ledger.reason import Phases, reason_of
+from cairn.serve.http.ledger.views import (
     FloorView,
     LatencyView,
     Percentiles,
@@ -23,9 +25,7 @@ from cairn.serve.http.endpoints.views import (
     RequestView,
     SpanView,
 )
-from cairn.serve.http.ledger.ledger import Entry
-from cairn.serve.http.ledger.ledger_floor import Floors
-from cairn.serve.http.ledger.ledger_reason import Phases, reason_of
+from cairn.serve.job import Job
 
 REMEMBERED = 1000
 log = logging.getLogger("cairn")

@@ -4,7 +4,7 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from cairn.serve.http.ledger.ledger import Entry
+from cairn.serve.http.ledger.entry import Entry
 
 
 class Call:

@@ -8,13 +8,15 @@ are differences of totals that are kept for a few seconds. Belongs to the thread
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from cairn import __version__
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.step_times import StepTimes
-from cairn.serve.http.endpoints.views import (
+from cairn.serve.http.ledger.book import Book, percentiles
+from cairn.serve.http.ledger.floor import Floors
+from cairn.serve.http.ledger.views import (
     BatchView,
     EngineView,
     LatencyView,
@@ -24,11 +26,10 @@ from cairn.serve.http.endpoints.views import (
     RateView,
     StepView,
 )
-from cairn.serve.http.ledger.ledger_book import percentiles
-from cairn.serve.http.ledger.ledger_floor import Floors
-
-if TYPE_CHECKING:
-    from cairn.serve.http.server.service import Service
+from cairn.serve.http.protocol.answers import Health
+from cairn.serve.http.server.admission import Admission
+from cairn.serve.http.server.counts import Gaps
+from cairn.serve.serving import Serving
 
 FRESH_S = 0.25  # how long a document serves whoever asks
 WATCH_S = 3.0  # how long the engine is asked to keep itself visible
@@ -72,8 +73,16 @@ class Rates:
 
 
 class EngineLook:
-    def __init__(self, service: "Service") -> None:
-        self._service = service
+    def __init__(
+        self,
+        serving: Serving,
+        book: Book,
+        gaps: Gaps,
+        admission: Admission,
+        health: Callable[[], Health],
+    ) -> None:
+        self._serving, self._book, self._gaps = serving, book, gaps
+        self._admission, self._health = admission, health
         self._rates = Rates()
         self._made: EngineView | None = None
         self._made_at = 0.0
@@ -89,29 +98,29 @@ class EngineLook:
         return self._made
 
     def _make(self, now: float) -> EngineView:
-        service = self._service
-        engine, book = service.backend.engine, service.book
+        serving, book = self._serving, self._book
+        engine = serving.engine
         engine.watch(WATCH_S)
-        health, stats, steps = service.health(), engine.stats(), engine.recent()[-SHOWN:]
+        health, stats, steps = self._health(), engine.stats(), engine.recent()[-SHOWN:]
         self.sample(stats)
         latency = book.latency()
         return EngineView(
-            time=time.time(), model=service.model, status=health.status, steps=stats.steps,
+            time=time.time(), model=serving.model(None).name, status=health.status, steps=stats.steps,
             running=stats.running, waiting=stats.waiting, preempted=stats.preempted,
-            open_requests=service.admission.inside, pages=self._pages(stats),
+            open_requests=self._admission.inside, pages=self._pages(stats),
             prefix=PrefixView(looked_up_tokens=stats.prefix_tokens, hit_tokens=stats.prefix_hits),
             rate=self._rates.view(), batch=self._batch(steps, stats),
-            latency=LatencyView(ttft_s=latency.ttft_s, itl_s=percentiles(service.gaps.recent), e2e_s=latency.e2e_s),
+            latency=LatencyView(ttft_s=latency.ttft_s, itl_s=percentiles(self._gaps.recent), e2e_s=latency.e2e_s),
             recent=[step_view(step, now, book.floors) for step in steps],
         )  # fmt: skip
 
     def _pages(self, stats: Stats) -> PagesView:
-        service = self._service
-        total = stats.pages or service.backend.limits.pages - 1  # before the first beat
+        limits = self._serving.limits
+        total = stats.pages or limits.pages - 1  # before the first beat
         return PagesView(
             total=total, used=stats.pages_used, cached=stats.pages_cached,
-            free=total - stats.pages_used - stats.pages_cached, size_tokens=service.backend.limits.page_size,
-            map=service.backend.engine.page_map(),
+            free=total - stats.pages_used - stats.pages_cached, size_tokens=limits.page_size,
+            map=self._serving.engine.page_map(),
         )  # fmt: skip
 
     def _batch(self, steps: Sequence[StepTimes], stats: Stats) -> BatchView:
@@ -119,7 +128,7 @@ class EngineLook:
         newest = steps[-1] if steps and stats.running else StepTimes(0, 0, 0, 0, 0, 0, 0, 0)
         return BatchView(
             sequences=newest.sequences, decode_tokens=newest.tokens - newest.prefill, prefill_tokens=newest.prefill,
-            budget_tokens=self._service.backend.limits.step_tokens,
+            budget_tokens=self._serving.limits.step_tokens,
         )  # fmt: skip
 
 
@@ -134,20 +143,19 @@ def step_view(step: StepTimes, now: float, floors: Floors) -> StepView:
     )  # fmt: skip
 
 
-def model_card(service: "Service") -> ModelView:
-    backend = service.backend
-    spec, facts, limits = backend.opened.spec, backend.facts, backend.limits
+def model_card(serving: Serving, floors: Floors, source: str) -> ModelView:
+    """`source`: the path or name that the model was loaded from, which is not shown."""
+    spec, facts, limits = serving.opened.spec, serving.facts, serving.limits
+    name = serving.model(None).name
     device = f"{facts.device} ({facts.device_name})" if facts.device_name else facts.device
     if facts.ranks > 1:
         device = f"{facts.ranks} x {device}"
-    notes = [
-        note.replace(service.config.model, service.model) for note in backend.notes
-    ]  # not where it lies
+    notes = [note.replace(source, name) for note in serving.notes]
     return ModelView(
-        name=service.model, names=service.config.names, family=spec.family, parameters=spec.parameters(),
+        name=name, names=list(serving.models), family=spec.family, parameters=spec.parameters(),
         layers=spec.layers, hidden=spec.hidden, heads=spec.heads, kv_heads=spec.kv_heads, vocabulary=spec.vocab,
         context=limits.context, dtype=facts.dtype or None, device=device or None,
         weights_bytes=facts.weights_bytes * facts.ranks or None,
         kv_bytes_per_token=round(facts.kv_bytes_per_token * facts.ranks) or None, pages=limits.pages - 1,
-        page_size=limits.page_size, notes=notes, version=__version__, ceilings=service.book.floors.view(),
+        page_size=limits.page_size, notes=notes, version=__version__, ceilings=floors.view(),
     )  # fmt: skip

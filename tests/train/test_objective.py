@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from cairn.models.layers import Build, Vocabulary
 from cairn.models.presets import preset
 from cairn.train.data.batch import IGNORED, make_batch
-from cairn.train.loss import NextToken, token_losses, valid_tokens
+from cairn.train.objective import NextToken, Objective, token_losses, valid_tokens
 
 
 def problem(tokens=37, vocab=50, width=16):
@@ -32,7 +32,7 @@ def test_every_form_gives_the_same(z_loss, softcap):
 
     spec = msgspec.structs.replace(preset("tiny-qwen3"), logit_softcap=softcap)
     vocabulary, hidden, batch = problem()
-    valid = int(valid_tokens([batch.targets_T]))
+    valid = int(valid_tokens([batch.targets_T], "cpu"))
     logits = hidden @ vocabulary.weight.t()
     logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     value = F.cross_entropy(logits, batch.targets_T, ignore_index=IGNORED)
@@ -40,8 +40,10 @@ def test_every_form_gives_the_same(z_loss, softcap):
         value = value + z_loss * logits.logsumexp(-1).square()[batch.targets_T != IGNORED].mean()
     expected = value.detach(), *torch.autograd.grad(value, (hidden, vocabulary.weight))
     for loss in (
-        NextToken(spec, z_loss), NextToken(spec, z_loss, chunk=10), NextToken(spec, z_loss, fused=True),
-    ):  # fmt: skip
+        Objective(spec, NextToken(z_loss)),
+        Objective(spec, NextToken(z_loss), chunk=10),
+        Objective(spec, NextToken(z_loss), fused=True),
+    ):
         for found, wanted in zip(
             run(loss, vocabulary, hidden, batch, valid), expected, strict=True
         ):
@@ -50,6 +52,6 @@ def test_every_form_gives_the_same(z_loss, softcap):
 
 def test_tokens_without_a_target_have_neither_loss_nor_gradient():
     vocabulary, hidden, batch = problem()
-    _, grad, _ = run(NextToken(preset("tiny-qwen3"), 1e-2), vocabulary, hidden, batch, 1)
+    _, grad, _ = run(Objective(preset("tiny-qwen3"), NextToken(1e-2)), vocabulary, hidden, batch, 1)
     assert grad[::5].abs().max() == 0
     assert token_losses(hidden @ vocabulary.weight.t(), batch.targets_T, z_loss=1.0)[::5].max() == 0

@@ -13,7 +13,7 @@ Every second of the request is given to one of them; the largest is the reason. 
 from typing import NamedTuple
 
 from cairn.core.units import format_duration
-from cairn.serve.http.endpoints.views import Reason
+from cairn.serve.http.ledger.views import Reason
 
 PAUSE = 4.0  # times the usual time between two tokens, and it is a pause
 HIDDEN = (

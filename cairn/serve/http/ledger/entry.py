@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from cairn.serve.engine.request import Ledger
 from cairn.serve.engine.step_times import Spent
-from cairn.serve.engine_thread import Job
+from cairn.serve.job import Job
 
 
 class Part(NamedTuple):
@@ -30,9 +30,29 @@ class Part(NamedTuple):
 class Entry:
     """One request of the server, which may be several of the engine: `n`, or a list of prompts."""
 
-    __slots__ = ("answers", "arrived", "began", "cached", "ended", "endpoint", "first", "handing", "id", "jobs",
-                 "last", "ledger", "longest", "outputs", "parent", "prompt", "status", "stream",
-                 "streamed", "submitted", "writing")  # fmt: skip
+    __slots__ = (
+        "answers",
+        "arrived",
+        "began",
+        "cached",
+        "detokenize_s",
+        "ended",
+        "endpoint",
+        "first",
+        "handing",
+        "id",
+        "jobs",
+        "last",
+        "ledger",
+        "longest",
+        "outputs",
+        "parent",
+        "prompt",
+        "status",
+        "stream",
+        "streamed",
+        "submitted",
+    )  # fmt: skip
 
     def __init__(self, id: str, endpoint: str, arrived: float, jobs: Sequence[Job]) -> None:
         self.id, self.endpoint, self.arrived = id, endpoint, arrived
@@ -47,7 +67,7 @@ class Entry:
         self.first = self.last = self.ended = 0.0  # as the event loop sees it
         self.handing = 0.0  # since when pieces are being made and written
         self.longest = 0.0  # between two pieces of one answer
-        self.stream = self.writing = 0.0  # seconds of making bytes, and of making text
+        self.stream = self.detokenize_s = 0.0  # seconds of making bytes, and of making text
         self.streamed = False
         self.status = "running"
         self.ledger = Ledger()
@@ -69,7 +89,7 @@ class Entry:
         if not self.ledger.finished and all(job.answer.finished for job in self.jobs):
             self.ledger.finished = (
                 self.last or now
-            )  # it was stopped here, and the engine's word is not waited for
+            )  # aborted here: its end is not known from the engine yet
         self.jobs = ()
 
     def sent(self, now: float) -> None:
@@ -87,7 +107,7 @@ class Entry:
         }  # of the answers to a prompt
         self.cached = sum(request.cached for request in firsts.values())
         self.outputs = sum(len(job.answer.whole.token_ids) for job in self.jobs)
-        self.writing = sum(job.writing for job in self.jobs)
+        self.detokenize_s = sum(job.detokenize_s for job in self.jobs)
 
     # -- what the stamps mean --------------------------------------------------------------------
 
@@ -131,7 +151,7 @@ class Entry:
     def _sums(self) -> list[Part]:
         ledger = self.ledger
         sums = [("kv_allocation", ledger.admitting, ledger.allocation),
-                ("detokenize", ledger.first_token, self.writing), ("stream", self.first, self.stream)]  # fmt: skip
+                ("detokenize", ledger.first_token, self.detokenize_s), ("stream", self.first, self.stream)]  # fmt: skip
         return [
             Part(name, start or self.arrived, seconds, True)
             for name, start, seconds in sums

@@ -15,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
-from cairn.serve.http.endpoints.views import RequestView
+from cairn.serve.http.ledger.views import RequestView
 
 HEADER = "x-cairn-ledger"
 FIELD = b'"cairn_ledger":'
@@ -40,7 +40,7 @@ def put_into(response: Response, view: RequestView, in_body: bool) -> None:
         response.headers["content-length"] = str(len(response.body))
 
 
-class SaysLedger:
+class LedgerSend:
     """`send` of one answer, which puts the ledger in front of the last bytes of a stream."""
 
     def __init__(self, send: Send, view: View) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from cairn.core.records import Span
 from cairn.core.trace import Track, timeline
 from cairn.serve.engine.step_times import StepTimes
-from cairn.serve.http.ledger.ledger import Entry
+from cairn.serve.http.ledger.entry import Entry
 
 STEP_PARTS = ("schedule", "launch", "wait", "update")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.serve.http.protocol.protocol_sampling import (
+from cairn.serve.http.protocol.sampling import (
     AtLeastOne,
     Count,
     SamplingFields,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from cairn.serve.http.protocol.protocol_sampling import AtLeastOne, Share
+from cairn.serve.http.protocol.sampling import AtLeastOne, Share
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

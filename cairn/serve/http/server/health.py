@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from cairn.serve.engine.messages import Stats
-from cairn.serve.http.protocol.protocol_answers import Health
+from cairn.serve.http.protocol.answers import Health
 
 HOPELESS = ("stalled", "dead")  # it will not get well by itself
 

@@ -1,27 +1,18 @@
 """POST /v1/chat/completions: a conversation in, the next message out; whole or as a stream.
 
-    messages -conversation-> prompt -exchange-> deltas -Reader-> parts of a message -> one document, or chunks
-
-What shape the answers have to have is `structure`'s to say; how their text becomes content, reasoning and tool calls is
-`reader`'s.
+messages -prepare-> GenerateRequest -exchange-> deltas -Reader-> parts of a message -> one document, or chunks
 """
 
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from cairn.serve.answer import CompletionOutput
-from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine_thread import Job
-from cairn.serve.grammar import Grammar
-from cairn.serve.http.chat.conversation import read_conversation
-from cairn.serve.http.chat.reader import joined, keeps_marks, make_readers
-from cairn.serve.http.chat.structure import Offer, Thinking, grammar_of, offer_of, thinking_of
-from cairn.serve.http.endpoints.completions import reason_of
+from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
+from cairn.serve.http.chat.reader import joined
+from cairn.serve.http.chat.structure import guide_of
 from cairn.serve.http.endpoints.logprobs import chat_logprobs
-from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_answers import (
+from cairn.serve.http.protocol.answers import (
     CachedTokens,
     ChatChoice,
     ChatChunk,
@@ -30,82 +21,45 @@ from cairn.serve.http.protocol.protocol_answers import (
     ChatDelta,
     ChatLogprobs,
     Usage,
+    reason_of,
 )
-from cairn.serve.http.protocol.protocol_requests import ChatRequest
-from cairn.serve.http.protocol.protocol_sampling import sampling_of
+from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
-from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
-from cairn.serve.http.tools.call import Call
-from cairn.serve.prompts import Prompt
 
 
 async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, ChatRequest)
     model = service.check_model(asked.model)
-    _check(asked)
-    service.admission.check(asked.n or 1)
-    offer = offer_of(service, asked)
-    prompt = await read_conversation(service, asked)
-    thinking = thinking_of(service, prompt.text or "")
-    grammar = await grammar_of(service, asked, offer, thinking)
-    work = Work(service, asked, prompt, offer, thinking, grammar, model, call)
-    exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
-    async with exchange:
-        if asked.stream:
-            await stream_answers(call, exchange, ChunkWriter(work, exchange))
-            return None
-        while not exchange.finished:
-            await exchange.next()
-        return JSON(work.whole(exchange), headers={"x-request-id": call.id})
-
-
-def _check(asked: ChatRequest) -> None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
+    service.admission.check(asked.n or 1)
+    most = asked.max_completion_tokens or asked.max_tokens
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    prepared = await prepare_chat(service, asked, guide_of(asked), most, logprobs)
+    reply = ChatReply(service, asked, prepared, model, call)
+    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
+        if asked.stream:
+            await exchange.stream(ChunkWriter(reply, exchange))
+            return None
+        await exchange.finish()
+        return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
 
 
-class Work:
-    """A checked request, and how its answers are written."""
+class ChatReply:
+    """How the answers to one request are written."""
 
     def __init__(
-        self,
-        service: Service,
-        asked: ChatRequest,
-        prompt: Prompt,
-        offer: Offer | None,
-        thinking: Thinking,
-        grammar: Grammar | None,
-        model: str,
-        call: Call,
+        self, service: Service, asked: ChatRequest, prepared: PreparedChat, model: str, call: Call
     ) -> None:
-        self.service, self.asked, self.prompt, self.grammar = service, asked, prompt, grammar
-        guided = grammar is not None
-        self.params = self._params()
-        if keeps_marks(service.tokenizer, offer, thinking, guided):
-            self.params = msgspec.structs.replace(self.params, skip_special_tokens=False)
-        self.readers = make_readers(offer, thinking, guided, self.params.n)
+        self.service, self.asked = service, asked
+        self.prompt, self.readers = prepared.prompt, prepared.readers
         self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
-
-    def _params(self) -> SamplingParams:
-        asked = self.asked
-        most = asked.max_completion_tokens or asked.max_tokens
-        largest = self.service.config.max_request_tokens
-        if largest is not None:
-            room = self.service.backend.limits.context - len(self.prompt.token_ids)
-            most = min(most or max(1, room), largest)
-        wanted = (asked.top_logprobs or 0) if asked.logprobs else None
-        return SamplingParams(**sampling_of(asked), max_tokens=most, logprobs=wanted)
-
-    def jobs(self, on_news: Callable[[Job], None]) -> list[Job]:
-        return self.service.backend.jobs(
-            self.prompt.token_ids, self.params, on_news, priority=self.asked.priority or 0,
-            salt=self.asked.cache_salt or "", grammar=self.grammar,
-        )  # fmt: skip
-
-    # -- writing ---------------------------------------------------------------------------------
 
     def whole(self, exchange: Exchange) -> ChatCompletion:
         choices = []
@@ -128,7 +82,7 @@ class Work:
     def logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
         if output.logprobs is None:
             return None
-        top, tokenizer = self.asked.top_logprobs or 0, self.service.backend.tokenizer
+        top, tokenizer = self.asked.top_logprobs or 0, self.service.serving.opened.tokenizer
         return ChatLogprobs(chat_logprobs(output.token_ids, output.logprobs, top, tokenizer))
 
     def usage(self, exchange: Exchange) -> Usage:
@@ -165,9 +119,9 @@ class Work:
 class ChunkWriter:
     """The chunks of a stream as bytes. Most are nothing but more text, which takes a template and no Struct."""
 
-    def __init__(self, work: Work, exchange: Exchange) -> None:
-        self.work, self.exchange = work, exchange
-        asked = work.asked
+    def __init__(self, reply: ChatReply, exchange: Exchange) -> None:
+        self.reply, self.exchange = reply, exchange
+        asked = reply.asked
         self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
         self._same = not (asked.wants_running_usage or asked.logprobs or asked.return_token_ids)
         self._greeted: set[int] = set()
@@ -181,24 +135,24 @@ class ChunkWriter:
 
     def chunks(self, delta: CompletionOutput) -> list[ChatChunk]:
         """Any delta, as the documents that it is."""
-        work, index = self.work, delta.index
-        choices = work.chunks_of(delta)
+        reply, index = self.reply, delta.index
+        choices = reply.chunks_of(delta)
         if index not in self._greeted:
             self._greeted.add(index)
             hello = ChatDelta(role="assistant", content="")
             choices.insert(0, ChatChunkChoice(index=index, delta=hello))
-        if self._same and index not in self._plain and work.readers[index].passes:
+        if self._same and index not in self._plain and reply.readers[index].passes:
             more = ChatChunkChoice(index=index, delta=ChatDelta(content=HOLE))
-            self._plain[index] = Template(work.chunk([more], self._usage))
-        running = work.asked.wants_running_usage
-        usage = work.usage(self.exchange) if running else self._usage
-        return [work.chunk([choice], usage) for choice in choices]
+            self._plain[index] = Template(reply.chunk([more], self._usage))
+        running = reply.asked.wants_running_usage
+        usage = reply.usage(self.exchange) if running else self._usage
+        return [reply.chunk([choice], usage) for choice in choices]
 
     def last(self) -> bytes:
-        work = self.work
-        if not work.asked.wants_usage:
+        reply = self.reply
+        if not reply.asked.wants_usage:
             return last_events()
-        return last_events(work.chunk([], work.usage(self.exchange)))
+        return last_events(reply.chunk([], reply.usage(self.exchange)))
 
     def refused(self, refusal: Refusal) -> bytes:
         return last_events(refusal.body())

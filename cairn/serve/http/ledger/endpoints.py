@@ -16,15 +16,15 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from cairn.serve.http.endpoints.views import RequestList
-from cairn.serve.http.ledger.ledger import Entry
-from cairn.serve.http.ledger.ledger_book import REMEMBERED, Order
-from cairn.serve.http.ledger.ledger_engine import model_card
-from cairn.serve.http.ledger.ledger_trace import trace_of
+from cairn.serve.http.ledger.book import REMEMBERED, Order
+from cairn.serve.http.ledger.engine_view import model_card
+from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.ledger.trace import trace_of
+from cairn.serve.http.ledger.views import RequestList
 from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import EventStream, event_bytes
-from cairn.serve.http.tools.call import Call
 
 EVENT_S = 0.5
 LISTED = 100
@@ -78,19 +78,19 @@ async def request(service: Service, call: Call, body: bytes) -> JSON:
 
 async def request_trace(service: Service, call: Call, body: bytes) -> JSON:
     entry = _entry(service, call)
-    return _attached(trace_of([entry], service.backend.engine.recent(), service.model), entry.id)
+    return _attached(trace_of([entry], service.serving.engine.recent(), service.model), entry.id)
 
 
 async def trace(service: Service, call: Call, body: bytes) -> JSON:
     """Every request that was on its way in the last so many seconds."""
     since = time.monotonic() - _number(call, "seconds", TRACED_S, 0.001, MOST_TRACED_S)
     entries = [entry for entry in service.book.entries() if not entry.ended or entry.ended >= since]
-    return _attached(trace_of(entries, service.backend.engine.recent(), service.model), "recent")
+    return _attached(trace_of(entries, service.serving.engine.recent(), service.model), "recent")
 
 
 async def model_view(service: Service, call: Call, body: bytes) -> JSON:
     await _look_at_machine(service)
-    return JSON(model_card(service))
+    return JSON(model_card(service.serving, service.book.floors, service.config.model))
 
 
 # -- what was asked -------------------------------------------------------------------------------

@@ -4,7 +4,14 @@ from typing import Literal
 
 import msgspec
 
+from cairn.serve.answer import CompletionOutput
+
 Reason = Literal["stop", "length", "abort", "tool_calls"]
+
+
+def reason_of(output: CompletionOutput) -> Reason | None:
+    """The engine's reason in OpenAI's terms; an error never gets here."""
+    return None if output.finish_reason == "error" else output.finish_reason
 
 
 class CachedTokens(msgspec.Struct, frozen=True):

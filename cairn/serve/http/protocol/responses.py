@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from cairn.serve.http.protocol.protocol_answers import CachedTokens
-from cairn.serve.http.protocol.protocol_sampling import AtLeastOne, Priority
+from cairn.serve.http.protocol.answers import CachedTokens
+from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn import __version__
 from cairn.core.errors import ConfigError
-from cairn.serve.http.ledger.ledger import Entry
+from cairn.serve.http.ledger.entry import Entry
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -24,7 +24,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.step_cost import Total, total_cost
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.step_times import Spent, StepTimes
-from cairn.serve.http.endpoints.views import CeilingsView
+from cairn.serve.http.ledger.views import CeilingsView
 
 QUICK_MS = 40.0  # for each of the two measurements
 LOOKS, LOOK_AGAIN_S = 5, 10.0
