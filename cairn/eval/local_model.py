@@ -106,7 +106,11 @@ class LocalModel:
         flat = [span for each in spans for span in each]
         # A text is done bit by bit: each window counts as its share of all texts.
         part = len(requests) / max(len(flat), 1)
-        found = iter(self._scorer.score(flat, lambda count=1: advance(count * part)))
+
+        def of_windows(count: float = 1) -> None:
+            advance(count * part)
+
+        found = iter(self._scorer.score(flat, of_windows))
         return [[next(found) for _ in each] for each in spans]
 
     def _windows(self, request: Rolling) -> list[Span]:
