@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
-from cairn.models.layers import Vocabulary
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.parallel.vocab_loss import sharded_token_losses
 
@@ -39,7 +39,7 @@ class NextToken:
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch", valid: Tensor
     ) -> Tensor:
         if self.fused and vocabulary.shards.size == 1:
-            return fused(hidden_TD, vocabulary.weight, batch.targets_T, valid, self.z_loss)
+            return fused(hidden_TD, vocabulary.matrix(), batch.targets_T, valid, self.z_loss)
         total = torch.zeros((), device=hidden_TD.device)
         for begin in range(0, len(hidden_TD), self.chunk):
             part = slice(begin, begin + self.chunk)

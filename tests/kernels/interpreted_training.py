@@ -5,7 +5,7 @@ import msgspec
 import pytest
 import torch
 
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 from cairn.train.data.batch import make_batch

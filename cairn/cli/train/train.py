@@ -181,15 +181,13 @@ def _train_supervised(config: Train, say: Callable[[str], None]) -> "Finished":
 
 
 def _plan(config: Train, as_json: bool) -> int:
-    from cairn.train.fused_forward import obstacle
     from cairn.train.prepare import spec_of
     from cairn.train.refuse import check_layout
 
     spec = spec_of(config.model)
     check_layout(config, spec, config.parallel.world())
-    fused = config.precision.kernels == "fused" or (
-        config.precision.kernels == "auto" and config.device != "cpu" and obstacle(spec) is None
-    )
+    kernels = config.precision.kernels
+    fused = kernels == "fused" or (kernels == "auto" and config.device != "cpu")
     memory, whose = _memory(spec, config, fused)
     sizes = {**memory.table(), "together": memory.total()}
     if as_json:

@@ -57,7 +57,7 @@ def batches(setting: Setting, step: int) -> "list[Batch]":
 def alone(setting: Setting) -> Trace:
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.weights import random_model
     from cairn.train.parallel.alone import Alone
 

@@ -59,7 +59,7 @@ class _Kept:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.weights import random_model
     from cairn.train.data.batch import join
     from cairn.train.loss import NextToken

@@ -86,7 +86,7 @@ def _naive_loss(setting: Setting) -> float:
     """The mean over samples of each sample's own mean: what a careless trainer would report and descend."""
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.weights import random_model
     from cairn.train.loss import NextToken
     from cairn.train.parallel.alone import Alone

@@ -28,7 +28,7 @@ def step_of(spec: Any, tokens: int) -> Any:
     """A call that does forward and backward of one sequence."""
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.weights import random_model
     from cairn.train.data.batch import make_batch
     from cairn.train.loss import NextToken

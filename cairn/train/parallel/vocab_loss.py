@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cairn.models.layers import Vocabulary, linear
+from cairn.models.linear.maps import Vocabulary
 from cairn.train.parallel.collectives import all_reduce
 from cairn.train.parallel.mesh import Group
 
@@ -27,7 +27,7 @@ def sharded_token_losses(
 ) -> Tensor:
     """Of each token, float32, alike on all ranks; 0 where the target is IGNORED."""
     shards = vocabulary.shards
-    scores_TV = linear(shards.enter(hidden_TD), vocabulary.weight, None).float()
+    scores_TV = vocabulary.local_logits(hidden_TD).float()
     if softcap:
         scores_TV = softcap * torch.tanh(scores_TV / softcap)
     first = vocabulary.rows * shards.rank

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cairn.models.attend import Attend
-from cairn.models.layers import Build, Slot, Vocabulary
+from cairn.models.build import Build, Slot
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import fill_random

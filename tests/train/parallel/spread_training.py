@@ -4,7 +4,7 @@ import msgspec
 import torch
 import torch._dynamo  # fully_shard imports it: once here, rather than two seconds in every rank
 
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import random_model
