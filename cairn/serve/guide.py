@@ -14,12 +14,23 @@ from typing import Any, Literal
 import msgspec
 
 from cairn.core.errors import RequestError, did_you_mean
+from cairn.serve.json_schema import check_depth, without_annotations
 
 Kind = Literal["json_schema", "regex", "lark"]
 FORMATS = ("text", "json_object", "json_schema")
 WAYS = ("json", "regex", "choice", "grammar", "json_object")
 MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
 MOST_CHOICES = 10_000
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of an answer in Python: `SamplingParams(structured_outputs=StructuredOutputs(json=schema))`."""
+
+    json: Mapping[str, Any] | str | None = None  # a JSON schema
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # in Lark's notation
+    json_object: bool | None = None
 
 
 class Guide(msgspec.Struct, frozen=True, array_like=True):
@@ -63,7 +74,9 @@ def read_guide(
 
 
 def schema_guide(schema: Mapping[str, Any] | bool, field: str) -> Guide:
-    return Guide("json_schema", _bounded(msgspec.json.encode(schema).decode(), field), field)
+    check_depth(schema, field)
+    text = msgspec.json.encode(without_annotations(schema)).decode()
+    return Guide("json_schema", _bounded(text, field), field)
 
 
 def lark_guide(grammar: str, field: str) -> Guide:
@@ -93,6 +106,8 @@ def _of_response_format(given: object) -> Guide | None:
 
 def _of_structured_outputs(given: object) -> list[Guide | None]:
     field = "structured_outputs"
+    if isinstance(given, StructuredOutputs):
+        given = msgspec.structs.asdict(given)
     ways = {key: value for key, value in _object(given, field).items() if value is not None}
     for way in ways:
         if way not in WAYS:

@@ -1,7 +1,7 @@
 """The same model through fewer and larger kernels, with gradients: the form that trains on a GPU.
 
-    Transformer.forward     one torch operation after another; any device; the form to read first
-    FusedTraining           the same parameters, per layer:
+    PlainStep       one torch operation after another; any device; the form to read first
+    TrainingStep    the same parameters, per layer:
 
         add + norm + q, k, v | norm heads, rotate | attend | out | add + norm + gate, up | activation + down
 
@@ -12,7 +12,6 @@ others stay fused. The two forms agree up to rounding. Several ranks run their l
 their part of the model is. Wants joined projections.
 """
 
-from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -21,12 +20,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cairn.kernels.attention.attention import attention
-from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.kernels.layer.embedding import embedding
 from cairn.kernels.layer.rope import Heads, rope
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.activation import Gate
-from cairn.models.attend import Attend, Packed, Rule
+from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention
 from cairn.models.fused import rope_tables
 from cairn.models.layers import Norm
@@ -34,7 +32,6 @@ from cairn.models.linear.maps import Columns, Rows, Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
-from cairn.models.transformer import Transformer
 from cairn.train.fused_products import Normed, Settings, gated_product, norm_product, plain_product
 from cairn.train.parallel.pipeline.deferred import Owed
 from cairn.train.products import PLAIN, Products
@@ -211,32 +208,3 @@ class TrainingInput:
         if self.post_norm is None:
             return TrainingResidual(self.total_TD, y_TD)
         return TrainingResidual(self.total_TD, TrainingResidual(y_TD).normed(self.post_norm).tensor)
-
-
-class FusedTraining(FusedLayers):
-    """Call it as the model: tokens, positions and an attend in, hidden states [T, D] out."""
-
-    def __init__(
-        self, model: Transformer, context: int, products: Products, recompute: Recompute = "none"
-    ) -> None:
-        super().__init__(model.spec, model.embedding.weight.device, context, products, recompute)
-        self.model = model
-
-    def attend(self, batch: "Batch") -> Attend:
-        """By our kernels, or by torch where heads have a size that these do not know."""
-        if self.spec.head_dim in WIDTHS:
-            return Varlen(batch)
-        return Packed(batch.lengths, batch.tokens_T.device)
-
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        return self.tapped(tokens_T, positions_T, attend)[0]
-
-    def tapped(
-        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, taps: Collection[int] = ()
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and the hidden states behind the layers in `taps`."""
-        model = self.model
-        x_TD = model.placed(self.lookup(model.embedding, tokens_T), positions_T)
-        rotations = model.rotations(positions_T, attend, x_TD.dtype) if self.dynamic else {}
-        step = TrainingStep(self, positions_T, attend, rotations)
-        return model.through(TrainingResidual(x_TD), step, taps)

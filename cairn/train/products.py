@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cairn.kernels.quantize.quantize import Quantized, quantize
@@ -23,7 +23,6 @@ from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_turned import E5M2, quantize_turned
 from cairn.models.linear.form import Epilogue, finished
 from cairn.models.linear.maps import Columns, Linear, Rows
-from cairn.models.transformer import Transformer
 
 Kept = tuple[Tensor, ...]  # small tensors that forward leaves for backward: scales
 OfWeight = Callable[[Tensor], Tensor]  # the gradient of the weight, from x
@@ -134,7 +133,7 @@ def product(x_MK: Tensor, w_NK: Tensor, products: Products) -> Tensor:
 
 
 class ProductForm:
-    """The numbers of a linear map, multiplied by the given products, with gradients."""
+    """The parameters of a linear map, looked up at each call because FSDP puts others in their place."""
 
     nbytes = 0  # none of its own
 
@@ -154,7 +153,7 @@ class ProductForm:
         return finished(product(x_MK, weight, self.products), bias, epilogue)
 
 
-def through_products(model: Transformer, products: Products) -> None:
+def through_products(model: nn.Module, products: Products) -> None:
     """The plain form of a model with other products: its linear maps, not the embedding and the head."""
     for module in model.modules():
         if isinstance(module, Rows) or (isinstance(module, Columns) and module.fused is not None):

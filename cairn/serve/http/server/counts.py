@@ -23,7 +23,7 @@ from cairn.core.metrics import (
 from cairn.serve.engine.messages import Stats
 
 if TYPE_CHECKING:
-    from cairn.serve.http.ledger.ledger import Entry
+    from cairn.serve.http.ledger.entry import Entry
 
 GROWING = ("steps", "preempted", "prefix_tokens", "prefix_hits", "host_s", "device_s")  # of `Stats`
 RECENT = 4096  # times between tokens, for percentiles
@@ -43,7 +43,7 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
     ),
     Counter(
         name="cairn_cached_prompt_tokens_total",
-        help="Prompt tokens that were found in the prefix cache.",
+        help="Prompt tokens that were found in the prefix cache by the first answer to a prompt.",
         unit="tokens",
         labels=("model",),
     ),
