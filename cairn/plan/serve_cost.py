@@ -52,7 +52,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     memory = device.bytes_per_s
 
     def seconds(step: Step) -> float:
-        tokens, rows = step.tokens, len(step.sampling)
+        tokens, rows = step.tokens, step.draws
         decode, prompt, pairs = 0.0, 0, 0
         common: dict[
             int, int

@@ -104,7 +104,7 @@ def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> L
     rate = served.device.flops_per_s * served.tp
     shared = tokens_within(step_ms / 1e3, rate, served.spec, space.rows, GPU_STEP_TOKENS)
     return Limits(
-        rows=space.rows, step_tokens=GPU_STEP_TOKENS, context=context, shared_tokens=shared if step_ms else 0,
+        rows=space.rows, step_tokens=GPU_STEP_TOKENS, context=context, mixed_step_tokens=shared if step_ms else 0,
         pages=max(2, min(space.cache_tokens // GPU_PAGE, wanted)), page_size=GPU_PAGE,
         vocabulary=served.spec.vocab,
     )  # fmt: skip

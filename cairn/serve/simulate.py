@@ -136,7 +136,7 @@ class _Run:
 
     def _stamp(self, advance: Advance) -> None:
         ledger = advance.request.ledger
-        if len(advance.request.outputs) == 1 and advance.token is not None:
+        if len(advance.request.outputs) == len(advance.tokens) > 0:
             ledger.first_token = self.now
         if advance.finished:
             ledger.finished = self.now
@@ -242,7 +242,7 @@ class StepCosts:
                 else:  # the same in closed form: this is where a long simulation spends its time
                     attention += count * self._pair_flops * (new * (2 * start + new + 1) // 2)
                     seen += count * (start + new)
-        tokens, sampled = step.tokens, len(step.sampling)
+        tokens, sampled = step.tokens, step.draws
         flops = 2 * self._body * tokens + 2 * self._head * sampled + attention
         weights = self._weights_read(tokens) + (self._head if sampled else 0)
         written = tokens * self.spec.layers

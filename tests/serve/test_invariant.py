@@ -18,7 +18,7 @@ def heard(engine, mine: Request) -> list[tuple[int, float, list[tuple[int, float
     """Tokens and log-probabilities of one request, unrounded."""
     outputs = [out for out in engine.run() if out.request is mine]
     prompt = engine.prompt_logprobs.pop(mine, [])
-    return prompt + [(out.token, *out.logprobs) for out in outputs]
+    return prompt + [(out.tokens, out.logprobs) for out in outputs]
 
 
 CROWDED = [dict(overlap=True), dict(chunked=True, tight=True), dict(prefix=False, budget=7)]

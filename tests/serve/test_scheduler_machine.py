@@ -49,7 +49,7 @@ def shared(step_tokens: int, rows: int, part: float) -> int:
 
 
 def with_shared(part: float, **fields: Any) -> Limits:
-    return Limits(**fields, shared_tokens=shared(fields["step_tokens"], fields["rows"], part))
+    return Limits(**fields, mixed_step_tokens=shared(fields["step_tokens"], fields["rows"], part))
 
 
 limits_of_any_size = st.builds(
@@ -63,13 +63,15 @@ limits_of_any_size = st.builds(
     vocabulary=st.just(VOCABULARY),
     policy=st.sampled_from(["fcfs", "shortest"]),
     prefill_chunk=st.sampled_from([0, 0, 1, 3]),
+    drafts=st.sampled_from([0, 0, 1, 3]),
 )
+accuracies = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(limits=limits_of_any_size, prefix_caching=st.booleans())
-    def start(self, limits: Limits, prefix_caching: bool) -> None:
-        self.engine = CheckedScheduler(limits, prefix_caching)
+    @initialize(limits=limits_of_any_size, prefix_caching=st.booleans(), accuracy=accuracies)
+    def start(self, limits: Limits, prefix_caching: bool, accuracy: float) -> None:
+        self.engine = CheckedScheduler(limits, prefix_caching, accuracy)
 
     @rule(several=st.lists(questions, min_size=1, max_size=5))
     def add(self, several: list[Question]) -> None:
@@ -146,8 +148,9 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         vocabulary=VOCABULARY,
         policy=rng.choice(["fcfs", "shortest"]),
         prefill_chunk=rng.choice([0, 0, 4]),
+        drafts=[0, 1, 3, 5][seed % 4],
     )
-    engine = CheckedScheduler(limits, prefix_caching)
+    engine = CheckedScheduler(limits, prefix_caching, accuracy=rng.choice([0.5, 0.9]))
     for _ in range(120):
         if rng.random() < 0.4:
             for _ in range(rng.randint(1, 4)):
@@ -163,6 +166,10 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         assert engine.seen[event], f"the soak met no {event}: {engine.seen}"
     if depth:
         assert engine.seen["ahead of the host"]
+    if limits.drafts:
+        scheduler = engine.scheduler
+        assert 0 < scheduler.accepted < scheduler.drafted
+        assert bool(engine.seen["drafts ahead of drafts"]) == (depth > 0)
 
 
 def test_whoever_builds_upon_a_lost_step_is_lost_with_it() -> None:

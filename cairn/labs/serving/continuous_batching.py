@@ -125,7 +125,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/serve/engine/scheduler.py:Scheduler",
-        "cairn/serve/engine/waiting_line.py:WaitingLine",
+        "cairn/serve/engine/waiting_queue.py:WaitingQueue",
         "cairn/serve/engine/loop.py:Engine",
     ),
     reading=("Orca: A Distributed Serving System for Transformer-Based Generative Models (2022)",),

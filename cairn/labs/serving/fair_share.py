@@ -182,7 +182,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/labs/serving/fair_share.py:Counters",
-        "cairn/serve/engine/waiting_line.py:WaitingLine",
+        "cairn/serve/engine/waiting_queue.py:WaitingQueue",
         "cairn/serve/http/server/admission.py",
     ),
     reading=("Fairness in Serving Large Language Models (2024)", "Start-time Fair Queueing (1997)"),

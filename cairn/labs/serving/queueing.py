@@ -124,7 +124,7 @@ LAB = Lab(
     ),
     code=(
         "cairn/serve/simulate.py:simulate",
-        "cairn/serve/engine/waiting_line.py:WaitingLine",
+        "cairn/serve/engine/waiting_queue.py:WaitingQueue",
         "cairn/bench/arrivals.py:poisson",
     ),
     reading=("The Tail at Scale (2013)", "Queueing Systems, Volume 1: Theory (1975)"),

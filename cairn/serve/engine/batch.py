@@ -22,7 +22,9 @@ from cairn.serve.engine.scheduler import Chunk
 
 TURNS = 4  # pinned arrays: more than there are steps in flight
 SAMPLED_LAST = -1  # a token that only the device knows
+LENGTH_ON_DEVICE = -1  # a start that only the device knows
 NOBODY = -1  # a row of padding
+NO_BOUNDS: tuple[int, ...] = ()
 
 
 class Layout(NamedTuple):
@@ -33,10 +35,12 @@ class Layout(NamedTuple):
     pages: int
     samples: int
     max_query: int  # no sequence has more tokens, padding included
+    verifies: bool = False  # sequences have drafts, or begin where only the device knows
 
     def sizes(self) -> tuple[int, ...]:
-        b = self.sequences
-        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, self.samples, self.samples, 1)
+        b, s = self.sequences, self.samples
+        bounds = b + 1 if self.verifies else 0
+        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, s, s, 1, bounds)
 
     @staticmethod
     def of(chunks: Sequence[Chunk]) -> "Layout":
@@ -46,6 +50,7 @@ class Layout(NamedTuple):
             sum(len(chunk.pages) for chunk in chunks),
             sum(chunk.samples for chunk in chunks),
             max((chunk.count for chunk in chunks), default=1),
+            any(chunk.ahead or chunk.drafts for chunk in chunks),
         )
 
     @staticmethod
@@ -55,7 +60,7 @@ class Layout(NamedTuple):
 
     @property
     def one_each(self) -> bool:
-        return self.max_query == 1
+        return self.max_query == 1 and not self.verifies
 
     def padding(self, sequences: int, tokens: int) -> list[int]:
         """How many tokens each of the sequences gets that make a step of so many fill this layout."""
@@ -76,7 +81,8 @@ def most_pages(limits: Limits) -> int:
 def words_of(limits: Limits) -> int:
     """Room for any step. Twice its sequences and tokens: the layout of a graph may have padding."""
     rows, tokens = 2 * limits.rows, 2 * limits.step_tokens
-    return sum(Layout(rows, tokens, most_pages(limits), limits.rows, 1).sizes())
+    samples = limits.rows * (1 + limits.drafts)
+    return sum(Layout(rows, tokens, most_pages(limits), samples, 1, limits.drafts > 0).sizes())
 
 
 class Staged(NamedTuple):
@@ -86,6 +92,13 @@ class Staged(NamedTuple):
     sample_at_S: Tensor  # which tokens of the step are followed by one that is sampled
     sample_rows_S: Tensor
     shared_1: Tensor  # tokens that all sequences begin with, as far as somebody has counted them
+    sample_bounds_B1: (
+        Tensor  # which samples belong to which sequence; empty in a step that verifies nothing
+    )
+
+    @property
+    def verifies(self) -> bool:
+        return len(self.sample_bounds_B1) > 0
 
 
 class Batch:
@@ -99,7 +112,7 @@ class Batch:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.state = State(integers(rows, table), integers(rows))
+        self.state = State(integers(rows, table), integers(rows), integers(rows))
         # Twice as much as a step can have: the layout of a graph may have padding.
         self.inputs = Inputs(
             integers(2 * tokens), integers(2 * tokens), integers(2 * tokens), integers(2 * rows),
@@ -133,13 +146,17 @@ class Batch:
         for size in layout.sizes():
             parts.append(words[start : start + size])
             start += size
-        *decided, sample_at, sample_rows, shared = parts
-        return Staged(Decided(*decided), sample_at, sample_rows, shared)
+        *decided, sample_at, sample_rows, shared, sample_bounds = parts
+        return Staged(Decided(*decided), sample_at, sample_rows, shared, sample_bounds)
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
         make = step_inputs if self.device.type == "cuda" else inputs_on_cpu
         make(staged.decided, self.state, self.limits.page_size, self.inputs)
+        return self.inputs_of(staged)
+
+    def inputs_of(self, staged: Staged) -> Inputs:
+        """Where the inputs of this step lie once they have been made."""
         tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
         room = self.inputs
         return Inputs(
@@ -155,12 +172,18 @@ def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: i
     blank = [0] * len(padding)
     bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
     pages = [page for chunk in chunks for page in chunk.pages]
-    sampling = [(bounds[b + 1] - 1, chunk.request.row) for b, chunk in enumerate(chunks)
-                if chunk.samples]  # fmt: skip
+    if layout.verifies:
+        sampling = [(bounds[b + 1] - chunk.samples + i, chunk.request.row)
+                    for b, chunk in enumerate(chunks) for i in range(chunk.samples)]  # fmt: skip
+        sample_bounds = np.cumsum([0, *(chunk.samples for chunk in chunks), *blank])
+    else:
+        sampling = [(bounds[b + 1] - 1, chunk.request.row) for b, chunk in enumerate(chunks)
+                    if chunk.samples]  # fmt: skip
+        sample_bounds = NO_BOUNDS
     sampling += [(0, NOBODY)] * (layout.samples - len(sampling))
     parts: tuple[Sequence[int] | np.ndarray, ...] = (
         [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding),
-        [chunk.start for chunk in chunks] + blank,
+        [LENGTH_ON_DEVICE if chunk.ahead else chunk.start for chunk in chunks] + blank,
         bounds,
         [chunk.first_page for chunk in chunks] + blank,
         np.cumsum([0, *(len(chunk.pages) for chunk in chunks), *blank]),
@@ -169,6 +192,7 @@ def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: i
         [at for at, _ in sampling],
         [row for _, row in sampling],
         [shared],
+        sample_bounds,
     )
     start = 0
     for part, size in zip(parts, layout.sizes(), strict=True):
@@ -179,7 +203,15 @@ def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: i
 
 def tokens_of(chunk: Chunk) -> list[int]:
     """The chunk's tokens as far as the host knows them; SAMPLED_LAST for one that is still in flight."""
-    request, start, count = chunk.request, chunk.start, chunk.count
+    request, start, count = chunk.request, chunk.start, chunk.count - len(chunk.drafts)
+    if chunk.drafts or chunk.ahead:  # one token, and its drafts
+        known = not chunk.ahead and start < request.known
+        last = (
+            (request.outputs[-1] if request.outputs else request.prompt[-1])
+            if known
+            else SAMPLED_LAST
+        )
+        return [last, *chunk.drafts]
     prompt = len(request.prompt)
     if start >= prompt:
         found = request.outputs[start - prompt : start - prompt + count]

@@ -15,6 +15,10 @@ gives its pages back and is computed again later.
 trust, and the token that the host does not know yet is taken on the device from the row's last sample. A request that
 turns out to have stopped has run one step too many; that result is dropped. A request with a constraint is the
 exception: what may come next depends on the token before, so it waits until that is known.
+
+With a drafter, a decoding request computes its last token and the drafts behind it in one step, and a token is drawn
+behind each. Drafts hold as far as they are what was drawn; `update` gives back the rest. Until then positions advance
+as if all of them held, and the device, which knows better, corrects them (`Chunk.ahead`).
 """
 
 from bisect import insort
@@ -27,9 +31,11 @@ import msgspec
 from cairn.core.errors import RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
-from cairn.serve.engine.waiting_line import WaitingLine
+from cairn.serve.engine.speculate.drafter import Drafter, accepted
+from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
+NO_TOKENS: tuple[int, ...] = ()
 
 
 # Chunks and advances are made for every request in every step. A Struct that the garbage collector need not
@@ -42,12 +48,16 @@ class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     count: int
     first_page: int  # where `pages` go in the request's table; 0 only right after admission
     pages: Sequence[int]  # added to the table since the row's last chunk; prefix hits included
-    samples: bool  # its last token is the request's last one, so the next one is sampled
+    samples: (
+        int  # so many of its last tokens are followed by one that is drawn: 1, and 1 for each draft
+    )
+    drafts: Sequence[int] = ()  # its last tokens, which nobody has drawn yet
+    ahead: bool = False  # drafts are in flight: `start` is right if all hold, and the device knows
 
 
 class Advance(msgspec.Struct, frozen=True, eq=False, gc=False):
     request: Request
-    token: int | None  # None: it failed, and there is none
+    tokens: Sequence[int]  # several where drafts held; none: it failed
     finished: bool
 
 
@@ -55,6 +65,7 @@ class Step(msgspec.Struct, eq=False):
     number: int
     chunks: list[Chunk] = []
     sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
+    drafts: list[Sequence[int]] = []  # of each of those; empty where nobody has any
     tokens: int = 0  # of all chunks together
     prefill: int = 0  # of those, known before
     read: int = 0  # entries of the cache that attention looks at, summed over the chunks
@@ -64,19 +75,31 @@ class Step(msgspec.Struct, eq=False):
     failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
     filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
 
+    @property
+    def draws(self) -> int:
+        """How many tokens it draws."""
+        return len(self.sampling) + sum(map(len, self.drafts))
+
 
 class Scheduler:
     def __init__(
-        self, limits: Limits, *, prefix_caching: bool = True, blocks: BlockManager | None = None
+        self,
+        limits: Limits,
+        *,
+        prefix_caching: bool = True,
+        blocks: BlockManager | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
+        self.drafter = drafter if limits.drafts else None
+        self.drafted = self.accepted = 0  # drafts that were verified since the start, and that held
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching
         )
         self.preemptions = 0  # since the start
         self._requests: dict[RequestId, Request] = {}  # waiting and running
-        self._waiting = WaitingLine(limits.policy)
+        self._waiting = WaitingQueue(limits.policy)
         self._running: list[Request] = []  # by (priority, arrival)
         self._rows = list(range(limits.rows))  # free ones, a heap: the lowest is taken first
         self._in_flight: deque[Step] = deque()  # scheduled, not updated
@@ -143,6 +166,8 @@ class Scheduler:
         if not step.preempted:
             budget = self._admit(step, budget)
         step.tokens = most - budget
+        if self.drafter is not None and any(chunk.drafts for chunk in step.chunks):
+            step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
         if step.chunks:
             self._in_flight.append(step)
         return step
@@ -163,12 +188,15 @@ class Scheduler:
                 continue  # its last token is in flight
             if request.constraint is not None and request.pending:
                 continue  # what may follow the token in flight is not known
+            if self.drafter is not None:
+                budget -= self._verify(request, self.drafter, budget, step)
+                continue
             first_page, pages = len(request.blocks), NO_PAGES
             if total > first_page * page_size:
                 pages = self._grow(request, total, step)
                 if pages is None:
                     continue
-            chunks.append(Chunk(request, total - 1, 1, first_page, pages, True))
+            chunks.append(Chunk(request, total - 1, 1, first_page, pages, 1))
             sampling.append(request)
             request.computed = total
             request.total = total + 1
@@ -202,10 +230,13 @@ class Scheduler:
         count = min(total - start, budget, self.limits.prefill_chunk or budget)
         end = request.computed = start + count
         first_page = 0 if pages else len(request.blocks)
-        step.chunks.append(Chunk(request, start, count, first_page, pages, end == total))
+        step.chunks.append(Chunk(request, start, count, first_page, pages, int(end == total)))
         if end == total:
             step.sampling.append(request)
             request.total = total + 1
+            if self.drafter is not None:
+                request.steps_in_flight += 1
+                request.expected += 1
         request.ledger.prefill_chunks += 1
         step.prefill += count
         step.read += end
@@ -214,6 +245,50 @@ class Scheduler:
         if filled:
             step.filled.append((request, filled))
         return count
+
+    def _verify(self, request: Request, drafter: Drafter, budget: int, step: Step) -> int:
+        """A decoding request's last token and the drafts behind it; returns how many tokens that is."""
+        if request.drafted and len(request.outputs) < request.min_tokens:
+            return 0  # whether the next token may end the answer depends on how many drafts hold
+        total, size = request.total, self.limits.page_size
+        later = max(len(self._running) - len(step.chunks) - 1, 0)  # each of them needs a token
+        most = min(self.limits.drafts, budget - 1 - later, request.end - total - 1)
+        guesses = self._guesses(request, drafter, most)
+        drafts = guesses[:most] if most > 0 else []
+        first_page, pages = len(request.blocks), NO_PAGES
+        if drafts and total + len(drafts) > first_page * size:
+            pages = self.blocks.allocate(request, total + len(drafts))
+            if pages is None:  # nobody loses pages for drafts
+                drafts, pages = drafts[: max(first_page * size - total, 0)], NO_PAGES
+        if not pages and total > first_page * size:
+            pages = self._grow(request, total, step)
+            if pages is None:
+                return 0
+        count = 1 + len(drafts)
+        step.chunks.append(
+            Chunk(request, total - 1, count, first_page, pages, count, drafts, request.drafted > 0)
+        )
+        step.sampling.append(request)
+        request.hoped += guesses[:count]
+        request.expected += count
+        request.drafted += len(drafts)
+        request.steps_in_flight += 1
+        request.computed = total - 1 + count
+        request.total = total + count
+        step.read += request.computed
+        step.pairs += count * (total - 1) + count * (count + 1) // 2
+        return count
+
+    def _guesses(self, request: Request, drafter: Drafter, most: int) -> list[int]:
+        """What may follow the token that is computed next: drafts, and one more for what is drawn behind them."""
+        if request.params.pooling is not None:
+            return []
+        unguessed = request.expected - len(request.hoped)
+        proposed = list(drafter.propose(request, request.hoped, unguessed + max(most, 0) + 1))
+        if len(proposed) < unguessed:
+            return []
+        request.hoped += proposed[:unguessed]
+        return proposed[unguessed:]
 
     def _grow(self, request: Request, upto: int, step: Step) -> list[int] | None:
         """Pages for a running request, taken from the last of the running if there are none.
@@ -252,41 +327,75 @@ class Scheduler:
 
     # -- what a step brought ---------------------------------------------------------------------
 
-    def update(self, step: Step, sampled: Sequence[int]) -> list[Advance]:
-        """Take in the tokens of a step, one for each of `step.sampling`; steps come in order."""
-        self._land(step, len(sampled))
-        advances = [Advance(request, None, True) for request in step.failed]
+    def update(self, step: Step, drawn: Sequence[int]) -> list[Advance]:
+        """Take in a token for each of `step.sampling`, and one for each of their drafts; steps come in order."""
+        self._land(step, len(drawn))
+        advances = [Advance(request, NO_TOKENS, True) for request in step.failed]
         ended = False
-        for request, token in zip(step.sampling, sampled, strict=True):
+        runs = self._runs(step, drawn) if self.drafter is not None else [[token] for token in drawn]
+        for request, tokens in zip(step.sampling, runs, strict=True):
             if request.state == "finished":
                 continue  # aborted, or stopped a step ago
-            constraint = request.constraint
-            if constraint is not None and (error := constraint.accept(token)) is not None:
-                request.error = error
-                self._finish(request, "error")
-                advances.append(Advance(request, None, True))
-                ended = True
-                continue
-            outputs = request.outputs
-            outputs.append(token)
+            outputs, constraint, finished = request.outputs, request.constraint, False
+            before = len(outputs)
+            for token in tokens:
+                if constraint is not None and (error := constraint.accept(token)) is not None:
+                    request.error = error
+                    self._finish(request, "error")
+                    finished = True
+                    break
+                outputs.append(token)
+                if self._ends(request, token, len(outputs)):
+                    finished = True
+                    break
             count = len(outputs)
             if count >= request.publish_at and request.state == "running":
                 self.blocks.publish(request, len(request.prompt) + count - 1)
-            finished = False
-            if token in request.stop_ids and count >= request.min_tokens:
-                is_eos = token in request.eos_ids and not request.params.ignore_eos
-                self._finish(request, "stop", None if is_eos else token)
-                ended = finished = True
-            elif constraint is not None and constraint.finished:  # at an end that is not ours
-                self._finish(request, "stop")
-                ended = finished = True
-            elif count >= request.most_outputs:
-                self._finish(request, "length")
-                ended = finished = True
-            advances.append(Advance(request, token, finished))
+            ended = ended or finished
+            if count - before < len(tokens):  # behind the end
+                tokens = tokens[: count - before]
+            advances.append(Advance(request, tokens, finished))
         if ended:
             self._sweep()
         return advances
+
+    def _ends(self, request: Request, token: int, count: int) -> bool:
+        """Finish the request if this token, its `count`-th, is its last one."""
+        constraint = request.constraint
+        if token in request.stop_ids and count >= request.min_tokens:
+            is_eos = token in request.eos_ids and not request.params.ignore_eos
+            self._finish(request, "stop", None if is_eos else token)
+        elif constraint is not None and constraint.finished:  # at an end that is not ours
+            self._finish(request, "stop")
+        elif count >= request.most_outputs:
+            self._finish(request, "length")
+        else:
+            return False
+        return True
+
+    def _runs(self, step: Step, drawn: Sequence[int]) -> list[Sequence[int]]:
+        """Of each request the tokens that hold; what was computed for the others is given back."""
+        drafts = step.drafts or [NO_TOKENS] * len(step.sampling)
+        runs, at = [], 0
+        for request, guessed in zip(step.sampling, drafts, strict=True):
+            run = accepted(drawn[at : at + len(guessed) + 1], guessed)
+            at += len(guessed) + 1
+            runs.append(run)
+            rejected = len(guessed) + 1 - len(run)
+            self.drafted += len(guessed)
+            self.accepted += len(guessed) - rejected
+            request.total -= rejected
+            if request.state == "running":
+                request.computed -= rejected
+            request.drafted -= len(guessed)
+            request.steps_in_flight -= 1
+            if not rejected and request.hoped[: len(run)] == run:
+                del request.hoped[: len(run)]
+                request.expected -= len(run)
+            else:  # what was hoped for behind it does not follow; each step brings at least a token
+                request.hoped.clear()
+                request.expected = request.steps_in_flight
+        return runs
 
     def fail(self, step: Step, error: str) -> list[Advance]:
         """The step did not run: end its requests, and those that built upon what it should have written."""
@@ -298,7 +407,7 @@ class Scheduler:
             request.error = error
             self._finish(request, "error")
         self._sweep()
-        return [Advance(request, None, True) for request in (*step.failed, *ended)]
+        return [Advance(request, NO_TOKENS, True) for request in (*step.failed, *ended)]
 
     def _consequences(self, step: Step) -> tuple[dict[Request, None], set[int]]:
         """Who has computed with what `step` did not write, and which findable pages hold it."""
@@ -315,11 +424,10 @@ class Scheduler:
                     unwritten.update(filled.get(chunk.request, ()))
         return lost, unwritten
 
-    def _land(self, step: Step, sampled: int) -> None:
-        if len(step.sampling) != sampled:
-            raise ValueError(
-                f"step {step.number} samples {len(step.sampling)} tokens, not {sampled}"
-            )
+    def _land(self, step: Step, drawn: int) -> None:
+        wanted = step.draws if step.drafts else len(step.sampling)
+        if wanted != drawn:
+            raise ValueError(f"step {step.number} samples {wanted} tokens, not {drawn}")
         if not step.chunks:
             return
         if not self._in_flight or self._in_flight[0] is not step:
