@@ -23,6 +23,7 @@ from cairn.hw.datasheet import Dtype
 from cairn.hw.host import read_cpu
 from cairn.kernels.kernel import Cost
 from cairn.kernels.tooling.measure import Ceiling
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.models.step_cost import Work, attended, step_cost, weights_read
 
@@ -66,14 +67,16 @@ def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], value_bytes: int) -
     prompts_R = np.array([len(request.prompt) for request in chosen])
     outputs_R = np.array([request.output for request in chosen])
     shared_R = np.array([request.shared for request in chosen])
+    of_pair = spec.attention_flops(1) / spec.layers  # of one query and one key
+    of_entry = cache_bytes_per_token(spec, 1) / spec.layers
     flops, values = 0.0, 0.0
     for step in range(1, int(outputs_R.max())):
         alive_R = outputs_R > step
         seen_R = (prompts_R + step)[alive_R]
         pairs = attended(spec, seen_R)
         read = attended(spec, seen_R - shared_R[alive_R]) + attended(spec, shared_R[:1])
-        flops += 2 * spec.matmul_parameters() * len(seen_R) + 4 * spec.heads * spec.head_dim * pairs
-        values += weights_read(spec, len(seen_R)) + 2 * spec.kv_heads * spec.head_dim * read
+        flops += 2 * spec.matmul_parameters() * len(seen_R) + of_pair * pairs
+        values += weights_read(spec, len(seen_R)) + of_entry * read
     return Cost(flops, values * value_bytes)
 
 

@@ -1,6 +1,7 @@
 """What every kernel tells about itself: its cost, how it is compiled, and how it is measured.
 
-A kernel file holds one operation: the reference in a few lines of float32 torch, the kernel below it, and
+A kernel file holds one operation: the reference in a few lines of float32 torch, the kernel below it, and its cost.
+The file of the same name in `kernels/cases` says what is compiled and measured:
 
     cost(...)  -> Cost            FLOPs and bytes that the operation cannot avoid
     VARIANTS   : list[Variant]    every configuration that ships; compiled and linted without a GPU

@@ -1,44 +1,68 @@
 """A mixture of experts: each token is sent to a few of many feed-forward layers.
 
-The plain form: a loop over experts, each applied to the tokens that chose it. It defines what the grouped
-kernels have to compute. Experts are split over tensor-parallel shards inside, like a dense feed-forward;
-spreading whole experts over ranks is not this module's business.
+    route -> sort by expert -> one grouped product for all experts -> back in the tokens' order -> weigh and sum
+
+No shape depends on what was chosen and nothing waits for the device, so a CUDA graph can hold a step; padding rows are
+routed like any other and read by nobody. Experts are split over tensor-parallel shards inside, like a dense
+feed-forward; spreading whole experts over ranks is not this module's business.
 """
 
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from cairn.models.grouped_product import grouped_product, sort_by_expert
 from cairn.models.layers import ACTIVATIONS, Build, FeedForward, Holder, Slot
 from cairn.models.shards import even_share
 from cairn.models.spec import Experts, ModelSpec
 
 
 class Router(Holder):
-    """Which experts a token visits, and with which weights."""
+    """Which experts a token visits, and with which weights: `scores` of all, then `choose` among them.
+
+    Training that balances its experts and serving share both; a bias steers the choice, never the weights.
+    """
 
     def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
         super().__init__()
         self.experts, self.shards = experts, build.shards
         self.weight = build.parameter(experts.count, spec.hidden)
+        # Added to the scores for choosing (DeepSeek, arXiv:2408.15664). float32, because its steps are small.
+        self.bias_E: Tensor | None = None
+        if experts.choice_bias:
+            blank_E = torch.empty(experts.count, device=build.device)
+            self.bias_E = nn.Parameter(blank_E, requires_grad=False)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and indices of the chosen experts, each [T, per_token]."""
+        weights_TN, chosen_TN = self.choose(self.scores(x_TD), self.bias_E)
+        return weights_TN.to(x_TD.dtype), chosen_TN
+
+    def scores(self, x_TD: Tensor) -> Tensor:
+        """How well each expert fits each token, [T, E] float32."""
         # Every rank routes alike, but weighs only its slice of each expert: `whole` sums the gradient.
         scores_TE = F.linear(x_TD, self.shards.whole(self.weight)).float()
-        if self.experts.gate == "softmax":
-            scores_TE = scores_TE.softmax(dim=-1)
-        else:
-            scores_TE = scores_TE.sigmoid()
-        weights_TN, chosen_TN = scores_TE.topk(self.experts.per_token, dim=-1)
+        return scores_TE.softmax(-1) if self.experts.gate == "softmax" else scores_TE.sigmoid()
+
+    def choose(self, scores_TE: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The best experts of each token, and their weights in float32."""
+        biased_TE = scores_TE if bias_E is None else scores_TE + bias_E
+        chosen_TN = biased_TE.topk(self.experts.per_token, dim=-1).indices
+        return self.weigh(scores_TE, chosen_TN), chosen_TN
+
+    def weigh(self, scores_TE: Tensor, chosen_TN: Tensor) -> Tensor:
+        """The weights of chosen experts."""
+        weights_TN = scores_TE.gather(1, chosen_TN)
         if self.experts.renormalize:
             weights_TN = weights_TN / weights_TN.sum(dim=-1, keepdim=True)
-        return (weights_TN * self.experts.scale).to(x_TD.dtype), chosen_TN
+        return weights_TN * self.experts.scale
 
     def slots(self) -> Iterator[Slot]:
         yield Slot("weight", "weight", tuple(self.weight.shape))
+        if isinstance(self.bias_E, nn.Parameter):
+            yield Slot("bias", "bias_E", tuple(self.bias_E.shape), init="zeros")
 
 
 class ExpertLayer(Holder):
@@ -57,23 +81,26 @@ class ExpertLayer(Holder):
     def forward(self, x_TD: Tensor) -> Tensor:
         entered_TD = self.shards.enter(x_TD)
         weights_TN, chosen_TN = self.router(entered_TD)
-        y_TD = torch.zeros_like(entered_TD)
-        for expert in range(self.experts.count):
-            rows_M, choice_M = (chosen_TN == expert).nonzero(as_tuple=True)
-            if rows_M.numel():
-                out_MD = self.expert(expert, entered_TD[rows_M])
-                y_TD = y_TD.index_add(0, rows_M, out_MD * weights_TN[rows_M, choice_M, None])
-        y_TD = self.shards.reduce(y_TD)
+        order_M, ends_E = sort_by_expert(chosen_TN, self.experts.count)
+        out_MD = self.visit(entered_TD[order_M // chosen_TN.shape[1]], ends_E)
+        y_TD = self.shards.reduce(combined(out_MD, order_M, weights_TN))
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
+    def visit(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:
+        """Rows that are sorted by expert, each through its expert, in one grouped product each way."""
+        inner_MF = self.activated(grouped_product(x_MD, self.inner_EFD, ends_E))
+        return grouped_product(inner_MF, self.down_EDF, ends_E)
+
     def expert(self, expert: int, x_MD: Tensor) -> Tensor:
-        inner_MF = F.linear(x_MD, self.inner_EFD[expert])
-        if len(self.parts) == 2:
-            gate_MF, up_MF = inner_MF.chunk(2, dim=-1)
-            inner_MF = self.act(gate_MF) * up_MF
-        else:
-            inner_MF = self.act(inner_MF)
+        """One expert for all rows: the definition of what the grouped form computes."""
+        inner_MF = self.activated(F.linear(x_MD, self.inner_EFD[expert]))
         return F.linear(inner_MF, self.down_EDF[expert])
+
+    def activated(self, inner_MF: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            return self.act(inner_MF)
+        gate_MF, up_MF = inner_MF.chunk(2, dim=-1)
+        return self.act(gate_MF) * up_MF
 
     def slots(self) -> Iterator[Slot]:
         whole, first = self.experts.intermediate, self.width * self.shards.rank
@@ -85,3 +112,11 @@ class ExpertLayer(Holder):
                 yield Slot(f"{expert}.{part}.weight", "inner_EFD", (whole, self.hidden), index, cut)
             cut = (1, first, first + self.width) if split else None
             yield Slot(f"{expert}.down.weight", "down_EDF", (self.hidden, whole), (expert,), cut)
+
+
+def combined(out_MD: Tensor, order_M: Tensor, weights_TN: Tensor) -> Tensor:
+    """Each token's results, weighed and summed in the order of its choices: the same sum in every run."""
+    places_M = torch.empty_like(order_M)
+    places_M[order_M] = torch.arange(len(order_M), device=order_M.device)
+    out_TND = out_MD[places_M].unflatten(0, weights_TN.shape)
+    return (out_TND * weights_TN[..., None]).sum(1)

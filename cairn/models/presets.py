@@ -75,6 +75,36 @@ def _mixtral(hidden: int, layers: int, heads: int, intermediate: int, **rest: An
     return ModelSpec(**(fields | rest))
 
 
+def _gemma3(
+    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **rest: Any
+) -> ModelSpec:
+    """Every sixth layer sees everything; `window`: what the others see."""
+    window = rest.pop("window", 1024)
+    fields: dict[str, Any] = {
+        "family": "gemma3",
+        "vocab": 262_208,
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": 256,
+        "intermediate": intermediate,
+        "context": 131_072,
+        "tied": True,
+        "norm_plus_one": True,
+        "post_norms": True,
+        "qk_norm": True,
+        "activation": "gelu_tanh",
+        "embedding_scale": hidden**0.5,
+        "rope": Rope(theta=1_000_000.0, kind="linear", factor=8.0),
+        "rope_local": Rope(),
+        "windows": tuple(window if (layer + 1) % 6 else 0 for layer in range(layers)),
+        "bos_id": 2,
+        "eos_ids": (1, 106),
+    }
+    return ModelSpec(**(fields | rest))
+
+
 def _gpt2(hidden: int, layers: int, heads: int) -> ModelSpec:
     return ModelSpec(
         family="gpt2", vocab=50_257, hidden=hidden, layers=layers, heads=heads, kv_heads=heads,
@@ -93,6 +123,12 @@ def _tiny(family: str, **rest: Any) -> ModelSpec:
     return ModelSpec(**(fields | rest))
 
 
+GEMMA_SMALL: dict[str, Any] = {
+    "vocab": 262_144,
+    "window": 512,
+    "context": 32_768,
+    "rope": Rope(theta=1_000_000.0),
+}
 PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "qwen3-0.6b": lambda: _qwen3(1024, 28, 16, 3072, tied=True),
     "qwen3-1.7b": lambda: _qwen3(2048, 28, 16, 6144, tied=True),
@@ -125,6 +161,11 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     ),
     "mixtral-8x7b": lambda: _mixtral(4096, 32, 32, 14_336),
     "mixtral-8x22b": lambda: _mixtral(6144, 56, 48, 16_384, vocab=32_768, context=65_536),
+    "gemma-3-270m": lambda: _gemma3(640, 18, 4, 1, 2048, **GEMMA_SMALL),
+    "gemma-3-1b": lambda: _gemma3(1152, 26, 4, 1, 6912, **GEMMA_SMALL),
+    "gemma-3-4b": lambda: _gemma3(2560, 34, 8, 4, 10_240),
+    "gemma-3-12b": lambda: _gemma3(3840, 48, 16, 8, 15_360),
+    "gemma-3-27b": lambda: _gemma3(5376, 62, 32, 16, 21_504, head_dim=128, query_scale=168**-0.5),
     "gpt2": lambda: _gpt2(768, 12, 12),
     "gpt2-medium": lambda: _gpt2(1024, 24, 16),
     "gpt2-large": lambda: _gpt2(1280, 36, 20),

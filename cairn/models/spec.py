@@ -45,6 +45,9 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gate: Literal["softmax", "sigmoid"] = "softmax"
     renormalize: bool = True  # the chosen weights sum to one
     scale: float = 1.0  # on the weights, after renormalising
+    choice_bias: bool = (
+        False  # a bias per expert is added to the scores for choosing, not for weighing
+    )
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
 
@@ -142,7 +145,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         visited = experts.per_token if active else experts.count
         routed = (2 + self.gated) * self.hidden * visited * experts.intermediate
         shared = self._dense_parameters(experts.shared_intermediate)
-        return routed + shared + experts.count * self.hidden
+        return routed + shared + experts.count * (self.hidden + experts.choice_bias)
 
     def _dense_parameters(self, width: int) -> int:
         """A feed-forward layer of this width, dense or shared; only routed experts have no biases."""
@@ -181,14 +184,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def training_flops(self, tokens: int) -> int:
         """Forward and backward over one sequence, without recomputation."""
         return 3 * self.forward_flops(tokens)
-
-    def kv_bytes_per_token(self, bytes_per_value: float = 2) -> float:
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
-
-    def kv_bytes(self, tokens: int, bytes_per_value: float = 2) -> float:
-        """Keys and values of one sequence; a windowed layer need not keep more than its window."""
-        kept = sum(min(tokens, self.window(layer) or tokens) for layer in range(self.layers))
-        return 2 * kept * self.kv_heads * self.head_dim * bytes_per_value
 
 
 def _pairs(tokens: int, cached: int, window: int) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cairn.kernels.kernel import Cost
+from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 
 
@@ -42,7 +43,7 @@ def step_cost(spec: ModelSpec, work: Iterable[Work], value_bytes: int) -> Cost:
     for part in work:
         flops += spec.forward_flops(part.tokens, part.cached, part.logits)
         tokens += part.tokens
-        keys += spec.kv_bytes(part.tokens + part.cached - part.shared, value_bytes)
+        keys += cache_bytes(spec, part.tokens + part.cached - part.shared, value_bytes)
     return Cost(float(flops), weights_read(spec, tokens) * value_bytes + keys)
 
 
@@ -61,7 +62,9 @@ def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: 
     flops += 4 * spec.heads * spec.head_dim * pairs
     each = total.tokens // max(total.steps, 1)  # tokens of a step, for the experts that they choose
     weights = weights_read(spec, each) * total.steps * weight_bytes
-    return Cost(float(flops), weights + 2 * spec.kv_heads * spec.head_dim * reads * value_bytes)
+    return Cost(
+        float(flops), weights + cache_bytes_per_token(spec, value_bytes) / spec.layers * reads
+    )
 
 
 def attended(spec: ModelSpec, seen_R: np.ndarray) -> int:

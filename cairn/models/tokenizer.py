@@ -59,6 +59,11 @@ class Tokenizer:
         """How many tokens have an id. A model's embedding may have more rows, as padding."""
         return self.backend.get_vocab_size()
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary spells it: at least as many as its text has."""
+        return max(map(len, self.backend.get_vocab()), default=1)
+
     @property
     def bos_id(self) -> int | None:
         return self.special.bos_id

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.plan.device import Device
 from cairn.plan.layer_cost import WIDTH, layer_cost
@@ -45,8 +46,8 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     head = spec.vocab * spec.hidden / tp
     layer = layer_cost(spec, 1, 1, tp)  # of one token
     active = layer.products / 2  # weights of one layer that a token is multiplied with
-    kept = spec.kv_bytes_per_token(served.cache_bytes) / tp  # of all layers
-    pair = 4 * spec.heads * spec.head_dim * spec.layers / tp
+    kept = cache_bytes_per_token(spec, served.cache_bytes) / tp  # of all layers
+    pair = spec.attention_flops(1) / tp  # of one query and one key in all layers
     fixed = HOST_S + (KERNELS_PER_LAYER * spec.layers + 2) * LAUNCH_S
     rate = device.fp8_flops_per_s if served.weight_bytes < 2 else device.flops_per_s
     memory = device.bytes_per_s

@@ -12,6 +12,7 @@ import random
 
 import msgspec
 
+from cairn.models.cache import cache_bytes_per_token
 from cairn.plan.serve_cost import Served, step_seconds
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -93,7 +94,7 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
     step = step_bytes(spec, step_tokens, rows, 2)
     total = served.device.memory_bytes
     left = int(FRACTION * total) - weights - step - SPARE
-    per_token = spec.kv_bytes_per_token(served.cache_bytes) / max(1, min(tp, spec.kv_heads))
+    per_token = cache_bytes_per_token(spec, served.cache_bytes, tp)
     tokens = max(0, int(left // (per_token * GPU_PAGE)) * GPU_PAGE)
     return Room(weights=weights, step=step, spare=SPARE, cache=int(tokens * per_token), total=total,
                 cache_tokens=tokens, rows=rows)  # fmt: skip

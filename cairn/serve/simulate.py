@@ -20,6 +20,7 @@ from cairn.core.errors import RequestError
 from cairn.hw.ceilings import Ceilings
 from cairn.hw.datasheet import Chip
 from cairn.hw.roofline import floor
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId
 from cairn.serve.engine.scheduler import Advance, Scheduler, Step
@@ -226,7 +227,7 @@ class StepCosts:
         self._head = spec.vocab * spec.hidden
         self._body = spec.matmul_parameters() - self._head
         self._pair_flops = _one_layer(spec, 0).attention_flops(1)  # one query, one key, one layer
-        self._kept_bytes = spec.kv_bytes_per_token(value_bytes) / spec.layers
+        self._kept_bytes = cache_bytes_per_token(spec, value_bytes) / spec.layers
         windows = Counter(spec.window(layer) for layer in range(spec.layers))
         self._layers = [(_one_layer(spec, window), window, n) for window, n in windows.items()]
 

@@ -1,20 +1,22 @@
-"""Several processes of one run on this machine, and what is said when one of them fails.
+"""Several processes of one run on this machine, and the report of the one that failed first.
 
     parent --fork--> rank 0 .. rank n-1, joined over loopback
-       `--- first failure: the others are ended, and its rank, host, traceback and last collective are told, once
+       |--- first failure: the others are ended; its rank, host, traceback and last collective are reported, once
+       '--- SIGTERM, Ctrl-C, a closed terminal: forwarded, the ranks save and end, and the parent with them
 
 A rank that dies takes the others down with it, each with an error of its own about a lost connection; the one that is
 reported is the one that failed for another reason. On many machines a launcher such as torchrun starts the processes
 instead; `from_environment` is for those. Knows nothing about training.
 """
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import re
-import signal
 import socket
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -26,8 +28,10 @@ from typing import Any, NamedTuple
 
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError, UsageError
+from cairn.train.stop_signals import forwarding, obey_parent
 
 GRACE_S = 2.0  # after the first failure, for others that may know more
+LEAVE_S = 5.0  # for a rank to leave its process group once all are done
 TIMEOUT = timedelta(minutes=10)  # of a collective: a rank that says nothing for so long hangs
 LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|timed out|Timed out|recvBytes")
 
@@ -50,35 +54,30 @@ class Failure(NamedTuple):
 def run_local(world: int, function: Callable[[int, int], Any], device: str = "cpu") -> Any:
     """`function(rank, world)` in `world` processes with a process group; the result of rank 0."""
     context = multiprocessing.get_context("fork")
-    before = signal.getsignal(signal.SIGINT)
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "rendezvous"
-        pipes: list[Connection] = []
-        processes: list[Any] = []
-        for rank in range(world):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_child, args=(sender, f"file://{store}", rank, world, function, device)
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            sender.close()
-            pipes.append(receiver)
-            processes.append(process)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the ranks, which end in order
+    pipes: list[Connection] = []
+    processes: list[Any] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        forwarding(lambda: [one.pid for one in processes if one.exitcode is None]) as stopping,
+    ):
+        address = f"file://{Path(folder) / 'rendezvous'}"
         try:
-            return _collect(pipes, processes)
+            for rank in range(world):
+                ours, theirs = context.Pipe()
+                arguments = (theirs, address, rank, world, function, device)
+                process = context.Process(target=_child, args=arguments)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+            return _collect(pipes, processes, stopping)
         finally:
-            signal.signal(signal.SIGINT, before)
             for process in processes:
-                if process.is_alive():
-                    process.terminate()
-            for process in processes:
-                process.join(5)
                 if process.is_alive():
                     process.kill()
-                    process.join()
+                process.join()
 
 
 def from_environment() -> tuple[int, int] | None:
@@ -99,7 +98,8 @@ def from_environment() -> tuple[int, int] | None:
 
 
 def join_group(rank: int, world: int, address: str, device: str, hang_s: float = 0.0) -> None:
-    """`hang_s`: by then somebody has ended a rank that hangs; torch's timeout, which names nobody, comes later."""
+    """Creates the process group. A recovery that ends hung ranks after `hang_s` comes before torch's timeout,
+    which does not name the rank."""
     import torch
     import torch.distributed as dist
 
@@ -109,15 +109,18 @@ def join_group(rank: int, world: int, address: str, device: str, hang_s: float =
         torch.cuda.set_device(local % torch.cuda.device_count())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=address, rank=rank, world_size=world,
+        init_method=address,
+        rank=rank,
+        world_size=world,
         timeout=max(TIMEOUT, timedelta(seconds=2 * hang_s)),
-    )  # fmt: skip
+    )
 
 
 def _child(
-    sender: Connection, address: str, rank: int, world: int, function: Any, device: str
+    pipe: Connection, address: str, rank: int, world: int, function: Any, device: str
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    obey_parent()
     die_with_parent()
     try:
         import torch
@@ -127,14 +130,16 @@ def _child(
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
         join_group(rank, world, address, device)
         result = function(rank, world)
-        dist.barrier()
-        sender.send((True, result if rank == 0 else None))
+        pipe.send((True, result if rank == 0 else None))
+        # Not a collective, which has a timeout: rank 0 may export a large model meanwhile.
+        pipe.recv()
         dist.destroy_process_group()
-    except BaseException as error:  # noqa: BLE001  the parent tells it
-        sender.send((False, failure_of(rank, error)))
+    except BaseException as error:  # noqa: BLE001  the parent reports it
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send((False, failure_of(rank, error)))
         os._exit(1)
     finally:
-        sender.close()
+        pipe.close()
 
 
 def failure_of(rank: int, error: BaseException) -> Failure:
@@ -156,7 +161,7 @@ def _collective(error: BaseException) -> str:
     return "none"
 
 
-def _collect(pipes: list[Connection], processes: list[Any]) -> Any:
+def _collect(pipes: list[Connection], processes: list[Any], stopping: threading.Event) -> Any:
     results: dict[int, Any] = {}
     failures: list[Failure] = []
     deadline: float | None = None
@@ -176,23 +181,29 @@ def _collect(pipes: list[Connection], processes: list[Any]) -> Any:
                 failures.append(value)
                 deadline = deadline or time.monotonic() + GRACE_S
     if failures:
-        raise first_told(failures)
+        if stopping.is_set() and all(f.error is None for f in failures):
+            raise KeyboardInterrupt  # asked to stop before there was a step to save
+        raise first_failure(failures)
+    for pipe, process in zip(pipes, processes, strict=True):
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(None)  # everybody is done: it may leave
+        process.join(LEAVE_S)
     return results[0]
 
 
 def _received(rank: int, pipe: Connection, process: Any) -> tuple[bool, Any]:
     try:
         return pipe.recv()
-    except (EOFError, pickle.UnpicklingError):
+    except (EOFError, ConnectionResetError, pickle.UnpicklingError):
         process.join(5)
         code = process.exitcode
         how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        text = f"the process ended with {how}, without a word"
+        text = f"the process ended with {how} and reported no error"
         return False, Failure(rank, socket.gethostname(), time.time(), None, text, "unknown")
 
 
-def first_told(failures: list[Failure]) -> CairnError:
-    """The one that failed first for a reason of its own."""
+def first_failure(failures: list[Failure]) -> CairnError:
+    """The error of the rank that failed first for a reason of its own."""
     own = [f for f in failures if not LOST.search(f.traceback.rpartition("\n  File ")[2])]
     first = min(own or failures, key=lambda failure: failure.at)
     if first.error is not None:

@@ -4,20 +4,17 @@
                   ^                                            |
                   `---- rewind to the last checkpoint <--------'
 
-On a GPU the numbers of a step are read while the next one runs, so the device never waits for the host. Ctrl-C and
-SIGTERM end the run after the current step, with a checkpoint. Knows neither layouts nor models: `state.parallel` does.
+On a GPU the numbers of a step are read while the next one runs, so the device never waits for the host. Ctrl-C,
+SIGTERM and a closed terminal end the run after the current step, with a checkpoint (`stop_signals`). Knows neither
+layouts nor models: `state.parallel` does.
 """
 
 import gc
 import math
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 import torch
@@ -29,6 +26,7 @@ from cairn.core.events import instant, scalar
 from cairn.hw.roofline import dtype_name
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
+from cairn.train.checkpoint.choose import choose_newest
 from cairn.train.checkpoint.load import check_model, load_pieces, read_about
 from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
@@ -38,6 +36,7 @@ from cairn.train.flops import measured_flops, peak_flops, step_flops
 from cairn.train.metrics_log import Record, Sink, open_sinks
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
+from cairn.train.stop_signals import interruptible, tolerant
 
 Say = Callable[[str], None]
 Told = Callable[[Record], None]
@@ -67,7 +66,7 @@ class Loop:
         say: Say = print, told: Told = lambda record: None,
     ) -> None:  # fmt: skip
         self.state, self.source, self.world, self.rank = state, source, world, rank
-        self.say, self.told = (say, told) if rank == 0 else (_silence, _silence)
+        self.say, self.told = (tolerant(say), told) if rank == 0 else (_silence, _silence)
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
@@ -102,7 +101,7 @@ class Loop:
         if config.bad_step.action == "rewind" and self.saved < 0:
             self.save()
         try:
-            with quiet_collector(), _interruptible() as interrupted:
+            with quiet_collector(), interruptible() as interrupted:
                 self.read_at = time.perf_counter()
                 while state.step < config.steps and not self._anybody(interrupted.is_set()):
                     self._one_step()
@@ -146,7 +145,7 @@ class Loop:
     def resume(self) -> bool:
         """Go on from the newest complete checkpoint, if there is one."""
         warnings: list[str] = []
-        found = folders.newest(self.root, warnings)
+        found = choose_newest(self.root, self.saver.group, warnings)
         for warning in warnings:
             self.say(f"warning: {warning}")
         if found is None:
@@ -227,7 +226,7 @@ class Loop:
         """Weights, states and step of the last checkpoint; the samples after the bad ones."""
         self.saver.wait()
         self.waiting.clear()
-        found = folders.newest(self.root, [])
+        found = choose_newest(self.root, self.saver.group, [])
         if found is None:
             raise DataError("there is no checkpoint to rewind to", hint="set checkpoint.every")
         # Good steps between two bad ones are no progress while no new checkpoint comes of them.
@@ -301,24 +300,3 @@ def _finite(value: float) -> float | None:
 
 def _silence(_: object) -> None:
     pass
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """The first Ctrl-C or SIGTERM sets the event; the second one is an ordinary interrupt."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield event
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

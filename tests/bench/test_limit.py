@@ -13,6 +13,7 @@ from cairn.bench.limit import (
 )
 from cairn.bench.workload import Prompted, requests, totals
 from cairn.kernels.tooling.measure import Ceiling
+from cairn.models.cache import cache_bytes
 from cairn.models.presets import preset
 
 H200 = Ceiling(device="H200", bytes_per_s=4.3e12, flops_per_s={"bf16": 7.9e14})
@@ -27,7 +28,7 @@ def test_decode_is_a_walk_over_all_tokens(shape):
     for prompt, output, _ in CHOSEN:
         for step in range(1, output):
             flops += spec.forward_flops(1, cached=len(prompt) + step - 1)
-            kv += spec.kv_bytes(len(prompt) + step, 4)
+            kv += cache_bytes(spec, len(prompt) + step, 4)
         steps = max(steps, output - 1)
     cost = decode_cost(spec, CHOSEN, 4)
     assert cost.flops == flops
@@ -38,7 +39,9 @@ def test_prefill_computes_every_prompt_and_the_logits_of_its_last_token():
     spec = preset("tiny-qwen3")
     cost = prefill_cost(spec, CHOSEN, 2)
     assert cost.flops == sum(spec.forward_flops(len(p), logits=1) for p, _, _ in CHOSEN)
-    assert cost.bytes == spec.matmul_parameters() * 2 + sum(spec.kv_bytes(n, 2) for n in (5, 9, 17))
+    assert cost.bytes == spec.matmul_parameters() * 2 + sum(
+        cache_bytes(spec, n, 2) for n in (5, 9, 17)
+    )
 
 
 def test_what_is_shared_is_computed_and_read_once():
@@ -49,7 +52,7 @@ def test_what_is_shared_is_computed_and_read_once():
     # What the two others save: the head's products and its own attention.
     saved = 2 * spec.forward_flops(32, logits=0)
     assert prefill_cost(spec, apart, 2).flops - prefill_cost(spec, shared, 2).flops == saved
-    of_head = spec.kv_bytes(32, 2)
+    of_head = cache_bytes(spec, 32, 2)
     assert prefill_cost(spec, apart, 2).bytes - prefill_cost(spec, shared, 2).bytes == 2 * of_head
     assert decode_cost(spec, apart, 2).bytes - decode_cost(spec, shared, 2).bytes == 2 * 2 * of_head
     assert decode_cost(spec, apart, 2).flops == decode_cost(spec, shared, 2).flops

@@ -13,6 +13,7 @@ from cairn.cli.bench import bench as verb
 from cairn.cli.profile import profile as profile_verb
 from cairn.core.errors import ConfigError, DataError, UsageError
 from cairn.kernels.tooling.measure import Ceiling
+from cairn.models.cache import cache_bytes
 from cairn.serve.engine.scheduler import Scheduler
 
 CEILING = Ceiling(device="a CPU", bytes_per_s=1e10, flops_per_s={"fp32": 1e11})
@@ -202,11 +203,11 @@ def test_the_floor_of_a_step_is_that_of_its_chunks():
     first, second = scheduler.decided[:2]
     flops = spec.forward_flops(3, logits=1) / 1e11
     assert profile_serve.floor_s(bench, first.chunks) == max(
-        flops, (spec.matmul_parameters() * 4 + spec.kv_bytes(3, 4)) / 1e10
+        flops, (spec.matmul_parameters() * 4 + cache_bytes(spec, 3, 4)) / 1e10
     )
     assert (
         profile_serve.floor_s(bench, second.chunks)
-        == (spec.matmul_parameters() * 4 + spec.kv_bytes(4, 4)) / 1e10
+        == (spec.matmul_parameters() * 4 + cache_bytes(spec, 4, 4)) / 1e10
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cases.paged_attention import Shape, random_call, run
 from cairn.kernels.paged import paged_decode, paged_prefill
 from cairn.kernels.paged.cascade import cascade_attention, split_tables
 from cairn.kernels.paged.paged_attention import (
@@ -14,7 +15,6 @@ from cairn.kernels.paged.paged_attention import (
     paged_attention,
     paged_attention_reference,
 )
-from cairn.kernels.paged.paged_cases import Shape, random_call, run
 from cairn.kernels.paged.paged_parts import Workspace, lasting_workspace
 from cairn.kernels.paged.paged_tiles import Paged
 from cairn.kernels.tuned import trying

@@ -16,8 +16,8 @@ from attention_examples import (
 from cairn.kernels.accuracy import relative_error
 from cairn.kernels.attention import attention_backward, attention_forward, attention_gluon
 from cairn.kernels.attention.attention import attention, attention_gradients, attention_reference
-from cairn.kernels.attention.attention_cases import Shape, exact, random_inputs
 from cairn.kernels.attention.attention_problem import checked_problem
+from cairn.kernels.cases.attention import Shape, exact, random_inputs
 from cairn.kernels.dispatch import capability
 from cairn.kernels.tuned import trying
 

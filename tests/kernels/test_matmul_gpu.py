@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cases.matmul import CANDIDATES, FLAT
+from cairn.kernels.cases.matmul_fp8 import CANDIDATES as FP8_CANDIDATES
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul.matmul import CANDIDATES, FEW, FLAT, _key, matmul
-from cairn.kernels.matmul.matmul_fp8 import CANDIDATES as FP8_CANDIDATES
-from cairn.kernels.matmul.matmul_fp8 import PRECISE_CANDIDATES, matmul_fp8, matmul_fp8_reference
+from cairn.kernels.matmul.matmul import FEW, _key, matmul
 from cairn.kernels.matmul.matmul_fp8 import _key as fp8_key
+from cairn.kernels.matmul.matmul_fp8 import matmul_fp8, matmul_fp8_reference
 from cairn.kernels.quantize.quantize import by_largest
 from cairn.kernels.tuned import trying
 
@@ -77,39 +78,18 @@ class TestMatmul:
 
 
 class TestFp8:
-    @pytest.mark.parametrize(
-        ("tiles", "precise"),
-        [
-            *((tiles, False) for tiles in FP8_CANDIDATES),
-            *((tiles, True) for tiles in PRECISE_CANDIDATES),
-        ],
-        ids=lambda value: value.name() if hasattr(value, "name") else str(value),
-    )
-    def test_every_candidate(self, tiles, precise):
+    @pytest.mark.parametrize("tiles", FP8_CANDIDATES, ids=lambda tiles: tiles.name())
+    def test_every_candidate(self, tiles):
         m, n, k = 500, 1416, 1040
         wide_a, wide_b = operands(m, n, k, torch.float32)
         a, b = (by_largest(x, x.abs().amax(-1, keepdim=True), FP8) for x in (wide_a, wide_b))
         y = torch.empty(m, n, device="cuda", dtype=BF16)
         poison(y)
-        with trying("matmul_fp8", fp8_key(m, n, k, True, precise), tiles._asdict()):
-            matmul_fp8(a.values, b.values, a.scale, b.scale, precise=precise, out=y, impl="triton")
+        with trying("matmul_fp8", fp8_key(m, n, k, True), tiles._asdict()):
+            matmul_fp8(a.values, b.values, a.scale, b.scale, out=y, impl="triton")
         wide = torch.float64
         exact = matmul_fp8_reference(a.values, b.values, a.scale, b.scale, wide, wide)
         assert relative_error(y, exact) < 1e-2
-
-    def test_precise_is_more_precise(self):
-        a, b = operands(256, 256, 16384, torch.float32)
-        a, b = a.to(FP8), (b * 64).to(FP8)
-        one = torch.ones((), device="cuda")
-        exact = matmul_fp8_reference(a, b, one, one, torch.float64, torch.float64)
-        fast, precise = (
-            relative_error(
-                matmul_fp8(a, b, one, one, precise=p, out_dtype=torch.float32, impl="triton"), exact
-            )
-            for p in (False, True)
-        )
-        assert precise < 1e-3
-        assert precise < fast < 5e-2
 
     def test_agrees_with_cublas(self):
         a, b = operands(512, 1024, 512, torch.float32)
@@ -123,6 +103,5 @@ class TestFp8:
     def test_integers_are_exact(self):
         a, b = integers(128, 512, 256, FP8)
         one = torch.ones((), device="cuda")
-        for precise in (False, True):
-            y = matmul_fp8(a, b, one, one, precise=precise, out_dtype=torch.float32, impl="triton")
-            assert torch.equal(y, a.float() @ b.float().T)
+        y = matmul_fp8(a, b, one, one, out_dtype=torch.float32, impl="triton")
+        assert torch.equal(y, a.float() @ b.float().T)

@@ -5,13 +5,13 @@ import torch
 
 from cairn.core.errors import HardwareError
 from cairn.kernels.attention.merge_state import State, merge_state
+from cairn.kernels.cases.paged_attention import Shape, random_call
 from cairn.kernels.paged.paged_attention import (
     checked,
     cost,
     paged_attention,
     paged_attention_reference,
 )
-from cairn.kernels.paged.paged_cases import Shape, random_call
 from cairn.kernels.paged.paged_views import matrix_view
 from cairn.models.attend import Rule, attention
 

@@ -5,11 +5,11 @@ import torch
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.attention.merge_state import State, merge_state, merge_state_reference
+from cairn.kernels.cases.paged_attention import Shape, random_call, run
 from cairn.kernels.dispatch import Impl, capability
 from cairn.kernels.paged import paged_decode, paged_decode_gluon, paged_prefill
 from cairn.kernels.paged.cascade import cascade_attention, split_tables
 from cairn.kernels.paged.paged_attention import FP8, paged_attention, paged_attention_reference
-from cairn.kernels.paged.paged_cases import Shape, random_call, run
 from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.kernels.paged.paged_tiles import Paged
 from cairn.kernels.tuned import trying

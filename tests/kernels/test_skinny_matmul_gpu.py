@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cases.skinny_matmul import _key
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
-from cairn.kernels.matmul.skinny_matmul import _key, skinny_matmul, skinny_parts
+from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
 from cairn.kernels.matmul.skinny_plans import candidates, default_plan, stream_plan
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_reference
 from cairn.kernels.norm.rmsnorm import add_rmsnorm

@@ -55,7 +55,7 @@ def kernel(tmp_path, monkeypatch):
         "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     )
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
-    entry = catalogue.Entry("made_up", "A kernel for this test.", False)
+    entry = catalogue.Entry("made_up", "made_up", "A kernel for this test.", False)
     monkeypatch.setattr(catalogue, "kernels", lambda: {"made_up": entry})
     return "made_up"
 
@@ -129,12 +129,14 @@ def test_two_variants_of_one_name_are_an_error(kernel, monkeypatch):
         build.jobs([kernel])
 
 
-def test_the_catalogue_finds_what_has_variants_and_cases(tmp_path):
-    (tmp_path / "one.py").write_text('"""One.\n\nMore."""\nVARIANTS: list = []\ndef cases(): ...\n')
-    (tmp_path / "two.py").write_text(
-        '"""Two."""\nVARIANTS = []\ndef tuning(): ...\ndef cases(): ...\n'
-    )
-    (tmp_path / "helper.py").write_text('"""Helps."""\nVARIANTS = []\n')
+def test_the_catalogue_finds_every_file_of_cases(tmp_path):
+    (tmp_path / "cases").mkdir()
+    (tmp_path / "norm").mkdir()
+    for name, more in {"one": "", "two": "def tuning(): ...\n"}.items():
+        (tmp_path / "norm" / f"{name}.py").write_text(f'"""{name.title()}.\n\nMore."""\n')
+        text = f'KERNEL = "cairn.kernels.norm.{name}"\nVARIANTS = []\ndef cases(): ...\n'
+        (tmp_path / "cases" / f"{name}.py").write_text(text + more)
+    (tmp_path / "cases" / "one_variants.py").write_text('"""Helps."""\nVARIANTS = []\n')
     found = catalogue.kernels(tmp_path)
     assert {name: (entry.line, entry.tunable) for name, entry in found.items()} == {
         "one": ("One.", False),

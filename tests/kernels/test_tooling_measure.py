@@ -152,12 +152,13 @@ def test_the_smallest_cases_are_checked_first(monkeypatch, arguments, checked):
 
 @pytest.mark.parametrize("arguments", [["--check", "x"], ["--check", "0"], ["--fast"], ["a", "b"]])
 def test_a_demo_says_what_it_takes(monkeypatch, capsys, arguments):
-    monkeypatch.setattr("sys.argv", ["cairn.kernels.norm.rmsnorm", *arguments])
+    monkeypatch.setattr("sys.argv", ["cairn.kernels.cases.rmsnorm", *arguments])
     with pytest.raises(SystemExit) as left:
-        demo.demo("cairn.kernels.norm.rmsnorm")
+        demo.demo("cairn.kernels.cases.rmsnorm")
     assert left.value.code == 2
     assert (
-        capsys.readouterr().err == "usage: python -m cairn.kernels.norm.rmsnorm [--check [COUNT]]\n"
+        capsys.readouterr().err
+        == "usage: python -m cairn.kernels.cases.rmsnorm [--check [COUNT]]\n"
     )
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.models.attend import Packed
+from cairn.models.grouped_product import masked_product, split_product
 from cairn.models.layers import ACTIVATIONS, Build
 from cairn.models.spec import Experts, ModelSpec
 from cairn.models.transformer import Transformer
@@ -57,7 +58,7 @@ def by_definition(layer, spec: ModelSpec, x_TD: torch.Tensor) -> torch.Tensor:
     gated=st.booleans(),
 )
 @torch.no_grad()
-def test_the_loop_over_experts_is_the_definition(
+def test_the_layer_of_experts_is_the_definition(
     count, data, gate, renormalize, scale, shared, gated
 ):
     per_token = data.draw(st.integers(1, count))
@@ -101,3 +102,29 @@ def test_layers_named_dense_keep_their_feed_forward(dense):
     model = a_model(Experts(count=3, per_token=1, intermediate=4, dense_layers=dense))
     kinds = [type(layer.feed_forward).__name__ for layer in model.layers]
     assert kinds == ["FeedForward" if i in dense else "ExpertLayer" for i in range(2)]
+
+
+@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=6), seed=st.integers(0, 9))
+def test_every_grouped_form_is_one_product_per_expert(sizes, seed):
+    """Also with experts that nobody chose; the masked form reads nothing on the host, for a CUDA graph."""
+    draw = torch.Generator().manual_seed(seed)
+    x_MK = torch.randn(sum(sizes), 3, generator=draw)
+    weights_ENK = torch.randn(len(sizes), 2, 3, generator=draw)
+    ends_E = torch.tensor(sizes).cumsum(0).int()
+    experts = [e for e, size in enumerate(sizes) for _ in range(size)]
+    rows = [weights_ENK[e] @ x_K for e, x_K in zip(experts, x_MK, strict=True)]
+    expected = torch.stack(rows) if rows else torch.empty(0, 2)
+    for form in (split_product, masked_product):
+        torch.testing.assert_close(form(x_MK, weights_ENK, ends_E), expected)
+
+
+@torch.no_grad()
+def test_a_bias_steers_the_choice_and_not_the_weights():
+    experts = Experts(count=6, per_token=2, intermediate=4, renormalize=False, choice_bias=True)
+    router = a_model(experts).layers[0].feed_forward.router
+    x_TD = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+    router.bias_E[4] = 100.0
+    weights_TN, chosen_TN = router(x_TD)
+    assert (chosen_TN == 4).any(-1).all()
+    assert torch.equal(weights_TN, router.scores(x_TD).gather(1, chosen_TN))
+    assert "layers.0.feed_forward.router.bias" in {s.name for s in a_model(experts).slots()}

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Cached, KVCache, Packed, _visible
+from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.export import to_hf
 from cairn.models.layers import Build
 from cairn.models.presets import PRESETS, preset
@@ -208,15 +209,15 @@ def test_attention_flops_add_up_over_tokens_and_layers(tokens, cached, windows):
 def test_kv_bytes_are_those_of_the_cache(name):
     spec = preset(name)
     cache = KVCache(spec, 37, torch.bfloat16, "cpu")
-    assert spec.kv_bytes(37) == spec.kv_bytes_per_token() * 37 == cache.blocks_L2NKC.nbytes
-    assert spec.kv_bytes(37, bytes_per_value=4) == 2 * cache.blocks_L2NKC.nbytes
+    assert cache_bytes(spec, 37) == cache_bytes_per_token(spec) * 37 == cache.blocks_L2NKC.nbytes
+    assert cache_bytes(spec, 37, value_bytes=4) == 2 * cache.blocks_L2NKC.nbytes
 
 
 def test_a_windowed_layer_keeps_its_window():
     spec = with_changes(windows=(10, 0))
     per_layer = 2 * spec.kv_heads * spec.head_dim * 2
-    assert spec.kv_bytes(7) == (7 + 7) * per_layer
-    assert spec.kv_bytes(50) == (10 + 50) * per_layer
+    assert cache_bytes(spec, 7) == (7 + 7) * per_layer
+    assert cache_bytes(spec, 50) == (10 + 50) * per_layer
 
 
 # -- what cannot be built -----------------------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from cairn.core.errors import ConfigError
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.presets import preset
 from cairn.plan.device import device
 from cairn.plan.measured import RECORDS, WORKLOADS, arrivals, median_error, serving
@@ -59,7 +60,7 @@ def test_the_budget_of_a_mixed_step_is_the_engines():
 def test_memory_adds_up_and_the_cache_fits():
     space = room(Served(spec=preset("qwen3-8b"), device=H200))
     assert sum(space.table().values()) == space.total
-    assert space.cache_tokens * preset("qwen3-8b").kv_bytes_per_token() == pytest.approx(
+    assert space.cache_tokens * cache_bytes_per_token(preset("qwen3-8b")) == pytest.approx(
         space.cache, rel=1e-6
     )
     assert not room(Served(spec=preset("llama-3.1-70b"), device=H200)).fits

@@ -23,7 +23,7 @@ def test_a_prompt_is_one_chunk_and_then_one_token_a_step():
     assert (request.computed, request.pending, request.row) == (20, 1, 0)
     assert first.admitted == [request]
     (advance,) = scheduler.update(first, [7])
-    assert (advance.request, advance.tokens, advance.finished) == (request, [7], False)
+    assert (advance.request, advance.tokens, advance.finished) == (request, (7,), False)
     (chunk,) = turn(scheduler).chunks
     assert (chunk.start, chunk.count, chunk.first_page, list(chunk.pages)) == (20, 1, 2, [])
     assert request.outputs == [7, 5]
@@ -208,7 +208,7 @@ def test_a_request_that_outgrows_the_cache_fails_alone_with_numbers():
     assert ids(step) == [2]  # the next one runs in the same step
     failed, fresh = scheduler.update(step, [5])
     assert (failed.request, failed.tokens, failed.finished) == (large, (), True)
-    assert (fresh.request, fresh.tokens, fresh.finished) == (small_one, [5], False)
+    assert (fresh.request, fresh.tokens, fresh.finished) == (small_one, (5,), False)
     scheduler.check_integrity()
 
 

@@ -167,8 +167,9 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
     if depth:
         assert engine.seen["ahead of the host"]
     if limits.drafts:
-        scheduler = engine.scheduler
-        assert 0 < scheduler.accepted < scheduler.drafted
+        speculation = engine.scheduler.speculation
+        assert speculation is not None
+        assert 0 < speculation.accepted < speculation.drafted
         assert bool(engine.seen["drafts ahead of drafts"]) == (depth > 0)
 
 

@@ -119,9 +119,9 @@ def drafting(family: str, accuracy: float, drafts: int = 3, **how: Any) -> Engin
 def test_tokens_are_those_of_a_run_without_drafts(accuracy, overlap):
     engine = drafting(FAMILY, accuracy, overlap=overlap)
     assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
-    scheduler = engine.scheduler
-    assert scheduler.drafted > 100
-    share = scheduler.accepted / scheduler.drafted
+    speculation = engine.scheduler.speculation
+    assert speculation.drafted > 100
+    share = speculation.accepted / speculation.drafted
     assert share == 0 if accuracy == 0 else share > 0.3 * accuracy
     at_rest(engine)
 
@@ -199,7 +199,7 @@ def test_pages_hold_accepted_tokens_only():
     follower = Request(
         "next", first.prompt + first.outputs, SamplingParams(temperature=0, max_tokens=8)
     )
-    engine.scheduler.drafter = None
+    engine.scheduler.speculation = None
     engine.add(follower)
     engine.run()
     assert follower.cached >= 16

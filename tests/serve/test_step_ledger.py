@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.presets import preset
 from cairn.models.step_cost import Total, Work, step_cost, total_cost
 from cairn.serve.engine.facts import facts_of, stats_of
@@ -110,7 +111,7 @@ def test_facts_are_those_of_the_model():
     engine, _, _ = ran()
     facts, spec = facts_of(engine), engine.runner.model.spec
     assert facts.weights_bytes >= 4 * spec.parameters()
-    assert facts.kv_bytes_per_token == spec.kv_bytes_per_token(4)
+    assert facts.kv_bytes_per_token == cache_bytes_per_token(spec, 4)
     assert (facts.device, facts.dtype, facts.ranks) == ("cpu", "float32", 1)
 
 

@@ -1,15 +1,28 @@
 """Several processes on one machine, and what is told when one of them fails."""
 
+import multiprocessing
 import os
+import pty
 import signal
 import time
+import traceback
+from datetime import timedelta
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError, UsageError
+from cairn.train import launch
+from cairn.train.checkpoint import folder as folders
+from cairn.train.config import Checkpoint, Data, Schedule
 from cairn.train.launch import RankFailed, from_environment, run_local
+from cairn.train.metrics_log import read_log
+from cairn.train.parallel.layout import Layout
+from cairn.train.run import run
+from cairn.train.stop_signals import leave_terminal, tolerant
 
 
 def test_a_launcher_says_who_one_is(monkeypatch):
@@ -75,3 +88,114 @@ def test_the_collective_that_failed_is_named():
 
     with pytest.raises(RankFailed, match="last collective: all_reduce"):
         run_local(2, mismatch)
+
+
+def test_a_run_is_done_however_long_rank_0_works_after_the_others(monkeypatch):
+    """An export may take longer than the timeout of a collective; the others must not fail meanwhile."""
+    monkeypatch.setattr(launch, "TIMEOUT", timedelta(seconds=2))
+
+    def export(rank, world):
+        dist.barrier()
+        time.sleep(4 if rank == 0 else 0)
+        return "exported"
+
+    assert run_local(2, export) == "exported"
+
+
+# -- a parent that is signalled ----------------------------------------------------------------------
+
+ASKED = recipe(
+    parallel=Layout(dp=2),
+    data=Data(sources=["random"], sequence=16, sequences=4, microbatch=1),
+    schedule=Schedule(kind="constant"),
+    checkpoint=Checkpoint(every=0, export=False),
+)
+
+
+def train_in_a_child(folder, steps=100_000, slow_s=0.02):
+    """A parent with two ranks in a process group of its own, as a shell starts it; and its pid, once it trains."""
+    config = msgspec.structs.replace(ASKED, out=folder, steps=steps)
+
+    def told(record):
+        time.sleep(slow_s)
+
+    def one_rank(rank, world):
+        return run(config, rank, lambda text: None, told if rank == 0 else lambda record: None)
+
+    def parent():
+        os.setpgid(0, 0)
+        try:
+            outcome = run_local(2, one_rank).outcome
+            os._exit(10 if outcome.stopped_early else 0)
+        except KeyboardInterrupt:
+            os._exit(11)
+        except BaseException:  # noqa: BLE001  shown below, by its exit status
+            traceback.print_exc()
+            os._exit(12)
+
+    process = multiprocessing.get_context("fork").Process(target=parent)
+    process.start()
+    return process
+
+
+def wait_for_steps(folder, count=5):
+    deadline = time.monotonic() + 60
+    while len(read_log(folder)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def logged(folder):
+    return [(record.step, record.loss, record.norm) for record in read_log(folder)]
+
+
+@pytest.mark.parametrize(
+    ("number", "group"),
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True), (signal.SIGINT, True)],
+    ids=["SIGTERM", "SIGTERM to all", "closed terminal", "Ctrl-C"],
+)
+def test_a_signal_to_the_parent_saves_and_resumes_exactly(tmp_path, number, group):
+    process = train_in_a_child(tmp_path / "a")
+    wait_for_steps(tmp_path / "a")
+    (os.killpg if group else os.kill)(process.pid, number)
+    process.join(60)
+    assert process.exitcode == 10
+    (step,) = folders.complete_steps(tmp_path / "a" / "checkpoints")
+    assert step == read_log(tmp_path / "a")[-1].step >= 5
+    if not group:
+        train_in_a_child(tmp_path / "a", steps=step + 3, slow_s=0).join(60)
+        train_in_a_child(tmp_path / "b", steps=step + 3, slow_s=0).join(60)
+        assert logged(tmp_path / "a") == logged(tmp_path / "b")
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path):
+    process = train_in_a_child(tmp_path, slow_s=20.0)
+    wait_for_steps(tmp_path, 0)
+    time.sleep(3)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(10)
+    assert process.exitcode == 11
+
+
+def test_output_to_a_closed_terminal_is_discarded():
+    """What a run prints after its terminal has gone must not end it."""
+    ours, terminal = pty.openpty()
+    inside = os.fork()
+    if not inside:
+        os.dup2(terminal, 1)
+        os.close(ours)
+        os.close(terminal)
+        time.sleep(0.3)  # until the other side is closed
+        failed = 1
+        try:
+            os.write(1, b"lost")
+        except OSError:
+            leave_terminal()
+            failed = 0 if os.write(1, b"discarded") == 9 else 2
+        os._exit(failed)
+    os.close(terminal)
+    os.close(ours)
+    assert os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1]) == 0
+    tolerant(lambda text: os.write(10_000, b""))("a reader that has gone")

@@ -15,7 +15,7 @@ left. Ours give the same result every time. Knows nothing about pages: see paged
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,16 +26,14 @@ from cairn.kernels.attention import attention_backward as triton_backward
 from cairn.kernels.attention import attention_forward as triton_forward
 from cairn.kernels.attention import attention_gluon as gluon_forward
 from cairn.kernels.attention import attention_gluon_backward as gluon_backward
-from cairn.kernels.attention import attention_schedule
 from cairn.kernels.attention import attention_torch as from_torch
 from cairn.kernels.attention.attention_problem import Problem, checked_problem, cost
 from cairn.kernels.attention.attention_tiles import size_class
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import tuned
 
 SHORT = 4096  # keys of a sequence up to which our backward pass is ahead of cuDNN's, where heads share them
-__all__ = ["VARIANTS", "attention", "attention_reference", "cases", "cost", "tuning"]
+__all__ = ["attention", "attention_gradients", "attention_reference", "cost"]
 
 
 def attention_reference(
@@ -286,30 +284,3 @@ def attention_gradients(
     return kernels.attention_backward(
         dout_THC, q_THC, k_TKC, v_TKC, sinks_H, out_THC, lse_HT, dlse_HT, problem
     )
-
-
-VARIANTS = [
-    *triton_forward.VARIANTS,
-    *gluon_forward.VARIANTS,
-    *triton_backward.VARIANTS,
-    *gluon_backward.VARIANTS,
-    *attention_schedule.VARIANTS,
-]
-
-
-def cases() -> Iterator[Case]:
-    from cairn.kernels.attention.attention_cases import cases as all_of_them
-
-    return all_of_them()
-
-
-def tuning() -> Iterator[Tuning]:
-    from cairn.kernels.attention.attention_cases import tuning as all_of_them
-
-    return all_of_them()
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

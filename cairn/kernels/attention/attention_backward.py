@@ -34,7 +34,6 @@ from cairn.kernels.attention.attention_tiles import (
     slots,
     takes_descriptors,
 )
-from cairn.kernels.kernel import Variant
 from cairn.kernels.tuned import tuned
 
 
@@ -197,82 +196,3 @@ def _constants(
 def _one_walk(width: int, window: bool) -> bool:
     """One loop with a mask in every block where there are not enough registers for two."""
     return window or width > 128
-
-
-INTEGERS = ("sequences", "tokens_q", "tokens_k", "max_q", "max_k", "window")
-STRIDES = (
-    *(f"stride_{name}{suffix}" for suffix in ("", "_head") for name in ("q", "k", "v", "dout")),
-    "stride_level",
-)
-TENSORS = ("q", "k", "v", "dout", "dq", "dk", "dv")
-
-
-def _variant(
-    part: str, width: int, causal: bool, config: dict[str, int], note: str = "", **flags: bool
-) -> Variant:
-    function = keys_kernel if part == "keys" else queries_kernel
-    types = dict.fromkeys(TENSORS, "*bf16") | dict.fromkeys((*INTEGERS, *STRIDES), "i32")
-    types |= dict.fromkeys(("level", "delta"), "*fp32") | dict.fromkeys(("cu_q", "cu_k"), "*i32")
-    types |= dict.fromkeys(("scale", "scale_log2", "softcap"), "fp32")
-    constants = _constants(width, 4, False, config, part, bool(config["tma"]))
-    constants |= dict(DENSE=False, WINDOW=False, SOFTCAP=False, CAUSAL=causal) | flags
-    constants |= (
-        dict(KV_HEADS=8, ONE_WALK=_one_walk(width, constants["WINDOW"]))
-        if part == "keys"
-        else dict(HEADS=32)
-    )
-    names = function.arg_names
-    shape = f"{config[f'{part}_m']}x{config[f'{part}_n']} w{config[f'{part}_warps']} s{config[f'{part}_stages']}"
-    return Variant(
-        name=f"attention backward {part} D{width} {'causal' if causal else 'full'} {shape}"
-        f"{' TMA' if constants['TMA'] else ''}{note}",
-        function=function,
-        types={name: kind for name, kind in types.items() if name in names},
-        constants=constants,
-        options=dict(num_warps=config[f"{part}_warps"], num_stages=config[f"{part}_stages"]),
-        aligned=[name for name in (*TENSORS, "level", "delta", *STRIDES) if name in names],
-        expect="wgmma",
-    )
-
-
-def _variants() -> list[Variant]:
-    every = dict(WINDOW=True, SOFTCAP=True)
-    _, deeper, shallower, smaller, narrower, wider = backward_candidates(128)
-    return [
-        *(_variant(part, width, causal, backward_config(width, torch.bfloat16, tma=True, plain=True))
-          for part in ("keys", "queries") for width in (64, 96, 128, 256) for causal in (True, False)),
-        *(_variant(part, width, True, backward_config(width, torch.bfloat16, tma=True, plain=False), " window softcap",
-                   **every)
-          for part in ("keys", "queries") for width in (64, 128, 256)),
-        *(_variant("keys", 128, True, config) for config in (deeper, smaller)),
-        *(_variant("queries", 128, True, config) for config in (shallower, narrower, wider)),
-    ]  # fmt: skip
-
-
-def _rows_variant(width: int, dense: bool, dlse: bool) -> Variant:
-    pointers = dict(out="*bf16", dout="*bf16", lse="*fp32", level="*fp32", delta="*fp32")
-    pointers |= {"dlse": "*fp32"} if dlse else {}
-    pointers |= {} if dense else {"cu": "*i32"}
-    numbers = ("sequences", "tokens", "longest")
-    strides = ("stride", "stride_head", "stride_lse", "stride_dlse", "stride_level")
-    constants = dict(
-        HEADS=32, D=width, BLOCK_D=triton.next_power_of_2(width), DENSE=dense, DLSE=dlse
-    )
-    absent = dict.fromkeys({"dlse", "cu"} - pointers.keys())
-    return Variant(
-        f"attention backward rows D{width}{' equal lengths' * dense}{' + d lse' * dlse}",
-        rows_kernel,
-        pointers
-        | dict.fromkeys((*numbers, *strides), "i32")
-        | dict.fromkeys(("level_scale", "delta_scale"), "fp32"),
-        constants | absent,
-        {"num_warps": 4},
-        [*pointers, *strides],
-    )
-
-
-VARIANTS = [
-    *_variants(),
-    *(_rows_variant(width, dense=False, dlse=False) for width in (64, 96, 128, 256)),
-    _rows_variant(128, dense=True, dlse=True),
-]

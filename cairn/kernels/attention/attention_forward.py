@@ -12,7 +12,6 @@ Which tile a program computes is found by a search over cu_seqlens on the GPU: t
 Within a sequence the longest tiles start first. Rows behind the last sequence see nothing: 0, and -inf or the sink.
 """
 
-import functools
 from typing import Any
 
 import torch
@@ -38,7 +37,6 @@ from cairn.kernels.attention.attention_tiles import (
     takes_descriptors,
     visible,
 )
-from cairn.kernels.kernel import Variant
 from cairn.kernels.tuned import tuned
 
 
@@ -205,46 +203,3 @@ def _constants(
         BLOCK_M=config["block_m"], BLOCK_N=config["block_n"], TMA=tma,
         PRECISION="ieee" if wide else "tf32",
     )  # fmt: skip
-
-
-POINTERS = ("q", "k", "v", "out")
-INTEGERS = ("sequences", "tokens", "max_q", "max_k", "stride_q", "stride_k", "stride_v", "stride_q_head",
-            "stride_k_head", "stride_v_head", "window")  # fmt: skip
-
-
-def _variant(
-    width: int, causal: bool, config: dict[str, int], note: str = "", **flags: bool
-) -> Variant:
-    flags = dict(DENSE=False, WINDOW=False, SOFTCAP=False, SINKS=False) | flags
-    types = dict.fromkeys(POINTERS, "*bf16") | dict.fromkeys(INTEGERS, "i32")
-    types |= dict(
-        sinks="*fp32", lse="*fp32", cu_q="*i32", cu_k="*i32", scale_log2="fp32", softcap="fp32"
-    )
-    shape = f"{config['block_m']}x{config['block_n']} w{config['warps']} s{config['stages']}"
-    mask = "causal" if causal else "full"
-    return Variant(
-        name=f"attention forward D{width} {mask} {shape}{' TMA' if config['tma'] else ''}{note}",
-        function=_forward_kernel,
-        types=types,
-        constants=_constants(width, 32, 8, False, config, bool(config["tma"])) | flags | dict(CAUSAL=causal),
-        options=dict(num_warps=config["warps"], num_stages=config["stages"]),
-        aligned=(*POINTERS, "lse", "stride_q", "stride_k", "stride_v", "stride_q_head", "stride_k_head",
-                 "stride_v_head"),
-        expect="wgmma",
-    )  # fmt: skip
-
-
-def _variants() -> list[Variant]:
-    usual = functools.partial(forward_config, dtype=torch.bfloat16)
-    every = dict(WINDOW=True, SOFTCAP=True, SINKS=True)
-    return [
-        *(_variant(width, causal, usual(width, tma=True))
-          for width in (64, 96, 128, 256) for causal in (True, False)),
-        *(_variant(128, True, config) for config in FORWARD_CANDIDATES[1:]),
-        _variant(128, True, usual(128, tma=True), " dense", DENSE=True),
-        *(_variant(width, True, usual(width, tma=True), " window softcap sinks", **every)
-          for width in (64, 128, 256)),
-    ]  # fmt: skip
-
-
-VARIANTS = _variants()

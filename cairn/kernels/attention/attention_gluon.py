@@ -11,7 +11,6 @@ from cairn.kernels.attention.attention_rings import (
     HALF,
     REGISTERS,
     TILE,
-    described,
     multiprocessors,
     ragged_descriptor,
     row_descriptor,
@@ -20,7 +19,6 @@ from cairn.kernels.attention.attention_rings import (
 from cairn.kernels.attention.attention_schedule import schedule
 from cairn.kernels.attention.attention_tiles import size_class, takes_descriptors
 from cairn.kernels.dispatch import needs_hopper
-from cairn.kernels.kernel import Variant
 from cairn.kernels.tuned import tuned
 
 
@@ -102,40 +100,3 @@ def _constants(
         BUFFERS=config["buffers"], Q_BUFFERS=config["q_buffers"], PING_PONG=config["ping_pong"],
         REGISTERS=REGISTERS,
     )  # fmt: skip
-
-
-def _variant(width: int, *, causal: bool = True, dense: bool = False, ping_pong: bool = True,
-             sinks: bool = False) -> Variant:  # fmt: skip
-    config = CONFIGS[width] | dict(ping_pong=ping_pong)
-    rows = [config["block_n"], width] if dense else [1, 1, config["block_n"], width]
-    types = dict(
-        q_desc=described([HALF.value, width]), k_desc=described(rows), v_desc=described(rows)
-    )
-    types |= dict(out="*bf16", lse="*fp32", sinks="*fp32", tiles="*i32", cu="*i32", sequences="i32", tokens="i32",
-                  length="i32", scale_log2="fp32")  # fmt: skip
-    words = ["causal" if causal else "full", "equal lengths" if dense else "ragged"]
-    words += ["ping-pong"] * ping_pong + ["sinks"] * sinks
-    return Variant(
-        name=f"attention gluon D{width} {' '.join(words)}",
-        function=attention_kernel,
-        types=types,
-        constants=_constants(width, 32, 8, config, 8)
-        | dict(DENSE=dense, RAGGED=not dense, CAUSAL=causal, SINKS=sinks),
-        options=dict(num_warps=4, maxnreg=AVERAGE_REGISTERS),
-        aligned=("out", "lse"),
-        expect="wgmma",
-        gluon=True,
-    )
-
-
-VARIANTS = [
-    *(_variant(width) for width in CONFIGS),
-    *(_variant(width, dense=True) for width in (64, 128)),
-    *(
-        _variant(128, causal=causal, dense=dense, ping_pong=False)
-        for causal in (True, False)
-        for dense in (True, False)
-    ),
-    _variant(128, causal=False),
-    _variant(64, sinks=True),
-]

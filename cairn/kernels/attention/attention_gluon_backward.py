@@ -27,7 +27,6 @@ from cairn.kernels.attention.attention_rings import (
     HALF,
     REGISTERS,
     TILE,
-    described,
     multiprocessors,
     ragged_descriptor,
     row_descriptor,
@@ -37,7 +36,6 @@ from cairn.kernels.attention.attention_rings import (
 from cairn.kernels.attention.attention_room import slopes_bytes
 from cairn.kernels.attention.attention_schedule import schedule
 from cairn.kernels.attention.attention_tiles import size_class
-from cairn.kernels.kernel import Variant
 from cairn.kernels.tuned import tuned
 
 WIDTHS = (64, 128)
@@ -167,70 +165,3 @@ def _numbers(rows: Tensor) -> TensorDescriptor:
     return TensorDescriptor(
         rows, list(rows.shape), [rows.stride(0), 1], block, shared_layout(block, rows.dtype)
     )
-
-
-def _variant(part: str, width: int, causal: bool, ragged: bool, slopes: bool = False) -> Variant:
-    config = backward_config(width)
-    rows, half = ([1, 1, STEP.value, width] if ragged else [STEP.value, width]), [HALF.value, width]
-    numbers = described([1, STEP.value], torch.float32)
-    types = dict(tiles="*i32", cu="*i32", sequences="i32", tokens="i32", scale_log2="fp32")
-    constants = dict(
-        GROUP=4,
-        D=width,
-        CAUSAL=causal,
-        RAGGED=ragged,
-        REGISTERS=REGISTERS,
-        BUFFERS=config[f"{part}_buffers"],
-    )
-    if part == "keys":
-        types |= dict(q_desc=described(rows), dout_desc=described(rows), k_desc=described(half), v_desc=described(half),
-                      level_desc=numbers, delta_desc=numbers, dkv="*bf16",
-                      slopes_desc=described([STEP.value] * 2) if slopes else numbers)  # fmt: skip
-        constants |= dict(KV_HEADS=8, FIRST=32, ROW=48, SECTION=2, SLOPES=slopes)
-    else:
-        types |= dict(q_desc=described(half), dout_desc=described(half), k_desc=described(rows), v_desc=described(rows),
-                      level="*fp32", delta="*fp32", dq="*bf16", stride_level="i32")  # fmt: skip
-        constants |= dict(HEADS=32, SECTION=8, ROW=48)
-    return Variant(
-        name=f"attention gluon backward {part} D{width} {'causal' if causal else 'full'}"
-        f"{' ragged' if ragged else ' equal lengths'}{' slopes kept' * slopes}",
-        function=keys_kernel if part == "keys" else queries_kernel,
-        types=types,
-        constants=constants,
-        options=dict(num_warps=4, maxnreg=AVERAGE_REGISTERS),
-        aligned=[name for name in ("dkv", "dq", "level", "delta", "stride_level") if name in types],
-        expect="wgmma",
-        gluon=True,
-    )
-
-
-def _from_slopes() -> Variant:
-    block = described([STEP.value, 128])
-    types = dict(slopes_desc=described([STEP.value] * 2), k_desc=block, out_desc=block, dq="*bf16")
-    config = backward_config(128)
-    return Variant(
-        name="attention gluon backward queries from slopes D128 causal",
-        function=slopes_kernel,
-        types=types | dict(sequences="i32", length="i32", scale="fp32"),
-        constants=dict(
-            HEADS=32, GROUP=4, SECTION=8, ROW=48, D=128, BUFFERS=config["slopes_buffers"],
-            PAIR=pair_of(4), CAUSAL=True, REGISTERS=REGISTERS,
-        ),
-        options=dict(num_warps=4, maxnreg=AVERAGE_REGISTERS),
-        aligned=["dq"],
-        expect="wgmma",
-        gluon=True,
-    )  # fmt: skip
-
-
-VARIANTS = [
-    *(_variant(part, width, True, True) for part in ("keys", "queries") for width in WIDTHS),
-    _variant("keys", 128, False, True),
-    *(
-        _variant(part, 128, causal, False)
-        for part in ("keys", "queries")
-        for causal in (True, False)
-    ),
-    _variant("keys", 128, True, False, slopes=True),
-    _from_slopes(),
-]

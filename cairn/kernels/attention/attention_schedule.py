@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cairn.kernels.attention.attention_problem import Problem
 from cairn.kernels.attention.attention_tiles import padded_start
-from cairn.kernels.kernel import Variant
 
 
 @triton.jit
@@ -71,17 +70,3 @@ def schedule(problem: Problem, tokens: int, block: int) -> Tensor:
         cu, tiles, problem.sequences, BLOCK=block, CAUSAL=problem.causal, CHUNK=chunk, num_warps=1
     )
     return tiles
-
-
-def _variant(causal: bool) -> Variant:
-    return Variant(
-        f"attention schedule, {'causal' if causal else 'full'}",
-        _schedule_kernel,
-        {"cu": "*i32", "tiles": "*i32", "sequences": "i32"},
-        {"BLOCK": 128, "CAUSAL": causal, "CHUNK": 1024},
-        {"num_warps": 1},
-        ["cu", "tiles"],
-    )
-
-
-VARIANTS = [_variant(True), _variant(False)]

@@ -14,8 +14,7 @@ Any number of heads fits: a program takes as many as its registers hold. Bytes m
 stays where it is, and the table is read from the cache of the GPU.
 """
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,17 +23,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.kernel import Cost, Variant
 from cairn.kernels.layer.rope_backward import Heads, check_rope, heads_side_by_side, rope_backward
 from cairn.kernels.norm.rmsnorm import FEW_ROWS, rmsnorm_reference
 from cairn.kernels.norm.rows import blocks, launch, width
 from cairn.kernels.quantize.quantize import fp8_scaled
-from cairn.kernels.tuned import Tuning, numbers_of, shipped, tuned
+from cairn.kernels.tuned import tuned
 
 FP8 = torch.float8_e4m3fn
 DEFAULT = {"heads": 16, "warps": 2}
@@ -337,33 +334,6 @@ def variant(size: int, q: int, kv: int, how: dict[str, int], normed: bool, cache
 
 
 CANDIDATES = [{"heads": h, "warps": w} for h, w in ((16, 2), (32, 4), (32, 2), (16, 4), (32, 8))]
-VARIANTS = [
-    variant(128, 32, 8, DEFAULT, True, ""),
-    variant(128, 32, 8, DEFAULT, False, ""),
-    variant(64, 14, 2, DEFAULT, False, ""),
-    variant(96, 32, 32, DEFAULT, False, ""),
-    variant(256, 8, 4, DEFAULT, True, ""),
-]
-
-
-def tuned_variants() -> Iterator[Variant]:
-    for entry, how in shipped("rope"):
-        yield variant(numbers_of(entry)["size"], 32, 8, how, True, "")
-
-
-_TOKENS = 16384
-
-
-def cases() -> Iterator[Case]:
-    for q, kv, normed in ((32, 8, True), (32, 8, False), (16, 8, True)):
-        yield Case(
-            f"rope{' + qk-norm' * normed}",
-            f"{_TOKENS} tokens, {q}/{kv} heads x 128",
-            "bf16",
-            cost(_TOKENS, Heads(q, kv), 128),
-            functools.partial(_prepare, q, kv, normed),
-            graph=True,
-        )
 
 
 class Inputs(NamedTuple):
@@ -381,32 +351,3 @@ def random_inputs(tokens: int, q: int, kv: int, normed: bool) -> Inputs:
     frequencies = 1e6 ** -(torch.arange(64, device="cuda") / 64)
     positions = torch.arange(tokens, device="cuda") % 4096
     return Inputs(qkv, heads, rope_table(frequencies, 4096), positions)
-
-
-def _prepare(q: int, kv: int, normed: bool) -> Prepared:
-    inputs = random_inputs(_TOKENS, q, kv, normed)
-    out_q = torch.empty(_TOKENS, q, 128, dtype=torch.bfloat16, device="cuda")
-    out_k = torch.empty(_TOKENS, kv, 128, dtype=torch.bfloat16, device="cuda")
-
-    def run() -> None:
-        how = tuned("rope", key(128, torch.bfloat16), DEFAULT)
-        launch_rope(how, *inputs, out_q, out_k, None)
-
-    def error() -> float:
-        poison(out_q, out_k)
-        run()
-        truth = rope_reference(inputs.qkv.double(), *inputs[1:])
-        return relative_error((out_q, out_k), truth[:2])
-
-    plain = compiled(rope_reference)
-    return Prepared(run, {"torch.compile": lambda: plain(*inputs)[:2]}, error)
-
-
-def tuning() -> Iterator[Tuning]:
-    yield Tuning(key(128, torch.bfloat16), CANDIDATES, lambda: _prepare(32, 8, True).ours)
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

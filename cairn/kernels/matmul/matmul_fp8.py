@@ -4,14 +4,11 @@
     a scale is one float32 for the whole operand, or one per row of it (per token, per output channel)
 
 How precise are the sums? A Hopper tensor core adds fp8 products in a register of about 14 significant bits
-(arXiv:2412.19437, 3.3.2). By default sums stay there for all of K, as cuBLAS does with its fast accumulation: fine
-for inference. With precise=True each 128 products are added to a float32 sum outside of the tensor core, which needs
-a second set of registers, hence smaller tiles, hence time.
+(arXiv:2412.19437, 3.3.2). Sums stay there for all of K, as with cuBLAS's fast accumulation: fine for inference.
 Bytes moved: M*K + N*K read, 2*M*N written (16-bit y). K counts zeros beyond its end, so no size needs padding; rows
 must start at multiples of 16 bytes.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,14 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import multiprocessors
-from cairn.kernels.quantize.quantize import by_largest
 from cairn.kernels.tiles import Tiles, place, row_bucket, tma_obstacle
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import tuned
 
 E4M3 = torch.float8_e4m3fn
 
@@ -55,7 +50,7 @@ def _scales(scale, first, limit, WIDTH: tl.constexpr, PER_ROW: tl.constexpr):
 def _matmul_fp8_kernel(
     a, b, b_rest, c, scale_a, scale_b, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr, GROUP: tl.constexpr,
-    PER_ROW_A: tl.constexpr, PER_ROW_B: tl.constexpr, PRECISE: tl.constexpr, FLATTEN: tl.constexpr,
+    PER_ROW_A: tl.constexpr, PER_ROW_B: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip
     """A tile is BN columns wide. The last REST of them are a product of their own where BN is no power of two."""
     MAIN: tl.constexpr = BN - REST
@@ -67,10 +62,7 @@ def _matmul_fp8_kernel(
         z = tl.zeros([BM, REST if REST > 0 else 1], tl.float32)
         for k in range(0, K, BK):
             values = a.load([row, k])
-            if PRECISE:
-                y += tl.dot(values, b.load([column, k]).T)
-            else:
-                y = tl.dot(values, b.load([column, k]).T, y)
+            y = tl.dot(values, b.load([column, k]).T, y)
             if REST > 0:
                 z = tl.dot(values, b_rest.load([column + MAIN, k]).T, z)
         scales = _scales(scale_a, row, M, BM, PER_ROW_A)[:, None]
@@ -92,12 +84,11 @@ def matmul_fp8(
     scale_a: Tensor,
     scale_b: Tensor,
     *,
-    precise: bool = False,
     out_dtype: torch.dtype = torch.bfloat16,
     out: Tensor | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """(a * scale_a) @ (b * scale_b).T; see the head of this file for the scales and for `precise`."""
+    """(a * scale_a) @ (b * scale_b).T; see the head of this file for the scales."""
     check("a_MK", a_MK, dtypes=(E4M3,))
     a = as_rows("a_MK", a_MK)
     check("b_NK", b_NK, dtypes=(E4M3,), shape=(None, a.shape[1]), beside=a)
@@ -106,7 +97,7 @@ def matmul_fp8(
     scale_b = _scale("scale_b", scale_b, n, a)
     require(out_dtype in FLOATS, "out_dtype", "float32, bfloat16 or float16", out_dtype)
     y = output("out", out, (*a_MK.shape[:-1], n), out_dtype, a)
-    tiles, wins = _config(m, n, a.shape[1], scale_a.numel() > 1 or scale_b.numel() > 1, precise)
+    tiles, wins = _config(m, n, a.shape[1], scale_a.numel() > 1 or scale_b.numel() > 1)
     offers = {
         "triton": _triton_obstacle(a, b_NK, y),
         "torch": _torch_obstacle(a, b_NK, out_dtype, scale_a.numel() + scale_b.numel() > 2),
@@ -119,9 +110,9 @@ def matmul_fp8(
         return y
     flat = as_rows("out", y)
     if how == "triton":
-        launch(a, b_NK, flat, scale_a, scale_b, precise, tiles)
+        launch(a, b_NK, flat, scale_a, scale_b, tiles)
     elif how == "torch":
-        _by_torch(a, b_NK, flat, scale_a, scale_b, precise)
+        _by_torch(a, b_NK, flat, scale_a, scale_b)
     else:
         flat.copy_(matmul_fp8_reference(a, b_NK, scale_a, scale_b, out_dtype))
     return y
@@ -152,13 +143,11 @@ def _torch_obstacle(a: Tensor, b: Tensor, dtype: torch.dtype, per_row: bool) -> 
     return None
 
 
-def _by_torch(
-    a: Tensor, b: Tensor, y: Tensor, scale_a: Tensor, scale_b: Tensor, precise: bool
-) -> None:
+def _by_torch(a: Tensor, b: Tensor, y: Tensor, scale_a: Tensor, scale_b: Tensor) -> None:
     if scale_a.numel() > 1 or scale_b.numel() > 1:  # both per row, or neither
         scale_a = scale_a.expand(a.shape[0]).contiguous()[:, None]
         scale_b = scale_b.expand(b.shape[0]).contiguous()[None, :]
-    torch._scaled_mm(a, b.T, scale_a, scale_b, out_dtype=y.dtype, use_fast_accum=not precise, out=y)
+    torch._scaled_mm(a, b.T, scale_a, scale_b, out_dtype=y.dtype, use_fast_accum=True, out=y)
 
 
 LARGE = Tiles(block_k=128, stages=4)
@@ -166,42 +155,23 @@ SMALL = Tiles(block_n=128, block_k=128, warps=4, stages=4)
 # As few columns as leave no multiprocessor idle where 256 rows meet tens of thousands of columns; 128 + 64 of them.
 WIDE = Tiles(block_m=256, block_n=192, block_k=128, stages=3)
 FEW = Tiles(block_m=64, block_n=64, block_k=128, warps=4, stages=4, per_sm=3)
-CANDIDATES = [
-    LARGE,
-    LARGE._replace(stages=3),
-    LARGE._replace(stages=3, flatten=True),
-    LARGE._replace(group=16),
-    LARGE._replace(block_m=256, block_n=128),
-    WIDE,
-    SMALL,
-    Tiles(block_m=64, block_n=128, block_k=128, warps=4, stages=4, per_sm=2),
-    FEW,
-]
-PRECISE = Tiles(block_n=128, block_k=128)
-PRECISE_CANDIDATES = [
-    PRECISE,
-    PRECISE._replace(stages=3),
-    Tiles(block_m=64, block_n=128, block_k=128, warps=4, stages=4, per_sm=2),
-    FEW,
-]
 
 
-def _key(m: int, n: int, k: int, per_row: bool, precise: bool) -> str:
+def _key(m: int, n: int, k: int, per_row: bool) -> str:
     scales = "row-wise" if per_row else "tensor-wise"
-    return f"m={row_bucket(m)},n={n},k={k},{scales}{',precise' if precise else ''}"
+    return f"m={row_bucket(m)},n={n},k={k},{scales}"
 
 
-def _config(m: int, n: int, k: int, per_row: bool, precise: bool) -> tuple[Tiles, str]:
+def _config(m: int, n: int, k: int, per_row: bool) -> tuple[Tiles, str]:
     """Which tiles, and who is faster: "triton" or "torch"."""
-    large = PRECISE if precise else LARGE
-    if not precise and 128 < m <= 256 and 120 <= WIDE.number(m, n) <= 132:
-        large = WIDE
+    fits = 128 < m <= 256 and 120 <= WIDE.number(m, n) <= 132
+    large = WIDE if fits else LARGE
     few = (
         large is not WIDE and large.number(m, n) < 132
     )  # large tiles would leave multiprocessors without work
-    tiles = FEW if m <= 64 else (PRECISE if precise else SMALL) if few else large
+    tiles = FEW if m <= 64 else SMALL if few else large
     default = {**tiles._asdict(), "impl": "triton" if m <= 64 and per_row else "torch"}
-    found = tuned("matmul_fp8", _key(m, n, k, per_row, precise), default)
+    found = tuned("matmul_fp8", _key(m, n, k, per_row), default)
     return Tiles(**{name: found[name] for name in Tiles._fields}), str(found["impl"])
 
 
@@ -216,7 +186,6 @@ def launch(
     y: Tensor,
     scale_a: Tensor,
     scale_b: Tensor,
-    precise: bool,
     tiles: Tiles,
 ) -> None:
     """Run the kernel on checked two-dimensional operands."""
@@ -235,7 +204,6 @@ def launch(
         REST=rest,
         PER_ROW_A=int(scale_a.numel() > 1),
         PER_ROW_B=int(scale_b.numel() > 1),
-        PRECISE=precise,
         FLATTEN=tiles.flatten,
         num_warps=tiles.warps,
         num_stages=min(tiles.stages, 2 if rest else 3) if wide else tiles.stages,
@@ -245,109 +213,3 @@ def launch(
 def cost(m: int, n: int, k: int) -> Cost:
     """With 16-bit results; the scales are too few to count."""
     return Cost(2.0 * m * n * k, m * k + n * k + 2.0 * m * n)
-
-
-def _variant(tiles: Tiles, precise: bool = False, c: str = "bf16", per_row: int = 1) -> Variant:
-    kind = " precise" if precise else ""
-    rest = _rest(tiles)
-    main = tiles.block_n - rest
-    types = {
-        "a": f"tensordesc<fp8e4nv[{tiles.block_m}, {tiles.block_k}]>",
-        "b": f"tensordesc<fp8e4nv[{main}, {tiles.block_k}]>",
-        **({"b_rest": f"tensordesc<fp8e4nv[{rest}, {tiles.block_k}]>"} if rest else {}),
-        "c": f"tensordesc<{c}[{tiles.block_m}, {main // 2}]>",
-        **dict.fromkeys(("scale_a", "scale_b"), "*fp32"),
-        **dict.fromkeys("MNK", "i32"),
-    }
-    constants = {**tiles.constants(), "REST": rest, "PRECISE": precise, "FLATTEN": tiles.flatten}
-    constants |= {} if rest else {"b_rest": None}
-    return Variant(
-        f"matmul fp8{kind} {tiles.name()}{'' if per_row else ', tensor-wise'} to {c}",
-        _matmul_fp8_kernel,
-        types,
-        {**constants, "PER_ROW_A": per_row, "PER_ROW_B": per_row},
-        {"num_warps": tiles.warps, "num_stages": tiles.stages},
-        ("scale_a", "scale_b", "M", "N", "K"),
-        "wgmma",
-    )
-
-
-VARIANTS = [
-    *(_variant(tiles) for tiles in CANDIDATES if tiles.group == LARGE.group),
-    *(_variant(tiles, precise=True) for tiles in PRECISE_CANDIDATES),
-    _variant(LARGE, per_row=0),
-    _variant(LARGE._replace(stages=3), c="fp32"),
-]
-
-SHAPES = [(8192, 8192, 8192), (64, 24576, 4096), (256, 24576, 4096)]
-KINDS = [(False, False), (True, False), (True, True)]  # per row, precise
-
-
-def _operands(m: int, n: int, k: int, per_row: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    a_MK = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    b_NK = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
-    largest = (x.float().abs().amax(-1, keepdim=True) for x in (a_MK, b_NK))
-    if not per_row:
-        largest = (rows.amax() for rows in largest)
-    a, b = (by_largest(x.float(), top, E4M3) for x, top in zip((a_MK, b_NK), largest, strict=True))
-    return a.values, b.values, a.scale, b.scale
-
-
-def tuning() -> Iterator[Tuning]:
-    for m, n, k in SHAPES:
-        for per_row, precise in KINDS:
-
-            def prepare(
-                m: int = m, n: int = n, k: int = k, per_row: bool = per_row, precise: bool = precise
-            ) -> Callable[[], Tensor]:
-                operands = _operands(m, n, k, per_row)
-                return lambda: matmul_fp8(*operands, precise=precise)
-
-            choices = PRECISE_CANDIDATES if precise else CANDIDATES
-            candidates = [{**tiles._asdict(), "impl": "triton"} for tiles in choices]
-            yield Tuning(_key(m, n, k, per_row, precise), [*candidates, {"impl": "torch"}], prepare)
-
-
-def cases() -> Iterator[Case]:
-    for m, n, k in SHAPES:
-        for per_row, precise in KINDS:
-            scales = "row-wise" if per_row else "tensor-wise"
-            name = f"matmul_fp8 {scales}{', precise' if precise else ''}"
-            yield Case(
-                name,
-                f"{m} x {n} x {k}",
-                "fp8",
-                cost(m, n, k),
-                lambda s=(m, n, k, per_row, precise): _prepare(*s),
-                graph=m <= 256,
-            )
-
-
-def _prepare(m: int, n: int, k: int, per_row: bool, precise: bool) -> Prepared:
-    operands = _operands(m, n, k, per_row)
-    y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-
-    def error() -> float:
-        poison(y_MN)
-        matmul_fp8(*operands, precise=precise, out=y_MN, impl="triton")
-        rows = slice(None, None, max(1, m // 1024))  # an eighth of the rows is enough for the truth
-        a, b, scale_a, scale_b = operands
-        scale_a = scale_a[rows] if per_row else scale_a
-        exact = matmul_fp8_reference(a[rows], b, scale_a, scale_b, torch.float64, torch.float64)
-        return relative_error(y_MN[rows], exact)
-
-    return Prepared(
-        lambda: matmul_fp8(*operands, precise=precise, out=y_MN, impl="triton"),
-        {
-            "torch._scaled_mm": lambda: matmul_fp8(
-                *operands, precise=precise, out=y_MN, impl="torch"
-            )
-        },
-        error,
-    )
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

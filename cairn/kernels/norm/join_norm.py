@@ -8,20 +8,18 @@ where they would round, so the result is that of `skinny_matmul` and `add_rmsnor
 Bytes moved: S*M*D float32 through the L2 cache, and 3*M*D elements. Forward only.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
 from cairn.kernels.dependent import begin, behind, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
-from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_reference
+from cairn.kernels.kernel import Cost
+from cairn.kernels.norm.rmsnorm import add_rmsnorm_reference
 from cairn.kernels.norm.rows import launch, too_wide, width
 
 
@@ -113,55 +111,3 @@ def _warps(columns: int) -> int:
 
 def cost(parts: int, rows: int, columns: int) -> Cost:
     return Cost((4.0 + parts) * rows * columns, rows * columns * (4.0 * parts + 6.0))
-
-
-def _variant(columns: int, parts: int) -> Variant:
-    types = dict(parts="*fp32", residual="*bf16", weight="*bf16", y="*bf16", total="*bf16")
-    numbers = dict.fromkeys(("rows", "residual_stride", "y_stride", "total_stride"), "i32")
-    constants: dict[str, Any] = dict(
-        PARTS=parts, PLUS_ONE=False, COLUMNS=columns, WIDTH=width(columns), EARLY=True, OVERLAP=True
-    )
-    return Variant(
-        f"join norm {columns}, {parts} parts", _join_norm_kernel, {**types, **numbers, "eps": "fp32"}, constants,
-        {"num_warps": _warps(columns)}, (*types, "residual_stride", "y_stride", "total_stride"),
-    )  # fmt: skip
-
-
-VARIANTS = [_variant(1024, 4), _variant(4096, 2)]
-
-
-def cases() -> Iterator[Case]:
-    for parts, rows, columns in ((4, 64, 1024), (4, 128, 1024), (2, 64, 4096)):
-        yield Case("join_norm", f"{parts} parts of {rows} x {columns}", "bf16", cost(parts, rows, columns),
-                   lambda s=(parts, rows, columns): _prepare(*s), graph=True)  # fmt: skip
-
-
-def _prepare(parts: int, rows: int, columns: int) -> Prepared:
-    given = Parts(torch.randn(parts, rows, columns, device="cuda"))
-    residual = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(columns, device="cuda", dtype=torch.bfloat16)
-    total = torch.empty_like(residual)
-
-    def ours() -> Tensor:
-        return join_add_rmsnorm(
-            given, residual, weight, residual_out=total, settled=True, impl="triton"
-        )[0]
-
-    def apart() -> Tensor:
-        joined = given.sums_SMD.sum(0).to(residual.dtype)
-        return add_rmsnorm(joined, residual, weight, residual_out=total)[0]
-
-    def error() -> float:
-        poison(total)
-        exact, _ = join_add_rmsnorm_reference(
-            Parts(given.sums_SMD.double()), residual.double(), weight.double(), 1e-6
-        )
-        return relative_error(ours(), exact)
-
-    return Prepared(ours, {"sum, then add_rmsnorm": apart}, error)
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

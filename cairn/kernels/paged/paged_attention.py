@@ -14,7 +14,7 @@ keep what `out` had. Knows nothing about writing to the cache. No backward: trai
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,17 +22,15 @@ from torch import Tensor
 from cairn.kernels.arguments import FLOATS, apart, check, require
 from cairn.kernels.attention.attention_problem import pairs
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Variant
+from cairn.kernels.kernel import Cost
 from cairn.kernels.paged import (
     paged_decode,
     paged_decode_gluon,
     paged_prefill,
     paged_prefill_gluon,
-    paged_variants,
 )
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_tiles import Paged
-from cairn.kernels.tuned import Tuning
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
 FP8 = torch.float8_e4m3fn
@@ -295,25 +293,3 @@ def cost(
         flops=4.0 * visible * heads * columns,
         bytes=float(q_bytes + 2 * read * kv_heads * columns * bytes_kv),
     )
-
-
-VARIANTS: list[Variant] = paged_variants.VARIANTS
-tuned_variants = paged_variants.tuned_variants
-
-
-def cases() -> Iterator[Case]:
-    from cairn.kernels.paged.paged_cases import cases as all_of_them
-
-    return all_of_them()
-
-
-def tuning() -> Iterator[Tuning]:
-    from cairn.kernels.paged.paged_cases import tuning as all_of_them
-
-    return all_of_them()
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

@@ -15,7 +15,7 @@ and keeps the new pages in the rows' own tables. Row -1 is padding: the size of 
 the batch. `keep_tokens` then remembers what was sampled. Bytes moved: a few words for each token and page.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from cairn.kernels.arguments import INTEGERS, apart, check, require
 from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.kernel import Cost
 
 BLOCK = 256  # tokens or pages at a time
 
@@ -217,29 +217,6 @@ def cost(tokens: int, sequences: int, pages: int) -> Cost:
     return Cost(flops=0.0, bytes=4.0 * (5 * tokens + 2 * pages + 8 * sequences))
 
 
-VARIANTS = [
-    Variant(
-        "inputs of a step, pages of 64",
-        _inputs_kernel,
-        dict.fromkeys(
-            ("rows", "starts", "bounds", "first_pages", "page_bounds", "pages", "given", "table",
-             "last_tokens", "kept_lengths", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
-        ) | {"table_stride": "i32", "tables_stride": "i32"},
-        {"PAGE": 64, "BLOCK": BLOCK, "OVERLAP": True},
-        {"num_warps": 2},
-        (),
-    ),
-    Variant(
-        "sampled tokens kept",
-        _keep_kernel,
-        dict.fromkeys(("last_tokens", "tokens", "rows"), "*i32") | {"count": "i32"},
-        {"BLOCK": BLOCK, "OVERLAP": True},
-        {"num_warps": 2},
-        (),
-    ),
-]  # fmt: skip
-
-
 def decode_step(
     sequences: int, length: int, page_size: int, device: str
 ) -> tuple[Decided, State, int, Inputs]:
@@ -258,32 +235,3 @@ def decode_step(
     ones = [integers(sequences) for _ in range(4)]
     room = Inputs(ones[0], ones[1], ones[2], ones[3], integers(sequences, pages))
     return decided, state, page_size, room
-
-
-def _prepare() -> Prepared:
-    decided, state, page_size, room = decode_step(256, 4096, 64, "cuda")
-
-    def error() -> float:
-        wanted = Inputs(*(torch.full_like(tensor, -7) for tensor in room))
-        step_inputs_reference(decided, state, page_size, wanted)
-        for tensor in room:
-            tensor.fill_(-7)
-        run()
-        same = all(torch.equal(a, b) for a, b in zip(room, wanted, strict=True))
-        return 0.0 if same else 1.0
-
-    def run() -> None:
-        step_inputs(decided, state, page_size, room, impl="triton")
-
-    return Prepared(run, {}, error)
-
-
-def cases() -> Iterator[Case]:
-    yield Case("step inputs", "256 sequences of 4096", "int32", cost(256, 256, 256 * 64), _prepare,
-               graph=True)  # fmt: skip
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

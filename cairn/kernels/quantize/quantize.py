@@ -8,8 +8,6 @@ of other kernels call. Knows nothing about matrix products. Bytes moved per elem
 The kernel's result equals the reference bit for bit.
 """
 
-import functools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,23 +16,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.anchors import compiled
-from cairn.kernels.arguments import FLOATS, as_rows, check, output, require, short
+from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import (
     blocks,
-    candidates,
     default_layout,
-    key,
     launch,
     layout,
-    shipped_layouts,
     too_wide,
     width,
 )
-from cairn.kernels.tuned import Tuning
 
 LIMITS = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 SMALLEST = 1e-12  # the largest magnitude of a row counts as at least this, so that no scale is zero
@@ -192,88 +184,3 @@ def filled(room: Quantized, result: Quantized) -> Quantized:
 def cost(rows: int, columns: int, bytes_in: int = 2) -> Cost:
     elements = rows * columns
     return Cost(flops=4 * elements, bytes=elements * (bytes_in + 1) + 4 * rows)
-
-
-def _variant(columns: int, stored: str, rows: int, warps: int, stages: int) -> Variant:
-    return Variant(
-        f"quantize {columns} {stored}, {rows} rows, {warps} warps, {stages} stages",
-        _quantize_kernel,
-        {"x": "*bf16", "values": f"*{stored}", "scale": "*fp32", "rows": "i32"}
-        | {"x_stride": "i32", "values_stride": "i32"},
-        {"COLUMNS": columns, "WIDTH": width(columns), "ROWS": rows, "STAGES": stages},
-        {"num_warps": warps},
-        ("x", "values", "scale", "x_stride", "values_stride"),
-    )
-
-
-VARIANTS = [
-    _variant(2048, "fp8e4nv", 1, 2, 1),
-    _variant(4096, "fp8e4nv", 1, 4, 1),
-    _variant(4096, "fp8e4nv", 1, 4, 3),
-    _variant(4096, "i8", 1, 4, 1),
-    _variant(8192, "fp8e4nv", 1, 8, 1),
-    Variant(
-        "dequantize 4096",
-        _dequantize_kernel,
-        {"values": "*fp8e4nv", "scale": "*fp32", "x": "*bf16"}
-        | {"scale_stride": "i32", "values_stride": "i32", "x_stride": "i32"},
-        {"COLUMNS": 4096, "BLOCK": 2048},
-        {"num_warps": 4},
-        ("values", "scale", "x", "values_stride", "x_stride"),
-    ),
-]
-
-
-def tuned_variants() -> Iterator[Variant]:
-    for _, columns, how in shipped_layouts("quantize"):
-        for stored in ("fp8e4nv", "i8"):
-            yield _variant(columns, stored, how.rows, how.warps, how.stages)
-
-
-_ROWS = 16384
-_WIDTHS = (2048, 4096, 8192)
-
-
-def cases() -> Iterator[Case]:
-    for columns in _WIDTHS:
-        for dtype in LIMITS:
-            yield Case(
-                f"quantize {short(dtype)}",
-                f"{_ROWS} x {columns}",
-                "bf16",
-                cost(_ROWS, columns),
-                functools.partial(_prepare, columns, dtype),
-                graph=True,
-            )
-
-
-def _prepare(columns: int, dtype: torch.dtype) -> Prepared:
-    x = torch.randn(_ROWS, columns, device="cuda").bfloat16()
-    out = quantized_rows(x, dtype, None)
-
-    def error() -> float:
-        poison(*out)
-        quantize(x, dtype, out, impl="triton")
-        return relative_error(out, quantize_reference(x, dtype))
-
-    plain = compiled(quantize_reference)
-    return Prepared(
-        lambda: quantize(x, dtype, out, impl="triton"),
-        {"torch.compile": lambda: plain(x, dtype)},
-        error,
-    )
-
-
-def tuning() -> Iterator[Tuning]:
-    for columns in _WIDTHS:
-        yield Tuning(
-            key("rows", columns, torch.bfloat16),
-            candidates(columns),
-            lambda columns=columns: _prepare(columns, torch.float8_e4m3fn).ours,
-        )
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

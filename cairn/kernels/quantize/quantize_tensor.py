@@ -8,18 +8,14 @@ element of a 16-bit tensor: 3 with a given scale, 5 without.
 The kernels' result equals the reference bit for bit.
 """
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.anchors import compiled
 from cairn.kernels.arguments import FLOATS, check, output, require, short
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import blocks, launch, multiprocessors, width
 from cairn.kernels.quantize.quantize import (
     FP8_LIMIT,
@@ -32,7 +28,7 @@ from cairn.kernels.quantize.quantize import (
     fp8_scaled,
     rounded,
 )
-from cairn.kernels.tuned import Tuning, tuned
+from cairn.kernels.tuned import tuned
 
 DEFAULT = {"block": 8192, "warps": 8, "stages": 1, "per_sm": 4}
 
@@ -136,65 +132,3 @@ def _tensor_output(x: Tensor, scale: Tensor | None, out: Quantized | None) -> Qu
 
 def cost(elements: int, dynamic: bool, bytes_in: int = 2) -> Cost:
     return Cost(flops=3 * elements, bytes=elements * ((2 if dynamic else 1) * bytes_in + 1))
-
-
-_TYPES = {"x": "*bf16", "values": "*fp8e4nv", "scale": "*fp32", "largest": "*fp32"}
-VARIANTS = [
-    Variant(
-        "largest",
-        largest_kernel,
-        {"x": "*bf16", "largest": "*fp32", "elements": "i64"},
-        {"BLOCK": 8192, "STAGES": 1},
-        {"num_warps": 8},
-        ("x", "largest", "elements"),
-    ),
-    Variant(
-        "quantize tensor",
-        _quantize_tensor_kernel,
-        _TYPES | {"elements": "i64", "parts": "i32"},
-        {"PARTS": 1024, "BLOCK": 8192, "STAGES": 1},
-        {"num_warps": 8},
-        ("x", "values", "scale", "largest", "elements"),
-    ),
-]
-
-_ROWS, _COLUMNS = 16384, 4096
-
-
-def cases() -> Iterator[Case]:
-    yield Case(
-        "quantize tensor fp8",
-        f"{_ROWS} x {_COLUMNS}",
-        "bf16",
-        cost(_ROWS * _COLUMNS, dynamic=True),
-        _prepare,
-    )
-
-
-def _prepare() -> Prepared:
-    x = torch.randn(_ROWS, _COLUMNS, device="cuda").bfloat16()
-    out = _tensor_output(x, None, None)
-
-    def error() -> float:
-        poison(*out)
-        quantize_tensor(x, out=out, impl="triton")
-        return relative_error(out, quantize_tensor_reference(x))
-
-    plain = compiled(quantize_tensor_reference)
-    return Prepared(
-        lambda: quantize_tensor(x, out=out, impl="triton"),
-        {"torch.compile": lambda: plain(x)},
-        error,
-    )
-
-
-def tuning() -> Iterator[Tuning]:
-    tensor = [DEFAULT | {"block": block, "warps": block // 1024, "stages": stages}
-              for block in (4096, 8192, 16384) for stages in (1, 3)]  # fmt: skip
-    yield Tuning("bfloat16", tensor, lambda: _prepare().ours)
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

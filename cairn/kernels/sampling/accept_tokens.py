@@ -9,7 +9,6 @@ drawn without drafts. The next step reads length and last token where they lie; 
 row without drafts has one draw, which is accepted. Bytes moved: two words for each draft.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from cairn.kernels.arguments import check
 from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
-from cairn.kernels.kernel import Case, Cost, Prepared, Variant
+from cairn.kernels.kernel import Cost
 from cairn.kernels.paged.step_inputs import State
 
 MOST_DRAFTS = 31  # of a row in one step
@@ -108,21 +107,6 @@ def cost(sequences: int, drafts: int) -> Cost:
     return Cost(flops=0.0, bytes=4.0 * sequences * (7 + 2 * drafts))
 
 
-ARGUMENTS = (
-    "rows", "bounds", "draw_bounds", "tokens", "positions", "drawn", "last_tokens", "lengths",
-)  # fmt: skip
-VARIANTS = [
-    Variant(
-        "drafts accepted",
-        _accept_kernel,
-        dict.fromkeys(ARGUMENTS, "*i32"),
-        {"LANES": LANES, "OVERLAP": True},
-        {"num_warps": 1},
-        (),
-    ),
-]
-
-
 def random_draws(sequences: int, drafts: int, device: str) -> tuple[Drawn, State]:
     """Every row verifies so many drafts, of which each holds in three of four cases."""
     width = drafts + 1
@@ -139,29 +123,3 @@ def random_draws(sequences: int, drafts: int, device: str) -> tuple[Drawn, State
     state = State(torch.zeros(sequences, 1, dtype=torch.int32, device=device), rows_B.clone(),
                   rows_B.clone())  # fmt: skip
     return Drawn(rows_B, bounds_B1, bounds_B1.clone(), tokens_T, positions_T, drawn_S), state
-
-
-def _prepare() -> Prepared:
-    drawn, state = random_draws(256, 3, "cuda")
-
-    def run() -> None:
-        accept_tokens(drawn, state, impl="triton")
-
-    def error() -> float:
-        wanted = State(*(tensor.clone() for tensor in state))
-        accept_tokens_reference(drawn, wanted)
-        run()
-        same = all(torch.equal(a, b) for a, b in zip(state, wanted, strict=True))
-        return 0.0 if same else 1.0
-
-    return Prepared(run, {}, error)
-
-
-def cases() -> Iterator[Case]:
-    yield Case("accept tokens", "256 rows of 3 drafts", "int32", cost(256, 3), _prepare, graph=True)
-
-
-if __name__ == "__main__":
-    from cairn.kernels.tooling.demo import demo
-
-    demo(__spec__.name)

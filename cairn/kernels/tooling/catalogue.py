@@ -1,7 +1,9 @@
-"""Which kernels are there? Every module of `cairn.kernels` that has both VARIANTS and cases().
+"""Which kernels are there? Every file of `cairn/kernels/cases`: one for each kernel.
 
-Found by reading the sources, so that listing names imports neither torch nor triton, and a new kernel file needs no
-entry anywhere. `load` imports one.
+    VARIANTS, cases()    what is compiled, what is measured        KERNEL    the module that it is about
+
+Found by reading the sources, so that listing names imports neither torch nor triton, and a new kernel needs no entry
+anywhere. `load` imports one.
 """
 
 import ast
@@ -14,38 +16,41 @@ from typing import NamedTuple
 
 from cairn.core.errors import UsageError, did_you_mean
 
-MARKS = {"VARIANTS", "cases"}
 PACKAGE = "cairn.kernels"
-TOOLS = ("tooling", "interpreter")
+HOME = Path(__file__).parents[1]
+TOOLS = ("tooling", "interpreter", "cases")
 
 
 class Entry(NamedTuple):
-    module: str  # "cairn.kernels.norm.rmsnorm"
-    line: str  # the first sentence of its docstring
+    module: str  # its variants and cases: "cairn.kernels.cases.rmsnorm"
+    kernel: str  # "cairn.kernels.norm.rmsnorm"
+    line: str  # the first sentence of the kernel's docstring
     tunable: bool  # has tuning()
 
 
 @functools.cache
-def kernels(folder: Path = Path(__file__).parents[1]) -> Mapping[str, Entry]:
+def kernels(home: Path = HOME) -> Mapping[str, Entry]:
     """Name of each kernel -> where it is and what it says about itself, in alphabetical order."""
     found = {}
-    for path in sources(folder):
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        names = _defined(tree)
-        if names >= MARKS:
-            line = (ast.get_docstring(tree) or "").partition("\n")[0]
-            found[path.stem] = Entry(module_of(path, folder), line, "tuning" in names)
+    for path in sorted((home / "cases").glob("*.py")):
+        names = _defined(_parsed(path))
+        if "KERNEL" in names:
+            kernel = str(names["KERNEL"])
+            source = home.joinpath(*kernel.split(".")[2:]).with_suffix(".py")
+            line = (ast.get_docstring(_parsed(source)) or "").partition("\n")[0]
+            module = f"{PACKAGE}.cases.{path.stem}"
+            found[path.stem] = Entry(module, kernel, line, "tuning" in names)
     return found
 
 
-def sources(folder: Path = Path(__file__).parents[1]) -> list[Path]:
-    """Every file of the package that may hold a kernel, in the order of names; the tools are none."""
-    inside = [path for path in folder.glob("*/*.py") if path.parent.name not in TOOLS]
-    return sorted([*folder.glob("*.py"), *inside], key=lambda path: path.stem)
+def sources() -> list[Path]:
+    """Every file of the package that may hold a kernel."""
+    inside = [path for path in HOME.glob("*/*.py") if path.parent.name not in TOOLS]
+    return sorted([*HOME.glob("*.py"), *inside])
 
 
-def module_of(path: Path, folder: Path = Path(__file__).parents[1]) -> str:
-    return ".".join((PACKAGE, *path.relative_to(folder).with_suffix("").parts))
+def module_of(path: Path) -> str:
+    return ".".join((PACKAGE, *path.relative_to(HOME).with_suffix("").parts))
 
 
 def chosen(only: Sequence[str]) -> list[str]:
@@ -62,15 +67,17 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(kernels()[known].module)
 
 
-def _defined(tree: ast.Module) -> set[str]:
-    """Names that the module gives to something of its own, at the top level."""
-    names: set[str] = set()
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _defined(tree: ast.Module) -> dict[str, object]:
+    """Names that the module defines at the top level; of constants their value."""
+    names: dict[str, object] = {}
     for node in tree.body:
         match node:
             case ast.FunctionDef(name=name):
-                names.add(name)
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                names.add(name)
-            case ast.Assign(targets=targets):
-                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+                names[name] = None
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
+                names[name] = value
     return names

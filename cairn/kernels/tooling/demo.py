@@ -1,7 +1,7 @@
-"""What `python -m cairn.kernels.NAME` does: check the kernel, and show its rate beside this machine's ceiling.
+"""What `python -m cairn.kernels.cases.NAME` does: check the kernel, and show its rate beside this machine's ceiling.
 
-    python -m cairn.kernels.norm.rmsnorm                                       every case: error, time, rate, anchors
-    compute-sanitizer python -m cairn.kernels.norm.rmsnorm --check 3           the errors of the 3 smallest cases only
+    python -m cairn.kernels.cases.rmsnorm                                       every case: error, time, rate, anchors
+    compute-sanitizer python -m cairn.kernels.cases.rmsnorm --check 3           the errors of the 3 smallest cases only
 
 On a GPU every case of the module is checked and timed. Without one its numerics are checked by its tests in the
 interpreter, if the sources of the tests are there. Knows no kernel by name.

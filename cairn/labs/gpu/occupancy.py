@@ -18,7 +18,7 @@ THREADS = 128
 
 
 def run(bench: Workbench) -> Outcome:
-    from cairn.kernels.norm.rmsnorm import VARIANTS
+    from cairn.kernels.cases.rmsnorm import VARIANTS
     from cairn.kernels.tooling.compile import compile_variant
 
     variant = next(v for v in VARIANTS if "4096 + residual + fp8" in v.name)

@@ -86,7 +86,7 @@ def _table(rows: Rows) -> Table:
 
 def _compile(aligned: tuple[str, ...]) -> Any:
     from cairn.core.errors import CairnError
-    from cairn.kernels.loss.linear_cross_entropy import VARIANTS
+    from cairn.kernels.cases.linear_cross_entropy import VARIANTS
     from cairn.kernels.tooling.compile import compile_variant
 
     compiled = compile_variant(VARIANTS[-1]._replace(aligned=aligned), "linear_cross_entropy")

@@ -9,6 +9,7 @@ longer and longer caches, and over a window.
 from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
+from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.presets import preset
 
 WINDOW = 1024
@@ -19,7 +20,7 @@ MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-8b", "mistral-7b-v0.1", "llama-3.
 def crossing(name: str) -> float:
     """Tokens at which keys and values of one sequence are as many bytes as the weights."""
     spec = preset(name)
-    return spec.matmul_parameters() * 2 / spec.kv_bytes_per_token(2)
+    return spec.matmul_parameters() * 2 / cache_bytes_per_token(spec, 2)
 
 
 @one_thread()
@@ -99,7 +100,7 @@ def _kept() -> Check:
             "Mistral 4096 窗口下 32k 上下文的 KV",
         ),
         predicted=4096 * 2 * 32 * 8 * 128 * 2 / 1e9,
-        measured=preset("mistral-7b-v0.1").kv_bytes(32_768, 2) / 1e9,
+        measured=cache_bytes(preset("mistral-7b-v0.1"), 32_768, 2) / 1e9,
         unit="GB",
     )
 
@@ -108,8 +109,8 @@ def _table() -> Table:
     rows = []
     for name in MODELS:
         spec = preset(name)
-        rows.append([name, spec.kv_bytes_per_token(2) / 1024, crossing(name),
-                     spec.kv_bytes(32_768, 2) / 1e9, spec.matmul_parameters() * 2 / 1e9])  # fmt: skip
+        rows.append([name, cache_bytes_per_token(spec, 2) / 1024, crossing(name),
+                     cache_bytes(spec, 32_768, 2) / 1e9, spec.matmul_parameters() * 2 / 1e9])  # fmt: skip
     return Table(
         columns=[
             Words("model", "模型"),

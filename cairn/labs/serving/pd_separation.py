@@ -13,6 +13,7 @@ from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
+from cairn.models.cache import cache_bytes
 
 PROMPT, OUTPUT = 4096, 64
 LINK = 50e9  # bytes a second: one 400 Gb/s NIC
@@ -38,7 +39,7 @@ def tpots(count: int, rate: float, prompt: int, prefix: bool) -> list[float]:
 
     served = Served(spec=preset("qwen3-8b"), device=device("h200"))
     cost = step_seconds(served)
-    moved_in = served.spec.kv_bytes(prompt, 2) / served.device.bytes_per_s if prefix else 0.0
+    moved_in = cache_bytes(served.spec, prompt, 2) / served.device.bytes_per_s if prefix else 0.0
 
     def seconds(step: Step) -> float:
         return cost(step) + moved_in * len(step.chunks)  # keys and values that came from elsewhere
@@ -92,7 +93,7 @@ def run(bench: Workbench) -> Outcome:
     moved, differ, seconds = hand_over(prompts, outputs)
     return Outcome(
         checks=[
-            *_handed_over(count * SMALL.kv_bytes(tokens, 4), moved, differ),
+            *_handed_over(count * cache_bytes(SMALL, tokens, 4), moved, differ),
             *_paces(together, apart),
             _price(),
         ],
@@ -131,7 +132,9 @@ def _paces(together: list[float], apart: list[float]) -> list[Check]:
     from cairn.plan.device import device
 
     spec = preset("qwen3-8b")
-    step = (spec.matmul_parameters() * 2 + spec.kv_bytes(PROMPT, 2)) / device("h200").bytes_per_s
+    step = (spec.matmul_parameters() * 2 + cache_bytes(spec, PROMPT, 2)) / device(
+        "h200"
+    ).bytes_per_s
     return [
         Check(
             what=Words(
@@ -164,7 +167,7 @@ def _price() -> Check:
             "hand-over of a 4k prompt over its prefill", "4k prompt 的移交时间 / prefill 时间"
         ),
         predicted=0.2,
-        measured=spec.kv_bytes(PROMPT, 2) / LINK / prefill,
+        measured=cache_bytes(spec, PROMPT, 2) / LINK / prefill,
         unit="x",
         kind="at_most",
     )
@@ -173,7 +176,7 @@ def _price() -> Check:
 def _table(together: list[float], apart: list[float]) -> Table:
     from cairn.models.presets import preset
 
-    moving = preset("qwen3-8b").kv_bytes(PROMPT, 2) / LINK
+    moving = cache_bytes(preset("qwen3-8b"), PROMPT, 2) / LINK
     return Table(
         columns=[
             Words("8B on H200, 5 requests/s of 4k + 64", "8B/H200，5 请求/秒，4k + 64"),

@@ -19,6 +19,7 @@ from cairn.labs.serving._engine import (
     words,
 )  # fmt: skip
 from cairn.labs.workbench import Workbench
+from cairn.models.cache import cache_bytes
 
 PCIE = 50e9  # bytes a second, pinned, PCIe 5 x16
 
@@ -58,7 +59,7 @@ def swap_s(bench: Workbench, tokens: int) -> float:
     """Seconds to copy the keys and values of so many tokens elsewhere and back."""
     import torch
 
-    kept = torch.randn(int(SMALL.kv_bytes(tokens, 4)) // 4)
+    kept = torch.randn(int(cache_bytes(SMALL, tokens, 4)) // 4)
     away, back = torch.empty_like(kept), torch.empty_like(kept)
 
     def swap() -> None:
@@ -76,7 +77,7 @@ def large_model() -> list[tuple[int, float, float, float]]:
     large, h200 = preset("qwen3-8b"), device("h200")
     rows = []
     for length in (256, 1024, 4096, 16384, 32768):
-        by_copy = 2 * large.kv_bytes(length, 2) / PCIE * 1e3
+        by_copy = 2 * cache_bytes(large, length, 2) / PCIE * 1e3
         by_work = large.forward_flops(length, 0, 1) / h200.flops_per_s * 1e3
         rows.append((length, by_copy, by_work, by_work / by_copy))
     return rows

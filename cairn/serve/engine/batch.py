@@ -43,14 +43,15 @@ class Layout(NamedTuple):
         return (b, b, b + 1, b, b + 1, self.pages, self.tokens, s, s, 1, bounds)
 
     @staticmethod
-    def of(chunks: Sequence[Chunk]) -> "Layout":
+    def of(chunks: Sequence[Chunk], drafts: bool = False) -> "Layout":
+        """`drafts`: some of them may have drafts, or be ahead of some."""
         return Layout(
             len(chunks),
             sum(chunk.count for chunk in chunks),
             sum(len(chunk.pages) for chunk in chunks),
             sum(chunk.samples for chunk in chunks),
             max((chunk.count for chunk in chunks), default=1),
-            any(chunk.ahead or chunk.drafts for chunk in chunks),
+            drafts and any(chunk.ahead or chunk.drafts for chunk in chunks),
         )
 
     @staticmethod
@@ -128,7 +129,7 @@ class Batch:
         self, chunks: Sequence[Chunk], layout: Layout | None = None, shared: int = 0
     ) -> Staged:
         """Send what was decided; with a `layout` of more sequences, the rest is padding."""
-        layout = layout or Layout.of(chunks)
+        layout = layout or Layout.of(chunks, self.limits.drafts > 0)
         self._turn = (self._turn + 1) % TURNS
         host = self._host[self._turn]
         used = _write(host.numpy(), chunks, layout, shared)
@@ -167,51 +168,60 @@ class Batch:
 
 def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int) -> int:
     """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
-    tokens = [token for chunk in chunks for token in tokens_of(chunk)]
+    known = tokens_with_drafts if layout.verifies else tokens_of
+    tokens = [token for chunk in chunks for token in known(chunk)]
     padding = layout.padding(len(chunks), len(tokens))
     blank = [0] * len(padding)
-    bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
-    pages = [page for chunk in chunks for page in chunk.pages]
-    if layout.verifies:
-        sampling = [(bounds[b + 1] - chunk.samples + i, chunk.request.row)
-                    for b, chunk in enumerate(chunks) for i in range(chunk.samples)]  # fmt: skip
-        sample_bounds = np.cumsum([0, *(chunk.samples for chunk in chunks), *blank])
+    rows = [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding)
+    starts = [chunk.start for chunk in chunks]
+    sample_bounds: Sequence[int] | np.ndarray = NO_BOUNDS
+    if layout.one_each and layout.samples == layout.sequences:  # every row decodes a token
+        bounds = np.arange(layout.sequences + 1)
+        sample_at, sample_rows = [*range(len(chunks)), *blank], rows
     else:
-        sampling = [(bounds[b + 1] - 1, chunk.request.row) for b, chunk in enumerate(chunks)
-                    if chunk.samples]  # fmt: skip
-        sample_bounds = NO_BOUNDS
-    sampling += [(0, NOBODY)] * (layout.samples - len(sampling))
+        bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
+        drawn = [(bounds[b + 1] - i, chunk.request.row)
+                 for b, chunk in enumerate(chunks) for i in range(chunk.samples, 0, -1)]  # fmt: skip
+        drawn += [(0, NOBODY)] * (layout.samples - len(drawn))
+        sample_at, sample_rows = [at for at, _ in drawn], [row for _, row in drawn]
+    if layout.verifies:
+        sample_bounds = np.cumsum([0, *(chunk.samples for chunk in chunks), *blank])
+        starts = [LENGTH_ON_DEVICE if chunk.ahead else chunk.start for chunk in chunks]
+    pages = [page for chunk in chunks for page in chunk.pages]
     parts: tuple[Sequence[int] | np.ndarray, ...] = (
-        [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding),
-        [LENGTH_ON_DEVICE if chunk.ahead else chunk.start for chunk in chunks] + blank,
+        rows,
+        starts + blank,
         bounds,
         [chunk.first_page for chunk in chunks] + blank,
         np.cumsum([0, *(len(chunk.pages) for chunk in chunks), *blank]),
         pages + [0] * (layout.pages - len(pages)),
         tokens + [0] * (layout.tokens - len(tokens)),
-        [at for at, _ in sampling],
-        [row for _, row in sampling],
+        sample_at,
+        sample_rows,
         [shared],
         sample_bounds,
     )
     start = 0
     for part, size in zip(parts, layout.sizes(), strict=True):
-        words[start : start + size] = part
-        start += size
+        if size:
+            words[start : start + size] = part
+            start += size
     return start
+
+
+def tokens_with_drafts(chunk: Chunk) -> list[int]:
+    """`tokens_of`, where drafts follow the chunk's last token, or are in flight before it."""
+    if not chunk.drafts and not chunk.ahead:
+        return tokens_of(chunk)
+    request = chunk.request
+    if chunk.ahead or chunk.start >= request.known:
+        return [SAMPLED_LAST, *chunk.drafts]
+    return [request.outputs[-1], *chunk.drafts]
 
 
 def tokens_of(chunk: Chunk) -> list[int]:
     """The chunk's tokens as far as the host knows them; SAMPLED_LAST for one that is still in flight."""
-    request, start, count = chunk.request, chunk.start, chunk.count - len(chunk.drafts)
-    if chunk.drafts or chunk.ahead:  # one token, and its drafts
-        known = not chunk.ahead and start < request.known
-        last = (
-            (request.outputs[-1] if request.outputs else request.prompt[-1])
-            if known
-            else SAMPLED_LAST
-        )
-        return [last, *chunk.drafts]
+    request, start, count = chunk.request, chunk.start, chunk.count
     prompt = len(request.prompt)
     if start >= prompt:
         found = request.outputs[start - prompt : start - prompt + count]

@@ -31,7 +31,8 @@ import msgspec
 from cairn.core.errors import RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
-from cairn.serve.engine.speculate.drafter import Drafter, accepted
+from cairn.serve.engine.speculate.drafter import Drafter
+from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
@@ -92,8 +93,7 @@ class Scheduler:
     ) -> None:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
-        self.drafter = drafter if limits.drafts else None
-        self.drafted = self.accepted = 0  # drafts that were verified since the start, and that held
+        self.speculation = Speculation(drafter) if drafter is not None and limits.drafts else None
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching
         )
@@ -166,7 +166,7 @@ class Scheduler:
         if not step.preempted:
             budget = self._admit(step, budget)
         step.tokens = most - budget
-        if self.drafter is not None and any(chunk.drafts for chunk in step.chunks):
+        if self.speculation is not None and any(chunk.drafts for chunk in step.chunks):
             step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
         if step.chunks:
             self._in_flight.append(step)
@@ -174,7 +174,7 @@ class Scheduler:
 
     def _continue_running(self, step: Step, budget: int) -> int:
         """One chunk for each running request; returns what is left of the budget."""
-        page_size = self.limits.page_size
+        page_size, speculation = self.limits.page_size, self.speculation
         chunks, sampling = step.chunks, step.sampling
         seen = 0  # by the tokens that are decoded
         for request in self._running:  # may lose its last ones while the loop runs
@@ -188,8 +188,8 @@ class Scheduler:
                 continue  # its last token is in flight
             if request.constraint is not None and request.pending:
                 continue  # what may follow the token in flight is not known
-            if self.drafter is not None:
-                budget -= self._verify(request, self.drafter, budget, step)
+            if speculation is not None:
+                budget -= self._verify(request, speculation, budget, step)
                 continue
             first_page, pages = len(request.blocks), NO_PAGES
             if total > first_page * page_size:
@@ -234,9 +234,8 @@ class Scheduler:
         if end == total:
             step.sampling.append(request)
             request.total = total + 1
-            if self.drafter is not None:
-                request.steps_in_flight += 1
-                request.expected += 1
+            if self.speculation is not None:
+                self.speculation.launch(request, 0)
         request.ledger.prefill_chunks += 1
         step.prefill += count
         step.read += end
@@ -246,14 +245,14 @@ class Scheduler:
             step.filled.append((request, filled))
         return count
 
-    def _verify(self, request: Request, drafter: Drafter, budget: int, step: Step) -> int:
+    def _verify(self, request: Request, speculation: Speculation, budget: int, step: Step) -> int:
         """A decoding request's last token and the drafts behind it; returns how many tokens that is."""
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, size = request.total, self.limits.page_size
         later = max(len(self._running) - len(step.chunks) - 1, 0)  # each of them needs a token
         most = min(self.limits.drafts, budget - 1 - later, request.end - total - 1)
-        guesses = self._guesses(request, drafter, most)
+        guesses = speculation.guess(request, most)
         drafts = guesses[:most] if most > 0 else []
         first_page, pages = len(request.blocks), NO_PAGES
         if drafts and total + len(drafts) > first_page * size:
@@ -269,26 +268,12 @@ class Scheduler:
             Chunk(request, total - 1, count, first_page, pages, count, drafts, request.drafted > 0)
         )
         step.sampling.append(request)
-        request.hoped += guesses[:count]
-        request.expected += count
-        request.drafted += len(drafts)
-        request.steps_in_flight += 1
+        speculation.launch(request, len(drafts), guesses)
         request.computed = total - 1 + count
         request.total = total + count
         step.read += request.computed
         step.pairs += count * (total - 1) + count * (count + 1) // 2
         return count
-
-    def _guesses(self, request: Request, drafter: Drafter, most: int) -> list[int]:
-        """What may follow the token that is computed next: drafts, and one more for what is drawn behind them."""
-        if request.params.pooling is not None:
-            return []
-        unguessed = request.expected - len(request.hoped)
-        proposed = list(drafter.propose(request, request.hoped, unguessed + max(most, 0) + 1))
-        if len(proposed) < unguessed:
-            return []
-        request.hoped += proposed[:unguessed]
-        return proposed[unguessed:]
 
     def _grow(self, request: Request, upto: int, step: Step) -> list[int] | None:
         """Pages for a running request, taken from the last of the running if there are none.
@@ -332,70 +317,39 @@ class Scheduler:
         self._land(step, len(drawn))
         advances = [Advance(request, NO_TOKENS, True) for request in step.failed]
         ended = False
-        runs = self._runs(step, drawn) if self.drafter is not None else [[token] for token in drawn]
-        for request, tokens in zip(step.sampling, runs, strict=True):
+        pairs = zip(step.sampling, drawn, strict=True)
+        if self.speculation is not None:
+            pairs = self.speculation.land(step, drawn)
+        for request, token in pairs:
             if request.state == "finished":
-                continue  # aborted, or stopped a step ago
-            outputs, constraint, finished = request.outputs, request.constraint, False
-            before = len(outputs)
-            for token in tokens:
-                if constraint is not None and (error := constraint.accept(token)) is not None:
-                    request.error = error
-                    self._finish(request, "error")
-                    finished = True
-                    break
-                outputs.append(token)
-                if self._ends(request, token, len(outputs)):
-                    finished = True
-                    break
+                continue  # aborted, or stopped before this token
+            constraint = request.constraint
+            if constraint is not None and (error := constraint.accept(token)) is not None:
+                request.error = error
+                self._finish(request, "error")
+                advances.append(Advance(request, NO_TOKENS, True))
+                ended = True
+                continue
+            outputs = request.outputs
+            outputs.append(token)
             count = len(outputs)
             if count >= request.publish_at and request.state == "running":
                 self.blocks.publish(request, len(request.prompt) + count - 1)
-            ended = ended or finished
-            if count - before < len(tokens):  # behind the end
-                tokens = tokens[: count - before]
-            advances.append(Advance(request, tokens, finished))
+            finished = False
+            if token in request.stop_ids and count >= request.min_tokens:
+                is_eos = token in request.eos_ids and not request.params.ignore_eos
+                self._finish(request, "stop", None if is_eos else token)
+                ended = finished = True
+            elif constraint is not None and constraint.finished:  # at an end that is not ours
+                self._finish(request, "stop")
+                ended = finished = True
+            elif count >= request.most_outputs:
+                self._finish(request, "length")
+                ended = finished = True
+            advances.append(Advance(request, (token,), finished))
         if ended:
             self._sweep()
-        return advances
-
-    def _ends(self, request: Request, token: int, count: int) -> bool:
-        """Finish the request if this token, its `count`-th, is its last one."""
-        constraint = request.constraint
-        if token in request.stop_ids and count >= request.min_tokens:
-            is_eos = token in request.eos_ids and not request.params.ignore_eos
-            self._finish(request, "stop", None if is_eos else token)
-        elif constraint is not None and constraint.finished:  # at an end that is not ours
-            self._finish(request, "stop")
-        elif count >= request.most_outputs:
-            self._finish(request, "length")
-        else:
-            return False
-        return True
-
-    def _runs(self, step: Step, drawn: Sequence[int]) -> list[Sequence[int]]:
-        """Of each request the tokens that hold; what was computed for the others is given back."""
-        drafts = step.drafts or [NO_TOKENS] * len(step.sampling)
-        runs, at = [], 0
-        for request, guessed in zip(step.sampling, drafts, strict=True):
-            run = accepted(drawn[at : at + len(guessed) + 1], guessed)
-            at += len(guessed) + 1
-            runs.append(run)
-            rejected = len(guessed) + 1 - len(run)
-            self.drafted += len(guessed)
-            self.accepted += len(guessed) - rejected
-            request.total -= rejected
-            if request.state == "running":
-                request.computed -= rejected
-            request.drafted -= len(guessed)
-            request.steps_in_flight -= 1
-            if not rejected and request.hoped[: len(run)] == run:
-                del request.hoped[: len(run)]
-                request.expected -= len(run)
-            else:  # what was hoped for behind it does not follow; each step brings at least a token
-                request.hoped.clear()
-                request.expected = request.steps_in_flight
-        return runs
+        return _joined(advances) if step.drafts else advances
 
     def fail(self, step: Step, error: str) -> list[Advance]:
         """The step did not run: end its requests, and those that built upon what it should have written."""
@@ -483,3 +437,14 @@ class Scheduler:
 
 def _order(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
+
+
+def _joined(advances: list[Advance]) -> list[Advance]:
+    """One for each request, with all its tokens."""
+    joined: list[Advance] = []
+    for advance in advances:
+        if joined and joined[-1].request is advance.request:
+            tokens = (*joined.pop().tokens, *advance.tokens)
+            advance = Advance(advance.request, tokens, advance.finished)
+        joined.append(advance)
+    return joined

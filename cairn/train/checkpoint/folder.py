@@ -5,25 +5,31 @@
       step-00000200/  __0_0.distcp                                    the run died while writing: ignored
 
 COMPLETE lists every file with its size and a checksum for each 64 MiB, so a file that was cut off or damaged later is
-told from a good one before anything is loaded. Removing begins with COMPLETE, so half a removal is no checkpoint.
-Reads and writes these few files; knows nothing about tensors.
+distinguished from a good one before anything is loaded. Removing begins with COMPLETE, so half a removal is no
+checkpoint. Reads and writes these few files; knows nothing about tensors or ranks (`choose` does).
 """
 
+import os
+import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from cairn.core.errors import DataError
 
+Item = TypeVar("Item")
 COMPLETE = "COMPLETE"
 ABOUT = "about.json"
 PREFIX = "step-"
+METADATA = ".metadata"  # torch's: which tensor lies in which file
 PASSED_OVER = "passed-over"
 CHUNK = 64 << 20
+SHARD = re.compile(rb"__\d+_\d+\.distcp")  # a file of tensors, by the number of its writer
 
 
 class File(msgspec.Struct, frozen=True):
@@ -50,27 +56,51 @@ def complete_steps(root: Path) -> list[int]:
     return [step for step in steps(root) if (folder_of(root, step) / COMPLETE).is_file()]
 
 
-def mark_complete(folder: Path, step: int) -> None:
-    """The last thing that is written. The files' own writer has synced them to the disk."""
-    names = sorted(path.name for path in folder.iterdir() if path.name != COMPLETE)
-    marker = Marker(step, {name: _file(folder / name) for name in names})
+def files_of(folder: Path, rank: int = 0) -> dict[str, File]:
+    """The files that this rank has written, with checksums: rank 0 also those that are not tensors."""
+    own = f"__{rank}_"
+    return {
+        path.name: File(path.stat().st_size, _checks(path))
+        for path in sorted(folder.iterdir())
+        if path.name != COMPLETE
+        and (path.name.startswith(own) or (rank == 0 and not SHARD.fullmatch(path.name.encode())))
+    }
+
+
+def mark_complete(folder: Path, step: int, files: dict[str, File] | None = None) -> None:
+    """The last thing that is written. The files' own writer has synced them to the disk.
+
+    `files`: those of all ranks; None where one process has written all of them.
+    """
+    marker = Marker(step, files_of(folder) if files is None else files)
+    missing = _missing(folder, marker)
+    if missing is not None:
+        raise DataError(
+            f"{folder} is not a whole checkpoint: {missing}",
+            hint="--out has to be a folder that all ranks share",
+        )
     fresh = folder / f".{COMPLETE}"
     with fresh.open("wb") as file:
         file.write(msgspec.json.encode(marker))
         file.flush()
-        _sync(file.fileno())
+        os.fsync(file.fileno())
     fresh.rename(folder / COMPLETE)
 
 
-def complaint(folder: Path) -> str | None:
-    """Why this checkpoint cannot be used, or None; reads all of it."""
+def complaint(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """Why this checkpoint cannot be used, or None; reads one of `parts` equal parts of its bytes."""
     lacking = lacks(folder)
     if lacking is not None:
         return lacking
     try:
-        marker = msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
-        for name, expected in marker.files.items():
-            if _checks(folder / name) != expected.checks:
+        files = read_marker(folder).files
+        chunks = [
+            (name, n) for name, file in sorted(files.items()) for n in range(len(file.checks))
+        ]
+        mine = chunks[part::parts]
+        found = _mapped(lambda one: _check(folder / one[0], one[1]), mine)
+        for (name, number), check in zip(mine, found, strict=True):
+            if check != files[name].checks[number]:
                 return f"{name} is damaged: its checksum differs"
     except OSError as error:  # a bad disk, or a run that makes room while somebody else looks
         return f"{error.filename or folder} cannot be read: {error.strerror}"
@@ -80,22 +110,39 @@ def complaint(folder: Path) -> str | None:
 def lacks(folder: Path) -> str | None:
     """What is not there, by name and size; None: every file is."""
     try:
-        marker = msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
+        return _missing(folder, read_marker(folder))
     except FileNotFoundError:
         return "it has no COMPLETE: the run ended while it was written"
     except (OSError, msgspec.DecodeError) as error:
         return f"its COMPLETE cannot be read: {error}"
+
+
+def read_marker(folder: Path) -> Marker:
+    return msgspec.json.decode((folder / COMPLETE).read_bytes(), type=Marker)
+
+
+def _missing(folder: Path, marker: Marker) -> str | None:
     for name, expected in marker.files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         if (size := path.stat().st_size) != expected.size:
             return f"{name} has {size:,} bytes, {expected.size:,} were written"
+    for name in _shards(folder):
+        if name not in marker.files:
+            return f"{name} is missing: {METADATA} names it, {COMPLETE} does not"
     return None
 
 
+def _shards(folder: Path) -> list[str]:
+    """The files of tensors that torch's metadata refers to; read as bytes, so that nothing in it is executed."""
+    path = folder / METADATA
+    found = set(SHARD.findall(path.read_bytes())) if path.is_file() else set()
+    return sorted(name.decode() for name in found)
+
+
 def newest(root: Path, warn: "list[str]") -> Path | None:
-    """The newest checkpoint that can be used; what is passed over is told in `warn`.
+    """The newest checkpoint that can be used, for one process; `warn` gets the reasons for those that cannot.
 
     None where there is none. If there are some and none can be used, that is an error: a run must not begin again
     from nothing because a disk is bad.
@@ -138,34 +185,30 @@ def set_aside(root: Path, after: int) -> list[Path]:
 
 def keep_newest(root: Path, count: int) -> list[int]:
     """Removes all but the newest `count` complete ones, and unfinished ones older than those."""
-    kept = set(complete_steps(root)[-count:])
+    whole = [step for step in complete_steps(root) if lacks(folder_of(root, step)) is None]
+    kept = set(whole[-count:])
     gone = [step for step in steps(root) if step not in kept and step < max(kept, default=0)]
     for step in gone:
         remove(folder_of(root, step))
     return gone
 
 
-def _file(path: Path) -> File:
-    return File(path.stat().st_size, _checks(path))
-
-
 def _checks(path: Path) -> list[int]:
-    def check(begin: int) -> int:
-        with path.open("rb") as file:
-            file.seek(begin)
-            return zlib.crc32(file.read(CHUNK))
+    return _mapped(lambda number: _check(path, number), range(-(-path.stat().st_size // CHUNK)))
 
-    begins = range(0, path.stat().st_size, CHUNK)
-    if len(begins) < 2:
-        return [check(begin) for begin in begins]
+
+def _check(path: Path, number: int) -> int:
+    with path.open("rb") as file:
+        file.seek(number * CHUNK)
+        return zlib.crc32(file.read(CHUNK))
+
+
+def _mapped(function: Callable[[Item], int], items: Sequence[Item]) -> list[int]:
+    """On a few threads: reading and crc32 release Python's lock."""
+    if len(items) < 2:
+        return [function(item) for item in items]
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(check, begins))
-
-
-def _sync(descriptor: int) -> None:
-    import os
-
-    os.fsync(descriptor)
+        return list(pool.map(function, items))
 
 
 def listed(root: Path) -> Iterator[str]:

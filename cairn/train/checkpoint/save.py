@@ -1,10 +1,11 @@
 """Writes the state of a run beside the training: a quick copy first, the disk after.
 
-    state --copy to the host--> staged --thread--> files --all ranks done--> COMPLETE --> older ones removed
+    state --copy to the host--> staged --thread--> files --all ranks agree--> COMPLETE --> older ones removed
                  `-- training goes on here
 
-One save at a time: the next one waits for the one before. A save that fails (disk full) leaves nothing behind, keeps
-the older checkpoints and is told once, by `problem`; the run goes on. Knows nothing about what the state means.
+One save at a time: the next one waits for the one before. Every part of a save ends with all ranks exchanging whether
+it worked, so a write that fails on one rank (disk full) fails the save on all of them: nothing is left behind, the
+older checkpoints stay, `problem` reports it once, and the run goes on. Knows nothing about what the state means.
 """
 
 import contextlib
@@ -12,9 +13,10 @@ import errno
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -26,6 +28,9 @@ from cairn.core.events import span
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.checkpoint.planner import SavePieces
+
+Result = TypeVar("Result")
+STORAGE_TIMEOUT = timedelta(hours=6)  # a slow disk is no hang; a rank that dies is noticed at once
 
 
 class NotSaved(CairnError):
@@ -43,7 +48,12 @@ class Saver:
         self.failure: BaseException | None = None
         self.staging: dict[str, torch.Tensor] = {}  # kept: memory that is known costs a fraction
         # Collectives of the writing thread must not mix with those of training.
-        self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self.group: Any = (
+            dist.new_group(backend="gloo", timeout=STORAGE_TIMEOUT)
+            if dist.is_initialized()
+            else None
+        )
+        self.rank = 0 if self.group is None else dist.get_rank()
 
     def save(self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any]) -> None:
         """Returns when the state is copied; `wait` when it is on disk."""
@@ -84,23 +94,49 @@ class Saver:
 
     def _write(self, step: int, staged: dict[str, Piece], about: bytes) -> None:
         folder = folders.folder_of(self.root, step)
-        first = self.group is None or dist.get_rank() == 0
         try:
             with span("checkpoint write", step=step):
-                if first:
-                    folders.remove(folder)  # what an earlier life left unfinished
-                    folder.mkdir(parents=True)
-                    (folder / folders.ABOUT).write_bytes(about)
-                self._barrier()
-                write_pieces(folder, staged, self.group)
-                if first:
-                    folders.mark_complete(folder, step)
-                    folders.set_aside(self.root, step)
-                    folders.keep_newest(self.root, self.keep)
-        except BaseException as error:  # noqa: BLE001  told by `problem`, on the training thread
+                self._agreed(lambda: self._begin(folder, about))
+                self._agreed(lambda: write_pieces(folder, staged, self.group))
+                parts = self._agreed(lambda: folders.files_of(folder, self.rank))
+                files = {name: file for part in parts for name, file in part.items()}
+                self._agreed(lambda: self._commit(folder, step, files))
+        except BaseException as error:  # noqa: BLE001  `problem` reports it on the training thread
             self.failure = _full(folder, staged) or _cause(error)
-            if first:
+            if self.rank == 0:
                 folders.remove(folder)
+
+    def _begin(self, folder: Path, about: bytes) -> None:
+        if self.rank == 0:
+            folders.remove(folder)  # what an earlier life left unfinished
+            folder.mkdir(parents=True)
+            (folder / folders.ABOUT).write_bytes(about)
+
+    def _commit(self, folder: Path, step: int, files: dict[str, folders.File]) -> None:
+        if self.rank == 0:
+            folders.mark_complete(folder, step, files)
+            folders.set_aside(self.root, step)
+            folders.keep_newest(self.root, self.keep)
+
+    def _agreed(self, work: Callable[[], Result]) -> list[Result]:
+        """The results of all ranks; an error on all ranks if the work has failed on one of them."""
+        if self.group is None:
+            return [work()]
+        failure: BaseException | None = None
+        result: Result | None = None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  raised below, once the other ranks know of it
+            failure = error
+        everybody: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(everybody, (_portable(failure), result), group=self.group)
+        if failure is not None:
+            raise failure
+        for rank, (other, _) in enumerate(everybody):
+            if other is not None:
+                number, words = other
+                raise OSError(number, f"on rank {rank}: {words}")
+        return [result for _, result in everybody]
 
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Into memory of an earlier save: the one before has been written, so it is free again."""
@@ -109,19 +145,18 @@ class Saver:
             home = self.staging[name] = _like(tensor)
         return home.copy_(tensor.detach(), non_blocking=True)
 
-    def _barrier(self) -> None:
-        if self.group is not None:
-            dist.barrier(self.group)
-
 
 def write_pieces(folder: Path, pieces: Mapping[str, Piece], group: Any = None) -> None:
     tensors = {name: piece.tensor for name, piece in pieces.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about its own deprecated parts
         dcp.save(
-            tensors, storage_writer=dcp.FileSystemWriter(folder), planner=SavePieces(pieces),
-            process_group=group, no_dist=group is None,
-        )  # fmt: skip
+            tensors,
+            storage_writer=dcp.FileSystemWriter(folder),
+            planner=SavePieces(pieces),
+            process_group=group,
+            no_dist=group is None,
+        )
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,8 +164,17 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
+def _portable(failure: BaseException | None) -> tuple[int, str] | None:
+    """An error as numbers and text: its own type may not survive the way to another process."""
+    if failure is None:
+        return None
+    cause = _cause(failure)
+    number = cause.errno if isinstance(cause, OSError) and cause.errno else errno.EIO
+    return number, f"{type(cause).__name__}: {cause}"
+
+
 def _full(folder: Path, staged: Mapping[str, Piece]) -> OSError | None:
-    """torch's writer hides a full disk behind an error of its own; what is free now tells."""
+    """torch's writer hides a full disk behind an error of its own; the free space shows it."""
     size = sum(piece.tensor.nbytes for piece in staged.values())
     with contextlib.suppress(OSError):
         if shutil.disk_usage(folder).free < size:
@@ -140,9 +184,8 @@ def _full(folder: Path, staged: Mapping[str, Piece]) -> OSError | None:
 
 def _cause(error: BaseException) -> BaseException:
     """What torch has wrapped: the first error of the operating system in it."""
-    failures = getattr(
-        error, "failures", None
-    )  # of a CheckpointException: rank -> (error, traceback)
+    # Of a CheckpointException: rank -> (error, traceback)
+    failures = getattr(error, "failures", None)
     for failure, *_ in (failures or {}).values():
         if isinstance(failure, BaseException):
             return _cause(failure)

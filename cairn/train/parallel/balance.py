@@ -11,8 +11,8 @@ neither depends on the layout.
 
 from typing import Any
 
+import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.experts import Router
@@ -35,27 +35,24 @@ class BalancedRouter(Router):
         context: Group,
     ) -> None:
         """`context`: ranks that have other tokens of the same microbatch."""
-        super().__init__(build, spec, experts)
+        # The bias is not a parameter here: it is steered, not trained.
+        super().__init__(build, spec, msgspec.structs.replace(experts, choice_bias=False))
         self.loss, self.rate, self.context = loss, rate, context
         self.share = 1.0  # of the step that a microbatch is; whoever runs the step says so
         # Not buffers: whoever gives the weights a place must not touch them.
-        self.bias_E, self.load_E = torch.zeros(experts.count), torch.zeros(experts.count)
+        self.bias_E: Tensor = torch.zeros(experts.count)  # pyrefly: ignore[bad-override-mutable-attribute]
+        self.load_E = torch.zeros(experts.count)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        scores_TE = F.linear(x_TD, self.shards.whole(self.weight)).float()
-        soft = self.experts.gate == "softmax"
-        scores_TE = scores_TE.softmax(dim=-1) if soft else scores_TE.sigmoid()
+        scores_TE = self.scores(x_TD)
         if self.bias_E.device != x_TD.device:
             self.bias_E, self.load_E = self.bias_E.to(x_TD.device), self.load_E.to(x_TD.device)
-        chosen_TN = (scores_TE + self.bias_E).topk(self.experts.per_token, dim=-1).indices
-        counts_E = torch.bincount(chosen_TN.flatten(), minlength=self.experts.count)
+        _, chosen_TN = self.choose(scores_TE, self.bias_E)
         if torch.is_grad_enabled():
+            counts_E = torch.bincount(chosen_TN.flatten(), minlength=self.experts.count)
             self.load_E += counts_E
             scores_TE = self._pushed(scores_TE, counts_E)
-        weights_TN = scores_TE.gather(1, chosen_TN)
-        if self.experts.renormalize:
-            weights_TN = weights_TN / weights_TN.sum(dim=-1, keepdim=True)
-        return (weights_TN * self.experts.scale).to(x_TD.dtype), chosen_TN
+        return self.weigh(scores_TE, chosen_TN).to(x_TD.dtype), chosen_TN
 
     def _pushed(self, scores_TE: Tensor, counts_E: Tensor) -> Tensor:
         if not self.loss:

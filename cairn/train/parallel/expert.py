@@ -3,8 +3,7 @@
     route -> sort by expert -> all-to-all -> [rank's experts, one product for all] -> all-to-all -> weigh and add
 
 Nothing is dropped: counts are exchanged first, so every rank receives exactly what was sent. The experts of a rank are
-applied as one grouped product. With one rank it is the same without messages. The plain loop over experts in
-`models.experts` is what this is held against.
+applied as one grouped product, by `models.experts`; with one rank it is the same without messages.
 """
 
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.experts import ExpertLayer, Router
+from cairn.models.experts import ExpertLayer, Router, combined
+from cairn.models.grouped_product import sort_by_expert
 from cairn.models.layers import Build, Slot
 from cairn.models.shards import even_share
 from cairn.models.spec import Experts, ModelSpec
@@ -55,18 +54,17 @@ class SpreadExperts(ExpertLayer):
     def forward(self, x_TD: Tensor) -> Tensor:
         entered_TD = self.shards.enter(x_TD)
         weights_TN, chosen_TN = self.router(entered_TD)
-        flat_M = chosen_TN.flatten()
-        order_M = flat_M.argsort(stable=True)  # by expert, so that each rank's rows lie together
-        tokens_M = order_M // chosen_TN.shape[1]
-        out_MD = self._visit(entered_TD[tokens_M], flat_M)
-        weighed_MD = out_MD * weights_TN.flatten()[order_M, None]
-        y_TD = torch.zeros_like(entered_TD).index_add(0, tokens_M, weighed_MD)
+        order_M, ends_E = sort_by_expert(chosen_TN, self.experts.count)
+        sorted_MD = entered_TD[order_M // chosen_TN.shape[1]]  # each rank's rows lie together
+        y_TD = combined(self._visit_ranks(sorted_MD, ends_E), order_M, weights_TN)
         y_TD = self.shards.reduce(y_TD)
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
-    def _visit(self, sorted_MD: Tensor, chosen_M: Tensor) -> Tensor:
+    def _visit_ranks(self, sorted_MD: Tensor, ends_E: Tensor) -> Tensor:
         """Rows sorted by expert go to its rank, through it, and come back in the same order."""
-        counts_E = torch.bincount(chosen_M, minlength=self.experts.count)
+        if self.ranks == 1:
+            return self.visit(sorted_MD, ends_E)
+        counts_E = ends_E.diff(prepend=ends_E.new_zeros(1)).long()
         arriving_RE = all_to_all(counts_E, self.group).view(self.ranks, self.count)
         sends = counts_E.view(self.ranks, self.count).sum(1).tolist()
         gets = arriving_RE.sum(1).tolist()
@@ -74,20 +72,9 @@ class SpreadExperts(ExpertLayer):
         # From each rank they come sorted by expert; all of an expert's rows have to lie together.
         experts_M = torch.arange(self.count, device=here_MD.device).repeat(self.ranks)
         order_M = experts_M.repeat_interleave(arriving_RE.flatten()).argsort(stable=True)
-        out_MD = self._grouped(here_MD[order_M], arriving_RE.sum(0))
+        out_MD = self.visit(here_MD[order_M], arriving_RE.sum(0).cumsum(0).int())
         back_MD = torch.empty_like(out_MD).index_copy(0, order_M, out_MD)
         return _AllToAll.apply(back_MD, gets, sends, self.group)
-
-    def _grouped(self, x_MD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows of expert 0, then of expert 1, ...: each through its own weights, in one product each way."""
-        ends_E = counts_E.cumsum(0).int()
-        inner_MF = grouped_product(x_MD, self.inner_EFD, ends_E)
-        if len(self.parts) == 2:
-            gate_MF, up_MF = inner_MF.chunk(2, dim=-1)
-            inner_MF = self.act(gate_MF) * up_MF
-        else:
-            inner_MF = self.act(inner_MF)
-        return grouped_product(inner_MF, self.down_EDF, ends_E)
 
     def slots(self) -> Iterator[Slot]:
         """Those of this rank's experts, under their numbers in the whole model."""
@@ -96,15 +83,6 @@ class SpreadExperts(ExpertLayer):
             expert = int(slot.name.partition(".")[0])
             if first <= expert < first + self.count:
                 yield slot._replace(index=(expert - first, *slot.index[1:]))
-
-
-def grouped_product(x_MK: Tensor, weights_ENK: Tensor, ends_E: Tensor) -> Tensor:
-    """Rows up to ends[0] times weights[0].T, from there up to ends[1] times weights[1].T, ..."""
-    if x_MK.is_cuda and x_MK.dtype == torch.bfloat16:
-        return F.grouped_mm(x_MK, weights_ENK.transpose(-1, -2), offs=ends_E)
-    sizes = ends_E.diff(prepend=ends_E.new_zeros(1)).tolist()
-    parts = [F.linear(x, weights_ENK[e]) for e, x in enumerate(x_MK.split(sizes))]
-    return torch.cat(parts)
 
 
 class _AllToAll(torch.autograd.Function):

@@ -88,9 +88,8 @@ class GuardedLoop(Loop):
     def _from_disk(self) -> bool:
         if self.far is not None:
             self.far.fetch_if_empty()
-        if self.control is not None:
-            everybody: Any = self.control
-            dist.barrier(everybody)  # all see what rank 0 has fetched
+        if self.saver.group is not None:
+            dist.barrier(self.saver.group)  # all see what rank 0 has fetched, however long it took
         return super().resume()
 
     def _recall(self) -> bool:

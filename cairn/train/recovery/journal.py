@@ -5,12 +5,16 @@
     events.jsonl   what happened and when, for a supervisor that takes over
     status.json    who runs where, at which step: process ids, nodes, phases; fault injection reads it
 
-Each file is replaced whole. Knows files and the ledger, no processes.
+Each file is replaced whole. A disk that is full costs these files, never the run: it is reported once. Knows files and
+the ledger, no processes.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -63,22 +67,45 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Journal:
     def __init__(
         self, run: Path, go_on: bool = False, clock: Callable[[], float] = time.monotonic,
-        every_s: float = EVERY_S,
+        every_s: float = EVERY_S, say: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        """`go_on`: after a supervisor of the same run; otherwise what an earlier run wrote is begun anew.
+        """`go_on`: after an earlier life of the same run; otherwise what an earlier run wrote is begun anew.
 
         `every_s`: steps that end sooner after each other are not all written down.
         """
-        self.clock, self.every_s = clock, every_s
+        self.clock, self.every_s, self.say = clock, every_s, say
         self.run, self.folder = run, run / FOLDER
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.book = Book()
+        self.lost = False  # the last write failed
         self.written = 0.0
         self.step_told = 0.0
         self.unwritten: Stepped | None = None  # the last step, while it is not in the file
         for event in self._known() if go_on else ():
             self.book.take(event)
-        self.events = (self.folder / EVENTS).open("ab" if go_on else "wb", buffering=0)
+        self.events: BinaryIO | None = None
+        with self._tolerant():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.events = (self.folder / EVENTS).open("ab" if go_on else "wb", buffering=0)
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """A write that fails is reported, once until one works again."""
+        try:
+            yield
+            self.lost = False
+        except OSError as error:
+            if not self.lost:
+                self.say(
+                    f"warning: {self.folder} is not up to date: {error.strerror or error}; "
+                    "training goes on"
+                )
+            self.lost = True
+
+    def _append(self, event: AnyEvent) -> None:
+        with self._tolerant():
+            if self.events is None:  # the disk had no room for it before
+                self.events = (self.folder / EVENTS).open("ab", buffering=0)
+            self.events.write(_line(event))
 
     def note(self, event: AnyEvent) -> None:
         """Counts it; and writes it down, steps only now and then."""
@@ -87,30 +114,35 @@ class Journal:
             self.unwritten = event
             return
         if self.unwritten is not None and not isinstance(event, Stepped):
-            self.events.write(_line(self.unwritten))  # how far it had come before this
+            self._append(self.unwritten)  # how far it had come before this
         self.unwritten = None
         if isinstance(event, Stepped):
             self.step_told = event.at
-        self.events.write(_line(event))
+        self._append(event)
 
     def ledger(self) -> Ledger:
         return self.book.ledger(self.clock())
 
     def write(self, status: Status, force: bool = False) -> None:
-        fresh = self.folder / f".{STATUS}"
-        fresh.write_bytes(msgspec.json.encode(status))
-        fresh.replace(self.folder / STATUS)
+        with self._tolerant():
+            fresh = self.folder / f".{STATUS}"
+            fresh.write_bytes(msgspec.json.encode(status))
+            fresh.replace(self.folder / STATUS)
         self.write_sums(force)
 
     def write_sums(self, force: bool = False) -> None:
         now = time.monotonic()
         if force or now - self.written > EVERY_S:
             self.written = now
-            write_ledger(self.run, self.ledger())
+            with self._tolerant():
+                write_ledger(self.run, self.ledger())
 
     def close(self) -> None:
-        write_ledger(self.run, self.book.ledger())
-        self.events.close()
+        with self._tolerant():
+            write_ledger(self.run, self.book.ledger())
+        if self.events is not None:
+            with contextlib.suppress(OSError):
+                self.events.close()
 
     def _known(self) -> list[AnyEvent]:
         path = self.folder / EVENTS

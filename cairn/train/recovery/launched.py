@@ -25,6 +25,7 @@ from cairn.core.shared_secret import Secret, secret_from
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.peer_memory import PATIENCE_S
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, keep_at
+from cairn.train.checkpoint.save import STORAGE_TIMEOUT
 from cairn.train.config import Train
 from cairn.train.launch import LOST, failure_of, join_group
 from cairn.train.loop import Outcome
@@ -48,8 +49,11 @@ def run_launched(
 ) -> Any:
     """`train(make_loop)`: the whole of a rank's work, once it has joined the others."""
     world = config.parallel.world()
+    leaving: Any = None
     if world > 1:
         join_group(rank, world, "env://", device, config.recovery.stuck_s)
+        # Others wait in it while rank 0 exports, which may take longer than any collective.
+        leaving = dist.new_group(backend="gloo", timeout=STORAGE_TIMEOUT)
     node = node_memory.node_here()
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     known = secret_from(os.environ) or node.secret
@@ -85,10 +89,9 @@ def run_launched(
     try:
         result = train(make_loop)
         heart.stop()
-        if (
-            world > 1
-        ):  # in order: threads of a group that is left alone end the process with an error
-            dist.barrier()
+        if leaving is not None:
+            # In order: threads of a group that is left alone end the process with an error.
+            dist.barrier(leaving)
             dist.destroy_process_group()
         return result
     except RuntimeError as error:

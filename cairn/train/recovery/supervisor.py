@@ -34,7 +34,7 @@ from cairn.core.shared_secret import Secret
 from cairn.train.checkpoint.peer_placement import node_of
 from cairn.train.checkpoint.peer_recall import Reach, Recall
 from cairn.train.config import Train
-from cairn.train.launch import Failure, RankFailed, first_told
+from cairn.train.launch import Failure, RankFailed, first_failure
 from cairn.train.recovery.blame import Blame, who
 from cairn.train.recovery.board import PAUSE, PHASES, Board
 from cairn.train.recovery.detect import Finding, Seen, Slowness, judge
@@ -311,7 +311,7 @@ class Supervisor:
 
     def _told(self, incident: Incident, response: Response, failures: list[Failure]) -> CairnError:
         if failures:
-            return first_told(failures)
+            return first_failure(failures)
         return RankFailed(
             f"rank {incident.rank}: {incident.why}; {response.why}",
             hint="run it again with the same --out: it goes on from the newest complete checkpoint",

@@ -79,11 +79,15 @@ def test_limits_of_a_key(clock):
     admission.admit("bob", 1)
     first.close()
     admission.admit("alice", 1).close()
-    again = refused(admission, "alice")
-    assert again.code == "key_rate"
-    assert again.headers()["retry-after"] == "20"
+    for _ in range(3):
+        admission.bill("alice")
+    admission.bill("bob")
+    with pytest.raises(Refusal) as again:
+        admission.bill("alice")
+    assert again.value.code == "key_rate"
+    assert again.value.headers()["retry-after"] == "20"
     clock.now += 20
-    admission.admit("alice", 1)
+    admission.bill("alice")
 
 
 def test_a_server_that_stops_lets_nobody_in(clock):
@@ -127,7 +131,7 @@ def scope(**headers):
 
 def test_keys_from_a_file_and_the_environment(tmp_path):
     file = tmp_path / "keys"
-    file.write_text("# ours\nalice sk-1\n\nsk-2  # nobody's\n")
+    file.write_text("# ours\nalice sk-1\n\n  # indented\nsk-2\n")
     keys = read_keys(file, {"CAIRN_API_KEYS": "sk-0, bob sk-3"})
     assert keys.holder(scope(authorization="Bearer sk-1")) == "alice"
     assert keys.holder(scope(authorization="bearer sk-3")) == "bob"
@@ -145,14 +149,41 @@ def test_keys_from_a_file_and_the_environment(tmp_path):
     assert Keys().holder(scope()) == "anybody"
 
 
+@pytest.mark.parametrize("key", ["#S3cret", "ab#cd", "ab#", "a\"b'c$d\\\\"])
+def test_a_key_in_the_variable_is_taken_literally(key):
+    keys = read_keys(None, {"CAIRN_API_KEYS": f"other,{key}"})
+    assert keys.holder(scope(authorization=f"Bearer {key}")) == "key-2"
+    for wrong in (key[:-1], key[: key.find("#")], f"{key}!"):
+        with pytest.raises(Refusal):
+            keys.holder(scope(authorization=f"Bearer {wrong}"))
+
+
+def test_a_key_in_a_file_may_hold_a_hash(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("#S3cret\nab#cd\n")
+    keys = read_keys(file, {})
+    assert keys.holder(scope(x_api_key="ab#cd")) == "key-1"
+    with pytest.raises(Refusal):
+        keys.holder(scope(x_api_key="ab"))
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " , ,"])
+def test_a_variable_that_is_set_and_empty_is_no_open_door(text):
+    with pytest.raises(ConfigError, match="CAIRN_API_KEYS is set"):
+        read_keys(None, {"CAIRN_API_KEYS": text})
+
+
 def test_files_of_keys_that_are_wrong(tmp_path):
     empty = tmp_path / "empty"
     empty.write_text("# nothing\n")
     many = tmp_path / "many"
     many.write_text("alice sk-1 sk-2\n")
+    unclear = tmp_path / "unclear"
+    unclear.write_text("sk-1 #sk-2\n")
     for file, said in (
         (empty, "no API key"),
         (many, "more than"),
+        (unclear, "a key or a comment"),
         (tmp_path / "none", "No such file"),
     ):
         with pytest.raises(ConfigError, match=said) as error:

@@ -46,7 +46,7 @@ def test_a_full_line_is_said_at_once_and_nobody_inside_is_lost(small):
 
 
 def test_more_answers_than_ever_fit_is_a_mistake_and_not_a_wait(small):
-    with pytest.raises(openai.BadRequestError, match="takes 4 at a time"):
+    with pytest.raises(openai.BadRequestError, match="takes at most 4 at a time"):
         small.client.completions.create(**ASKED, n=5)
 
 
@@ -161,15 +161,15 @@ def test_an_engine_that_stands_still_is_not_healthy(tiny_folder):
 def test_keys_and_their_limits(tiny_folder):
     keys = Keys([("alice", "sk-test"), ("bob", "sk-other")])
     with live_server.live(
-        tiny_folder, keys, key_requests_per_minute=2, max_body_bytes=2000
+        tiny_folder, keys, key_requests_per_minute=3, max_body_bytes=2000
     ) as server:
         with pytest.raises(openai.AuthenticationError):
             server.client.with_options(api_key="sk-wrong").models.list()
         assert server.http.post("/v1/completions", json={"prompt": "Hi"}).status_code == 401
         assert server.http.get("/health").status_code == 200
-        for _ in range(2):
+        for _ in range(3):
             server.client.completions.create(**ASKED)
-        with pytest.raises(openai.RateLimitError, match="2 requests in a minute"):
+        with pytest.raises(openai.RateLimitError, match="3 requests in a minute"):
             server.client.completions.create(**ASKED)
         server.client.with_options(api_key="sk-other").completions.create(**ASKED)
         other = {"x-api-key": "sk-other"}
@@ -177,5 +177,15 @@ def test_keys_and_their_limits(tiny_folder):
         assert large.status_code == 413
         chunks = (b"x" * 500 for _ in range(8))
         assert server.http.post("/v1/completions", content=chunks, headers=other).status_code == 413
-        assert "sk-test" not in server.http.get("/metrics").text
+        assert server.http.get("/metrics").status_code == 401  # model names and traffic
+        counts = server.http.get("/metrics", headers=other)
+        assert counts.status_code == 200
+        assert "sk-" not in counts.text
         server.at_rest()
+
+
+def test_metrics_may_be_public_where_the_rest_needs_a_key(tiny_folder):
+    keys = Keys([("alice", "sk-test")])
+    with live_server.live(tiny_folder, keys, public_metrics=True) as server:
+        assert server.http.get("/metrics").status_code == 200
+        assert server.http.get("/v1/models").status_code == 401

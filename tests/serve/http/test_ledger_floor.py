@@ -7,6 +7,7 @@ import pytest
 
 from cairn.hw.ceilings import Ceilings, Identity, Measured, save
 from cairn.hw.datasheet import find_chip
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.presets import preset
 from cairn.models.step_cost import Work, step_cost
 from cairn.serve.engine.messages import Facts
@@ -42,7 +43,7 @@ def facts(weight_bytes=4.0, ranks=1, **more):
     own = dict(
         device="cpu", device_name="my chip", dtype="float32", weights_bytes=int(weight_bytes * SPEC.parameters()),
         read_bytes=int(weight_bytes * SPEC.matmul_parameters() / ranks),
-        kv_bytes_per_token=SPEC.kv_bytes_per_token(4) / ranks, ranks=ranks,
+        kv_bytes_per_token=cache_bytes_per_token(SPEC, 4) / ranks, ranks=ranks,
     )  # fmt: skip
     return Facts(**(own | more))
 

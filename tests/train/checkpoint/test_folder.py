@@ -58,10 +58,10 @@ def test_damage_is_found_and_named(tmp_path, damage, reason):
 def test_a_file_that_cannot_be_read_is_no_traceback(tmp_path, monkeypatch):
     folder = make(tmp_path, 10)
 
-    def bad(path):
+    def bad(path, number):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    monkeypatch.setattr(folders, "_checks", bad)
+    monkeypatch.setattr(folders, "_check", bad)
     assert "cannot be read: Input/output error" in folders.complaint(folder)
 
 

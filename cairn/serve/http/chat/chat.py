@@ -46,6 +46,7 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
     asked = decode(body, ChatRequest)
     model = service.check_model(asked.model)
     _check(asked)
+    service.admission.check(asked.n or 1)
     offer = offer_of(service, asked)
     prompt = await read_conversation(service, asked)
     thinking = thinking_of(service, prompt.text or "")

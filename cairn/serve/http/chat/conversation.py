@@ -5,6 +5,7 @@ is no text is refused: this model could only ignore it. Clients send the argumen
 JSON; templates want the object itself.
 """
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 from cairn.core.errors import RequestError
 from cairn.models.chat_template import check_messages
 from cairn.serve.http.protocol.protocol_requests import ChatRequest, TokenizeRequest
-from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.prompts import Prompt
 
 # Templates that know calls by a content of null; others take it for text, and fail.
@@ -22,8 +23,13 @@ _NULL = re.compile(r"content(?:['\"]\])? is none")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-async def read_conversation(service: Service, asked: ChatRequest | TokenizeRequest) -> Prompt:
-    """The text and the ids of a conversation, ending where the assistant begins."""
+async def read_conversation(
+    service: Service, asked: ChatRequest | TokenizeRequest, *, any_length: bool = False
+) -> Prompt:
+    """The text and the ids of a conversation, ending where the assistant begins.
+
+    `any_length`: it is counted and not answered, so it may be longer than the context.
+    """
     extra = dict(asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
     if isinstance(asked, ChatRequest) and asked.documents is not None:
         extra["documents"] = asked.documents
@@ -36,11 +42,34 @@ async def read_conversation(service: Service, asked: ChatRequest | TokenizeReque
             raise RequestError(
                 f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
             )
-    templates = service.tokenizer.templates
-    source = templates.sources[templates.choose(with_tools=tools is not None)]
-    messages = flat_messages(asked.messages or [], None if _NULL.search(source) else "")
-    text = service.tokenizer.chat(messages, tools, begin, **extra)
+    messages = asked.messages or []
+
+    def render() -> str:
+        templates = service.tokenizer.templates
+        source = templates.sources[templates.choose(with_tools=tools is not None)]
+        flat = flat_messages(messages, None if _NULL.search(source) else "")
+        return service.tokenizer.chat(flat, tools, begin, **extra)
+
+    large = is_longer([messages, tools, extra], LONG_TEXT)
+    text = await asyncio.to_thread(render) if large else render()
+    if not any_length:
+        service.check_length(text, "messages")
     return Prompt(text, await service.encode(text, special=False))
+
+
+def is_longer(value: object, most: int) -> bool:
+    """Does a JSON value have more than `most` characters and items? Looks at no more of it than it has to."""
+    left, open_values = most, [value]
+    while open_values:
+        one = open_values.pop()
+        if isinstance(one, dict):
+            open_values += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            open_values += one
+        left -= len(one) if isinstance(one, str | list | dict) else 1
+        if left < 0:
+            return True
+    return False
 
 
 def flat_messages(

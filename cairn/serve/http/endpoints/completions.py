@@ -15,7 +15,7 @@ from cairn.serve.engine_thread import Job
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_of
 from cairn.serve.http.endpoints.logprobs import completion_logprobs
-from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.endpoints.prompt_inputs import count_inputs, read_inputs
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.protocol_answers import (
     CachedTokens,
@@ -43,6 +43,7 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, CompletionRequest)
     model = service.check_model(asked.model)
     _check(asked)
+    service.admission.check(count_inputs(asked.prompt) * (asked.n or 1))
     prompts = await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
     grammar = await grammar_of(service, asked)
     work = Work(service, asked, prompts, grammar, model, call)

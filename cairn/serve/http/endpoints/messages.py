@@ -63,7 +63,8 @@ async def count_tokens(service: Service, call: Call, body: bytes) -> JSON:
     service.check_model(asked.model)
     chat = as_chat(asked)
     offer_of(service, chat)  # refuses tools that could not be used
-    return JSON(Counted(len((await read_conversation(service, chat)).token_ids)))
+    prompt = await read_conversation(service, chat, any_length=True)
+    return JSON(Counted(len(prompt.token_ids)))
 
 
 async def messages(service: Service, call: Call, body: bytes) -> JSON | None:

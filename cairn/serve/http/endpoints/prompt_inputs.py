@@ -6,6 +6,7 @@ Whether the ids belong to the vocabulary and fit into the context is the engine'
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from cairn.serve.http.protocol.refusal import Refusal
@@ -16,24 +17,41 @@ FEW = 16  # texts; more of them are tokenized beside the event loop
 FORMS = "text, a list of texts, token ids, or a list of lists of token ids"
 
 
+def count_inputs(given: str | list[Any]) -> int:
+    """How many prompts there are, before any of them is read."""
+    return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
+
+
 async def read_inputs(
     service: Service, given: str | list[Any], field: str, most: int, special: bool = True
 ) -> list[Prompt]:
     """One or several prompts, in their order; `field` is the body's name for them, for messages."""
     if isinstance(given, str):
+        service.check_length(given, field)
         return [Prompt(given, await service.encode(given, special))]
+    if (count := count_inputs(given)) > most:
+        said = f"{field} holds {count} entries; at most {most} fit into one request"
+        raise Refusal(400, said, param=field)
+    _check_ids(service, given if count == 1 else (), field)
     kinds = {type(one) for one in given}
     if not given or len(kinds) != 1:
         what = "an empty list" if not given else "a list of different kinds"
         raise Refusal(400, f"{field} is {what}; it has to be {FORMS}", param=field)
     if kinds == {int}:
         return [Prompt(None, given)]
-    if len(given) > most:
-        said = f"{field} holds {len(given)} entries; at most {most} fit into one request"
-        raise Refusal(400, said, param=field)
     if kinds == {str}:
+        for text in given:
+            service.check_length(text, field)
         many = len(given) > FEW or sum(map(len, given)) > LONG_TEXT
         encode = service.tokenizer.encode_batch
         ids = await asyncio.to_thread(encode, given, special) if many else encode(given, special)
         return [Prompt(text, found) for text, found in zip(given, ids, strict=True)]
     return [Prompt(None, list(ids)) for ids in given]
+
+
+def _check_ids(service: Service, ids: Sequence[Any], field: str) -> None:
+    """Refuse a prompt that is longer than the context before its ids are looked at."""
+    context = service.backend.limits.context
+    if len(ids) > context:
+        said = f"the prompt has {len(ids)} tokens, the context is {context}"
+        raise Refusal(400, said, param=field, code="context_length_exceeded")

@@ -1,12 +1,18 @@
 """POST /tokenize and /detokenize: how this model cuts a text or a conversation into tokens, and back."""
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
 from cairn.serve.http.chat.conversation import read_conversation
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.protocol_answers import Detokenized, Tokenized
 from cairn.serve.http.protocol.protocol_requests import DetokenizeRequest, TokenizeRequest
 from cairn.serve.http.protocol.refusal import JSON, Refusal
-from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.http.tools.call import Call
+
+T = TypeVar("T")
 
 
 async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
@@ -17,8 +23,10 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     if asked.prompt is not None:
         ids = await service.encode(asked.prompt, asked.add_special_tokens is not False)
     else:
-        ids = (await read_conversation(service, asked)).token_ids
-    names = [service.tokenizer.token(id) for id in ids] if asked.return_token_strs else None
+        ids = (await read_conversation(service, asked, any_length=True)).token_ids
+    names = None
+    if asked.return_token_strs:
+        names = await _computed(len(ids), lambda: [service.tokenizer.token(id) for id in ids])
     context = service.backend.limits.context
     return JSON(Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=names))
 
@@ -26,12 +34,17 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
 async def detokenize(service: Service, call: Call, body: bytes) -> JSON:
     asked = decode(body, DetokenizeRequest)
     service.check_model(asked.model)
-    vocabulary = service.backend.limits.vocabulary
-    wrong = next((id for id in asked.tokens if id >= vocabulary), None)
-    if wrong is not None:
-        raise Refusal(
-            400, f"tokens holds {wrong}; token ids go from 0 to {vocabulary - 1}", param="tokens"
-        )
-    return JSON(
-        Detokenized(service.tokenizer.decode(asked.tokens, bool(asked.skip_special_tokens)))
-    )
+
+    def text() -> str:
+        vocabulary, largest = service.backend.limits.vocabulary, max(asked.tokens, default=0)
+        if largest >= vocabulary:
+            said = f"tokens holds {largest}; token ids go from 0 to {vocabulary - 1}"
+            raise Refusal(400, said, param="tokens")
+        return service.tokenizer.decode(asked.tokens, bool(asked.skip_special_tokens))
+
+    return JSON(Detokenized(await _computed(len(asked.tokens), text)))
+
+
+async def _computed(tokens: int, work: Callable[[], T]) -> T:
+    """The result of `work` on so many tokens: beside the event loop, if they are many."""
+    return await asyncio.to_thread(work) if tokens > LONG_TEXT else work()

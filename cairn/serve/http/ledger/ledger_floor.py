@@ -19,6 +19,7 @@ from cairn.core.errors import HardwareError
 from cairn.hw.ceilings import Ceilings, Identity, Measured, load
 from cairn.hw.datasheet import DTYPES, Chip, Dtype, find_chip
 from cairn.hw.roofline import Floor, dtype_name, floor
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.models.step_cost import Total, total_cost
 from cairn.serve.engine.messages import Facts
@@ -59,7 +60,7 @@ class Floors:
             self._weight_bytes = facts.read_bytes * facts.ranks / spec.matmul_parameters()
         else:
             self._weight_bytes = facts.weights_bytes * facts.ranks / spec.parameters()
-        self._value_bytes = facts.kv_bytes_per_token * facts.ranks / spec.kv_bytes_per_token(1)
+        self._value_bytes = facts.kv_bytes_per_token * facts.ranks / cache_bytes_per_token(spec, 1)
 
     async def look(self, idle: bool) -> None:
         """Take a quick measurement beside the event loop, if there is no better knowledge and nobody waits.

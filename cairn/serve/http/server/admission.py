@@ -59,17 +59,35 @@ class Admission:
         self._at_once: defaultdict[str, int] = defaultdict(int)
         self._buckets: dict[str, tuple[float, float]] = {}  # tokens left, and when that was
 
+    def bill(self, holder: str) -> None:
+        """Count a request of this key, whatever becomes of it; 429 if it has made too many of late."""
+        rules = self.rules
+        if rules.key_per_minute is None:
+            return
+        now, rate = self._clock(), rules.key_per_minute / 60
+        left, since = self._buckets.get(holder, (float(rules.key_per_minute), now))
+        left = min(rules.key_per_minute, left + (now - since) * rate)
+        if left < 1:
+            self._buckets[holder] = (left, now)
+            raise Refusal(
+                429,
+                f"this key may make {rules.key_per_minute} requests in a minute",
+                code="key_rate",
+                retry_after_s=(1 - left) / rate,
+            )
+        self._buckets[holder] = (left - 1, now)
+
     def admit(self, holder: str, sequences: int) -> Ticket:
         """A place for all of them, or a refusal."""
         self.check(sequences)
-        self._check_key(holder)
+        self._check_concurrency(holder)
         self.inside += sequences
         self.waiting += sequences
         self._at_once[holder] += 1
         return Ticket(self, holder, sequences)
 
     def check(self, sequences: int = 1) -> None:
-        """Refuses what would find no place now. For the door, before work is done on a request that has none."""
+        """Refuses what would find no place now: called before any work is done on a request."""
         if self.draining:
             raise Refusal(
                 503, "the server is stopping", code="draining", retry_after_s=LONGEST_RETRY_S
@@ -77,8 +95,12 @@ class Admission:
         rules = self.rules
         most = rules.rows + rules.waiting
         if sequences > most:
-            raise Refusal(400, f"the request asks for {sequences} answers, the server takes {most} at a time",
-                          param="n")  # fmt: skip
+            raise Refusal(
+                400,
+                f"the request asks for {sequences} answers (prompts times n); the server takes at most {most} "
+                f"at a time: {rules.rows} run and {rules.waiting} wait",
+                param="n",
+            )
         if self.inside + sequences > most:
             raise Refusal(
                 429, f"the line is full: {self.inside} requests are in it, {most} fit", code="queue_full",
@@ -121,18 +143,12 @@ class Admission:
     def _retry(self, wait: float) -> float:
         return min(max(wait, 1.0), LONGEST_RETRY_S)
 
-    def _check_key(self, holder: str) -> None:
-        rules = self.rules
-        if rules.key_at_once is not None and self._at_once[holder] >= rules.key_at_once:
-            raise Refusal(429, f"this key has {self._at_once[holder]} requests at once, its limit is "
-                          f"{rules.key_at_once}", code="key_concurrency", retry_after_s=1)  # fmt: skip
-        if rules.key_per_minute is None:
-            return
-        now, rate = self._clock(), rules.key_per_minute / 60
-        left, since = self._buckets.get(holder, (float(rules.key_per_minute), now))
-        left = min(rules.key_per_minute, left + (now - since) * rate)
-        if left < 1:
-            self._buckets[holder] = (left, now)
-            raise Refusal(429, f"this key may make {rules.key_per_minute} requests in a minute",
-                          code="key_rate", retry_after_s=(1 - left) / rate)  # fmt: skip
-        self._buckets[holder] = (left - 1, now)
+    def _check_concurrency(self, holder: str) -> None:
+        most, now = self.rules.key_at_once, self._at_once.get(holder, 0)
+        if most is not None and now >= most:
+            raise Refusal(
+                429,
+                f"this key has {now} requests at once, its limit is {most}",
+                code="key_concurrency",
+                retry_after_s=1,
+            )

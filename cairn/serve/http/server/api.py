@@ -121,7 +121,8 @@ class Endpoint:
         try:
             holder = service.keys.holder(scope) if self.guarded else ANYBODY
             body = b""
-            if self.body:
+            if self.body:  # whatever becomes of it: a refusal costs work as well
+                service.admission.bill(holder)
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
             if self.admits:
                 service.admission.check()  # a text that has no place need not be read
@@ -245,7 +246,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/health", health, guarded=False),
         get("/live", live, guarded=False),
         get("/version", version, guarded=False),
-        get("/metrics", metrics, guarded=False),
+        get("/metrics", metrics, guarded=not service.config.public_metrics),
         get("/openapi.json", openapi, guarded=False),
         *(get(*one) if isinstance(one, Guarded) else one for one in more),
     ]

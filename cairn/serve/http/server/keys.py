@@ -1,8 +1,10 @@
 """Who may use the server: API keys from a file or the environment, compared in constant time, never shown.
 
-    # a file: one key on a line, after a name if it has one; # begins a comment
+    # a file: one key on a line, after a name if it has one; a line that begins with # is a comment
     alice   sk-4f9c...
     sk-77aa...
+
+    CAIRN_API_KEYS='sk-77aa...,alice sk-4f9c...'        every character counts, # too
 
 Only digests are kept. A key is known to limits and metrics by its name, or as key-1, key-2, ...
 """
@@ -55,27 +57,52 @@ class Keys:
 
 
 def read_keys(file: Path | None, env: Mapping[str, str] = os.environ) -> Keys:
-    lines = [key for key in env.get(VARIABLE, "").split(",") if key.strip()]
-    if file is not None:
-        try:
-            lines += file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"cannot read the API keys in {file}: {reason}") from None
-    named = []
-    for line in lines:
-        words = line.partition("#")[0].split()
-        if len(words) > 2:  # the line itself may be a secret
-            raise ConfigError(
-                "a line of API keys has more than a name and a key", hint="write NAME KEY"
-            )
-        if words:
-            named.append((words[0] if len(words) == 2 else f"key-{len(named) + 1}", words[-1]))
-    if file is not None and not named:
+    """The keys of the variable and the file. Either may be absent; one that is there and holds no key is an error."""
+    entries = _from_variable(env[VARIABLE]) if VARIABLE in env else []
+    entries += _from_file(file) if file is not None else []
+    names = (f"key-{at}" for at in range(1, len(entries) + 1))
+    return Keys([(name or other, key) for (name, key), other in zip(entries, names, strict=True)])
+
+
+def _from_variable(text: str) -> list[tuple[str | None, str]]:
+    entries = [_entry(part, VARIABLE) for part in text.split(",") if part.strip()]
+    if not entries:  # whoever sets it wants the server closed
+        raise ConfigError(
+            f"{VARIABLE} is set, and holds no API key",
+            hint="write keys in it, separated by commas, or unset it to let everybody in",
+        )
+    return entries
+
+
+def _from_file(file: Path) -> list[tuple[str | None, str]]:
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"cannot read the API keys in {file}: {reason}") from None
+    lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    entries = [_entry(line, str(file)) for line in lines]
+    if not entries:
         raise ConfigError(
             f"{file} holds no API key", hint="write one on a line, or leave out the file"
         )
-    return Keys(named)
+    if any(name is not None and key.startswith("#") for name, key in entries):
+        raise ConfigError(
+            f"{file} has a line with # behind a word, which may be a key or a comment",
+            hint="give a comment a line of its own, and a key that begins with # in " + VARIABLE,
+        )
+    return entries
+
+
+def _entry(text: str, where: str) -> tuple[str | None, str]:
+    """A name, if it has one, and a key. The text may be a secret, so no error shows it."""
+    words = text.split()
+    if len(words) > 2:
+        raise ConfigError(
+            f"an entry of {where} has more than a name and a key",
+            hint="write NAME KEY; a comment needs a line of its own in a file",
+        )
+    return (words[0] if len(words) == 2 else None), words[-1]
 
 
 def _given(scope: Scope) -> bytes | None:

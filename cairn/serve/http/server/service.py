@@ -37,7 +37,7 @@ from cairn.serve.http.server.settings import ServerConfig
 from cairn.serve.http.tools.call import Call
 
 TICK_S = 1.0
-LONG_TEXT = 8192  # characters; a longer one is tokenized beside the event loop
+LONG_TEXT = 8192  # characters; a longer one is rendered and tokenized beside the event loop
 
 
 class Service:
@@ -153,6 +153,18 @@ class Service:
         if self._grammars is None:
             raise self._no_tokenizer()
         return self._grammars
+
+    def check_length(self, text: str, field: str) -> None:
+        """Refuse a text that cannot fit into the context, without tokenizing megabytes of it first."""
+        context, longest = self.backend.limits.context, self.tokenizer.longest_token
+        if len(text) > context * longest:
+            raise Refusal(
+                400,
+                f"{field} has {len(text)} characters; the context has room for {context} tokens, "
+                f"and the longest token has {longest} characters",
+                param=field,
+                code="context_length_exceeded",
+            )
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
         if len(text) <= LONG_TEXT:

@@ -35,6 +35,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """most requests that one API key may make in a minute"""
     key_concurrent_requests: int | None = None
     """most requests of one API key at a time"""
+    public_metrics: bool = False
+    """answer /metrics without an API key, for a Prometheus that has none; without keys it is always open"""
     max_waiting: int = 1024
     """most requests that wait for the engine; more are refused with 429"""
     first_token_deadline: float = 60.0

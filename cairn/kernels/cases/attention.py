@@ -24,10 +24,13 @@ from cairn.kernels.attention import (
 )
 from cairn.kernels.attention.attention import attention, attention_gradients, first_key
 from cairn.kernels.attention.attention_problem import checked_problem, cost
+from cairn.kernels.cases.attention_variants import VARIANTS
 from cairn.kernels.dispatch import Impl
 from cairn.kernels.kernel import Case, Prepared
 from cairn.kernels.tuned import Tuning
 
+__all__ = ["VARIANTS", "cases", "tuning"]
+KERNEL = "cairn.kernels.attention.attention"
 TOKENS = 16384
 DOCUMENTS = (5000, 3000, 2111, 2999, 1800, 974, 500)  # as many tokens again, ragged
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "torch flash": SDPBackend.FLASH_ATTENTION}
@@ -260,3 +263,9 @@ def tuning() -> Iterator[Tuning]:
         backends = [dict(impl=impl) for impl in ("torch", *OWN)]
         yield Tuning(first_key("backward", 128, length), backends,
                      lambda shape=shape: _backward(shape, "auto").ours)  # fmt: skip
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

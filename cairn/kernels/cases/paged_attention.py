@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cases.paged_variants import VARIANTS, tuned_variants
 from cairn.kernels.dispatch import Impl
 from cairn.kernels.kernel import Case, Cost, Prepared
 from cairn.kernels.paged import paged_decode, paged_prefill
@@ -26,6 +27,9 @@ from cairn.kernels.paged.paged_attention import (
 from cairn.kernels.paged.paged_parts import Workspace, lasting_workspace
 from cairn.kernels.paged.paged_tiles import Paged
 from cairn.kernels.tuned import Tuning
+
+__all__ = ["VARIANTS", "cases", "tuned_variants", "tuning"]
+KERNEL = "cairn.kernels.paged.paged_attention"
 
 
 class Shape(NamedTuple):
@@ -207,3 +211,9 @@ def _ready(shape: Shape) -> Callable[[], Callable[[], object]]:
         return lambda: run(call)
 
     return prepare
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,83 @@
+"""From which checkpoint all ranks of a run resume: the same one, and each rank has read its part of it.
+
+    rank 0  [100 200 300]  --.                                300: rank 1 finds a damaged part -> passed over by all
+    rank 1  [100 200 300]  ---+-- the steps that all see -->  200: every part is good          -> chosen by all
+    rank 2  [100 200]      --'    after a while, if the file system is slow to show them
+
+Each rank verifies 1/world of a checkpoint's bytes, so it is read once, not once per rank. All ranks call this together.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from cairn.core.errors import DataError
+from cairn.train.checkpoint import folder as folders
+
+VISIBLE_S = 30.0  # for a network file system to show every rank what one rank has written
+POLL_S = 0.5
+
+
+def choose_newest(
+    root: Path, group: Any, warn: list[str], visible_s: float = VISIBLE_S
+) -> Path | None:
+    """The newest checkpoint that every rank can use, the same on all; `warn` gets what was passed over.
+
+    `group`: of all ranks; None for one process. An error where checkpoints exist and none can be used.
+    """
+    if group is None:
+        return folders.newest(root, warn)
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    seen = _seen_by_all(root, group, visible_s)
+    complete = [set(steps) for steps in seen]
+    common, known = set.intersection(*complete), set.union(*complete)
+    _warn_of_unfinished(root, known, warn)
+    for step in sorted(known, reverse=True):
+        folder = folders.folder_of(root, step)
+        blind = [number for number, steps in enumerate(seen) if step not in steps]
+        if blind:
+            warn.append(f"passed over {folder.name}: rank {blind[0]} does not see it")
+            continue
+        reasons = gathered(folders.complaint(folder, rank, world), group)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is None:
+            return folder
+        warn.append(f"passed over {folder.name}: {reason}")
+    if not known:
+        return None
+    hint = (
+        "restore them from a copy, or name another folder with --out to begin anew"
+        if common
+        else "--out has to be a folder that all ranks share"
+    )
+    raise DataError(
+        f"none of the {len(known)} checkpoints in {root} can be used: {'; '.join(warn)}", hint=hint
+    )
+
+
+def gathered(mine: Any, group: Any) -> list[Any]:
+    """What every rank has passed, by rank."""
+    everybody: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everybody, mine, group=group)
+    return everybody
+
+
+def _seen_by_all(root: Path, group: Any, visible_s: float) -> list[list[int]]:
+    """The complete steps that each rank sees; asked again for a while as long as they differ."""
+    deadline = time.monotonic() + visible_s
+    while True:
+        seen = gathered((folders.complete_steps(root), time.monotonic() > deadline), group)
+        steps = [found for found, _ in seen]
+        # Rank 0's clock decides for all, so that all leave in the same round.
+        if all(found == steps[0] for found in steps) or seen[0][1]:
+            return steps
+        time.sleep(POLL_S)
+
+
+def _warn_of_unfinished(root: Path, complete: set[int], warn: list[str]) -> None:
+    for step in reversed(folders.steps(root)):
+        if step not in complete and step > max(complete, default=-1):
+            folder = folders.folder_of(root, step)
+            warn.append(f"passed over {folder.name}: {folders.lacks(folder)}")
