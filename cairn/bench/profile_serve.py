@@ -25,7 +25,8 @@ from cairn.core import events
 from cairn.core.trace import Summary, write_trace
 from cairn.models.step_cost import Work, step_cost
 from cairn.serve.engine.loop import Engine, StepTimes
-from cairn.serve.engine.scheduler import Chunk, Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Chunk, Step
 
 HOST_PARTS = ("schedule", "launch", "wait", "update")
 Ran = Callable[[str], None]
@@ -114,10 +115,12 @@ def profile(bench: Bench, name: str, window: int, out: Path | None, ran: Ran) ->
         seconds=run.seconds,
         steps=run.steps,
         overlapped=engine.overlap,
-        ledgers=[made for kind in ("prefill", "decode") if (made := _ledger(bench, kind, seen, windows))],
+        ledgers=[
+            made for kind in ("prefill", "decode") if (made := _ledger(bench, kind, seen, windows))
+        ],
         notes=notes,
         trace=summary,
-    )  # fmt: skip
+    )
 
 
 def _seen(decided: Sequence[Step], times: Sequence[StepTimes]) -> list[Seen]:
@@ -155,11 +158,13 @@ def _ledger(
         steps=len(mine),
         sequences=statistics.median(len(step.chunks) for step in mine),
         tokens=statistics.median(step.times.tokens for step in mine),
-        parts=[_part(name, values, whole, floor_ms if name in floored else 0.0)
-               for name, values in samples.items()],
+        parts=[
+            _part(name, values, whole, floor_ms if name in floored else 0.0)
+            for name, values in samples.items()
+        ],
         window=window.steps if window else 0,
         kernels=window.kernels if window else [],
-    )  # fmt: skip
+    )
 
 
 def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) -> Part:

@@ -19,7 +19,7 @@ from cairn.models.spec import ModelSpec
 from cairn.plan.device import Device
 from cairn.plan.layer_cost import WIDTH, layer_cost
 from cairn.plan.train_cost import collective
-from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step
 
 HOST_S = 0.20e-3  # of the loop that does not hide behind the device
 KERNELS_PER_LAYER, LAUNCH_S = 8, 0.88e-6  # inside a graph
@@ -75,12 +75,17 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
                 2 * spec.layers * collective("all_reduce", tp, tokens * spec.hidden * WIDTH, device)
             )
         return (
-            fixed + rows * ROW_S
-            + max(weights * served.weight_bytes / (MEMORY_SHARE * memory), products / (rate * _large(tokens)))
+            fixed
+            + rows * ROW_S
+            + max(
+                weights * served.weight_bytes / (MEMORY_SHARE * memory),
+                products / (rate * _large(tokens)),
+            )
             + decode * kept / (PAGES_SHARE * memory)
             + max(pairs * pair / (PROMPT_ATTENTION * device.flops_per_s), prompt * kept / memory)
-            + moved / memory + reduce
-        )  # fmt: skip
+            + moved / memory
+            + reduce
+        )
 
     return seconds
 

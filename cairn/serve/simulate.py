@@ -23,7 +23,8 @@ from cairn.hw.roofline import floor
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId
-from cairn.serve.engine.scheduler import Advance, Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Advance, Step
 
 KERNELS_PER_LAYER = 8  # two norms, qkv, rope with the cache write, attention, output, up, down
 

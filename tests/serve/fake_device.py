@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 
 from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step
 
 EOS = 0
 START = 1
@@ -53,9 +53,11 @@ class FakeDevice:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.groups = [group for group in limits.groups if group.kind != "state"]
         self.entry: dict[tuple[int, int], int] = {}  # (page, offset)
+        self.state: dict[int, int] = {}  # page of a state: the entry of its last token
         self.salt: dict[int, str] = {}  # of whoever wrote to the page last
-        self.table: dict[int, list[int]] = {}  # by row
+        self.table: dict[int, list[list[int]]] = {}  # by row, of each group
         self.last: dict[int, int] = {}  # by row
         self.length: dict[int, int] = {}  # by row, behind a step that verified drafts
 
@@ -66,11 +68,15 @@ class FakeDevice:
         """
         chunks = [chunk for chunk in step.chunks if chunk.request.state != "finished"]
         for chunk in chunks:
-            self._extend_table(chunk)
+            self._extend_tables(chunk)
+        for source, target in step.restores:
+            self.state[target] = self.state[source]
         for chunk in chunks:
             self._write(chunk)
         for chunk in chunks:
             self._check(chunk)
+        for source, target in step.saves:
+            self.state[target] = self.state.get(source, START)  # a lost request saves nothing
         starts = {chunk.request: self._start(chunk) for chunk in chunks}
         drawn = []
         for chunk in step.chunks:
@@ -86,7 +92,7 @@ class FakeDevice:
     def _draw(self, chunk: Chunk, start: int) -> list[int]:
         """A token behind each of the last ones; those behind drafts that do not hold are nonsense."""
         row, end = chunk.request.row, start + chunk.count
-        entries = [self._read(row, at) for at in range(end - chunk.samples, end)]
+        entries = [self._read(row, 0, at) for at in range(end - chunk.samples, end)]
         drawn = [choose(entry, self.limits.vocabulary) for entry in entries]
         if drawn:
             held = 0
@@ -96,16 +102,21 @@ class FakeDevice:
             self.length[row] = end - len(chunk.drafts) + held
         return drawn
 
-    def _extend_table(self, chunk: Chunk) -> None:
-        row, table = chunk.request.row, self.table
+    def _extend_tables(self, chunk: Chunk) -> None:
+        row, groups = chunk.request.row, len(self.groups)
         assert 0 <= row < self.limits.rows
-        if chunk.first_page == 0:
-            table[row] = []
+        assert len(chunk.pages) % groups == 0
+        if chunk.first_page == 0 and chunk.pages:
+            self.table[row] = [[] for _ in self.groups]
             assert chunk.start % self.limits.page_size == 0  # found pages are whole ones
-        assert chunk.first_page == len(table[row])
-        table[row] += chunk.pages
-        assert 0 not in table[row]
-        assert table[row] == chunk.request.blocks
+        held = [chunk.request.blocks, *chunk.request.more_blocks]
+        places = len(chunk.pages) // groups
+        for index, (group, table) in enumerate(zip(self.groups, self.table[row], strict=True)):
+            assert chunk.first_page <= len(table)
+            table[chunk.first_page : chunk.first_page + places] = chunk.pages[index::groups]
+            assert len(table) == len(held[index])
+            assert all(ours in (0, page) for ours, page in zip(held[index], table, strict=True))
+            assert group.kind == "window" or 0 not in table
 
     def _write(self, chunk: Chunk) -> None:
         row, request, start = chunk.request.row, chunk.request, self._start(chunk)
@@ -119,25 +130,34 @@ class FakeDevice:
             else:
                 assert drafted - start == 1  # only a decoding request runs ahead of the host
                 token = self.last[row]
-            before = self._read(row, position - 1) if position else START
-            page, offset = self._slot(row, position)
-            self.entry[page, offset] = mix(before, token)
-            self.salt[page] = request.salt
+            before = self._read(row, 0, position - 1) if position else START
+            for index in range(len(self.groups)):
+                page, offset = self._slot(row, index, position)
+                assert page
+                self.entry[page, offset] = mix(before, token)
+                self.salt[page] = request.salt
+            for page in request.states:
+                self.state[page] = mix(self.state[page] if position else START, token)
 
     def _check(self, chunk: Chunk) -> None:
         """What the chunk attends to is its own prefix, whatever happened to the pages in between."""
-        end = self._start(chunk) + chunk.count - len(chunk.drafts)
-        seen = [self._read(chunk.request.row, position) for position in range(end)]
+        row, start, size = chunk.request.row, self._start(chunk), self.limits.page_size
+        end = start + chunk.count - len(chunk.drafts)
         tokens = chunk.request.prompt + reference(chunk.request, self.limits)
         expected = entries(tokens[:end])
-        # Behind a stop that the host has not seen yet there is nothing right to compare with.
-        assert seen[: len(expected)] == expected
-        used = self.table[chunk.request.row][: -(-end // self.limits.page_size)]
-        assert {self.salt[page] for page in used} == {chunk.request.salt}
+        for index, group in enumerate(self.groups):
+            first = max(0, start - group.window + 1) if group.window else 0
+            seen = [self._read(row, index, position) for position in range(first, end)]
+            # Behind a stop that the host has not seen yet there is nothing right to compare with.
+            assert seen[: max(0, len(expected) - first)] == expected[first:]
+            used = self.table[row][index][first // size : -(-end // size)]
+            assert {self.salt[page] for page in used} == {chunk.request.salt}
+        if len(expected) == end:
+            assert all(self.state[page] == expected[-1] for page in chunk.request.states)
 
-    def _slot(self, row: int, position: int) -> tuple[int, int]:
+    def _slot(self, row: int, group: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self.limits.page_size)
-        return self.table[row][index], offset
+        return self.table[row][group][index], offset
 
-    def _read(self, row: int, position: int) -> int:
-        return self.entry[self._slot(row, position)]
+    def _read(self, row: int, group: int, position: int) -> int:
+        return self.entry[self._slot(row, group, position)]

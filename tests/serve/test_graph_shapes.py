@@ -16,7 +16,7 @@ from cairn.serve.engine.cuda_graph import (
 )
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 
 @st.composite

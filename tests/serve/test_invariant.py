@@ -8,7 +8,7 @@ from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 from cairn.serve.engine.invariant import NOBODY, ROWS, fixed_groups
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 MINE = prompt_of(41, seed=1)
 OTHERS = [prompt_of(n, seed=n) for n in (15, 16, 33, 19)]

@@ -10,15 +10,21 @@ arrival, so here each is brought up to that moment first. No clock, no device.
 from collections.abc import Callable, Iterable, Sequence
 
 from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.scheduler import Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Step
 
 StepSeconds = Callable[[Step], float]
 
 
 class Replica:
     def __init__(
-        self, limits: Limits, step_seconds: StepSeconds, *, prefix_caching: bool = True, since: float = 0.0
-    ) -> None:  # fmt: skip
+        self,
+        limits: Limits,
+        step_seconds: StepSeconds,
+        *,
+        prefix_caching: bool = True,
+        since: float = 0.0,
+    ) -> None:
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
         self.step_seconds = step_seconds
         self.now = since  # when its device is free

@@ -18,7 +18,7 @@ from torch import Tensor
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.request import Limits
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 TURNS = 4  # pinned arrays: more than there are steps in flight
 SAMPLED_LAST = -1  # a token that only the device knows

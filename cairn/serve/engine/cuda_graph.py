@@ -28,7 +28,7 @@ from cairn.core.events import instant, span
 from cairn.serve.engine.batch import Layout, most_pages
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step

@@ -19,8 +19,8 @@ from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
-from cairn.serve.engine.scheduler import Chunk, Step
 from cairn.serve.engine.shared_prefix import SharedPrefix
+from cairn.serve.engine.step import Chunk, Step
 
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 

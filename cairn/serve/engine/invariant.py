@@ -34,7 +34,7 @@ from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.pages import Paged, PagePool, gather
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 ROWS = 16  # every page size is a multiple of it
 NOBODY = -1

@@ -18,7 +18,8 @@ from cairn.core.events import span
 from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
-from cairn.serve.engine.scheduler import Advance, Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 
 REMEMBERED = 4096  # steps in the ledger

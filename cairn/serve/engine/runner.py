@@ -24,7 +24,7 @@ from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampler import Sampler, special
-from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
 

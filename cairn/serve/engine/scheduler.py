@@ -26,60 +26,15 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-import msgspec
-
-from cairn.core.errors import RequestError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation
+from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step
 from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
-NO_TOKENS: tuple[int, ...] = ()
-
-
-# Chunks and advances are made for every request in every step. A Struct that the garbage collector need not
-# look at (a request points to none of them) costs a fifth of a NamedTuple.
-class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Tokens `start .. start + count` of one request, computed in one step."""
-
-    request: Request
-    start: int
-    count: int
-    first_page: int  # where `pages` go in the request's table; 0 only right after admission
-    pages: Sequence[int]  # added to the table since the row's last chunk; prefix hits included
-    samples: (
-        int  # so many of its last tokens are followed by one that is drawn: 1, and 1 for each draft
-    )
-    drafts: Sequence[int] = ()  # its last tokens, which nobody has drawn yet
-    ahead: bool = False  # drafts are in flight: `start` is right if all hold, and the device knows
-
-
-class Advance(msgspec.Struct, frozen=True, eq=False, gc=False):
-    request: Request
-    tokens: Sequence[int]  # several where drafts held; none: it failed
-    finished: bool
-
-
-class Step(msgspec.Struct, eq=False):
-    number: int
-    chunks: list[Chunk] = []
-    sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
-    drafts: list[Sequence[int]] = []  # of each of those; empty where nobody has any
-    tokens: int = 0  # of all chunks together
-    prefill: int = 0  # of those, known before
-    read: int = 0  # entries of the cache that attention looks at, summed over the chunks
-    pairs: int = 0  # of a query and a key
-    admitted: list[Request] = []  # have got a row in this step
-    preempted: list[Request] = []  # have lost row and pages, and wait again
-    failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
-    filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
-
-    @property
-    def draws(self) -> int:
-        """How many tokens it draws."""
-        return len(self.sampling) + sum(map(len, self.drafts))
 
 
 class Scheduler:
@@ -93,9 +48,15 @@ class Scheduler:
     ) -> None:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
-        self.speculation = Speculation(drafter) if drafter is not None and limits.drafts else None
+        speculates = drafter is not None and limits.drafts > 0
+        if speculates and any(group.kind == "state" for group in limits.groups):
+            raise ConfigError(
+                f"{limits.drafts} drafts in a step, and layers of this model keep a state",
+                hint="a state cannot go back behind drafts that do not hold; serve it without a drafter",
+            )
+        self.speculation = Speculation(drafter) if drafter is not None and speculates else None
         self.blocks = blocks or BlockManager(
-            limits.pages, limits.page_size, prefix_caching=prefix_caching
+            limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
         self.preemptions = 0  # since the start
         self._requests: dict[RequestId, Request] = {}  # waiting and running
@@ -168,6 +129,8 @@ class Scheduler:
         step.tokens = most - budget
         if self.speculation is not None and any(chunk.drafts for chunk in step.chunks):
             step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
+        if self.blocks.stateful:
+            step.restores, step.saves = self.blocks.take_copies()
         if step.chunks:
             self._in_flight.append(step)
         return step
@@ -228,8 +191,15 @@ class Scheduler:
         """The next part of what was known at admission; returns how many tokens it has."""
         start, total = request.computed, request.prefill_until
         count = min(total - start, budget, self.limits.prefill_chunk or budget)
-        end = request.computed = start + count
-        first_page = 0 if pages else len(request.blocks)
+        end, first_page = start + count, 0 if pages else len(request.blocks)
+        if self.blocks.stateful:
+            end = self.blocks.cut(request, start, end)
+        if self.blocks.windowed:
+            prepared = self._prepare(request, end, step)
+            if prepared is None:
+                return 0
+            end, first_page, pages = prepared
+        count, request.computed = end - start, end
         step.chunks.append(Chunk(request, start, count, first_page, pages, int(end == total)))
         if end == total:
             step.sampling.append(request)
@@ -241,6 +211,8 @@ class Scheduler:
         step.read += end
         step.pairs += count * start + count * (count + 1) // 2
         filled = self.blocks.publish(request, end)
+        if self.blocks.stateful:
+            filled += self.blocks.save_state(request, end)
         if filled:
             step.filled.append((request, filled))
         return count
@@ -274,6 +246,25 @@ class Scheduler:
         step.read += request.computed
         step.pairs += count * (total - 1) + count * (count + 1) // 2
         return count
+
+    def _prepare(
+        self, request: Request, end: int, step: Step
+    ) -> tuple[int, int, Sequence[int]] | None:
+        """Where the next chunk can end, and what its window groups add to the tables for it.
+
+        None: there was not one page, and the request was the last of the running.
+        """
+        admitted = request in step.admitted
+        while True:
+            ready, first, added = self.blocks.prepare(request, end)
+            if ready > request.computed:
+                break
+            self._preempt(self._running[-1], step)
+            if request.state != "running":
+                return None
+        if admitted:
+            return ready, 0, self.blocks.entries(request, 0, len(request.blocks))
+        return ready, first if added else len(request.blocks), added
 
     def _grow(self, request: Request, upto: int, step: Step) -> list[int] | None:
         """Pages for a running request, taken from the last of the running if there are none.
@@ -367,12 +358,14 @@ class Scheduler:
         """Who has computed with what `step` did not write, and which findable pages hold it."""
         lost = {chunk.request: None for chunk in step.chunks}
         unwritten = {page for _, pages in step.filled for page in pages}
+        tables = sum(group.kind != "state" for group in self.limits.groups)
         for later in self._in_flight:
             if later.number < step.number:
                 continue
             filled = dict(later.filled)
             for chunk in later.chunks:  # whoever finds a page comes after the one who fills it
                 found = chunk.start // self.limits.page_size if chunk.first_page == 0 else 0
+                found *= tables
                 if chunk.request in lost or not unwritten.isdisjoint(chunk.pages[:found]):
                     lost[chunk.request] = None
                     unwritten.update(filled.get(chunk.request, ()))

@@ -14,7 +14,7 @@ from cairn.serve.engine.speculate.drafter import Drafter, accepted
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Request
-    from cairn.serve.engine.scheduler import Step
+    from cairn.serve.engine.step import Step
 
 NO_DRAFTS: tuple[int, ...] = ()
 
