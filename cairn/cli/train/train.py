@@ -114,7 +114,12 @@ def _long(arg: str) -> str:
 
 def _train(config: Train, verb: TrainVerb) -> "Finished":
     from cairn.models.checkpoint import default_device
-    from cairn.train.launch import from_environment, join_group, run_local
+    from cairn.train.launch import (
+        from_environment,
+        join_group,
+        reporting_lost_peers,
+        run_local,
+    )
     from cairn.train.prepare import spec_of
     from cairn.train.refuse import check_layout
     from cairn.train.run import run as run_training
@@ -136,12 +141,13 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
     if started is not None and config.recovery.on:
         return _train_launched(config, started[0], say)
     if started is not None and world > 1:
-        join_group(*started, "env://", config.device)
-        with _bar(config.steps) as told:
+        again = "run it again with the same --out: it goes on from the newest complete checkpoint"
+        with reporting_lost_peers(started[0], again), _bar(config.steps) as told:
+            join_group(*started, "env://", config.device)
             return run_training(config, started[0], say, told)
     say(f"folder {config.folder}; after an interruption go on with --out {config.folder}")
     if config.recovery.on:
-        return _train_supervised(config, say)
+        return _train_on_nodes(config, say)
     if world == 1:
         with _bar(config.steps) as told:
             return run_training(config, 0, say, told)
@@ -157,27 +163,19 @@ def _train(config: Train, verb: TrainVerb) -> "Finished":
 def _train_launched(config: Train, rank: int, say: Callable[[str], None]) -> "Finished":
     """Ranks that a launcher started one by one: their state comes from the memory of the nodes that are left."""
     from cairn.train.recovery.launched import run_launched
-    from cairn.train.run import run as run_training
 
-    def train(make_loop: Callable[..., Any]) -> "Finished":
-        with _bar(config.steps if rank == 0 else 0) as told:
-            return run_training(config, rank, say, told, make_loop)
-
-    return run_launched(config, rank, train, config.device)
+    with _bar(config.steps if rank == 0 else 0) as told:
+        return run_launched(config, rank, config.device, say, told)
 
 
-def _train_supervised(config: Train, say: Callable[[str], None]) -> "Finished":
-    """The ranks under a supervisor that goes on when one of them dies (`[recovery]` of the recipe)."""
+def _train_on_nodes(config: Train, say: Callable[[str], None]) -> "Finished":
+    """Ranks that are started again when one of them dies (`[recovery]` of the recipe)."""
     from cairn.models.checkpoint import default_device
-    from cairn.train.recovery.supervised import run_supervised
-    from cairn.train.run import run as run_training
-
-    def one_rank(config: Train, rank: int, make_loop: Callable[..., Any]) -> "Finished":
-        with _bar(config.steps if rank == 0 else 0) as told:
-            return run_training(config, rank, say, told, make_loop)
+    from cairn.train.recovery.local_driver import run_on_nodes
 
     device = default_device() if config.device == "auto" else config.device
-    return run_supervised(config, one_rank, device, say)
+    with _bar(config.steps) as told:
+        return run_on_nodes(config, device, say, told)
 
 
 def _plan(config: Train, as_json: bool) -> int:
