@@ -26,9 +26,10 @@ from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.answer import Answer
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine_thread import EngineThread, Job
+from cairn.serve.engine_thread import EngineThread
 from cairn.serve.http.server.api import Application
 from cairn.serve.http.server.lifecycle import keep_what_is_loaded
+from cairn.serve.job import Job
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "messages": "/v1/messages",
          "responses": "/v1/responses"}  # fmt: skip
@@ -128,7 +129,7 @@ class Layers:
     def detokenize(self) -> None:
         """Into text, which nobody takes."""
         if self._load.engine == "process":
-            self._answer_all(self.server.service.backend.engine.submit)
+            self._answer_all(self.server.service.serving.engine.submit)
             return
         engine = EngineThread(held_until(self._paced(), self._load.streams))
         self._answer_all(engine.submit)
@@ -147,13 +148,13 @@ class Layers:
     def _answer_all(self, submit: Callable[[Sequence[Job]], None]) -> None:
         ended, params, round_ = threading.Semaphore(0), self._params(), next(self._rounds)
 
-        def on_news(job: Job) -> None:
+        def on_update(job: Job) -> None:
             if job.answer.finished:
                 ended.release()
 
         submit([
             Job(Request(f"{round_}-{number}", [5] * 16, params), Answer(0, params, self._opened.tokenizer),
-                self._load.tokens, on_news)
+                self._load.tokens, on_update)
             for number in range(self._load.streams)
         ])  # fmt: skip
         for _ in range(self._load.streams):

@@ -4,9 +4,13 @@
 """
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
-_HOMES = {"LLM": "cairn.serve.llm", "SamplingParams": "cairn.serve.engine.sampling_params"}
+_HOMES = {
+    "LLM": "cairn.serve.llm",
+    "SamplingParams": "cairn.serve.engine.sampling_params",
+    "StructuredOutputs": "cairn.serve.guide",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -39,8 +39,23 @@ DEFINITIONS = {
     "[a, b] and ±": "95%: percentiles by a bootstrap over blocks of neighbouring requests, rates from ten stretches of "
     "time",
 }
-HEADINGS = ("load", "requests", "failed", "req/s", "goodput/s", "output tok/s", "TTFT p50", "p90", "p99 ms", "TPOT p50",
-            "p90", "p99 ms", "E2E p50", "p99 ms", "holds SLO")  # fmt: skip
+HEADINGS = (
+    "load",
+    "requests",
+    "failed",
+    "req/s",
+    "goodput/s",
+    "output tok/s",
+    "TTFT p50",
+    "p90",
+    "p99 ms",
+    "TPOT p50",
+    "p90",
+    "p99 ms",
+    "E2E p50",
+    "p99 ms",
+    "holds SLO",
+)
 
 
 RATES = {"requests_per_s": "served", "goodput_per_s": "good", "output_tokens_per_s": "tokens"}
@@ -174,12 +189,26 @@ def _sweep(rows: Sequence[Row]) -> list[Markup]:
     quantiles = ["p50", "p90", "p99"] if len(labels) == 1 else ["p50", "p99"]
     slo = rows[0].slo
     return [
-        chart("Time to first token", curves("ttft_ms", quantiles), x=x, y="ms", limit=_limit(slo.ttft_s)),
-        chart("Time per output token", curves("tpot_ms", quantiles), x=x, y="ms", limit=_limit(slo.tpot_s)),
-        chart("Requests per second", [*rates("requests_per_s"), *rates("goodput_per_s")], x=x, y="1/s"),
+        chart(
+            "Time to first token",
+            curves("ttft_ms", quantiles),
+            x=x,
+            y="ms",
+            limit=_limit(slo.ttft_s),
+        ),
+        chart(
+            "Time per output token",
+            curves("tpot_ms", quantiles),
+            x=x,
+            y="ms",
+            limit=_limit(slo.tpot_s),
+        ),
+        chart(
+            "Requests per second", [*rates("requests_per_s"), *rates("goodput_per_s")], x=x, y="1/s"
+        ),
         chart("Output tokens per second", rates("output_tokens_per_s"), x=x, y="tokens/s"),
         chart("Throughput against speed", trade, x="TPOT p50, ms", y="output tokens/s"),
-    ]  # fmt: skip
+    ]
 
 
 def _point(row: Row, records: Sequence[Record]) -> list[Markup]:
@@ -196,13 +225,20 @@ def _point(row: Row, records: Sequence[Record]) -> list[Markup]:
         over_time.append(Series("failed", failed, "dots", 4))
     x = "seconds after the start"
     plots = [
-        chart("TTFT of each request", over_time, x=x, y="ms", limit=_limit(row.slo.ttft_s), shaded=shaded),
+        chart(
+            "TTFT of each request",
+            over_time,
+            x=x,
+            y="ms",
+            limit=_limit(row.slo.ttft_s),
+            shaded=shaded,
+        ),
         chart("In flight", [Series("requests", levels, "steps")], x=x, y="requests", shaded=shaded),
         _cumulative("TTFT", [r.ttft_s for r in good], row.slo.ttft_s),
         _cumulative("TPOT", [r.tpot_s for r in good], row.slo.tpot_s),
         _cumulative("ITL", [gap for r in good for gap in r.gaps_s], None),
         _cumulative("E2E", [r.e2e_s for r in good], row.slo.e2e_s),
-    ]  # fmt: skip
+    ]
     steady = row.steady
     requests = _with(steady.requests_per_s, steady.requests_per_s_ci)
     tokens = _with(steady.output_tokens_per_s, steady.output_tokens_per_s_ci)

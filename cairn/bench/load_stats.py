@@ -26,8 +26,38 @@ BATCHES = 10
 MSER_BATCH = 5
 
 # Student's t at 97.5%, for 1, 2, ... degrees of freedom.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-      2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+_T = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,10 +110,16 @@ def spread(values: Values, seed: int = 0) -> Spread | None:
     )
     return Spread(
         count=int(array.size),
-        mean=mean[0], mean_ci=mean[1], p50=p50[0], p50_ci=p50[1],
-        p90=p90[0], p90_ci=p90[1], p99=p99[0], p99_ci=p99[1],
+        mean=mean[0],
+        mean_ci=mean[1],
+        p50=p50[0],
+        p50_ci=p50[1],
+        p90=p90[0],
+        p90_ci=p90[1],
+        p99=p99[0],
+        p99_ci=p99[1],
         largest=float(array.max()),
-    )  # fmt: skip
+    )
 
 
 def block_bootstrap(

@@ -15,12 +15,17 @@ import msgspec
 
 # What vLLM 0.23 and torchtitan 0.2.2 reached on the same kind of card with the same workloads.
 VLLM = {
-    ("qwen3-0.6b", "nano"): 23_121, ("qwen3-8b", "nano"): 9_042,
-    ("qwen3-0.6b", "latency"): 431, ("qwen3-8b", "latency"): 193,
-    ("qwen3-0.6b", "prefill"): 376_928, ("qwen3-8b", "prefill"): 41_480,
-    ("qwen3-0.6b", "decode"): 18_521, ("qwen3-8b", "decode"): 5_748,
-    ("qwen3-0.6b", "shared"): 13_861, ("qwen3-8b", "shared"): 5_069,
-}  # fmt: skip
+    ("qwen3-0.6b", "nano"): 23_121,
+    ("qwen3-8b", "nano"): 9_042,
+    ("qwen3-0.6b", "latency"): 431,
+    ("qwen3-8b", "latency"): 193,
+    ("qwen3-0.6b", "prefill"): 376_928,
+    ("qwen3-8b", "prefill"): 41_480,
+    ("qwen3-0.6b", "decode"): 18_521,
+    ("qwen3-8b", "decode"): 5_748,
+    ("qwen3-0.6b", "shared"): 13_861,
+    ("qwen3-8b", "shared"): 5_069,
+}
 TORCHTITAN = {("qwen3-0.6b", "bf16"): 90_000, ("qwen3-1.7b", "bf16"): 45_200}
 BEGIN, END = "<!-- begin: tables -->", "<!-- end: tables -->"
 
@@ -63,25 +68,43 @@ def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
         figure = "input_tokens_per_s" if prefill else "output_tokens_per_s"
         ours = row[figure]
         peer = VLLM.get((row["shape"], row["workload"]))
-        rows.append([
-            row["shape"], row["workload"] + (" (prompt)" if prefill else ""), f"{ours:,.0f}",
-            _there(row, other, ("shape", "workload", "dtype"), figure), f"{peer:,}" if peer else "",
-            f"{ours / peer:.2f}x" if peer else "", f"{row['fraction_of_limit']:.0%}",
-            _commit(row, record),
-        ])  # fmt: skip
-    heads = ["shape", "workload", "tokens/s", "another machine", "vLLM 0.23", "ratio",
-             "of the roofline", "commit"]  # fmt: skip
+        rows.append(
+            [
+                row["shape"],
+                row["workload"] + (" (prompt)" if prefill else ""),
+                f"{ours:,.0f}",
+                _there(row, other, ("shape", "workload", "dtype"), figure),
+                f"{peer:,}" if peer else "",
+                f"{ours / peer:.2f}x" if peer else "",
+                f"{row['fraction_of_limit']:.0%}",
+                _commit(row, record),
+            ]
+        )
+    heads = [
+        "shape",
+        "workload",
+        "tokens/s",
+        "another machine",
+        "vLLM 0.23",
+        "ratio",
+        "of the roofline",
+        "commit",
+    ]
     return _titled("Serving: whole workloads", "cairn bench throughput", heads, rows)
 
 
 def _serving(record: dict[str, Any]) -> str:
     rows = [
         [
-            row["shape"], row["load"], f"{row['requests_per_s']:.1f}", f"{_ms(row, 'ttft')}",
-            f"{_ms(row, 'tpot')}", _commit(row, record),
+            row["shape"],
+            row["load"],
+            f"{row['requests_per_s']:.1f}",
+            f"{_ms(row, 'ttft')}",
+            f"{_ms(row, 'tpot')}",
+            _commit(row, record),
         ]
         for row in record["rows"]
-    ]  # fmt: skip
+    ]
     heads = ["shape", "load", "requests/s", "p99 TTFT ms", "p99 TPOT ms", "commit"]
     return _titled("Serving: 1,024 tokens in, 128 out, over HTTP", "cairn bench serve", heads, rows)
 
@@ -90,14 +113,32 @@ def _training(record: dict[str, Any], other: dict[str, Any]) -> str:
     rows = []
     for row in record["rows"]:
         ours, peer = row["tokens_per_s"], TORCHTITAN.get((row["model"], row["dtype"]))
-        rows.append([
-            row["model"], row["dtype"], f"{ours:,.0f}",
-            _there(row, other, ("model", "dtype"), "tokens_per_s"), f"{row['mfu']:.1%}",
-            f"{row['peak_gib']:.1f}", f"{row['predicted_gib']:.1f}", f"{peer:,}" if peer else "",
-            f"{ours / peer:.2f}x" if peer else "", _commit(row, record),
-        ])  # fmt: skip
-    heads = ["model", "dtype", "tokens/s", "another machine", "MFU", "GiB", "GiB predicted",
-             "torchtitan 0.2.2", "ratio", "commit"]  # fmt: skip
+        rows.append(
+            [
+                row["model"],
+                row["dtype"],
+                f"{ours:,.0f}",
+                _there(row, other, ("model", "dtype"), "tokens_per_s"),
+                f"{row['mfu']:.1%}",
+                f"{row['peak_gib']:.1f}",
+                f"{row['predicted_gib']:.1f}",
+                f"{peer:,}" if peer else "",
+                f"{ours / peer:.2f}x" if peer else "",
+                _commit(row, record),
+            ]
+        )
+    heads = [
+        "model",
+        "dtype",
+        "tokens/s",
+        "another machine",
+        "MFU",
+        "GiB",
+        "GiB predicted",
+        "torchtitan 0.2.2",
+        "ratio",
+        "commit",
+    ]
     return _titled("Training: sequence 4,096, batch 8", "cairn bench train", heads, rows)
 
 
@@ -117,11 +158,15 @@ def _first_token(record: dict[str, Any]) -> str:
 def _power(record: dict[str, Any]) -> str:
     rows = [
         [
-            row["shape"], row["kernel"], row["numbers"], f"{row['tflops']:.0f}", f"{row['mhz']:,.0f}",
+            row["shape"],
+            row["kernel"],
+            row["numbers"],
+            f"{row['tflops']:.0f}",
+            f"{row['mhz']:,.0f}",
             f"{row['watts']:.0f}",
         ]
         for row in record["results"]["rows"]
-    ]  # fmt: skip
+    ]
     heads = ["product", "kernel", "numbers", "TFLOP/s", "MHz", "W"]
     first = record["results"]["rows"][0]
     title = f"What products wait for: at most {first['most_mhz']:,.0f} MHz and {first['limit_watts']:.0f} W"

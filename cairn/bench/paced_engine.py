@@ -17,7 +17,8 @@ from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Landed
 from cairn.serve.engine.scheduler import Scheduler, Step
-from cairn.serve.http.server.backend import Backend, ThreadedEngine
+from cairn.serve.engine_thread import EngineThread
+from cairn.serve.serving import Serving
 
 TEXT = (
     "A cairn is a pile of stones that marks a path: each traveller adds one, and whoever comes later finds the way. "
@@ -60,10 +61,12 @@ def paced_engine(opened: OpenModel, limits: Limits, step_seconds: StepSeconds) -
     return Engine(Scheduler(limits, prefix_caching=False), cast(Any, runner), overlap=False)
 
 
-def paced_backend(opened: OpenModel, limits: Limits, step_seconds: StepSeconds) -> Backend:
+def paced_serving(
+    opened: OpenModel, limits: Limits, step_seconds: StepSeconds, name: str
+) -> Serving:
     """For a `Service`, in a thread of its own."""
-    engine = ThreadedEngine(paced_engine(opened, limits, step_seconds))
-    return Backend(opened, limits, engine, [])
+    engine = EngineThread(paced_engine(opened, limits, step_seconds))
+    return Serving(opened, limits, engine, names=[name])
 
 
 def capacity(rows: int, step_s: float, tokens: float) -> float:

@@ -11,31 +11,33 @@ import threading
 from types import TracebackType
 from typing import Any, Self, cast
 
-from cairn.bench.paced_engine import StepSeconds, paced_backend
+from cairn.bench.paced_engine import StepSeconds, paced_serving
 from cairn.bench.paced_worker import Pace, paced_spawn
 from cairn.models.runnable import OpenModel
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
-from cairn.serve.http.server.backend import Backend, ThreadedEngine
-from cairn.serve.http.server.engine_watch import WatchedProcesses
+from cairn.serve.engine_processes import EngineProcesses
+from cairn.serve.engine_thread import EngineThread
 from cairn.serve.http.server.lifecycle import Server, address_of, bind
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
+from cairn.serve.serving import Serving
 
 PATIENCE_S = 60
+NAME = "paced"
 
 
 class ServerThread:
     """Listens on a free port of loopback as soon as it is made."""
 
-    def __init__(self, backend: Backend, **settings: Any) -> None:
-        names = ["paced"]
-        config = ServerConfig(model=backend.name, port=0, served_model_name=names, **settings)
+    def __init__(self, serving: Serving, **settings: Any) -> None:
+        names = list(serving.models)
+        config = ServerConfig(model=serving.name, port=0, served_model_name=names, **settings)
         bound = bind(config)
         self.url = address_of(bound)
         self.port = int(self.url.rpartition(":")[2])
-        self.service = Service(config, backend)
+        self.service = Service(config, serving)
         ready = threading.Event()
         self._server = Server(self.service, ready.set)
         self._thread = threading.Thread(target=self._server.run, args=([bound],), daemon=True)
@@ -69,13 +71,13 @@ class PacedServer(ServerThread):
     def __init__(
         self, opened: OpenModel, limits: Limits, step_seconds: StepSeconds, **settings: Any
     ) -> None:
-        backend = paced_backend(opened, limits, step_seconds)
-        self.engine: Engine = cast(ThreadedEngine, backend.engine).engine
-        super().__init__(backend, **settings)
+        serving = paced_serving(opened, limits, step_seconds, NAME)
+        self.engine: Engine = cast(EngineThread, serving.engine).engine
+        super().__init__(serving, **settings)
 
 
 def paced_apart(opened: OpenModel, pace: Pace, **settings: Any) -> ServerThread:
     """Its engine runs elsewhere, so there is no `engine` to look into."""
     config = EngineConfig(model=pace.model, device="cpu")
-    processes = WatchedProcesses(config, paced_spawn(pace))
-    return ServerThread(Backend(opened, pace.limits, processes, []), **settings)
+    processes = EngineProcesses(config, paced_spawn(pace))
+    return ServerThread(Serving(opened, pace.limits, processes, names=[NAME]), **settings)

@@ -32,8 +32,12 @@ class Pace(msgspec.Struct, frozen=True):
 
 def paced_spawn(pace: Pace) -> Spawn:
     command = (
-        sys.executable, "-P", "-m", "cairn.bench.paced_worker", msgspec.json.encode(pace).decode()
-    )  # fmt: skip
+        sys.executable,
+        "-P",
+        "-m",
+        "cairn.bench.paced_worker",
+        msgspec.json.encode(pace).decode(),
+    )
 
     def spawn(boot: worker.Boot) -> "subprocess.Popen[bytes]":
         return spawn_worker(boot, command)

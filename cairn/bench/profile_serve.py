@@ -114,10 +114,12 @@ def profile(bench: Bench, name: str, window: int, out: Path | None, ran: Ran) ->
         seconds=run.seconds,
         steps=run.steps,
         overlapped=engine.overlap,
-        ledgers=[made for kind in ("prefill", "decode") if (made := _ledger(bench, kind, seen, windows))],
+        ledgers=[
+            made for kind in ("prefill", "decode") if (made := _ledger(bench, kind, seen, windows))
+        ],
         notes=notes,
         trace=summary,
-    )  # fmt: skip
+    )
 
 
 def _seen(decided: Sequence[Step], times: Sequence[StepTimes]) -> list[Seen]:
@@ -155,11 +157,13 @@ def _ledger(
         steps=len(mine),
         sequences=statistics.median(len(step.chunks) for step in mine),
         tokens=statistics.median(step.times.tokens for step in mine),
-        parts=[_part(name, values, whole, floor_ms if name in floored else 0.0)
-               for name, values in samples.items()],
+        parts=[
+            _part(name, values, whole, floor_ms if name in floored else 0.0)
+            for name, values in samples.items()
+        ],
         window=window.steps if window else 0,
         kernels=window.kernels if window else [],
-    )  # fmt: skip
+    )
 
 
 def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) -> Part:

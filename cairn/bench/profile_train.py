@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import torch
+from torch import Tensor
 
 from cairn.bench.limit import measure_ceiling
 from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled_calls
@@ -26,10 +27,11 @@ from cairn.bench.train import Bench
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
 from cairn.kernels.tooling.measure import Ceiling
+from cairn.models.layers import Vocabulary
 from cairn.train.data.batch import Batch
 from cairn.train.flops import step_flops
-from cairn.train.loss import valid_tokens
 from cairn.train.memory import predict
+from cairn.train.objective import valid_tokens
 from cairn.train.step import clip_factor, train_step
 
 Ran = Callable[[str], None]
@@ -114,18 +116,27 @@ def _parts(bench: Bench, device: torch.device) -> dict[str, float]:
     """One step taken apart, for one process; it trains as `train_step` does."""
     state = bench.state
     parallel, took = state.parallel, dict.fromkeys(PARTS, 0.0)
-    valid = valid_tokens([batch.targets_T for batch in bench.batches])
-    shares: list[torch.Tensor] = []
+    valid = valid_tokens([batch.targets_T for batch in bench.batches], bench.state.device)
+    began = 0.0
 
-    def forward(batch: Batch) -> None:
-        alone = bench.alone
-        hidden = alone.forward(batch.tokens_T, batch.positions_T, alone.attend(batch))
-        vocabulary = alone.model.head or alone.model.embedding
-        shares.append(state.loss(hidden, vocabulary, batch, state.scale.enlarge(valid)))
+    def loss(hidden_TD: Tensor, vocabulary: Vocabulary, batch: Batch, valid: Tensor) -> Tensor:
+        """Forward ends where the loss is known."""
+        share = state.loss(hidden_TD, vocabulary, batch, valid)
+        _wait(device)
+        took["forward"] += time.perf_counter() - began
+        return share
 
     for batch in bench.batches:
-        took["forward"] += _seconds(device, lambda batch=batch: forward(batch))
-        took["backward"] += _seconds(device, shares.pop().backward)
+        before = took["forward"]
+        _wait(device)
+        began = time.perf_counter()
+        both = _seconds(
+            device,
+            lambda batch=batch: parallel.forward_backward(
+                [batch], loss, state.scale.enlarge(valid)
+            ),
+        )
+        took["backward"] += both - (took["forward"] - before)
     norms: list[torch.Tensor] = []
     took["norm"] = _seconds(device, lambda: norms.append(parallel.grad_norm()))
     factor = state.scale.shrink(clip_factor(norms[0], state.config.optim.max_norm))

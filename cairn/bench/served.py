@@ -75,9 +75,14 @@ def started(
     command = [sys.executable, "-m", "cairn", "serve", *args, "--host", "127.0.0.1", "--port", "0"]
     began = time.perf_counter()
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     output = _Output(process, say)
     try:
         url = _wait(process, output, began)

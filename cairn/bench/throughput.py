@@ -138,9 +138,13 @@ def prepare(setup: Setup) -> Bench:
     ceiling = measure_ceiling(runnable.device, dtype)
     release()
     config = EngineConfig(
-        model=setup.model, device=setup.device, dtype=setup.dtype, plain=setup.plain,
-        max_model_len=min(CONTEXT, opened.spec.context), load_in_advance=True,
-    )  # fmt: skip
+        model=setup.model,
+        device=setup.device,
+        dtype=setup.dtype,
+        plain=setup.plain,
+        max_model_len=min(CONTEXT, opened.spec.context),
+        load_in_advance=True,
+    )
     started = start_with(opened, runnable, config)
     scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
     width = runnable.model.embedding.weight.itemsize

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,6 @@ from cairn.core.errors import ConfigError
 if TYPE_CHECKING:
     from cairn.train.config import Train
     from cairn.train.data.batch import Batch
-    from cairn.train.parallel.alone import Alone
     from cairn.train.state import TrainState
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-row"]
@@ -100,11 +99,6 @@ class Bench(NamedTuple):
     batches: "list[Batch]"
     device: str
 
-    @property
-    def alone(self) -> "Alone":
-        """The one process that is measured, by its own type."""
-        return cast("Alone", self.state.parallel)
-
 
 def config_of(setup: Setup) -> "Train":
     """The recipe that is timed."""
@@ -115,20 +109,29 @@ def config_of(setup: Setup) -> "Train":
     fp8 = {"fp8": "tensor", "fp8-row": "row"}.get(setup.dtype, "none")
     precision = msgspec.convert(
         {
-            "kind": kinds.get(setup.dtype, beside_fp8), "fp8": fp8, "recompute": setup.recompute,
-            "memory_gib": setup.memory_gib, "masters": setup.states == "float32",
+            "kind": kinds.get(setup.dtype, beside_fp8),
+            "fp8": fp8,
+            "recompute": setup.recompute,
+            "memory_gib": setup.memory_gib,
+            "masters": setup.states == "float32",
             "kernels": "plain" if setup.plain else "auto",
         },
         Precision,
-    )  # fmt: skip
+    )
     data = Data(
-        sources=["random"], sequence=setup.seq, sequences=setup.batch,
+        sources=["random"],
+        sequence=setup.seq,
+        sequences=setup.batch,
         microbatch=setup.microbatch or setup.batch,
-    )  # fmt: skip
+    )
     return Train(
-        steps=1000, model=Model(preset=setup.model), data=data, device=setup.device,
-        optim=Optim(states=setup.states, kind=setup.optim), precision=precision,
-    )  # fmt: skip
+        steps=1000,
+        model=Model(preset=setup.model),
+        data=data,
+        device=setup.device,
+        optim=Optim(states=setup.states, kind=setup.optim),
+        precision=precision,
+    )
 
 
 def prepare(setup: Setup) -> Bench:
@@ -136,14 +139,14 @@ def prepare(setup: Setup) -> Bench:
 
     from cairn.models.checkpoint import check_device, default_device
     from cairn.train.data.source import microbatch
-    from cairn.train.prepare import assemble_alone, describe
+    from cairn.train.prepare import assemble, describe
 
     config = config_of(setup)
     name = default_device() if setup.device == "auto" else setup.device
     check_device(name)
     device = torch.device(name)
     corpus, spec, start = describe(config)
-    state = assemble_alone(config, device, corpus, spec, start).state
+    state = assemble(config, device, corpus, spec, start).state
     size = config.data.microbatch
     numbers = [range(first, first + size) for first in range(0, setup.batch, size)]
     batches = [microbatch(corpus.source, part).to(device) for part in numbers]
@@ -155,10 +158,16 @@ def measure(setup: Setup, ran: Ran = lambda what: None) -> Row:
     import torch
 
     blank = Row(
-        model=setup.model, dtype=setup.dtype, seq=setup.seq, batch=setup.batch,
-        microbatch=setup.microbatch or setup.batch, states=setup.states,
-        recompute=setup.recompute, plain=setup.plain, steps=setup.steps,
-    )  # fmt: skip
+        model=setup.model,
+        dtype=setup.dtype,
+        seq=setup.seq,
+        batch=setup.batch,
+        microbatch=setup.microbatch or setup.batch,
+        states=setup.states,
+        recompute=setup.recompute,
+        plain=setup.plain,
+        steps=setup.steps,
+    )
     try:
         bench = prepare(setup)
         return _timed(blank, bench, ran)

@@ -147,9 +147,15 @@ class Memcpy:
     def row(self, kind: str, way: str, size: int, runs: Runs, times: list[float]) -> Row:
         rate = runs.nbytes / min(times)
         return Row(
-            transport=kind, way=way, run_bytes=size, runs=runs.copies, best_s=min(times),
-            median_s=median(times), gb_per_s=rate / 1e9, of_memcpy=rate / self.rates[size],
-        )  # fmt: skip
+            transport=kind,
+            way=way,
+            run_bytes=size,
+            runs=runs.copies,
+            best_s=min(times),
+            median_s=median(times),
+            gb_per_s=rate / 1e9,
+            of_memcpy=rate / self.rates[size],
+        )
 
 
 def scattered(size: int) -> Runs:
@@ -278,8 +284,10 @@ def _seen(kind: str, how: signal.Signals) -> float:
 def peer(*words: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "cairn.bench.transfer_peer", *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield process
     finally:

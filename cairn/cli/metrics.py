@@ -38,7 +38,7 @@ def run(args: list[str]) -> int:
 
 def _grafana(args: list[str]) -> int:
     options = load(Grafana, args=args, env_prefix="CAIRN_METRICS_").value
-    from cairn.serve.http.endpoints.dashboard import dashboard_text
+    from cairn.serve.http.server.dashboard import dashboard_text
 
     text = dashboard_text()
     if options.out is None:

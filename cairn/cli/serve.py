@@ -18,7 +18,7 @@ from cairn.models.hub import AUTO, default_model
 from cairn.serve.http.server.settings import ServerConfig
 
 if TYPE_CHECKING:
-    from cairn.serve.http.server.backend import Backend
+    from cairn.serve.serving import Serving
 
 
 class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,8 +51,8 @@ def run(args: list[str]) -> int:
 
     began = time.perf_counter()
 
-    def say(address: str, backend: "Backend") -> None:
-        for note in backend.notes:
+    def say(address: str, serving: "Serving") -> None:
+        for note in serving.notes:
             print(note, file=sys.stderr)
         took = format_duration(time.perf_counter() - began)
         print(

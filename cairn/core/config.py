@@ -83,9 +83,14 @@ def load(
     if asks_for(args, "--explain"):
         args = [arg for arg in args if arg != "--explain"]
         loaded = load(
-            schema, args=args, env_prefix=env_prefix, file=file, file_field=file_field, env=env,
+            schema,
+            args=args,
+            env_prefix=env_prefix,
+            file=file,
+            file_field=file_field,
+            env=env,
             prog=prog,
-        )  # fmt: skip
+        )
         print(explain(loaded))
         raise SystemExit(0)
     known = {leaf.key: leaf for leaf in leaves(schema)}

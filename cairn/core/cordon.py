@@ -37,7 +37,9 @@ class Cordons(msgspec.Struct, frozen=True):
         """Node -> why it is not used now."""
         return {c.node: c.why for c in self.cordons if c.until is None or now < c.until}
 
-    def strike(self, node: str, now: float, why: str, most: int = 3, within_s: float = DAY_S) -> "Cordons":  # fmt: skip
+    def strike(
+        self, node: str, now: float, why: str, most: int = 3, within_s: float = DAY_S
+    ) -> "Cordons":
         """One more failure that is laid to this node; the `most`th within the time takes it out."""
         recent = tuple(s for s in self.strikes if now - s.at < within_s)
         strikes = (*recent, Strike(node, now, why))
@@ -67,7 +69,9 @@ def load(path: Path) -> Cordons:
     except FileNotFoundError:
         return Cordons()
     except msgspec.DecodeError as error:
-        raise DataError(f"{path} is damaged: {error}", hint="remove it to use all nodes again") from None  # fmt: skip
+        raise DataError(
+            f"{path} is damaged: {error}", hint="remove it to use all nodes again"
+        ) from None
 
 
 def save(path: Path, cordons: Cordons) -> None:

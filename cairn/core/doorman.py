@@ -21,9 +21,13 @@ WAITING = 64  # connections that have not said yet who they are
 
 class Doorman:
     def __init__(
-        self, secret: Secret | None, door: str, say: Callable[[str], None] = lambda text: None,
-        patience_s: float = PATIENCE_S, waiting: int = WAITING,
-    ) -> None:  # fmt: skip
+        self,
+        secret: Secret | None,
+        door: str,
+        say: Callable[[str], None] = lambda text: None,
+        patience_s: float = PATIENCE_S,
+        waiting: int = WAITING,
+    ) -> None:
         """`door`: what is behind it, for events. `say` hears of everybody who is turned away."""
         self.secret, self.door, self.say = secret, door, say
         self.patience_s, self.most = patience_s, waiting

@@ -20,9 +20,18 @@ from typing import Literal, NamedTuple
 import msgspec
 
 Cause = Literal[
-    "finished", "oom", "user", "hardware", "network", "preemption", "hang", "straggler", "corruption",
-    "killed", "unknown",
-]  # fmt: skip
+    "finished",
+    "oom",
+    "user",
+    "hardware",
+    "network",
+    "preemption",
+    "hang",
+    "straggler",
+    "corruption",
+    "killed",
+    "unknown",
+]
 CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
 # SIGTERM, as Python and as shells report it; a program that makes an interrupt of it leaves as after Ctrl-C.
 PREEMPTED = (-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
@@ -59,24 +68,59 @@ def _row(cause: Cause, pattern: str, why: str) -> Row:
 
 # In order of trust: what the device says before what a peer noticed, and that before an ordinary exception.
 WORDS: tuple[Row, ...] = (
-    _row("oom", r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY", "the GPU's memory ran out"),
-    _row("oom", r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: .*memory", "the host's memory ran out"),
-    _row("hardware", r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus", "the GPU reported an error"),
-    _row("hardware", r"CUDA error: (unspecified launch failure|uncorrectable|an illegal instruction)",
-         "the GPU failed while it computed"),
-    _row("hardware", r"Input/output error|Read-only file system|Stale file handle|\bEIO\b", "a disk failed"),
+    _row(
+        "oom",
+        r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY",
+        "the GPU's memory ran out",
+    ),
+    _row(
+        "oom",
+        r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: .*memory",
+        "the host's memory ran out",
+    ),
+    _row(
+        "hardware",
+        r"\bXid\b|uncorrectable ECC|ECC error|fallen off the bus",
+        "the GPU reported an error",
+    ),
+    _row(
+        "hardware",
+        r"CUDA error: (unspecified launch failure|uncorrectable|an illegal instruction)",
+        "the GPU failed while it computed",
+    ),
+    _row(
+        "hardware",
+        r"Input/output error|Read-only file system|Stale file handle|\bEIO\b",
+        "a disk failed",
+    ),
     _row("hardware", r"NVLink|NVSwitch", "a link between GPUs failed"),
-    _row("network", r"Connection (closed|reset|refused|timed out)|Broken pipe|No route to host|Network is unreachable",
-         "a connection to another rank was lost"),
-    _row("network", r"(Watchdog caught|collective operation timeout|NCCL (error|WARN)|ncclRemoteError|ncclSystemError)",
-         "a collective did not come to its end"),
-    _row("network", r"(socket|store|rendezvous).{0,60}time(d )?out|Timed out waiting",
-         "another rank did not answer in time"),
-    _row("user", r"\b(Syntax|Import|ModuleNotFound|Name|Attribute|Key|Index|Type|Value|Assertion|FileNotFound|"
-                 r"Permission|ZeroDivision|NotImplemented|Config|Usage|Data)Error\b",
-         "the program raised an error of its own"),
-    _row("user", r"device-side assert triggered|index out of bounds", "the program indexed outside a tensor"),
-)  # fmt: skip
+    _row(
+        "network",
+        r"Connection (closed|reset|refused|timed out)|Broken pipe|No route to host|Network is unreachable",
+        "a connection to another rank was lost",
+    ),
+    _row(
+        "network",
+        r"(Watchdog caught|collective operation timeout|NCCL (error|WARN)|ncclRemoteError|ncclSystemError)",
+        "a collective did not come to its end",
+    ),
+    _row(
+        "network",
+        r"(socket|store|rendezvous).{0,60}time(d )?out|Timed out waiting",
+        "another rank did not answer in time",
+    ),
+    _row(
+        "user",
+        r"\b(Syntax|Import|ModuleNotFound|Name|Attribute|Key|Index|Type|Value|Assertion|FileNotFound|"
+        r"Permission|ZeroDivision|NotImplemented|Config|Usage|Data)Error\b",
+        "the program raised an error of its own",
+    ),
+    _row(
+        "user",
+        r"device-side assert triggered|index out of bounds",
+        "the program indexed outside a tensor",
+    ),
+)
 
 
 def classify(evidence: Evidence) -> Verdict:

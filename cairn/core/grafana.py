@@ -146,7 +146,14 @@ def _source() -> dict[str, Any]:
 def _models() -> dict[str, Any]:
     query = "label_values(cairn_engine_steps, model)"
     return {
-        "name": "model", "label": "Model", "type": "query", "datasource": SOURCE, "definition": query,
-        "query": {"query": query, "refId": "models"}, "refresh": 2, "includeAll": True, "multi": True,
+        "name": "model",
+        "label": "Model",
+        "type": "query",
+        "datasource": SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": "models"},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
         "current": {"text": ["All"], "value": ["$__all"]},
-    }  # fmt: skip
+    }

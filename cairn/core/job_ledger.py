@@ -34,8 +34,12 @@ from cairn.core.job_events import (
 from cairn.core.metrics import Counter, Gauge, Metric, Metrics
 
 FOLDER, FILE, EVENTS, STATUS, METRICS = (
-    "recovery", "ledger.json", "events.jsonl", "status.json", "metrics.prom",
-)  # fmt: skip
+    "recovery",
+    "ledger.json",
+    "events.jsonl",
+    "status.json",
+    "metrics.prom",
+)
 Part = Literal["productive", "lost", "checkpoint", "detect", "restart", "queue"]
 PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
 
@@ -70,7 +74,11 @@ class Slow(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         where = f" on {self.host}" if self.host else ""
-        when = f"since step {self.step}" if self.until is None else f"steps {self.step} to {self.until}"  # fmt: skip
+        when = (
+            f"since step {self.step}"
+            if self.until is None
+            else f"steps {self.step} to {self.until}"
+        )
         return f"rank {self.rank}{where}, {when}: {self.why}"
 
 
@@ -137,11 +145,17 @@ class Book:
         wall = sum(sums.parts.values())
         pending = [] if self.failed is None else [sums._incident(self.failed, sums.now)]
         return Ledger(
-            wall=wall, parts={**sums.parts}, by_cause=sums.by_cause,
-            incidents=[*self.incidents, *pending], steps=sums.step, state=sums.state,
-            ettr=sums.parts["productive"] / wall if wall > 0 else 0.0, slow=list(self.slow),
-            copied=self.copied, doubled=self.doubled,
-        )  # fmt: skip
+            wall=wall,
+            parts={**sums.parts},
+            by_cause=sums.by_cause,
+            incidents=[*self.incidents, *pending],
+            steps=sums.step,
+            state=sums.state,
+            ettr=sums.parts["productive"] / wall if wall > 0 else 0.0,
+            slow=list(self.slow),
+            copied=self.copied,
+            doubled=self.doubled,
+        )
 
     def safe(self, step: int) -> None:
         """No failure will cost the steps up to this one any more."""
@@ -200,11 +214,17 @@ class Book:
 
     def _incident(self, failed: Failed, until: float | None) -> Incident:
         return Incident(
-            cause=failed.cause, why=failed.why, rung=failed.rung, rank=failed.rank,
-            node=failed.node, host=failed.host, step=self.reached, back_to=self.step,
+            cause=failed.cause,
+            why=failed.why,
+            rung=failed.rung,
+            rank=failed.rank,
+            node=failed.node,
+            host=failed.host,
+            step=self.reached,
+            back_to=self.step,
             detect_s=max(0.0, failed.at - failed.since),
             recovery_s=max(0.0, (until or failed.at) - failed.at),
-        )  # fmt: skip
+        )
 
     def _running(self, at: float, blocked: float) -> float:
         """Time of the open step; the part that waited for checkpoints is taken out. What is left of it."""
@@ -263,8 +283,10 @@ class Book:
             self.add("lost", again, self.cause)
             self._drag(-sum(dragged for done, _, dragged in self.doubtful if done > step))
         self.doubtful = []
-        self.slow = [one if one.until is not None else msgspec.structs.replace(one, until=self.step)
-                     for one in self.slow]  # fmt: skip
+        self.slow = [
+            one if one.until is not None else msgspec.structs.replace(one, until=self.step)
+            for one in self.slow
+        ]
         self.step = step
 
     def close(self, at: float) -> None:
@@ -292,18 +314,37 @@ CATALOGUE_JOB: tuple[Metric, ...] = (
         labels=("part", "cause"),
     ),
     Counter(
-        name="cairn_job_incidents_total", help="Failures that were answered.", unit="incidents",
+        name="cairn_job_incidents_total",
+        help="Failures that were answered.",
+        unit="incidents",
         labels=("cause", "rung"),
     ),
-    Gauge(name="cairn_job_ettr_ratio", help="Productive time over wall time.", unit="ratio", across="min"),
+    Gauge(
+        name="cairn_job_ettr_ratio",
+        help="Productive time over wall time.",
+        unit="ratio",
+        across="min",
+    ),
     Gauge(name="cairn_job_steps", help="Updates done that stayed.", unit="steps", across="max"),
-    Gauge(name="cairn_job_slow_ranks", help="Ranks that are far slower than the others now.", unit="ranks",
-          across="max"),
-    Gauge(name="cairn_job_copied_steps", help="The newest step of which memory holds every rank's state.",
-          unit="steps", across="max"),
-    Gauge(name="cairn_job_doubled_steps", help="The newest step of which two nodes hold every rank's state.",
-          unit="steps", across="max"),
-)  # fmt: skip
+    Gauge(
+        name="cairn_job_slow_ranks",
+        help="Ranks that are far slower than the others now.",
+        unit="ranks",
+        across="max",
+    ),
+    Gauge(
+        name="cairn_job_copied_steps",
+        help="The newest step of which memory holds every rank's state.",
+        unit="steps",
+        across="max",
+    ),
+    Gauge(
+        name="cairn_job_doubled_steps",
+        help="The newest step of which two nodes hold every rank's state.",
+        unit="steps",
+        across="max",
+    ),
+)
 
 
 def metrics_text(ledger: Ledger) -> str:
@@ -317,7 +358,9 @@ def metrics_text(ledger: Ledger) -> str:
         if rest > 1e-9 or not causes:
             metrics.add("cairn_job_time_seconds_total", max(0.0, rest), part=part, cause="none")
     for incident in ledger.incidents:
-        metrics.add("cairn_job_incidents_total", 1, cause=incident.cause, rung=incident.rung or "none")  # fmt: skip
+        metrics.add(
+            "cairn_job_incidents_total", 1, cause=incident.cause, rung=incident.rung or "none"
+        )
     metrics.set("cairn_job_ettr_ratio", ledger.ettr)
     metrics.set("cairn_job_steps", ledger.steps)
     metrics.set("cairn_job_slow_ranks", len(ledger.slow_now()))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import asdict
 
 from cairn.hw.ceilings import Ceilings, Identity
 from cairn.labs.glossary import label
@@ -21,19 +22,8 @@ SCHEMA = 1  # of an entry; another number is another format
 Status = Literal["held", "off", "failed", "skipped"]
 
 
-class Text(msgspec.Struct, frozen=True):
-    """Words as they are written down."""
-
-    en: str
-    zh: str
-
-    @property
-    def words(self) -> Words:
-        return Words(self.en, self.zh)
-
-
 class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
-    what: Text
+    what: Words
     predicted: float | None
     measured: float | None
     unit: str
@@ -44,23 +34,23 @@ class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    name: Text
+    name: Words
     points: list[tuple[float, float]]
 
 
 class PlotLines(msgspec.Struct, frozen=True, kw_only=True):
-    title: Text
-    x: Text
-    y: Text
+    title: Words
+    x: Words
+    y: Words
     lines: list[Line]
     log_x: bool = False
     log_y: bool = False
-    limit_name: Text | None = None
+    limit_name: Words | None = None
     limit: float | None = None
 
 
 class TableLines(msgspec.Struct, frozen=True, kw_only=True):
-    columns: list[Text]
+    columns: list[Words]
     rows: list[list[str | int | float | None]]
 
 
@@ -82,20 +72,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     quick: bool
     status: Status
-    verdict: Text
+    verdict: Words
     where: Where
     checks: list[CheckLine] = []
     plots: list[PlotLines] = []
     table: TableLines | None = None
-    notes: list[Text] = []
+    notes: list[Words] = []
     calibrated: list[str] = []  # ceilings of machine.json that got better by this run
     failure: str | None = None  # the whole traceback
 
 
 def measured_entry(
-    lab: Lab, outcome: Outcome, verdict: Verdict, *, at: str, seconds: float, quick: bool,
-    where: Where, calibrated: Sequence[str] = (),
-) -> Entry:  # fmt: skip
+    lab: Lab,
+    outcome: Outcome,
+    verdict: Verdict,
+    *,
+    at: str,
+    seconds: float,
+    quick: bool,
+    where: Where,
+    calibrated: Sequence[str] = (),
+) -> Entry:
     return Entry(
         lab=lab.name,
         area=lab.area,
@@ -103,12 +100,12 @@ def measured_entry(
         seconds=round(seconds, 3),
         quick=quick,
         status="held" if verdict.held else "off",
-        verdict=Text(*verdict.text),
+        verdict=verdict.text,
         where=where,
         checks=[_check(check) for check in outcome.checks],
         plots=[_plot(plot) for plot in outcome.plots],
         table=_table(outcome),
-        notes=[Text(*note) for note in outcome.notes],
+        notes=list(outcome.notes),
         calibrated=list(calibrated),
     )
 
@@ -118,18 +115,32 @@ def failed_entry(
 ) -> Entry:
     last = failure.strip().splitlines()[-1]
     return Entry(
-        lab=lab.name, area=lab.area, at=at, seconds=round(seconds, 3), quick=quick, where=where,
-        status="failed", verdict=Text(f"the lab failed: {last}", f"实验出错：{last}"),
+        lab=lab.name,
+        area=lab.area,
+        at=at,
+        seconds=round(seconds, 3),
+        quick=quick,
+        where=where,
+        status="failed",
+        verdict=Words(f"the lab failed: {last}", f"实验出错：{last}"),
         failure=failure,
-    )  # fmt: skip
+    )
 
 
-def skipped_entry(lab: Lab, reasons: Sequence[Words], *, at: str, quick: bool, where: Where) -> Entry:  # fmt: skip
-    verdict = Text("; ".join(why.en for why in reasons), "；".join(why.zh for why in reasons))
+def skipped_entry(
+    lab: Lab, reasons: Sequence[Words], *, at: str, quick: bool, where: Where
+) -> Entry:
+    verdict = Words("; ".join(why.en for why in reasons), "；".join(why.zh for why in reasons))
     return Entry(
-        lab=lab.name, area=lab.area, at=at, seconds=0.0, quick=quick, where=where, status="skipped",
+        lab=lab.name,
+        area=lab.area,
+        at=at,
+        seconds=0.0,
+        quick=quick,
+        where=where,
+        status="skipped",
         verdict=verdict,
-    )  # fmt: skip
+    )
 
 
 def where_of(ceilings: Ceilings, cairn: str, commit: str | None) -> Where:
@@ -147,15 +158,15 @@ def about(lab: Lab) -> dict[str, object]:
     return {
         "name": lab.name,
         "area": lab.area,
-        "title": lab.title._asdict(),
-        "hypothesis": lab.hypothesis._asdict(),
+        "title": asdict(lab.title),
+        "hypothesis": asdict(lab.hypothesis),
         "needs": list(lab.needs),
         "seconds": lab.seconds,
         "code": list(lab.code),
         "reading": list(lab.reading),
-        "causes": [cause._asdict() for cause in lab.causes],
+        "causes": [asdict(cause) for cause in lab.causes],
         "questions": [
-            {"ask": one.ask._asdict(), "answer": one.answer._asdict()} for one in lab.questions
+            {"ask": asdict(one.ask), "answer": asdict(one.answer)} for one in lab.questions
         ],
     }
 
@@ -167,7 +178,7 @@ def number(value: float) -> float | None:
 
 def _check(check: Check) -> CheckLine:
     return CheckLine(
-        what=Text(*check.what),
+        what=check.what,
         predicted=number(check.predicted),
         measured=number(check.measured),
         unit=check.unit,
@@ -181,9 +192,9 @@ def _check(check: Check) -> CheckLine:
 def _plot(plot: Plot) -> PlotLines:
     name, value = plot.limit if plot.limit is not None else (None, None)
     return PlotLines(
-        title=Text(*plot.title),
-        x=Text(*plot.x),
-        y=Text(*plot.y),
+        title=plot.title,
+        x=plot.x,
+        y=plot.y,
         lines=[
             Line(
                 name=_named(line),
@@ -200,17 +211,17 @@ def _plot(plot: Plot) -> PlotLines:
     )
 
 
-def _named(name: str | Words) -> Text:
+def _named(name: str | Words) -> Words:
     if isinstance(name, Words):
-        return Text(*name)
-    return Text(*label(name))
+        return name
+    return label(name)
 
 
 def _table(outcome: Outcome) -> TableLines | None:
     if outcome.table is None:
         return None
     return TableLines(
-        columns=[Text(*column) for column in outcome.table.columns],
+        columns=list(outcome.table.columns),
         rows=[[_cell(cell) for cell in row] for row in outcome.table.rows],
     )
 

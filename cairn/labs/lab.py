@@ -5,15 +5,19 @@
     code, reading       plots, a table, notes                  or the gap and its two likeliest causes
     three questions     ceilings that it measured on the way
 
-A lab is one small file `cairn/labs/AREA/NAME.py` that ends with `LAB = Lab(...)`. Everything a person reads exists
-in English and in Simplified Chinese (`Words`). Only data and the judgement here: no clock, no torch, no terminal.
-A lab's file imports torch inside its functions, so that listing all labs stays quick.
+A lab is two small files: `cairn/labs/AREA/NAME.py` runs it and ends with `LAB = described(__file__, run)`;
+`NAME.toml` beside it says what it is about. Everything a person reads exists in English and in Simplified Chinese
+(`Words`). Only data and the judgement here: no clock, no torch, no terminal. A lab's file imports torch inside its
+functions, so that listing all labs stays quick.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     from cairn.hw.ceilings import Measured
@@ -29,7 +33,7 @@ Lines = Mapping[str, Points]  # of a plot, by name
 Rows = Sequence[Sequence[str | float | int]]  # of a table
 
 
-class Words(NamedTuple):
+class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One text in both languages."""
 
     en: str
@@ -52,7 +56,7 @@ AREAS: dict[str, Words] = {
 }
 
 
-class Question(NamedTuple):
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ask: Words
     answer: Words
 
@@ -137,6 +141,32 @@ class Lab:
     questions: tuple[Question, Question, Question]
     needs: tuple[Need, ...] = ()
     seconds: float = 5.0  # about how long it takes on two cores
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What NAME.toml says; the fields of a `Lab` that are text."""
+
+    title: Words
+    hypothesis: Words
+    causes: tuple[Words, Words]
+    code: tuple[str, ...]
+    reading: tuple[str, ...]
+    questions: tuple[Question, Question, Question]
+    needs: tuple[Need, ...] = ()
+    seconds: float = 5.0
+
+
+def described(file: str, run: "Callable[[Workbench], Outcome]") -> Lab:
+    """The lab of this Python file, with the texts of the TOML file beside it."""
+    path = Path(file).with_suffix(".toml")
+    try:
+        text = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=Description)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path.parent.name}/{path.name}: {error}") from error
+    name, area = path.stem.replace("_", "-"), path.parent.name
+    return Lab(
+        name=name, area=area, run=run, **{f: getattr(text, f) for f in text.__struct_fields__}
+    )
 
 
 @dataclass(frozen=True)

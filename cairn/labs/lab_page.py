@@ -54,8 +54,13 @@ def _summary(entries: Sequence[Entry], labs: Mapping[str, Lab]) -> Markup:
                 f"{entry.seconds:.1f} s" if entry.seconds else "–",
             ]
         )
-    heads = [Words("lab", "实验"), Words("area", "领域"), Words("question", "问题"),
-             Words("verdict", "结论"), Words("time", "用时")]  # fmt: skip
+    heads = [
+        Words("lab", "实验"),
+        Words("area", "领域"),
+        Words("question", "问题"),
+        Words("verdict", "结论"),
+        Words("time", "用时"),
+    ]
     return element("div", table([both(one) for one in heads], rows), class_="summary")
 
 
@@ -90,7 +95,7 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
         parts.append(_titled(WORDS["checks"], _checks(entry.checks)))
     if entry.table is not None:
         parts.append(_titled(Words("Figures", "数据"), _table(entry.table)))
-    parts += [both(note.words, "p") for note in entry.notes]
+    parts += [both(note, "p") for note in entry.notes]
     if entry.failure is not None:
         parts.append(element("pre", entry.failure))
     if lab is not None:
@@ -101,7 +106,7 @@ def _lab(entry: Entry, lab: Lab | None, alone: bool) -> Markup:
 
 
 def _verdict(entry: Entry) -> Markup:
-    says = [both(entry.verdict.words)]
+    says = [both(entry.verdict)]
     if entry.status != "held":  # one that held says so itself
         says.insert(0, element("b", both(WORDS[entry.status]), ": "))
     return element("p", *says, class_=f"notice {LEVELS[entry.status]} verdict")
@@ -112,7 +117,7 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
     heads = [*(WORDS[name] for name in names), Words("", "")]
     rows = [
         [
-            both(check.what.words),
+            both(check.what),
             both(with_unit(check.predicted, check.unit)),
             both(with_unit(check.measured, check.unit)),
             shown_gap(check.gap),
@@ -129,7 +134,7 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
 
 
 def _table(lines: TableLines) -> Markup:
-    heads = [both(one.words) for one in lines.columns]
+    heads = [both(one) for one in lines.columns]
     return table(heads, [[both(shown_cell(cell)) for cell in row] for row in lines.rows])
 
 
@@ -144,12 +149,12 @@ def _plot(lines: PlotLines) -> Markup:
 def _chart(lines: PlotLines, language: Language) -> Markup:
     limit = None
     if lines.limit is not None and lines.limit_name is not None:
-        limit = (lines.limit_name.words.of(language), lines.limit)
+        limit = (lines.limit_name.of(language), lines.limit)
     return chart(
-        lines.title.words.of(language),
-        [Series(one.name.words.of(language), one.points) for one in lines.lines],
-        x=lines.x.words.of(language),
-        y=lines.y.words.of(language),
+        lines.title.of(language),
+        [Series(one.name.of(language), one.points) for one in lines.lines],
+        x=lines.x.of(language),
+        y=lines.y.of(language),
         limit=limit,
         log_x=lines.log_x,
         log_y=lines.log_y,

@@ -101,7 +101,7 @@ def _about(learner: Learner, topic: Topic) -> list[Markup]:
 def _lab(learner: Learner, name: str) -> Markup:
     title = both(all_labs()[name].title)
     run = learner.runs.get(name)
-    said = both(run.verdict.words) if run is not None else element("code", f"cairn lab run {name}")
+    said = both(run.verdict) if run is not None else element("code", f"cairn lab run {name}")
     return element("li", title, ": ", said)
 
 

@@ -9,6 +9,7 @@ Read only: labs are run and questions are answered in the terminal. Each answer 
 that has just run is there after a reload. Where the server has keys, these paths ask for one as well.
 """
 
+from msgspec.structs import asdict
 from starlette.concurrency import run_in_threadpool
 
 from cairn.labs.catalogue import all_labs
@@ -16,8 +17,8 @@ from cairn.labs.learner import Learner, lab_document, look, map_document, topic_
 from cairn.labs.wording import WORDS
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.server.api import Guarded
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.tools.call import Call
 
 
 def routes() -> list[Guarded]:
@@ -48,7 +49,7 @@ async def learn_lab(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def learn_words(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON({name: words._asdict() for name, words in WORDS.items()})
+    return JSON({name: asdict(words) for name, words in WORDS.items()})
 
 
 async def _learner() -> Learner:

@@ -10,6 +10,7 @@ Reads the lab record, the answers and the machine; draws nothing. Both languages
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from cairn.hw.probe import probe
 from cairn.labs import record
@@ -44,8 +45,10 @@ def look() -> Learner:
     """Where the person at this machine stands."""
     roadmap, machine, kept, said = load(), probe(), record.read(), answers().read()
     runs = {
-        name: entry for name, entry in record.latest(kept.entries).items() if entry.status != "failed"
-    }  # fmt: skip
+        name: entry
+        for name, entry in record.latest(kept.entries).items()
+        if entry.status != "failed"
+    }
     impossible = {
         name: reasons[0].en
         for name, lab in all_labs().items()
@@ -90,9 +93,11 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
         **msgspec.to_builtins(topic),
         "standing": msgspec.to_builtins(learner.standings[topic.id]),
         "places": [str(find_place(written)) for written in topic.code],
-        "lab_titles": {name: dict(all_labs()[name].title._asdict()) for name in topic.labs},
-        "runs": [msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs],
-    }  # fmt: skip
+        "lab_titles": {name: asdict(all_labs()[name].title) for name in topic.labs},
+        "runs": [
+            msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs
+        ],
+    }
 
 
 def lab_document(learner: Learner, name: str) -> dict[str, Any]:
@@ -111,14 +116,14 @@ def _shown(run: Entry) -> dict[str, Any]:
     return {
         "checks": [
             {
-                "predicted": with_unit(check.predicted, check.unit)._asdict(),
-                "measured": with_unit(check.measured, check.unit)._asdict(),
+                "predicted": asdict(with_unit(check.predicted, check.unit)),
+                "measured": asdict(with_unit(check.measured, check.unit)),
                 "gap": shown_gap(check.gap),
                 "allowed": kind_sign(check),
             }
             for check in run.checks
         ],
-        "table": [[shown_cell(cell)._asdict() for cell in row] for row in table],
+        "table": [[asdict(shown_cell(cell)) for cell in row] for row in table],
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from cairn.labs.catalogue import all_labs
-from cairn.labs.entry import Entry, Text
+from cairn.labs.entry import Entry
 from cairn.labs.figures import with_unit
 from cairn.labs.lab import Words
 from cairn.labs.learner import Learner
@@ -22,9 +22,9 @@ from cairn.labs.roadmap import Topic
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     lab: str | None  # None: the topic's own self-check
-    ask: Text
-    answer: Text
-    evidence: list[Text]  # measured on this machine
+    ask: Words
+    answer: Words
+    evidence: list[Words]  # measured on this machine
 
 
 def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
@@ -36,8 +36,8 @@ def pool(learner: Learner, topics: Sequence[Topic]) -> list[Asked]:
             Asked(
                 topic=topic.id,
                 lab=None,
-                ask=Text(topic.en.ask, topic.zh.ask),
-                answer=Text(topic.en.answer, topic.zh.answer),
+                ask=Words(topic.en.ask, topic.zh.ask),
+                answer=Words(topic.en.answer, topic.zh.answer),
                 evidence=[line for run in runs for line in _evidence(run)],
             )
         )
@@ -65,14 +65,12 @@ def choose(
 def _of_lab(topic: str, name: str, learner: Learner) -> list[Asked]:
     evidence = _evidence(learner.runs[name]) if name in learner.runs else []
     return [
-        Asked(
-            topic=topic, lab=name, ask=Text(*one.ask), answer=Text(*one.answer), evidence=evidence
-        )
+        Asked(topic=topic, lab=name, ask=one.ask, answer=one.answer, evidence=evidence)
         for one in all_labs()[name].questions
     ]
 
 
-def _evidence(entry: Entry) -> list[Text]:
+def _evidence(entry: Entry) -> list[Words]:
     """The verdict and its checks, one line each."""
     lines = [Words(f"{entry.lab}: {entry.verdict.en}", f"{entry.lab}：{entry.verdict.zh}")]
     for check in entry.checks:
@@ -83,4 +81,4 @@ def _evidence(entry: Entry) -> list[Text]:
                 f"{check.what.zh}：{got.zh}（预测 {wanted.zh}）",
             )
         )
-    return [Text(*line) for line in lines]
+    return lines

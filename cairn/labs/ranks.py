@@ -31,7 +31,7 @@ from cairn.train.launch import LOST, Failure, failure_of
 
 # What the clean process imports before it is forked.
 BASE = ("torch", "cairn.comm.backend", "cairn.labs.ranks")
-TRAINER = ("torch._dynamo", "cairn.train.parallel.wrap", "cairn.train.loss")
+TRAINER = ("torch._dynamo", "cairn.train.parallel.parallelize", "cairn.train.objective")
 GRACE_S = 1.0  # after the first failure, for another rank that failed for a reason of its own
 
 
@@ -101,9 +101,15 @@ def _end_clean_process() -> None:
 
 
 def _rank(
-    sender: Connection, meeting: str, rank: int, count: int, backend: str, timeout_s: float,
-    function: Callable[..., Any], arguments: tuple[Any, ...],
-) -> None:  # fmt: skip
+    sender: Connection,
+    meeting: str,
+    rank: int,
+    count: int,
+    backend: str,
+    timeout_s: float,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the ranks
     die_with_parent()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -117,9 +123,12 @@ def _rank(
             import cairn.comm.backend  # noqa: F401  registers itself
 
         dist.init_process_group(
-            backend, init_method=f"file://{meeting}", rank=rank, world_size=count,
+            backend,
+            init_method=f"file://{meeting}",
+            rank=rank,
+            world_size=count,
             timeout=timedelta(seconds=timeout_s),
-        )  # fmt: skip
+        )
         result = function(rank, count, *arguments)
         if dist.is_initialized():
             dist.barrier()  # nobody leaves while others still talk to it

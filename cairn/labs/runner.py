@@ -73,9 +73,15 @@ def run_lab(
     seconds = time.perf_counter() - began
     learned = calibration.learn(session.ceilings, outcome.calibrates, session.say)
     return measured_entry(
-        lab, outcome, verdict, at=at, seconds=seconds, quick=quick, where=where,
+        lab,
+        outcome,
+        verdict,
+        at=at,
+        seconds=seconds,
+        quick=quick,
+        where=where,
         calibrated=learned.better,
-    )  # fmt: skip
+    )
 
 
 def prepare(labs: int) -> None:

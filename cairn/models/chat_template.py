@@ -62,7 +62,7 @@ class ChatTemplates:
         if name not in self._compiled:
             from cairn.models.template_sandbox import Template
 
-            self._compiled[name] = Template(self.sources[name], self._owner)
+            self._compiled[name] = Template(self.sources[name], self._owner, name)
         checked = {
             "messages": [_with_reasoning_names(message) for message in check_messages(messages)],
             "tools": None if tools is None else _check_objects(tools, "tools"),

@@ -64,11 +64,17 @@ def device(name: str, **changes: float) -> Device:
     chip = next(chip for chip in CHIPS if chip.name == known.chip)
     flops, moved, why = _sustained(chip, known)
     found = Device(
-        name=name.lower(), memory_bytes=chip.memory_bytes, flops_per_s=flops,
+        name=name.lower(),
+        memory_bytes=chip.memory_bytes,
+        flops_per_s=flops,
         fp8_flops_per_s=flops * (1.9 if "fp8" in chip.flops_per_s else 1.0),
-        peak_flops_per_s=chip.flops_per_s["bf16"], bytes_per_s=moved, fabric=known.fabric,
-        watts=BUSY * (known.tdp_w or chip.tdp_w), usd_per_hour=known.usd_per_hour, why=why,
-    )  # fmt: skip
+        peak_flops_per_s=chip.flops_per_s["bf16"],
+        bytes_per_s=moved,
+        fabric=known.fabric,
+        watts=BUSY * (known.tdp_w or chip.tdp_w),
+        usd_per_hour=known.usd_per_hour,
+        why=why,
+    )
     for field, value in changes.items():
         if not 0 < value < float("inf"):
             raise ConfigError(f"{field.replace('_', ' ')} is {value}", hint="above 0")

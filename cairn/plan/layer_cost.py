@@ -56,9 +56,12 @@ def layer_cost(
 def head_cost(spec: ModelSpec, tokens: float, tp: int = 1) -> LayerCost:
     """The output projection and the loss: logits are written, read for the loss, and their gradients read twice."""
     return LayerCost(
-        products=2 * tokens * spec.vocab * spec.hidden / tp, routed=0.0, attention=0.0,
-        between=4 * tokens * spec.vocab / tp * WIDTH, weights=spec.vocab * spec.hidden / tp,
-    )  # fmt: skip
+        products=2 * tokens * spec.vocab * spec.hidden / tp,
+        routed=0.0,
+        attention=0.0,
+        between=4 * tokens * spec.vocab / tp * WIDTH,
+        weights=spec.vocab * spec.hidden / tp,
+    )
 
 
 def _feed_forward(spec: ModelSpec, ep: int) -> tuple[float, float, float]:

@@ -95,9 +95,14 @@ def _under_load(row: dict[str, Any]) -> list[Compared]:
     moments = arrivals(row["rate"], row["requests"])
     trace = tuple(Traced(moment, [number] * 1024, 128) for number, moment in enumerate(moments))
     workload = Workload(
-        requests=len(trace), rate=(len(trace) - 1) / (moments[-1] - moments[0]), trace=trace,
-        input_least=1024, input_most=1024, output_least=128, output_most=128,
-    )  # fmt: skip
+        requests=len(trace),
+        rate=(len(trace) - 1) / (moments[-1] - moments[0]),
+        trace=trace,
+        input_least=1024,
+        input_most=1024,
+        output_least=128,
+        output_most=128,
+    )
     load = run(Served(spec=preset(row["shape"]), device=device("h200")), workload, step_ms=STEP_MS)
     name = f"{row['shape']} served at {row['rate']:g}/s"
     predicted = {
@@ -149,8 +154,14 @@ def _trained(records: Path, only: str | None) -> Iterator[tuple[str, dict[str, A
             continue
         if (only is not None and row["model"] != only) or row.get("recompute") not in KINDS:
             continue
-        job = Job(spec=preset(row["model"]), sequence=row["seq"], sequences=row["batch"], fp8="fp8" in row["dtype"],
-                  kernels="plain" if row.get("plain") else "fused", states=row.get("states", "float32"))  # fmt: skip
+        job = Job(
+            spec=preset(row["model"]),
+            sequence=row["seq"],
+            sequences=row["batch"],
+            fp8="fp8" in row["dtype"],
+            kernels="plain" if row.get("plain") else "fused",
+            states=row.get("states", "float32"),
+        )
         choice = Choice(layout=Layout(), microbatch=row["microbatch"], recompute=row["recompute"])
         size = f"seq {row['seq']} x {row['batch']}"
         yield (
@@ -171,10 +182,16 @@ def torchtitan_here() -> list[Compared]:
     found = []
     for model, recompute, tokens in rows:
         case = Published(
-            what=f"{model}, torchtitan on an H200, recompute {recompute}, tokens/s", gpu="h200", model=model,
-            sequence=4096, microbatch=8, tokens_per_s=tokens, layout=Layout(), recompute=recompute,
+            what=f"{model}, torchtitan on an H200, recompute {recompute}, tokens/s",
+            gpu="h200",
+            model=model,
+            sequence=4096,
+            microbatch=8,
+            tokens_per_s=tokens,
+            layout=Layout(),
+            recompute=recompute,
             products_again=TITAN_AGAIN if recompute == "selective" else 0.0,
-        )  # fmt: skip
+        )
         found.append(compare_one(case))
     return found
 

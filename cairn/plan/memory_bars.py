@@ -36,10 +36,16 @@ def _row(
     used = sum(sizes.values())
     widest = max(total, used)
     pieces = [
-        element("span", "", class_=colours[part], style=f"width:{100 * size / widest:.2f}%",
-                title=f"{part} {format_bytes(size)}")
-        for part, size in sizes.items() if size
-    ]  # fmt: skip
+        element(
+            "span",
+            "",
+            class_=colours[part],
+            style=f"width:{100 * size / widest:.2f}%",
+            title=f"{part} {format_bytes(size)}",
+        )
+        for part, size in sizes.items()
+        if size
+    ]
     if limit is not None:
         pieces.append(element("b", "", style=f"left:{100 * limit * total / widest:.2f}%"))
     said = f"{format_bytes(used)} of {format_bytes(total)}"

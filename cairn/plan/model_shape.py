@@ -37,9 +37,11 @@ def model_shape(name: str) -> Shape:
     raise ConfigError(
         f"no model shape is called '{name}', and there is no such folder",
         hint=did_you_mean(
-            name.rpartition("/")[2].lower(), PRESETS, "a folder with a config.json, or one of: " + ", ".join(PRESETS)
+            name.rpartition("/")[2].lower(),
+            PRESETS,
+            "a folder with a config.json, or one of: " + ", ".join(PRESETS),
         ),
-    )  # fmt: skip
+    )
 
 
 def _known(name: str) -> str | None:

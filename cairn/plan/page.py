@@ -45,10 +45,15 @@ def train_cells(row: Row) -> list[str]:
     time = row.time
     exposed = time.tensor + time.context + time.expert + time.stages + time.data
     return [
-        row.choice.words(), f"{row.tokens_per_s:,.0f}", f"{row.mfu:.1%}", format_duration(row.seconds),
-        format_bytes(row.memory.total()), f"{row.time.bubble / row.seconds:.1%}",
-        f"{exposed / row.seconds:.1%}", row.why or "the best",
-    ]  # fmt: skip
+        row.choice.words(),
+        f"{row.tokens_per_s:,.0f}",
+        f"{row.mfu:.1%}",
+        format_duration(row.seconds),
+        format_bytes(row.memory.total()),
+        f"{row.time.bubble / row.seconds:.1%}",
+        f"{exposed / row.seconds:.1%}",
+        row.why or "the best",
+    ]
 
 
 def serve_cells(option: Option) -> list[str]:
@@ -56,10 +61,16 @@ def serve_cells(option: Option) -> list[str]:
     if load is None:
         return [str(option.tp), *["-"] * 7, option.why]
     return [
-        str(option.tp), str(option.replicas), str(option.gpus), f"{option.most:.1f}/s",
-        f"{1e3 * load.ttft_p99:,.0f} ms", f"{1e3 * load.tpot_p99:.1f} ms", f"{option.usd_per_million:.3f}",
-        f"{option.joules_per_token:.2f}", option.why or "the best",
-    ]  # fmt: skip
+        str(option.tp),
+        str(option.replicas),
+        str(option.gpus),
+        f"{option.most:.1f}/s",
+        f"{1e3 * load.ttft_p99:,.0f} ms",
+        f"{1e3 * load.tpot_p99:.1f} ms",
+        f"{option.usd_per_million:.3f}",
+        f"{option.joules_per_token:.2f}",
+        option.why or "the best",
+    ]
 
 
 def compared_rows(rows: Sequence[Compared]) -> list[list[str]]:
@@ -81,10 +92,17 @@ def train_page(
     compared: Mapping[str, Sequence[Compared]],
 ) -> str:
     parts: list[str] = [
-        facts({"GPUs": f"{plan.gpus} x {plan.device.name}", "tokens a step": f"{job.sequence * job.sequences:,}",
-               "tried": f"{plan.tried:,}", "fit": f"{plan.fitting:,}", **cost}),
+        facts(
+            {
+                "GPUs": f"{plan.gpus} x {plan.device.name}",
+                "tokens a step": f"{job.sequence * job.sequences:,}",
+                "tried": f"{plan.tried:,}",
+                "fit": f"{plan.fitting:,}",
+                **cost,
+            }
+        ),
         join(paragraph(note) for note in notes),
-    ]  # fmt: skip
+    ]
     if plan.rows:
         best = plan.rows[0]
         parts += [
@@ -106,9 +124,11 @@ def train_page(
         ]
     parts += [
         heading("Why the others lost"),
-        _with_words(["reason", "how many", "such as"], [_lost(row) for row in plan.lost], "words named"),
+        _with_words(
+            ["reason", "how many", "such as"], [_lost(row) for row in plan.lost], "words named"
+        ),
         *_compared(compared),
-    ]  # fmt: skip
+    ]
     return page(title, *parts, style=plot.STYLE + memory_bars_style + STYLE)
 
 
@@ -134,11 +154,13 @@ def _pipeline(job: Job, row: Row | None) -> list[Markup]:
     first = f"its first {shown} of {microbatches:,}" if shown < microbatches else f"its {shown}"
     return [
         heading(f"Pipeline of {choice.words()}"),
-        paragraph(f"{(row.why or 'the best').capitalize()}. Here with {first} microbatches; a step's bubble is "
-                  f"{row.time.bubble / row.seconds:.1%}."),
+        paragraph(
+            f"{(row.why or 'the best').capitalize()}. Here with {first} microbatches; a step's bubble is "
+            f"{row.time.bubble / row.seconds:.1%}."
+        ),
         draw.legend(drawn),
         draw.svg(drawn),
-    ]  # fmt: skip
+    ]
 
 
 def _compared(compared: Mapping[str, Sequence[Compared]]) -> list[Markup]:
@@ -183,18 +205,43 @@ def _curves(plan: ServePlan) -> list[Markup]:
     loads = plan.curve
     tokens = [load.output_tokens_per_s for load in loads]
     return [
-        chart("TTFT over throughput", [
-            Series("p50", [(x, 1e3 * load.ttft_p50) for x, load in zip(tokens, loads, strict=True)]),
-            Series("p99", [(x, 1e3 * load.ttft_p99) for x, load in zip(tokens, loads, strict=True)]),
-        ], x="output tokens/s", y="ms", limit=("SLO", 1e3 * plan.asked.slo_ttft)),
-        chart("TPOT over throughput", [
-            Series("p50", [(x, 1e3 * load.tpot_p50) for x, load in zip(tokens, loads, strict=True)]),
-            Series("p99", [(x, 1e3 * load.tpot_p99) for x, load in zip(tokens, loads, strict=True)]),
-        ], x="output tokens/s", y="ms", limit=("SLO", 1e3 * plan.asked.slo_tpot)),
-        chart("Throughput over the rate", [
-            Series("tokens/s", [(load.rate, load.output_tokens_per_s) for load in loads]),
-        ], x="requests/s", y="output tokens/s"),
-    ]  # fmt: skip
+        chart(
+            "TTFT over throughput",
+            [
+                Series(
+                    "p50", [(x, 1e3 * load.ttft_p50) for x, load in zip(tokens, loads, strict=True)]
+                ),
+                Series(
+                    "p99", [(x, 1e3 * load.ttft_p99) for x, load in zip(tokens, loads, strict=True)]
+                ),
+            ],
+            x="output tokens/s",
+            y="ms",
+            limit=("SLO", 1e3 * plan.asked.slo_ttft),
+        ),
+        chart(
+            "TPOT over throughput",
+            [
+                Series(
+                    "p50", [(x, 1e3 * load.tpot_p50) for x, load in zip(tokens, loads, strict=True)]
+                ),
+                Series(
+                    "p99", [(x, 1e3 * load.tpot_p99) for x, load in zip(tokens, loads, strict=True)]
+                ),
+            ],
+            x="output tokens/s",
+            y="ms",
+            limit=("SLO", 1e3 * plan.asked.slo_tpot),
+        ),
+        chart(
+            "Throughput over the rate",
+            [
+                Series("tokens/s", [(load.rate, load.output_tokens_per_s) for load in loads]),
+            ],
+            x="requests/s",
+            y="output tokens/s",
+        ),
+    ]
 
 
 STYLE = """

@@ -50,9 +50,16 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 def mpt(hidden: int, layers: int) -> ModelSpec:
     """MosaicML's MPT: GPT-2's layers with heads of 128."""
     return msgspec.structs.replace(
-        preset("gpt2-xl"), vocab=50_368, hidden=hidden, layers=layers, heads=hidden // 128,
-        kv_heads=hidden // 128, head_dim=128, intermediate=4 * hidden, context=8192,
-    )  # fmt: skip
+        preset("gpt2-xl"),
+        vocab=50_368,
+        hidden=hidden,
+        layers=layers,
+        heads=hidden // 128,
+        kv_heads=hidden // 128,
+        head_dim=128,
+        intermediate=4 * hidden,
+        context=8192,
+    )
 
 
 TITAN_AGAIN = 0.5  # torchtitan's "selective" computes every second product of a layer again
@@ -74,19 +81,31 @@ def _mpt(model: str, sequence: int, microbatch: int, tokens: float, **rest: Any)
     fp8 = " fp8" if rest.get("fp8") else ""
     layout = rest.get("layout", _FSDP8)
     fixed: dict[str, Any] = {
-        "what": f"{model}{fp8} seq {sequence} x {microbatch}, llm-foundry, {layout.world()}xH100", "gpu": "h100",
-        "model": model, "sequence": sequence, "microbatch": microbatch, "tokens_per_s": tokens, "layout": layout,
-        "kernels": "plain", "microbatches": 2,
-    }  # fmt: skip
+        "what": f"{model}{fp8} seq {sequence} x {microbatch}, llm-foundry, {layout.world()}xH100",
+        "gpu": "h100",
+        "model": model,
+        "sequence": sequence,
+        "microbatch": microbatch,
+        "tokens_per_s": tokens,
+        "layout": layout,
+        "kernels": "plain",
+        "microbatches": 2,
+    }
     return Published(**(fixed | rest))
 
 
 def _titan(what: str, microbatch: int, tokens: float, layout: Layout, **rest: Any) -> Published:
     """torchtitan's tables: 8,192 tokens, compiled; its "selective" repeats every second product of a layer."""
     fixed: dict[str, Any] = {
-        "what": f"{what}, torchtitan, {layout.words()}", "gpu": "h100-500w", "model": "llama-3.1-8b", "sequence": 8192,
-        "microbatch": microbatch, "tokens_per_s": tokens, "layout": layout, "kernels": "compiled",
-    }  # fmt: skip
+        "what": f"{what}, torchtitan, {layout.words()}",
+        "gpu": "h100-500w",
+        "model": "llama-3.1-8b",
+        "sequence": 8192,
+        "microbatch": microbatch,
+        "tokens_per_s": tokens,
+        "layout": layout,
+        "kernels": "compiled",
+    }
     if rest.get("recompute") is None:
         fixed |= {"recompute": "selective", "products_again": TITAN_AGAIN}
     return Published(**(fixed | rest))
@@ -97,10 +116,16 @@ def _megatron(
 ) -> Published:
     """Megatron-Bridge's performance summary: DGX H100, fp8 with current scaling, 8,192 tokens, one sample at a time."""
     fixed: dict[str, Any] = {
-        "what": f"{model} fp8 seq 8192, Megatron-Bridge, {layout.words()}", "gpu": "h100", "model": model,
-        "sequence": 8192, "microbatch": 1, "tokens_per_s": tokens, "layout": layout, "microbatches": microbatches,
+        "what": f"{model} fp8 seq 8192, Megatron-Bridge, {layout.words()}",
+        "gpu": "h100",
+        "model": model,
+        "sequence": 8192,
+        "microbatch": 1,
+        "tokens_per_s": tokens,
+        "layout": layout,
+        "microbatches": microbatches,
         "fp8": True,
-    }  # fmt: skip
+    }
     return Published(**(fixed | rest))
 
 
@@ -122,21 +147,65 @@ ROWS = (
     _titan("Llama-3 8B fp8 seq 131072", 1, 1071, Layout(fsdp=2, cp=4), sequence=131072, **_FULL),
     _titan("Llama-3 8B fp8 seq 262144", 1, 548, Layout(cp=8), sequence=262144, **_FULL),
     _titan("Llama-3 70B fp8", 16, 829, Layout(fsdp=32, tp=8), **_70B, **_FULL),
-    _titan("Llama-3 405B fp8 1f1b", 1, 100, Layout(fsdp=8, pp=8, tp=8), microbatches=32, **_405B, **_FULL),
-    _titan("Llama-3 405B fp8 interleaved", 1, 128, Layout(fsdp=8, pp=8, tp=8), microbatches=32, order="interleaved",
-           **_405B, **_FULL),
+    _titan(
+        "Llama-3 405B fp8 1f1b",
+        1,
+        100,
+        Layout(fsdp=8, pp=8, tp=8),
+        microbatches=32,
+        **_405B,
+        **_FULL,
+    ),
+    _titan(
+        "Llama-3 405B fp8 interleaved",
+        1,
+        128,
+        Layout(fsdp=8, pp=8, tp=8),
+        microbatches=32,
+        order="interleaved",
+        **_405B,
+        **_FULL,
+    ),
     _titan("Llama-3 8B seq 8192 x 1, torchao", 1, 6150, _FSDP8),
     _titan("Llama-3 8B fp8 seq 8192 x 1, torchao", 1, 7690, _FSDP8, fp8=True),
     _megatron("llama-3.1-8b", 14451, _FSDP8, 16),
     _megatron("llama-3.1-70b", 1621, Layout(dp=2, pp=8, tp=4), 128, order="interleaved", chunks=5),
-    _megatron("llama-3.1-405b", 311, Layout(dp=8, pp=8, cp=2, tp=8), 192, order="interleaved", chunks=8),
-    Published(what="Qwen3 30B-A3B seq 4096 x 4, NeMo AutoModel, 8xH100", gpu="h100", model="qwen3-30b-a3b",
-              sequence=4096, microbatch=4, microbatches=16, tokens_per_s=12_040, layout=Layout(fsdp=8, ep=8),
-              recompute="full"),
-    Published(what="Llama-3 8B seq 4096 x 4, KempnerForge, FSDP on 4xH200", gpu="h200", model="llama-3.1-8b",
-              sequence=4096, microbatch=4, microbatches=2, tokens_per_s=9746, layout=_FSDP4, recompute="full"),
-    Published(what="Llama-3 8B seq 4096 x 4, KempnerForge, TP on 4xH200", gpu="h200", model="llama-3.1-8b",
-              sequence=4096, microbatch=4, microbatches=2, tokens_per_s=6284, layout=Layout(tp=4), recompute="full"),
+    _megatron(
+        "llama-3.1-405b", 311, Layout(dp=8, pp=8, cp=2, tp=8), 192, order="interleaved", chunks=8
+    ),
+    Published(
+        what="Qwen3 30B-A3B seq 4096 x 4, NeMo AutoModel, 8xH100",
+        gpu="h100",
+        model="qwen3-30b-a3b",
+        sequence=4096,
+        microbatch=4,
+        microbatches=16,
+        tokens_per_s=12_040,
+        layout=Layout(fsdp=8, ep=8),
+        recompute="full",
+    ),
+    Published(
+        what="Llama-3 8B seq 4096 x 4, KempnerForge, FSDP on 4xH200",
+        gpu="h200",
+        model="llama-3.1-8b",
+        sequence=4096,
+        microbatch=4,
+        microbatches=2,
+        tokens_per_s=9746,
+        layout=_FSDP4,
+        recompute="full",
+    ),
+    Published(
+        what="Llama-3 8B seq 4096 x 4, KempnerForge, TP on 4xH200",
+        gpu="h200",
+        model="llama-3.1-8b",
+        sequence=4096,
+        microbatch=4,
+        microbatches=2,
+        tokens_per_s=6284,
+        layout=Layout(tp=4),
+        recompute="full",
+    ),
     _mpt("mpt-760m", 2048, 24, 63_100),
     _mpt("mpt-760m", 2048, 24, 68_600, layout=Layout(fsdp=16)),
     _mpt("mpt-1.3b", 2048, 14, 45_500),
@@ -150,11 +219,26 @@ ROWS = (
     _mpt("mpt-2.65b", 8192, 3, 19_100, fp8=True),
     _mpt("mpt-6.7b", 2048, 6, 10_600),
     _mpt("mpt-6.7b", 4096, 16, 8_600, recompute="full"),
-    Published(what="GPT-2 124M seq 1024 x 64, llm.c, 8xH100", gpu="h100", model="gpt2", sequence=1024,
-              microbatch=64, tokens_per_s=468_000, layout=Layout(dp=8)),
-    Published(what="GPT-2 1558M seq 1024 x 16, llm.c, 8xH100", gpu="h100", model="gpt2-xl", sequence=1024,
-              microbatch=16, microbatches=8, tokens_per_s=46_800, layout=Layout(dp=8)),
-)  # fmt: skip
+    Published(
+        what="GPT-2 124M seq 1024 x 64, llm.c, 8xH100",
+        gpu="h100",
+        model="gpt2",
+        sequence=1024,
+        microbatch=64,
+        tokens_per_s=468_000,
+        layout=Layout(dp=8),
+    ),
+    Published(
+        what="GPT-2 1558M seq 1024 x 16, llm.c, 8xH100",
+        gpu="h100",
+        model="gpt2-xl",
+        sequence=1024,
+        microbatch=16,
+        microbatches=8,
+        tokens_per_s=46_800,
+        layout=Layout(dp=8),
+    ),
+)
 
 
 def compare() -> list[Compared]:
@@ -163,11 +247,22 @@ def compare() -> list[Compared]:
 
 def compare_one(row: Published) -> Compared:
     spec = MODELS[row.model] if row.model in MODELS else preset(row.model)
-    job = Job(spec=spec, sequence=row.sequence, fp8=row.fp8, kernels=row.kernels,
-              sequences=row.microbatch * row.microbatches * row.layout.data_ranks())  # fmt: skip
-    choice = Choice(layout=row.layout, microbatch=row.microbatch, recompute=row.recompute, order=row.order,
-                    chunks=row.chunks, sequence_parallel=row.layout.tp > 1,
-                    whole_gradients=row.layout.pp > 1)  # fmt: skip  # torch's pipelines scatter once a step
+    job = Job(
+        spec=spec,
+        sequence=row.sequence,
+        fp8=row.fp8,
+        kernels=row.kernels,
+        sequences=row.microbatch * row.microbatches * row.layout.data_ranks(),
+    )
+    choice = Choice(
+        layout=row.layout,
+        microbatch=row.microbatch,
+        recompute=row.recompute,
+        order=row.order,
+        chunks=row.chunks,
+        sequence_parallel=row.layout.tp > 1,
+        whole_gradients=row.layout.pp > 1,
+    )  # torch's pipelines scatter once a step
     time = step_time(job, choice, device(row.gpu))
     seconds = time.total() + row.products_again * time.products / 3
     rate = job.sequence * job.sequences / seconds / row.layout.world()

@@ -39,14 +39,21 @@ def rank_spec(spec: ModelSpec, layout: Layout) -> ModelSpec:
     experts = spec.experts
     if experts is not None:
         experts = msgspec.structs.replace(
-            experts, intermediate=max(1, experts.intermediate // tp),
+            experts,
+            intermediate=max(1, experts.intermediate // tp),
             shared_intermediate=experts.shared_intermediate // tp,
-        )  # fmt: skip
+        )
     return msgspec.structs.replace(
-        spec, layers=layers, heads=max(1, spec.heads // tp), kv_heads=max(1, spec.kv_heads // tp),
-        intermediate=max(1, spec.intermediate // tp), vocab=-(-spec.vocab // tp),
-        tied=spec.tied or layout.pp > 1, windows=spec.windows[:layers], experts=experts,
-    )  # fmt: skip
+        spec,
+        layers=layers,
+        heads=max(1, spec.heads // tp),
+        kv_heads=max(1, spec.kv_heads // tp),
+        intermediate=max(1, spec.intermediate // tp),
+        vocab=-(-spec.vocab // tp),
+        tied=spec.tied or layout.pp > 1,
+        windows=spec.windows[:layers],
+        experts=experts,
+    )
 
 
 @lru_cache(maxsize=65536)

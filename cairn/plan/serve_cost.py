@@ -75,12 +75,17 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
                 2 * spec.layers * collective("all_reduce", tp, tokens * spec.hidden * WIDTH, device)
             )
         return (
-            fixed + rows * ROW_S
-            + max(weights * served.weight_bytes / (MEMORY_SHARE * memory), products / (rate * _large(tokens)))
+            fixed
+            + rows * ROW_S
+            + max(
+                weights * served.weight_bytes / (MEMORY_SHARE * memory),
+                products / (rate * _large(tokens)),
+            )
             + decode * kept / (PAGES_SHARE * memory)
             + max(pairs * pair / (PROMPT_ATTENTION * device.flops_per_s), prompt * kept / memory)
-            + moved / memory + reduce
-        )  # fmt: skip
+            + moved / memory
+            + reduce
+        )
 
     return seconds
 

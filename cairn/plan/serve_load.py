@@ -83,8 +83,13 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> dict[str, int]:
         used = self.weights + self.step + self.spare + self.cache
-        return {"weights": self.weights, "step": self.step, "graphs and libraries": self.spare,
-                "pages": self.cache, UNUSED: max(0, self.total - used)}  # fmt: skip
+        return {
+            "weights": self.weights,
+            "step": self.step,
+            "graphs and libraries": self.spare,
+            "pages": self.cache,
+            UNUSED: max(0, self.total - used),
+        }
 
 
 def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -> Room:
@@ -96,8 +101,15 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
     left = int(FRACTION * total) - weights - step - SPARE
     per_token = cache_bytes_per_token(spec, served.cache_bytes, tp)
     tokens = max(0, int(left // (per_token * GPU_PAGE)) * GPU_PAGE)
-    return Room(weights=weights, step=step, spare=SPARE, cache=int(tokens * per_token), total=total,
-                cache_tokens=tokens, rows=rows)  # fmt: skip
+    return Room(
+        weights=weights,
+        step=step,
+        spare=SPARE,
+        cache=int(tokens * per_token),
+        total=total,
+        cache_tokens=tokens,
+        rows=rows,
+    )
 
 
 def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> Limits:
@@ -105,10 +117,14 @@ def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> L
     rate = served.device.flops_per_s * served.tp
     shared = tokens_within(step_ms / 1e3, rate, served.spec, space.rows, GPU_STEP_TOKENS)
     return Limits(
-        rows=space.rows, step_tokens=GPU_STEP_TOKENS, context=context, shared_tokens=shared if step_ms else 0,
-        pages=max(2, min(space.cache_tokens // GPU_PAGE, wanted)), page_size=GPU_PAGE,
+        rows=space.rows,
+        step_tokens=GPU_STEP_TOKENS,
+        context=context,
+        shared_tokens=shared if step_ms else 0,
+        pages=max(2, min(space.cache_tokens // GPU_PAGE, wanted)),
+        page_size=GPU_PAGE,
         vocabulary=served.spec.vocab,
-    )  # fmt: skip
+    )
 
 
 def requests(workload: Workload) -> list[Arrival]:
@@ -159,15 +175,22 @@ def run(served: Served, workload: Workload, rows: int = ROWS, step_ms: float = 0
     first = sorted(outcome.ttft for outcome in result.outcomes if outcome.ttft is not None)
     between = sorted(outcome.tpot for outcome in result.outcomes if outcome.tpot is not None)
     return Load(
-        rate=workload.rate if math.isfinite(workload.rate) else 0.0, requests=workload.requests,
-        seconds=result.seconds, output_tokens_per_s=result.output_tokens_per_s,
+        rate=workload.rate if math.isfinite(workload.rate) else 0.0,
+        requests=workload.requests,
+        seconds=result.seconds,
+        output_tokens_per_s=result.output_tokens_per_s,
         input_tokens_per_s=result.input_tokens_per_s,
-        ttft_p50=_at(first, 0.5), ttft_p99=_at(first, 0.99), tpot_p50=_at(between, 0.5), tpot_p99=_at(between, 0.99),
-        busy=result.busy / result.seconds if result.seconds else 0.0, running=result.peak_running,
-        preemptions=sum(outcome.preemptions for outcome in result.outcomes), steps=result.steps,
+        ttft_p50=_at(first, 0.5),
+        ttft_p99=_at(first, 0.99),
+        tpot_p50=_at(between, 0.5),
+        tpot_p99=_at(between, 0.99),
+        busy=result.busy / result.seconds if result.seconds else 0.0,
+        running=result.peak_running,
+        preemptions=sum(outcome.preemptions for outcome in result.outcomes),
+        steps=result.steps,
         refused=sum(outcome.error is not None for outcome in result.outcomes),
         cached_tokens=sum(outcome.cached_tokens for outcome in result.outcomes),
-    )  # fmt: skip
+    )
 
 
 def _at(ordered: list[float], share: float) -> float:

@@ -114,8 +114,18 @@ def sizes(served: Served, gpus: int) -> list[int]:
 def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
     space, device = room(served), served.device
     if space.cache_tokens < min(asked.longest(), served.spec.context):
-        return Option(tp=served.tp, replicas=0, gpus=0, room=space, load=None, most=0.0, holds=False,
-                      usd_per_hour=0.0, usd_per_million=0.0, joules_per_token=0.0)  # fmt: skip
+        return Option(
+            tp=served.tp,
+            replicas=0,
+            gpus=0,
+            room=space,
+            load=None,
+            most=0.0,
+            holds=False,
+            usd_per_hour=0.0,
+            usd_per_million=0.0,
+            joules_per_token=0.0,
+        )
     most = _most(served, asked)
     replicas, load = _fewest(served, asked, most, most_gpus // served.tp)
     gpus = replicas * served.tp
@@ -123,10 +133,17 @@ def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
     watts = gpus * device.watts * (WATTS_IDLE + (1 - WATTS_IDLE) * load.busy)
     cost = gpus * device.usd_per_hour
     return Option(
-        tp=served.tp, replicas=replicas, gpus=gpus, room=space, load=load, most=most,
-        holds=_holds(load, asked) and gpus <= most_gpus, usd_per_hour=cost,
-        usd_per_million=cost / (tokens * 3600) * 1e6, joules_per_token=watts / tokens,
-    )  # fmt: skip
+        tp=served.tp,
+        replicas=replicas,
+        gpus=gpus,
+        room=space,
+        load=load,
+        most=most,
+        holds=_holds(load, asked) and gpus <= most_gpus,
+        usd_per_hour=cost,
+        usd_per_million=cost / (tokens * 3600) * 1e6,
+        joules_per_token=watts / tokens,
+    )
 
 
 def _fewest(served: Served, asked: Asked, most: float, limit: int) -> tuple[int, Load]:
@@ -180,10 +197,14 @@ def _workload(asked: Asked, rate: float, replicas: int = 1) -> Workload:
     if asked.trace:
         share = asked.trace[::replicas]
         return Workload(
-            requests=len(share), rate=rate / replicas, trace=share,
-            input_least=1, input_most=max(len(one.prompt) for one in share),
-            output_least=1, output_most=max(one.output_tokens for one in share),
-        )  # fmt: skip
+            requests=len(share),
+            rate=rate / replicas,
+            trace=share,
+            input_least=1,
+            input_most=max(len(one.prompt) for one in share),
+            output_least=1,
+            output_most=max(one.output_tokens for one in share),
+        )
     least, most = 0.75, 1.25
     return Workload(
         requests=asked.requests,

@@ -32,8 +32,13 @@ def rank_memory(job: Job, choice: Choice) -> Memory:
     local, held = rank_spec(job.spec, layout), part(job.spec, layout)
     microbatches = max(1, job.sequences // (layout.data_ranks() * choice.microbatch))
     config, alone = _alone(
-        local, max(1, job.sequence // layout.cp), choice.microbatch, microbatches > 1, choice.recompute, job.states
-    )  # fmt: skip
+        local,
+        max(1, job.sequence // layout.cp),
+        choice.microbatch,
+        microbatches > 1,
+        choice.recompute,
+        job.states,
+    )
     in_flight = stash(choice.order, layout.pp, microbatches, choice.chunks)
     cut = layout.tp if choice.sequence_parallel else 1
     many = layout.world() > 1
@@ -97,7 +102,7 @@ def _summit(
 
 
 def _gradients(held: Part, config: Train, many: bool, whole: bool) -> tuple[int, int]:
-    """Before the last backward of a step and at its end, as `Alone`, `Replicas` and `Fsdp` keep them.
+    """Before the last backward of a step and at its end, as `Replicas` and `Fsdp` keep them.
 
     `many`: there are other ranks, and sums are float32.
     """

@@ -124,9 +124,14 @@ def search(
         )
     ]
     return TrainPlan(
-        gpus=gpus, device=device, rows=best, lost=table, tried=tried, fitting=len(rows),
+        gpus=gpus,
+        device=device,
+        rows=best,
+        lost=table,
+        tried=tried,
+        fitting=len(rows),
         pipelined=None if piped is None else _judged(rows[0], piped),
-    )  # fmt: skip
+    )
 
 
 def choices(job: Job, gpus: int) -> Iterator[Choice]:
@@ -144,10 +149,16 @@ def _groups(job: Job, gpus: int, pins: Pins = {}) -> Iterator[list[Choice]]:  # 
             for order in ORDERS if layout.pp > 1 else ORDERS[:1]:
                 for whole in (False, True) if layout.fsdp > 1 and several else (False,):
                     yield [
-                        Choice(layout=layout, microbatch=microbatch, recompute=kind, order=order,
-                               sequence_parallel=layout.tp > 1, whole_gradients=whole)
+                        Choice(
+                            layout=layout,
+                            microbatch=microbatch,
+                            recompute=kind,
+                            order=order,
+                            sequence_parallel=layout.tp > 1,
+                            whole_gradients=whole,
+                        )
                         for kind in KINDS
-                    ]  # fmt: skip
+                    ]
 
 
 def layouts(spec: ModelSpec, gpus: int, pins: Pins = {}) -> Iterator[Layout]:  # noqa: B006
@@ -223,10 +234,14 @@ def _row(job: Job, choice: Choice, device: Device, gpus: int, memory: Memory) ->
     seconds = time.total()
     flops = job.spec.training_flops(job.sequence) * job.sequences
     return Row(
-        choice=choice, seconds=seconds, tokens_per_s=job.sequence * job.sequences / seconds,
-        mfu=flops / (seconds * gpus * device.peak_flops_per_s), time=time, memory=memory,
+        choice=choice,
+        seconds=seconds,
+        tokens_per_s=job.sequence * job.sequences / seconds,
+        mfu=flops / (seconds * gpus * device.peak_flops_per_s),
+        time=time,
+        memory=memory,
         flags=train_flags(job, choice),
-    )  # fmt: skip
+    )
 
 
 def train_flags(job: Job, choice: Choice) -> str:

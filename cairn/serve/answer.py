@@ -174,7 +174,7 @@ class Answer:
         return self.whole
 
     @property
-    def has_news(self) -> bool:
+    def has_update(self) -> bool:
         """Would `take` bring anything?"""
         return self._certain is not self._taken
 

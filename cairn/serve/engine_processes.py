@@ -1,6 +1,6 @@
-"""The engine's processes behind the same three verbs as a thread has: submit, abort, close.
+"""The engine in processes of its own, with the interface of `EngineThread`.
 
-    job --submit--> EngineClient ~~ a worker for each GPU ~~> Growing: token -> text --on_news--> whoever waits
+    job --submit--> EngineClient ~~ a worker for each GPU ~~> RemoteJob: token -> text --on_update--> reader
 
 For models that several GPUs share, and for servers, whose sockets and texts must not make a device wait. Text is made
 in the client's thread, where the tokens arrive, or in that of a server's event loop: two threads that both touch every
@@ -17,10 +17,11 @@ from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.client import EngineClient
 from cairn.serve.engine.loop import described
-from cairn.serve.engine.messages import Begun, Ended, Scored, Submit
+from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.process import Spawn, spawn_worker
 from cairn.serve.engine.request import RequestId
-from cairn.serve.engine_thread import Job
+from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.job import Job
 
 log = logging.getLogger("cairn")
 
@@ -28,11 +29,11 @@ log = logging.getLogger("cairn")
 class EngineProcesses:
     def __init__(self, config: EngineConfig, spawn: Spawn = spawn_worker) -> None:
         self.client = EngineClient(config, spawn=spawn)
-        self._growing: dict[RequestId, Growing] = {}
+        self._open: dict[RequestId, RemoteJob] = {}
         self._closed = False
 
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Make texts and call `on_news` in this loop's thread."""
+        """Make texts and call `on_update` in this loop's thread."""
         self.client.deliver_in(loop)
         return True
 
@@ -42,20 +43,20 @@ class EngineProcesses:
             raise ConfigError("the engine is closed", hint="make a new LLM")
         for job in jobs:
             request = job.request
-            growing = Growing(self.client.new_number(), job, self._leave)
-            self._growing[request.id] = growing  # first, because it may end at once
-            asked = Submit(growing.id, list(request.prompt), request.params, request.priority, request.salt,
+            remote = RemoteJob(self.client.new_number(), job, self._leave)
+            self._open[request.id] = remote  # first, because it may end at once
+            asked = Submit(remote.id, list(request.prompt), request.params, request.priority, request.salt,
                            sorted(request.eos_ids), job.guide)  # fmt: skip
             try:
-                self.client.put_in_line(growing, asked)
+                self.client.put_in_line(remote, asked)
             except CairnError as problem:
-                growing.fail(problem)
-                growing.wake()
+                remote.fail(problem)
+                remote.wake()
 
     def abort(self, ids: Sequence[RequestId]) -> None:
         for id in ids:
-            if (growing := self._growing.get(id)) is not None:
-                self.client.abort(growing.id)
+            if (remote := self._open.get(id)) is not None:
+                self.client.abort(remote.id)
 
     def close(self) -> None:
         """End everything that runs, and the processes. May be called again."""
@@ -63,19 +64,40 @@ class EngineProcesses:
             self._closed = True
             self.client.close(0.0)
 
-    def _leave(self, growing: "Growing") -> None:
-        self._growing.pop(growing.job.request.id, None)
+    def stats(self) -> Stats:
+        return self.client.stats
+
+    def recent(self) -> list[StepTimes]:
+        return list(self.client.recent.copy())
+
+    def watch(self, seconds: float) -> None:
+        self.client.watch(seconds)
+
+    def page_map(self) -> str:
+        return self.client.pages
+
+    def restarting(self) -> str | None:
+        return self.client.restarting
+
+    def dead(self) -> str | None:
+        if self._closed:
+            return "the engine is closed"
+        over = self.client._over
+        return None if self.client.alive else str(over or "the engine is being closed")
+
+    def _leave(self, remote: "RemoteJob") -> None:
+        self._open.pop(remote.job.request.id, None)
         self.client.abort(
-            growing.id
+            remote.id
         )  # after a stop string; else it has ended, and this does nothing
 
 
-class Growing:
+class RemoteJob:
     """A job whose answer grows with what the client brings. Whatever goes wrong here ends this request and no other."""
 
     __slots__ = ("_leave", "_left", "id", "job")
 
-    def __init__(self, id: int, job: Job, leave: Callable[["Growing"], None]) -> None:
+    def __init__(self, id: int, job: Job, leave: Callable[["RemoteJob"], None]) -> None:
         self.id, self.job = id, job
         self._leave = leave  # called once, when the answer is over
         self._left = False
@@ -101,7 +123,7 @@ class Growing:
             answer.end("error", error=described(problem))
         if ended is not None:
             self.end(ended)
-        job.writing += time.monotonic() - began
+        job.detokenize_s += time.monotonic() - began
 
     def end(self, ended: Ended) -> None:
         if not self._left:
@@ -118,7 +140,7 @@ class Growing:
         if self.job.answer.whole.finish_reason is not None:
             self._left = True
             self._leave(self)
-        self.job.on_news(self.job)
+        self.job.updated()
 
     def _know(self, known: Begun | Ended) -> None:
         self.job.request.cached, self.job.request.ledger = known.cached, known.ledger

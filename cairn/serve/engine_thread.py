@@ -1,53 +1,29 @@
-"""One thread that owns an engine in this process; others hand it requests and are told when something came.
+"""One thread that owns an engine in this process; other threads submit jobs and are told about updates.
 
-    any thread --submit, abort--> inbox --> [ take in | step | deliver ] --on_news--> whoever waits
+    any thread --submit, abort--> inbox --> [ read commands | step | deliver ] --on_update--> reader
 
 Text is made here, between two steps, where the device's work hides it, and not in a second thread that would fight for
 the interpreter. A request that fails ends alone. If the loop itself breaks, every request ends with the reason, and so
 does whatever is submitted later: nobody is left waiting.
 """
 
+import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cairn.core.errors import CairnError, ConfigError
-from cairn.serve.answer import Answer, Found
+from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.loop import Engine, Output, described
-from cairn.serve.engine.request import Request, RequestId
-from cairn.serve.guide import Guide
+from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.page_map import map_of
+from cairn.serve.engine.request import RequestId
+from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.job import Job
 
-PATIENCE_S = 30.0  # to wait for a step that is under way when the engine is closed
-
-
-class Job:
-    """One request of the engine, the answer it grows into, and who wants to know."""
-
-    __slots__ = (
-        "answer",
-        "guide",
-        "most",
-        "on_news",
-        "pooled",
-        "prompt_logprobs",
-        "request",
-        "told",
-        "writing",
-    )
-
-    def __init__(
-        self, request: Request, answer: Answer, most: int, on_news: Callable[["Job"], None]
-    ) -> None:
-        self.request, self.answer = request, answer
-        self.most = most  # tokens at most
-        self.told = 0  # tokens that whoever waits has counted
-        self.on_news = on_news  # called in the engine's thread: returns at once, raises nothing
-        self.prompt_logprobs: Sequence[Found] | None = None
-        self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
-        self.writing = 0.0  # seconds that its text took to make
-        self.guide: Guide | None = None  # what the request's constraint was made of
+CLOSE_TIMEOUT_S = 30.0  # to wait for a step that is under way when the engine is closed
 
 
 class _Add(NamedTuple):
@@ -94,7 +70,30 @@ class EngineThread:
             if self._over is None:
                 self._inbox.put(_Close())
         if threading.current_thread() is not self._thread:
-            self._thread.join(PATIENCE_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    # -- signs of life ---------------------------------------------------------------------------
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return False  # its own thread makes the texts, while the device computes
+
+    def stats(self) -> Stats:
+        return stats_of(self.engine)
+
+    def recent(self) -> list[StepTimes]:
+        return list(self.engine.times.copy())  # copied in one go: the engine may append meanwhile
+
+    def watch(self, seconds: float) -> None:
+        return None  # it is always fresh
+
+    def page_map(self) -> str:
+        return map_of(self.engine.scheduler.blocks)
+
+    def restarting(self) -> str | None:
+        return None  # a thread is never started again
+
+    def dead(self) -> str | None:
+        return self._over
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -102,10 +101,10 @@ class EngineThread:
         reason = "the engine is closed"
         try:
             self._choose_device()
-            while self._take_in():
+            while self._read_commands():
                 if self.engine.has_work:
                     self._deliver(self.engine.step())
-        except BaseException as problem:  # noqa: BLE001  a bug: everybody who waits has to hear of it
+        except BaseException as problem:  # noqa: BLE001  a bug: every job has to end with the reason
             reason = f"the engine has broken: {described(problem)}"
         self._end(reason)
 
@@ -117,8 +116,8 @@ class EngineThread:
 
             torch.cuda.set_device(device)
 
-    def _take_in(self) -> bool:
-        """What others have asked for; waits when there is nothing else to do. False: close."""
+    def _read_commands(self) -> bool:
+        """What other threads have sent; waits when there is nothing else to do. False: close."""
         command = None if self.engine.has_work else self._inbox.get()
         while True:
             match command:
@@ -140,7 +139,7 @@ class EngineThread:
             self.engine.add(job.request)
         except CairnError as problem:
             job.answer.end("error", error=str(problem))
-            job.on_news(job)
+            job.updated()
             return
         self._jobs[job.request.id] = job
 
@@ -149,11 +148,11 @@ class EngineThread:
         if job is not None:
             self.engine.abort(id)
             job.answer.end("abort")
-            job.on_news(job)
+            job.updated()
 
     def _deliver(self, outputs: Sequence[Output]) -> None:
-        """Make all texts, then tell everybody: whoever is woken would only wait for the interpreter before."""
-        told: list[Job] = []
+        """Make all texts, then wake the readers: woken earlier, they would only wait for the interpreter."""
+        updated: list[Job] = []
         began = time.monotonic()
         for output in outputs:
             request = output.request
@@ -173,13 +172,13 @@ class EngineThread:
             elif job.answer.push(output.token, finish, request.stop_reason, output.logprobs):
                 self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
             now = time.monotonic()
-            job.writing += now - began
+            job.detokenize_s += now - began
             began = now
             if job.answer.finished:
                 del self._jobs[request.id]
-            told.append(job)
-        for job in told:
-            job.on_news(job)
+            updated.append(job)
+        for job in updated:
+            job.updated()
 
     def _end(self, reason: str) -> None:
         with self._lock:
@@ -196,5 +195,5 @@ class EngineThread:
             if broken is None and job.request.id in self._jobs:
                 self.engine.abort(job.request.id)
             job.answer.end("error" if broken else "abort", error=broken)
-            job.on_news(job)
+            job.updated()
         self._jobs.clear()

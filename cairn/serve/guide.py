@@ -22,6 +22,16 @@ MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
 MOST_CHOICES = 10_000
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shape of an answer in Python: `SamplingParams(structured_outputs=StructuredOutputs(json=schema))`."""
+
+    json: Mapping[str, Any] | str | None = None  # a JSON schema
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # in Lark's notation
+    json_object: bool | None = None
+
+
 class Guide(msgspec.Struct, frozen=True, array_like=True):
     """Plain text, so that it can be a key, and travel to another process."""
 
@@ -93,6 +103,8 @@ def _of_response_format(given: object) -> Guide | None:
 
 def _of_structured_outputs(given: object) -> list[Guide | None]:
     field = "structured_outputs"
+    if isinstance(given, StructuredOutputs):
+        given = msgspec.structs.asdict(given)
     ways = {key: value for key, value in _object(given, field).items() if value is not None}
     for way in ways:
         if way not in WAYS:

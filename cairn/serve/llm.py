@@ -14,39 +14,26 @@ prompt runs none of them. May be called from several threads at once: one thread
 model that several GPUs share, a process for each.
 """
 
-import itertools
 import logging
 import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 
-from cairn.core.errors import ConfigError, RequestError, TokenizerError, did_you_mean
-from cairn.models.runnable import open_model
+from cairn.core.errors import ConfigError, RequestError, did_you_mean
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
-from cairn.serve.answer import Answer, CompletionOutput, RequestOutput, readable_prompt
+from cairn.serve.answer import RequestOutput, readable_prompt
 from cairn.serve.config import INSTEAD, EngineConfig
-from cairn.serve.engine.request import Request, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.start import start
-from cairn.serve.engine_thread import EngineThread, Job
+from cairn.serve.job import Job
 from cairn.serve.progress import answer_bar
-from cairn.serve.prompts import (
-    Prompt,
-    PromptLike,
-    of_each_answer,
-    read_params,
-    read_priorities,
-    read_prompts,
-)
+from cairn.serve.prompts import Prompt, PromptLike, read_params, read_priorities, read_prompts
+from cairn.serve.serving import GenerateRequest, open_serving
 from cairn.serve.stream import Stream, vector_of
-
-if TYPE_CHECKING:
-    from cairn.serve.engine_processes import EngineProcesses
 
 REDRAW_S = 0.1
 log = logging.getLogger("cairn")
@@ -57,28 +44,16 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         self.config = read_config(model, options)
-        self._engine: EngineThread | EngineProcesses
-        if self.config.tensor_parallel_size == 1:
-            started = start(self.config)
-            self._engine = EngineThread(started.engine)
-            self._opened, self._limits = started.opened, started.engine.scheduler.limits
-            self.notes = started.notes  # what was chosen automatically, and why
-        else:
-            self._opened = open_model(self.config.model)
-            self._engine = _processes(self.config)
-            self._limits = self._engine.client.limits
-            self.notes = self._engine.client.notes
+        self.serving = open_serving(self.config)
+        self.notes = self.serving.notes  # what was chosen automatically, and why
         for note in self.notes:
             log.info(note)
-        self._ids = itertools.count()
         # The engine does not know this object, so that dropping the last reference closes the engine.
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._finalizer = weakref.finalize(self, self.serving.close)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self._opened.tokenizer is None:
-            raise TokenizerError(f"{self._opened.name} has no tokenizer", hint="use token ids")
-        return self._opened.tokenizer
+        return self.serving.tokenizer
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -95,7 +70,8 @@ class LLM:
 
         `priority`: one for all, or one for each; lower numbers run first.
         """
-        read = read_prompts(prompts, self._opened.tokenizer, self._opened.name)
+        opened = self.serving.opened
+        read = read_prompts(prompts, opened.tokenizer, opened.name)
         params = read_params(sampling_params, len(read))
         return self._answer(read, params, use_tqdm, read_priorities(priority, len(read)))
 
@@ -127,21 +103,13 @@ class LLM:
         priority: int = 0,
     ) -> Stream:
         """Iterate with `async for`: the answers as far as they have come, again and again until they are whole."""
-        read = read_prompts(prompt, self._opened.tokenizer, self._opened.name)
+        opened = self.serving.opened
+        read = read_prompts(prompt, opened.tokenizer, opened.name)
         if len(read) != 1:
             raise RequestError(f"{len(read)} prompts for one stream", hint="make a stream for each")
         params = read_params(sampling_params, 1)[0]
-        stream = Stream(self._blank(read[0], params), self._engine.abort)
-        # The jobs know the stream by a weak reference: one that nobody holds any more ends its requests.
-        known = weakref.WeakMethod(stream.on_news)
-
-        def on_news(job: Job) -> None:
-            if (tell := known()) is not None:
-                tell(job)
-
-        stream.jobs = self._jobs(read[0], params, priority, on_news)
-        self._engine.submit(stream.jobs)
-        return stream
+        request = GenerateRequest(read[0].token_ids, params, priority, read[0].salt)
+        return Stream(self.serving, read[0], request)
 
     def close(self) -> None:
         """End everything that runs, and give the memory back once this object is gone."""
@@ -169,117 +137,81 @@ class LLM:
         text = self.tokenizer.chat(checked, tools, add_generation_prompt, **variables)
         return Prompt(text, self.tokenizer.encode(text, special=False))
 
-    def _blank(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
-        wanted = params.logprobs is not None
-        outputs = [
-            CompletionOutput(index=at, logprobs=[] if wanted else None) for at in range(params.n)
-        ]
-        return RequestOutput(
-            request_id=str(next(self._ids)), prompt=prompt.text, prompt_token_ids=prompt.token_ids, outputs=outputs
-        )  # fmt: skip
-
-    def _jobs(
-        self, prompt: Prompt, params: SamplingParams, priority: int, on_news: Any
-    ) -> list[Job]:
-        """One for each answer. Refuses what the engine can never serve."""
-        if params.stop and self._opened.tokenizer is None:
-            raise RequestError(
-                f"stop is {params.stop}, and {self._opened.name} has no tokenizer to find it with",
-                hint="use stop_token_ids",
-            )
-        jobs = []
-        for index, own in enumerate(of_each_answer(params)):
-            request = Request(
-                next(self._ids),
-                prompt.token_ids,
-                own,
-                priority=priority,
-                salt=prompt.salt,
-                eos_ids=self._opened.eos_ids,
-            )
-            if index == 0:
-                check_request(request, self._limits)
-            answer = Answer(index, own, self._opened.tokenizer, prompt.token_ids)
-            room = self._limits.context - len(prompt.token_ids)
-            most = room if own.max_tokens is None else own.max_tokens
-            jobs.append(Job(request, answer, most, on_news))
-        return jobs
-
     def _answer(
         self, prompts: list[Prompt], params: list[SamplingParams], show: bool, priorities: list[int]
     ) -> list[RequestOutput]:
-        waiting = _Waiting()
-        groups = []
-        for at, (prompt, own, priority) in enumerate(zip(prompts, params, priorities, strict=True)):
-            try:
-                groups.append(self._jobs(prompt, own, priority, waiting.on_news))
-            except RequestError as error:
-                if len(prompts) == 1:
-                    raise
-                raise RequestError(f"prompts[{at}]: {error.message}", hint=error.hint) from None
-        jobs = [job for group in groups for job in group]
-        self._wait_for(jobs, waiting, show)
+        requests = [
+            GenerateRequest(prompt.token_ids, own, priority, prompt.salt)
+            for prompt, own, priority in zip(prompts, params, priorities, strict=True)
+        ]
+        countdown = _Countdown()
+        jobs = self.serving.jobs(requests, countdown.on_update, streamed=False)
+        self._wait_for(jobs, countdown, show)
         failed = [job.answer.whole for job in jobs if job.answer.whole.finish_reason == "error"]
         if failed:
-            warnings.warn(
-                f"{len(failed)} of {len(jobs)} answers ended with an error; the first: {failed[0].error}",
-                RuntimeWarning, stacklevel=3,
-            )  # fmt: skip
-        return [self._output(prompt, group) for prompt, group in zip(prompts, groups, strict=True)]
+            said = f"{len(failed)} of {len(jobs)} answers ended with an error; the first: {failed[0].error}"
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+        rest = iter(jobs)
+        return [
+            self._output(prompt, [next(rest) for _ in range(own.n)])
+            for prompt, own in zip(prompts, params, strict=True)
+        ]
 
-    def _wait_for(self, jobs: list[Job], waiting: "_Waiting", show: bool) -> None:
+    def _wait_for(self, jobs: list[Job], countdown: "_Countdown", show: bool) -> None:
         if not jobs:
             return
-        waiting.left = len(jobs)
-        most = sum(job.most for job in jobs)
-        self._engine.submit(jobs)
+        countdown.left = len(jobs)
+        self.serving.submit(jobs)
         try:
-            with answer_bar(len(jobs), most, show) as draw:
-                while not waiting.over.wait(REDRAW_S):
-                    draw(len(jobs) - waiting.left, waiting.tokens, waiting.tokens + waiting.spared)
+            with answer_bar(len(jobs), sum(job.max_tokens for job in jobs), show) as draw:
+                while not countdown.over.wait(REDRAW_S):
+                    tokens, skipped = _progress_of(jobs)
+                    draw(len(jobs) - countdown.left, tokens, tokens + skipped)
         except BaseException:  # Ctrl-C: nobody will read these answers, and the engine stays usable
-            self._engine.abort([job.request.id for job in jobs])
+            self.serving.abort(jobs)
             raise
 
     def _output(self, prompt: Prompt, group: list[Job]) -> RequestOutput:
-        first = group[0]
-        found = first.prompt_logprobs
-        tokenizer = self._opened.tokenizer
+        first, scores, logprobs = group[0], group[0].prompt_logprobs, None
+        if scores is not None:
+            tokenizer = self.serving.opened.tokenizer
+            logprobs = readable_prompt(prompt.token_ids, scores, tokenizer)
+        outputs = [job.answer.result() for job in group]
+        for index, output in enumerate(outputs):
+            output.index = index  # among the answers to this prompt
         return RequestOutput(
             request_id=str(first.request.id),
             prompt=prompt.text,
             prompt_token_ids=prompt.token_ids,
-            prompt_logprobs=None if found is None else readable_prompt(prompt.token_ids, found, tokenizer),
-            outputs=[job.answer.result() for job in group],
+            prompt_logprobs=logprobs,
+            outputs=outputs,
             num_cached_tokens=first.request.cached,
             embedding=vector_of(first.pooled),
-        )  # fmt: skip
+        )
 
 
-class _Waiting:
-    """What a call of `generate` waits for. Written by the engine's thread alone."""
+class _Countdown:
+    """How many answers a call of `generate` still waits for. Written by the engine's thread alone."""
 
     def __init__(self) -> None:
         self.left = 0
-        self.tokens = 0
-        self.spared = 0  # tokens that will never come, because an answer ended before its most
         self.over = threading.Event()
 
-    def on_news(self, job: Job) -> None:
-        count = len(job.answer.whole.token_ids)
-        self.tokens += count - job.told
-        job.told = count
+    def on_update(self, job: Job) -> None:
         if job.answer.finished:
             self.left -= 1
-            self.spared += job.most - count
             if self.left == 0:
                 self.over.set()
 
 
-def _processes(config: EngineConfig) -> "EngineProcesses":
-    from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ, which one GPU does not
-
-    return EngineProcesses(config)
+def _progress_of(jobs: Sequence[Job]) -> tuple[int, int]:
+    """Tokens that have come, and tokens that never will, because an answer ended before its limit."""
+    tokens = skipped = 0
+    for job in jobs:
+        count = len(job.answer.whole.token_ids)
+        tokens += count
+        skipped += job.max_tokens - count if job.answer.finished else 0
+    return tokens, skipped
 
 
 def read_config(model: object, options: Mapping[str, Any]) -> EngineConfig:

@@ -97,7 +97,7 @@ def read_priorities(given: object, count: int) -> list[int]:
     return list(given)
 
 
-def of_each_answer(params: SamplingParams) -> list[SamplingParams]:
+def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
     """`n` answers are n requests, each with a seed of its own that follows from the one that was given."""
     if params.n == 1:
         return [params]

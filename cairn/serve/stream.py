@@ -1,49 +1,46 @@
 """The answers to one prompt while they are made: `async for output in llm.stream(prompt)`.
 
-    engine's thread --delta--> deque --wake--> __anext__ --> RequestOutput, as far as it has come
+    AnswerReader --deltas--> Stream.known --snapshot--> RequestOutput, as far as it has come
 
-Every output holds everything so far, and in `new_text` what is new. A reader that is slow gets several tokens at once,
-and slows nobody down. A stream that is left (break, an exception, a cancelled task, aclose) ends its requests in the
-engine. When an answer has failed, the stream ends with its error, after everything that there is was given out.
+Every output holds everything so far, and in `new_text` what is new. A slow reader gets several tokens at once and
+delays nobody. A stream that is left (break, an exception, a cancelled task, aclose) aborts its requests in the engine.
+When an answer has failed, the stream raises its error after everything before it was given out.
 """
 
-import asyncio
 from array import array
-from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Self
 
 from msgspec.structs import replace
 
 from cairn.core.errors import CairnError
 from cairn.serve.answer import CompletionOutput, RequestOutput, extend, readable_prompt
-from cairn.serve.engine.request import RequestId
-from cairn.serve.engine_thread import Job
-
-Abort = Callable[[Sequence[RequestId]], None]
+from cairn.serve.answer_reader import AnswerReader
+from cairn.serve.job import Job
+from cairn.serve.prompts import Prompt
+from cairn.serve.serving import GenerateRequest, Serving
 
 
 class Stream:
     """An asynchronous iterator. Its first use binds it to the event loop that is running then."""
 
-    def __init__(self, known: RequestOutput, abort: Abort) -> None:
-        self.known = known  # what has been given out so far
-        self.jobs: list[Job] = []
-        self._abort = abort
-        self._news: deque[CompletionOutput] = deque()
-        self._bound: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+    def __init__(self, serving: Serving, prompt: Prompt, request: GenerateRequest) -> None:
+        # The jobs know the reader and not the stream, so that a stream that nobody holds is collected, and aborts.
+        self._reader = AnswerReader()
+        self._serving = serving
         self._closed = False
-
-    def on_news(self, job: Job) -> None:
-        """In the engine's thread: leave the delta, and wake the reader if there is one."""
-        self._news.append(job.answer.take())
-        bound = self._bound
-        if bound is not None:
-            loop, event = bound
-            try:
-                loop.call_soon_threadsafe(event.set)
-            except RuntimeError:  # the loop is closed, and nobody reads any more
-                return
+        self.jobs: list[Job] = []
+        self.jobs = serving.jobs([request], self._reader.on_update, streamed=True)
+        outputs = [
+            CompletionOutput(
+                index=job.answer.index, logprobs=None if job.answer.whole.logprobs is None else []
+            )
+            for job in self.jobs
+        ]
+        id = str(self.jobs[0].request.id)
+        self.known = RequestOutput(  # what has been given out so far
+            request_id=id, prompt=prompt.text, prompt_token_ids=prompt.token_ids, outputs=outputs
+        )
+        serving.submit(self.jobs)
 
     def __aiter__(self) -> Self:
         return self
@@ -51,16 +48,16 @@ class Stream:
     async def __anext__(self) -> RequestOutput:
         if self._closed:
             raise StopAsyncIteration
-        if self.known.finished and not self._news:
+        if self.known.finished:
             self._leave()
             failed = next((one.error for one in self.known.outputs if one.error), None)
             raise StopAsyncIteration if failed is None else CairnError(failed)
         try:
-            await self._wait()
+            deltas = await self._reader.next()
         except BaseException:  # cancelled: nobody will read the rest
             self._leave()
             raise
-        self._take_in()
+        self._add(deltas)
         return snapshot(self.known)
 
     async def aclose(self) -> None:
@@ -79,25 +76,12 @@ class Stream:
     def _leave(self) -> None:
         if not self._closed:
             self._closed = True
-            left = [job.request.id for job in self.jobs if not job.answer.finished]
-            if left:
-                self._abort(left)
+            self._serving.abort(self.jobs)
 
-    async def _wait(self) -> None:
-        if self._bound is None:
-            self._bound = asyncio.get_running_loop(), asyncio.Event()
-        event = self._bound[1]
-        while not self._news:
-            event.clear()
-            if self._news:  # came between the two lines above
-                return
-            await event.wait()
-
-    def _take_in(self) -> None:
+    def _add(self, deltas: list[CompletionOutput]) -> None:
         for output in self.known.outputs:
             output.new_text = ""
-        while self._news:
-            delta = self._news.popleft()
+        for delta in deltas:
             extend(self.known.outputs[delta.index], delta)
         first = self.jobs[0]
         self.known.num_cached_tokens = first.request.cached

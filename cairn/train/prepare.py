@@ -22,27 +22,24 @@ from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
-from cairn.models.transformer import Transformer
-from cairn.models.weights import load_model, random_model
+from cairn.models.weights import load_model
 from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
 from cairn.train.data import procedural
-from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
-from cairn.train.loss import NextToken
+from cairn.train.fused_forward import Varlen, obstacle
 from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
+from cairn.train.objective import NextToken, Objective
 from cairn.train.optim.optimizer import make_optimizer
-from cairn.train.parallel.alone import Alone, packed
 from cairn.train.parallel.interface import Parallel
 from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.parallelize import parallelize
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
-from cairn.train.parallel.wrap import parallelize
 from cairn.train.precision import dtype_of
-from cairn.train.products import make_products, through_products
-from cairn.train.recompute import recomputing
+from cairn.train.products import make_products
 from cairn.train.recompute_kinds import Recompute
 from cairn.train.refuse import (
     CHECKPOINTS,
@@ -52,7 +49,6 @@ from cairn.train.refuse import (
     check_layout,
     check_memory,
     check_room,
-    is_balanced,
 )
 from cairn.train.state import TrainState
 
@@ -80,9 +76,7 @@ def prepare(config: Train) -> Prepared:
     check_goes_on(config, spec)
     check_room(config, spec)
     check_memory(config, spec, name)
-    if config.parallel.world() == 1 and not is_balanced(config):
-        return assemble_alone(config, device, corpus, spec, start)
-    return _prepare_spread(config, device, corpus, spec, start)
+    return assemble(config, device, corpus, spec, start)
 
 
 def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
@@ -123,8 +117,11 @@ def _tokenizer_of(start: Checkpoint | None) -> Tokenizer | None:
 def _shadowed(config: Train) -> list[str]:
     """Sources that are made up although a file or folder here has their name."""
     found = (name for name in config.data.sources if name in (*procedural.NAMES, "random"))
-    return [f"the source {name} is made up; what lies here under that name is ./{name}"
-            for name in found if Path(name).exists()]  # fmt: skip
+    return [
+        f"the source {name} is made up; what lies here under that name is ./{name}"
+        for name in found
+        if Path(name).exists()
+    ]
 
 
 def shape_of(model: Model) -> ModelSpec:
@@ -152,67 +149,33 @@ def _fitted(spec: ModelSpec, corpus: Corpus, config: Train, given: bool) -> Mode
     return msgspec.structs.replace(spec, vocab=corpus.vocab, eos_ids=eos, bos_id=None)
 
 
-def build_model(
-    config: Train, spec: ModelSpec, device: torch.device, start: Checkpoint | None, fused: bool
-) -> Transformer:
-    build = Build(str(device), dtype_of(config.precision), fused=fused)
-    if start is None:
-        return random_model(spec, build, config.seed)
-    return load_model(spec, start.tensors, build)
-
-
-def assemble_alone(
+def assemble(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
+    """The model and its optimizer, of the only process or of one of several whose process group exists."""
     fused, why = choose_form(config, spec, device)
-    notes = [f"{'fused' if fused else 'plain'} form because {why}", *_shadowed(config)]
-    config, found = settle_recompute(config, spec, device, fused)
-    notes += found
-    fp8 = config.precision.fp8
-    model = build_model(config, spec, device, start, fused=fused or fp8 != "none")
-    products = make_products(fp8)
-    parallel: Parallel
-    if fused:
-        form = FusedTraining(model, config.data.sequence, products, _kind(config))
-        parallel = Alone(model, form, form.attend, config.precision.masters)
-    else:
-        if fp8 != "none":
-            through_products(model, products)
-        forward = recomputing(model, _kind(config))
-        parallel = Alone(model, forward, packed, config.precision.masters)
-    return Prepared(_state(config, spec, parallel, device, fused), corpus, fused, notes)
-
-
-def _prepare_spread(
-    config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
-) -> Prepared:
-    """One of several processes, whose process group exists; or one with experts that have to be balanced."""
-    if config.precision.fp8 != "none":
-        what = (
-            "balanced experts"
-            if config.parallel.world() == 1
-            else f"the layout {config.parallel.words()}"
-        )
-        raise ConfigError(
-            f"fp8 with {what} is not there yet",
-            hint="set precision.fp8 to none, or train on one GPU without a balance",
-        )
-    fused, why = choose_form(config, spec, device)
-    config, found = settle_recompute(config, spec, device, fused)
-    mesh = Mesh.join(config.parallel, str(device))
-    on_gpu = device.type == "cuda"
+    config, chosen = resolve_recompute(config, spec, device, fused)
+    precision = config.precision
+    by_kernels = fused or (device.type == "cuda" and precision.kernels != "plain")
     parallel = parallelize(
-        spec, mesh, config.spread, dtype=dtype_of(config.precision), seed=config.seed,
+        spec,
+        Mesh.join(config.parallel, str(device)),
+        config.spread,
+        dtype=dtype_of(precision),
+        seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
-        attend=Varlen if on_gpu and spec.head_dim in WIDTHS else None,
-        recompute=_kind(config), fused_context=config.data.sequence if fused else None,
-    )  # fmt: skip
+        attend=Varlen if by_kernels and spec.head_dim in WIDTHS else None,
+        recompute=_kind(config),
+        fused_context=config.data.sequence if fused else None,
+        products=make_products(precision.fp8),
+        wide_sums=precision.masters,
+    )
     form = f"{'fused' if fused else 'plain'} form because {why}"
-    notes = [f"layout {config.parallel.words()}, {form}", *found]
-    notes += _shadowed(config) + _idle(config)
+    layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
+    notes = [f"{layout}{form}", *chosen, *_shadowed(config), *_idle(config)]
     if config.spread.balance_bias:
         notes.append("balance_bias is kept in checkpoints; an exported model routes without it")
-    return Prepared(_state(config, spec, parallel, device, on_gpu), corpus, fused, notes)
+    return Prepared(_state(config, spec, parallel, device, by_kernels), corpus, fused, notes)
 
 
 def _idle(config: Train) -> list[str]:
@@ -225,22 +188,28 @@ def _idle(config: Train) -> list[str]:
     if share < MUCH_IDLE:
         return []
     several = "microbatches leave" if microbatches > 1 else "microbatch leaves"
-    return [f"pipeline {order}: {microbatches} {several} each rank idle for {share:.0%} of a step; "
-            "smaller ones (data.microbatch) leave less"]  # fmt: skip
+    return [
+        f"pipeline {order}: {microbatches} {several} each rank idle for {share:.0%} of a step; "
+        "smaller ones (data.microbatch) leave less"
+    ]
 
 
 def _state(
     config: Train, spec: ModelSpec, parallel: Parallel, device: torch.device, fused: bool
 ) -> TrainState:
     optimizer = make_optimizer(
-        parallel.parameters(), config.optim, config.precision.masters, config.seed,
-        parallel.named_state, parallel.matrices(),
-    )  # fmt: skip
-    loss = NextToken(spec, config.precision.z_loss, fused)
+        parallel.parameters(),
+        config.optim,
+        config.precision.masters,
+        config.seed,
+        parallel.named_state,
+        parallel.matrices(),
+    )
+    loss = Objective(spec, NextToken(config.precision.z_loss), fused)
     return TrainState(config, spec, parallel, optimizer, loss, device)
 
 
-def settle_recompute(
+def resolve_recompute(
     config: Train, spec: ModelSpec, device: torch.device, fused: bool
 ) -> tuple[Train, list[str]]:
     """The recipe without `auto`, and what was chosen in its place."""
@@ -261,7 +230,7 @@ def settle_recompute(
 
 def _kind(config: Train) -> Recompute:
     kind = config.precision.recompute
-    assert kind != "auto"  # settled
+    assert kind != "auto"  # resolved
     return kind
 
 

@@ -15,14 +15,13 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_turned import E5M2, quantize_turned
 from cairn.models.layers import Columns, Rows
-from cairn.models.transformer import Transformer
 
 Kept = tuple[Tensor, ...]  # small tensors that forward leaves for backward: scales
 OfWeight = Callable[[Tensor], Tensor]  # the gradient of the weight, from x
@@ -132,12 +131,14 @@ def product(x_MK: Tensor, w_NK: Tensor, products: Products) -> Tensor:
     return _Product.apply(x_MK, w_NK, products)
 
 
-def through_products(model: Transformer, products: Products) -> None:
-    """The plain form of a model with other products: its linear maps, not the embedding and the head."""
+def through_products(model: nn.Module, products: Products) -> None:
+    """The plain form of a model with other products: its linear maps, not the embedding and the head.
+
+    Weights are looked up at each call: FSDP puts others in their place.
+    """
     for module in model.modules():
         if isinstance(module, Columns) and module.fused is not None:
-            weight = module.fused.weight
             module.joined_bias = module.fused.bias
-            module.packed = lambda x, weight=weight: product(x, weight, products)
+            module.packed = lambda x, part=module.fused: product(x, part.weight, products)
         elif isinstance(module, Rows):
-            module.packed = lambda x, weight=module.weight: product(x, weight, products)
+            module.packed = lambda x, part=module: product(x, part.weight, products)

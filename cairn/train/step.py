@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cairn.core.events import span
 from cairn.train.bad_step import veto
-from cairn.train.loss import valid_tokens
 from cairn.train.lr_schedule import rate
+from cairn.train.objective import valid_tokens
 from cairn.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ class StepResult(NamedTuple):
 def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
     config, parallel, scale = state.config, state.parallel, state.scale
     with span("train step", step=state.step):
-        valid = parallel.sum_over_data(valid_tokens([batch.targets_T for batch in batches]))
+        valid = parallel.sum_over_data(
+            valid_tokens([batch.targets_T for batch in batches], state.device)
+        )
         share = parallel.forward_backward(batches, state.loss, scale.enlarge(valid.clamp(min=1)))
         loss = scale.shrink(parallel.sum_over_data(share))
         loss = torch.where(valid > 0, loss, torch.nan)  # a mean over nothing is not 0

@@ -4,15 +4,14 @@ import cairn.kernels.interpret  # noqa: F401  # isort: skip
 import msgspec
 import pytest
 import torch
+from plain_model import PlainModel, named_gradients
 
-from cairn.models.layers import Build
 from cairn.models.presets import preset
-from cairn.models.weights import random_model
 from cairn.train.data.batch import make_batch
-from cairn.train.fused_forward import FusedTraining
-from cairn.train.loss import NextToken
-from cairn.train.parallel.alone import Alone
-from cairn.train.products import PLAIN
+from cairn.train.fused_forward import Varlen
+from cairn.train.objective import Objective
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.parallelize import parallelize
 
 SPEC = msgspec.structs.replace(
     preset("tiny-qwen3"), hidden=64, layers=1, heads=2, kv_heads=1, head_dim=64, intermediate=96,
@@ -25,22 +24,17 @@ def batch_of(lengths):
     return make_batch(tokens, tokens.roll(-1), lengths, [0])
 
 
-def grads_of(parallel, batch, loss):
-    total = parallel.forward_backward([batch], loss, torch.tensor(float(len(batch.tokens_T))))
-    return total, parallel.gradients()
-
-
 @pytest.mark.parametrize(("recompute", "lengths"), [("none", [16, 16]), ("selective", [20, 9])])
-def test_gradients_equal_those_of_the_plain_form(recompute, lengths, monkeypatch):
-    model = random_model(SPEC, Build("cpu", fused=True), seed=3)
+def test_gradients_equal_those_of_the_plain_model(recompute, lengths, monkeypatch):
     batch = batch_of(lengths)
     monkeypatch.setenv("CAIRN_KERNELS", "all=reference")
-    expected, plain = grads_of(Alone(model), batch, NextToken(SPEC))
-    expected_grads = {name: grad.clone() for name, grad in plain.items()}
-    Alone(model).zero_grad()
+    expected, plain = named_gradients(PlainModel(SPEC, 3), [batch], None, len(batch.tokens_T))
     monkeypatch.delenv("CAIRN_KERNELS")
-    form = FusedTraining(model, 64, PLAIN, recompute)
-    found, grads = grads_of(Alone(model, form, form.attend), batch, NextToken(SPEC, fused=True))
+    parallel = parallelize(
+        SPEC, Mesh.alone(), seed=3, attend=Varlen, recompute=recompute, fused_context=64
+    )
+    loss = Objective(SPEC, fused=True)
+    found, grads = named_gradients(parallel, [batch], loss, len(batch.tokens_T))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    for name, grad in expected_grads.items():
+    for name, grad in plain.items():
         torch.testing.assert_close(grads[name], grad, rtol=2e-3, atol=2e-4, msg=name)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from cairn.labs.glossary import label, labels
+from cairn.labs.lab import Words
 
 CHINESE = re.compile(r"[\u2e80-\u9fff⌈]")
 
@@ -24,4 +25,4 @@ def test_every_entry_is_chinese_and_keeps_its_numbers():
      ("float16, every second", "float16，隔一取一"), ("1f1b", "1f1b"), ("ring of # 8", "ring of # 8"), ("", "")],
 )  # fmt: skip
 def test_labels(english, chinese):
-    assert label(english) == (english, chinese)
+    assert label(english) == Words(english, chinese)

@@ -16,8 +16,8 @@ ASKED = re.compile(r'word\("([^"]+)"\)|titled\("([^"]+)"')
 def test_every_word_is_there_in_both_languages():
     faults = [
         name
-        for name, (english, chinese) in WORDS.items()
-        if not english or CHINESE.search(english) or not CHINESE.search(chinese)
+        for name, word in WORDS.items()
+        if not word.en or CHINESE.search(word.en) or not CHINESE.search(word.zh)
     ]
     assert faults == []
 

@@ -9,7 +9,7 @@ from cairn.models.presets import preset
 from cairn.plan.rank_part import part
 from cairn.train.parallel.layout import Layout
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.wrap import parallelize
+from cairn.train.parallel.parallelize import parallelize
 
 EXPERTS = msgspec.structs.replace(preset("tiny-moe"), layers=2)
 DENSE = msgspec.structs.replace(preset("tiny-llama"), layers=4)

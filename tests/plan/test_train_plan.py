@@ -167,7 +167,7 @@ def test_all_ranks_together_hold_the_model(layout):
 
 
 def test_experts_that_ep_has_spread_are_not_cut_again():
-    """As `train.parallel.wrap` does it: fsdp leaves them to the ranks of ep."""
+    """As `train.parallel.parallelize` does it: fsdp leaves them to the ranks of ep."""
     job = Job(spec=preset("qwen3-30b-a3b"), sequence=4096, sequences=8)
     spread, cut = (
         rank_memory(job, Choice(layout=layout, microbatch=1, recompute="full"))

@@ -132,7 +132,7 @@ def test_the_form_that_serves_says_paris_and_errs_little(smollm2, serving):
     assert max(errors) < MOST_ERROR
     assert max(errors) > 1e-4, "this is the exact form"
     assert "Paris" in chat(serving)
-    model = serving._engine.engine.runner.model
+    model = serving.serving.engine.engine.runner.model
     held = sum(p.nbytes for p in model.parameters() if p.device.type != "meta")
     assert held < 1.1 * model.embedding.weight.nbytes  # what was packed is not kept
 
@@ -179,7 +179,7 @@ def test_a_stream_gets_the_same_alone_again_and_among_eight(serving):
 
 @torch.inference_mode()
 def test_a_recorded_step_of_packed_products_is_the_lean_form_bit_for_bit(serving):
-    runner = serving._engine.engine.runner
+    runner = serving.serving.engine.engine.runner
     assert isinstance(runner.lean, Recorded)
     for length in (1, 16, 37):
         found = []

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -13,9 +15,8 @@ import tiny_tokenizers
 import torch
 import transformers
 
-from cairn import LLM, SamplingParams
+from cairn import LLM, SamplingParams, StructuredOutputs
 from cairn.core.errors import (
-    CairnError,
     ConfigError,
     HardwareError,
     ModelNotFound,
@@ -29,6 +30,7 @@ from cairn.serve.engine import start as engine_start
 from cairn.serve.engine.runner import Runner
 from cairn.serve.llm import read_config
 from cairn.serve.progress import answer_bar
+from cairn.serve.serving import GenerateRequest
 
 CONTEXT = 160
 TEMPLATE = "{% for m in messages %}<|begin|>{{ m.role }}: {{ m.content }}{% endfor %}"
@@ -67,7 +69,7 @@ def _at_rest(request):
     """Every test leaves the engine as it found it."""
     yield
     if "llm" in request.fixturenames:
-        engine = request.getfixturevalue("llm")._engine.engine
+        engine = request.getfixturevalue("llm").serving.engine.engine
         _until(lambda: not engine.has_work)
         engine.scheduler.check_integrity()
         assert engine.scheduler.blocks.usage().used == 0
@@ -152,7 +154,7 @@ def test_seeds_reproduce_and_several_answers_differ(llm):
 
 def test_several_answers_share_the_pages_of_their_prompt(llm):
     long = [5 + i % 90 for i in range(70)]
-    engine = llm._engine.engine
+    engine = llm.serving.engine.engine
     before = engine.scheduler.blocks.prefix.statistics.hits
     llm.generate([long], SamplingParams(n=3, max_tokens=2, seed=1))
     assert engine.scheduler.blocks.prefix.statistics.hits - before == 2 * 64
@@ -201,7 +203,7 @@ def test_a_bar_where_a_person_watches(capsys, monkeypatch):
     with answer_bar(2, 10, wanted=True) as show:
         show(1, 5, 9)
     assert capsys.readouterr() == ("", "")  # no terminal
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with answer_bar(2, 10, wanted=False) as show:
         show(1, 5, 9)
     assert capsys.readouterr().err == ""
@@ -339,7 +341,7 @@ LONG = SamplingParams(max_tokens=140, ignore_eos=True)
 
 @pytest.mark.parametrize("how", ["break", "aclose", "cancel", "drop", "with"])
 def test_a_stream_that_is_left_ends_its_request(llm, how):
-    engine = llm._engine.engine
+    engine = llm.serving.engine.engine
 
     async def leave():
         stream = llm.stream("Once", LONG)
@@ -456,10 +458,10 @@ def test_a_prompt_that_cannot_be_served_is_refused(llm, prompts, words):
 
 
 def test_one_bad_prompt_runs_none(llm):
-    before = llm._engine.engine.steps
+    before = llm.serving.engine.engine.steps
     with pytest.raises(RequestError, match=r"prompts\[2\]: the prompt is empty"):
         llm.generate(["a", "b", [], "c"], GREEDY)
-    assert llm._engine.engine.steps == before
+    assert llm.serving.engine.engine.steps == before
 
 
 @pytest.mark.parametrize(
@@ -565,29 +567,90 @@ def test_without_a_tokenizer_there_are_only_ids():
     bare.close()
 
 
+# -- structured output ----------------------------------------------------------------------------
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "kind": {"enum": ["cat", "dog"]},
+    },
+    "required": ["age", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "follows"),
+    [
+        (StructuredOutputs(json=PERSON), lambda text: set(json.loads(text)) == {"age", "kind"}),
+        ({"json": json.dumps(PERSON)}, lambda text: 1 <= json.loads(text)["age"] <= 99),
+        ({"regex": "[a-c]{2,5}x"}, lambda text: re.fullmatch("[a-c]{2,5}x", text)),
+        ({"choice": ["yes", "no"]}, lambda text: text in ("yes", "no")),
+        ({"grammar": 'start: "<" ("u" | "v") ">"'}, lambda text: text in ("<u>", "<v>")),
+    ],
+)
+def test_answers_have_the_shape_that_was_asked_for(llm, shape, follows):
+    params = SamplingParams(max_tokens=80, n=2, seed=1, structured_outputs=shape)
+    plain = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    shaped, free = llm.generate(["Once", "Twice"], [params, plain])
+    assert [one.finish_reason for one in shaped.outputs] == ["stop", "stop"]
+    assert all(follows(one.text) for one in shaped.outputs)
+    assert [one.index for one in shaped.outputs] == [0, 1]
+    assert free.outputs[0].token_ids == llm.generate("Twice", plain)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"jsno": {}}, "structured_outputs has no 'jsno'"),
+        ({"regex": "("}, "structured_outputs.regex cannot be followed"),
+        ({"choice": []}, "structured_outputs.choice"),
+        ({"regex": "a", "choice": ["b"]}, "both say what the answer looks like"),
+        ("json", "structured_outputs is 'json'"),
+    ],
+)
+def test_a_shape_that_cannot_be_followed_is_refused_before_anything_runs(llm, shape, said):
+    before = llm.serving.engine.engine.steps
+    with pytest.raises(RequestError, match=re.escape(said)):
+        llm.generate(["Once", "Twice"], SamplingParams(structured_outputs=shape))
+    assert llm.serving.engine.engine.steps == before
+
+
+def test_only_streams_are_told_about_every_token(llm):
+    """An answer that is read whole wakes its reader at the first token and at the end."""
+    calls = {}
+    for streamed in (False, True):
+        seen = calls[streamed] = []
+        over = threading.Event()
+
+        def on_update(job, seen=seen, over=over):
+            seen.append(len(job.answer.whole.token_ids))
+            if job.answer.finished:
+                over.set()
+
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        jobs = llm.serving.jobs([GenerateRequest([5, 6], params)], on_update, streamed=streamed)
+        llm.serving.submit(jobs)
+        assert over.wait(30)
+    assert calls == {False: [1, 12], True: list(range(1, 13))}
+
+
 # -- failures in the engine -----------------------------------------------------------------------
 
 
-def test_an_answer_that_outgrows_the_cache_fails_alone(folder):
-    """Four pages of sixteen: the second answer does not fit, and the first never knows."""
+def test_an_answer_that_would_outgrow_the_cache_is_refused_before_anything_runs(folder):
+    """Four pages of sixteen hold 64 tokens, however long the model's context is."""
     with LLM(folder, dtype="float32", device="cpu", num_gpu_blocks_override=4) as small:
         params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (5, 100)]
-        with pytest.warns(RuntimeWarning, match="1 of 2 answers ended with an error"):
-            fine, failed = small.generate([[1, 2, 3], [4, 5, 6]], params)
-        assert fine.outputs[0].finish_reason == "length"
-        assert failed.outputs[0].finish_reason == "error"
-        assert "fill all 4 pages" in (failed.outputs[0].error or "")
-        assert len(failed.outputs[0].token_ids) > 50
-
-        seen = []
-
-        async def read():
-            async for output in small.stream([4, 5, 6], params[1]):
-                seen.append(output)
-
-        with pytest.raises(CairnError, match="fill all 4 pages"):
-            asyncio.run(read())
-        assert seen[-1].outputs[0].finish_reason == "error"
+        with pytest.raises(RequestError, match=r"prompts\[1\].*max_tokens 100.*context of 64"):
+            small.generate([[1, 2, 3], [4, 5, 6]], params)
+        with pytest.raises(RequestError, match="context of 64"):
+            small.stream([4, 5, 6], params[1])
+        assert small.serving.engine.engine.steps == 0
+        whole = SamplingParams(max_tokens=None, ignore_eos=True)
+        assert len(small.generate([4, 5, 6], whole)[0].outputs[0].token_ids) == 61
 
 
 def test_a_step_that_raises_is_told_to_its_requests(folder, monkeypatch):
@@ -607,7 +670,7 @@ def test_a_step_that_raises_is_told_to_its_requests(folder, monkeypatch):
 
 def test_a_loop_that_breaks_leaves_nobody_waiting(folder, monkeypatch):
     with LLM(folder, dtype="float32", device="cpu", num_gpu_blocks_override=32) as one:
-        monkeypatch.setattr(one._engine.engine, "step", lambda: 1 / 0)
+        monkeypatch.setattr(one.serving.engine.engine, "step", lambda: 1 / 0)
         with pytest.warns(RuntimeWarning, match="the engine has broken: ZeroDivisionError"):
             outputs = one.generate(["x", "y"], GREEDY)
         assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
@@ -631,18 +694,19 @@ def test_ctrl_c_ends_the_requests_and_not_the_engine(llm, monkeypatch):
     """The interrupt comes while the caller waits."""
     from cairn.serve import llm as module
 
-    engine = llm._engine.engine
+    engine = llm.serving.engine.engine
 
-    class Interrupted(module._Waiting):
+    class Interrupted(module._Countdown):
         def __init__(self):
             super().__init__()
             self.over.wait = self._interrupt
+            self.before = engine.steps
 
         def _interrupt(self, timeout=None):
-            _until(lambda: self.tokens > 2)
+            _until(lambda: engine.steps > self.before + 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_Waiting", Interrupted)
+    monkeypatch.setattr(module, "_Countdown", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["Once", "Twice"], LONG)
     monkeypatch.undo()
@@ -654,7 +718,7 @@ def test_importing_cairn_loads_nothing_and_a_script_ends_by_itself(folder):
     code = f"""
 import sys, cairn
 assert not {{"torch", "msgspec", "numpy"}} & set(sys.modules), "imported early"
-from cairn import LLM, SamplingParams
+from cairn import LLM, SamplingParams, StructuredOutputs
 llm = LLM({str(folder)!r}, device="cpu", dtype="float32", num_gpu_blocks_override=16)
 print(llm.generate("Once", SamplingParams(max_tokens=2))[0].outputs[0].finish_reason)
 """

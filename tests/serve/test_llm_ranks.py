@@ -88,7 +88,7 @@ def test_a_stream_that_is_left_and_a_worker_that_dies(make):
         async def lose_one():
             stream = two.stream("b", long)
             await stream.__anext__()
-            two._engine.client._group.kill()
+            two.serving.engine.client._group.kill()
             return [output async for output in stream]
 
         with pytest.raises(CairnError):

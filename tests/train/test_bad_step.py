@@ -68,7 +68,7 @@ def run(tmp_path, policy, bad, steps=12, said=None):
     )
     one = loop(config, Spoilt(VOCAB, 32, bad=bad), say=(said if said is not None else []).append)
     with torch.no_grad():
-        one.state.parallel.model.embedding.weight[VOCAB - 1] = math.nan
+        one.state.parallel.parameters()["embedding.weight"][VOCAB - 1] = math.nan
         # The head is tied to the embedding: the poisoned row must not reach the logits.
         one.state.loss = _without_last_row(one.state.loss)
     return one, one.run

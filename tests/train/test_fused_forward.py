@@ -3,20 +3,20 @@
 import msgspec
 import pytest
 import torch
+from plain_model import PlainModel, named_gradients
 from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
-from cairn.models.layers import Build
+from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.presets import preset
-from cairn.models.weights import random_model
 from cairn.train.config import Model, Precision
 from cairn.train.data.batch import make_batch
-from cairn.train.fused_forward import FusedTraining, Varlen, obstacle
-from cairn.train.loss import NextToken
-from cairn.train.parallel.alone import Alone
+from cairn.train.fused_forward import Varlen, obstacle
+from cairn.train.objective import Objective
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.parallelize import parallelize
 from cairn.train.prepare import choose_form
-from cairn.train.products import PLAIN, make_products, through_products
-from cairn.train.recompute import recomputing
+from cairn.train.products import PLAIN, make_products
 
 WIDE = dict(
     hidden=64, heads=2, kv_heads=1, head_dim=64, layers=2
@@ -38,24 +38,29 @@ def batch_of(spec, lengths=(9, 14, 3)):
     return make_batch(tokens, tokens.roll(-1), list(lengths), [0])
 
 
-def gradients(parallel, batch, loss):
-    value = parallel.forward_backward([batch], loss, torch.tensor(7.0))
-    found = {name: grad.clone() for name, grad in parallel.gradients().items()}
-    parallel.zero_grad()
-    return value, found
+def trained(spec, batch, loss, recompute="none", fused=True, products=PLAIN):
+    attend = Varlen if fused and spec.head_dim in WIDTHS else None
+    parallel = parallelize(
+        spec,
+        Mesh.alone(),
+        seed=1,
+        attend=attend,
+        recompute=recompute,
+        fused_context=32 if fused else None,
+        products=products,
+    )
+    return named_gradients(parallel, [batch], loss, 7)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients_are_those_of_the_plain_form(name, recompute):
+def test_gradients_are_those_of_the_plain_model(name, recompute):
     spec = SPECS[name]
-    model = random_model(spec, Build("cpu", fused=True), seed=1)
     batch = batch_of(spec)
-    expected, plain = gradients(Alone(model), batch, NextToken(spec))
-    form = FusedTraining(model, 32, PLAIN, recompute)
-    found, fused = gradients(Alone(model, form, form.attend), batch, NextToken(spec, fused=True))
+    expected, plain = named_gradients(PlainModel(spec, 1), [batch], None, 7)
+    found, fused = trained(spec, batch, Objective(spec, fused=True), recompute)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert fused.keys() == plain.keys() == dict(model.named_parameters()).keys()
+    assert fused.keys() == plain.keys()
     for key, grad in plain.items():
         torch.testing.assert_close(fused[key], grad, rtol=1e-4, atol=1e-5, msg=key)
 
@@ -64,10 +69,9 @@ def test_gradients_are_those_of_the_plain_form(name, recompute):
 @pytest.mark.parametrize("name", ["qwen3", "moe"])
 def test_recomputing_changes_nothing_in_the_plain_form(name, recompute):
     spec = SPECS[name]
-    model = random_model(spec, Build("cpu"), seed=1)
     batch = batch_of(spec)
-    expected, plain = gradients(Alone(model), batch, NextToken(spec))
-    found, again = gradients(Alone(model, recomputing(model, recompute)), batch, NextToken(spec))
+    expected, plain = trained(spec, batch, Objective(spec), fused=False)
+    found, again = trained(spec, batch, Objective(spec), recompute, fused=False)
     assert torch.equal(found, expected)
     for key, grad in plain.items():
         torch.testing.assert_close(again[key], grad, rtol=1e-6, atol=1e-7)
@@ -90,32 +94,27 @@ def kept_bytes(run):
 
 def test_recomputing_keeps_less():
     spec = SPECS["qwen3"]
-    model = random_model(spec, Build("cpu", fused=True))
     batch = batch_of(spec, (64,))
 
-    def run(form, attend):
-        return lambda: form(batch.tokens_T, batch.positions_T, attend(batch))
+    def kept(kind):
+        parallel = parallelize(spec, Mesh.alone(), recompute=kind, fused_context=64)
+        (stage,) = parallel.stages
+        return kept_bytes(lambda: stage(batch.tokens_T, batch.positions_T, Varlen(batch)))
 
-    forms = [FusedTraining(model, 64, PLAIN, kind) for kind in ("none", "selective")]
-    none, selective = (kept_bytes(run(form, form.attend)) for form in forms)
     tokens, two_norms_and_activation = 64, 2 * spec.hidden + spec.intermediate
-    assert none - selective == spec.layers * tokens * two_norms_and_activation * 4
+    assert kept("none") - kept("selective") == spec.layers * tokens * two_norms_and_activation * 4
 
 
 def test_fp8_agrees_between_the_forms_and_is_near_the_truth():
     # Sizes of 16 and more: others stay in 16 bits.
     spec = msgspec.structs.replace(SPECS["qwen3"], intermediate=96)
-    model = random_model(spec, Build("cpu", fused=True), seed=1)
     batch = batch_of(spec, (16, 32))
-    loss = NextToken(spec)
-    truth, exact = gradients(Alone(model), batch, loss)
+    loss = Objective(spec)
+    truth, exact = named_gradients(PlainModel(spec, 1), [batch], None, 7)
     for kind in ("tensor", "row"):
-        form = FusedTraining(model, 32, make_products(kind), "selective")
-        fused, ours = gradients(Alone(model, form, form.attend), batch, loss)
-        through_products(model, make_products(kind))
-        plain, theirs = gradients(Alone(model), batch, loss)
-        for module in model.modules():
-            module.__dict__.pop("packed", None)
+        products = make_products(kind)
+        fused, ours = trained(spec, batch, loss, "selective", products=products)
+        plain, theirs = trained(spec, batch, loss, fused=False, products=products)
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
         assert not torch.equal(plain, truth)
         assert plain.item() == pytest.approx(truth.item(), rel=2e-2)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_model import PlainModel
 from tiny_runs import Same, losses, recipe, state_of, steps, weights
 
 from cairn.models.attend import Packed
@@ -40,7 +41,7 @@ def test_the_loss_is_the_mean_over_all_valid_tokens():
     data = Data(sources=["random"], sequence=32, sequences=4, microbatch=1)
     prepared = state_of(recipe(data=data))
     source = Uneven(64, 32)
-    model = prepared.state.parallel.model
+    model = PlainModel(prepared.state.spec).model  # of the same seed
     whole = microbatch(source, range(4))
     hidden = model(whole.tokens_T, whole.positions_T, Packed(whole.lengths))
     expected = F.cross_entropy(model.logits(hidden), whole.targets_T, ignore_index=IGNORED)
@@ -71,7 +72,7 @@ def test_clipping_shortens_and_never_lengthens():
 def test_the_clipped_update_is_torchs():
     """One step of SGD-like size: the same norm and factor as torch's own clipping."""
     prepared = state_of(recipe())
-    model = prepared.state.parallel.model
+    model = PlainModel(prepared.state.spec).model  # of the same seed
     batch = microbatch(prepared.corpus.source, range(4))
     hidden = model(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
     F.cross_entropy(model.logits(hidden), batch.targets_T).backward()
@@ -85,13 +86,13 @@ def test_a_step_that_is_not_finite_changes_nothing(kind):
     prepared = state_of(recipe(precision=Precision(kind=kind)))
     steps(prepared, 2)
     with torch.no_grad():
-        prepared.state.parallel.model.norm.weight[0] = float("nan")
+        prepared.state.parallel.parameters()["norm.weight"][0] = float("nan")
         for role, tensors in prepared.state.optimizer.tensors().items():
             if role == "master":
                 tensors["norm.weight"][0] = float("nan")
     before = weights(prepared)
-    states = {r: {n: t.clone() for n, t in ts.items()}
-              for r, ts in prepared.state.optimizer.tensors().items()}  # fmt: skip
+    roles = prepared.state.optimizer.tensors()
+    states = {r: {n: t.clone() for n, t in ts.items()} for r, ts in roles.items()}
     result = steps(prepared, 1)[0]
     assert not result.loss.isfinite()
     for name, value in weights(prepared).items():

@@ -107,7 +107,10 @@ def run_list(args: list[str]) -> int:
     if options.json:
         _print_json(
             [
-                {**about(lab), "unmet": [reason._asdict() for reason in why[lab.name]]}
+                {
+                    **about(lab),
+                    "unmet": [msgspec.structs.asdict(reason) for reason in why[lab.name]],
+                }
                 for lab in labs
             ]
         )

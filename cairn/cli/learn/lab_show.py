@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn.cli import columns
 from cairn.labs.code_place import find_place
-from cairn.labs.entry import CheckLine, Entry, PlotLines, Text
+from cairn.labs.entry import CheckLine, Entry, PlotLines
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.labs.wording import RUN_SIGNS, WORDS
@@ -22,7 +22,7 @@ WIDTH = 100
 
 def line(entry: Entry, language: Language) -> str:
     took = f"  ({entry.seconds:.1f} s)" if entry.seconds else ""
-    return f"{RUN_SIGNS[entry.status]} {entry.lab}: {entry.verdict.words.of(language)}{took}"
+    return f"{RUN_SIGNS[entry.status]} {entry.lab}: {entry.verdict.of(language)}{took}"
 
 
 def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str]:
@@ -131,8 +131,8 @@ def _section(name: str, rows: Sequence[str], language: Language) -> list[str]:
     return [WORDS[name].of(language), *(f"  {row}" for row in rows), ""]
 
 
-def _of(text: Text, language: Language) -> str:
-    return text.words.of(language)
+def _of(text: Words, language: Language) -> str:
+    return text.of(language)
 
 
 def _wrapped(text: str, width: int = WIDTH - 2) -> list[str]:

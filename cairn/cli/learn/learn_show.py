@@ -72,14 +72,14 @@ def plan(learner: Learner, which: str, language: Language) -> list[str]:
 def question(asked: Asked, number: int, total: int, language: Language) -> list[str]:
     where = asked.topic if asked.lab is None else f"{asked.topic}, lab {asked.lab}"
     head = f"\n{_word('question', language)} {number}/{total}  ({where})"
-    return [head, *_wrapped(asked.ask.words.of(language), "  ")]
+    return [head, *_wrapped(asked.ask.of(language), "  ")]
 
 
 def answer(asked: Asked, language: Language) -> list[str]:
-    lines = [_word("answer", language), *_wrapped(asked.answer.words.of(language), "  ")]
+    lines = [_word("answer", language), *_wrapped(asked.answer.of(language), "  ")]
     if asked.evidence:
         lines += [_word("evidence", language)]
-        lines += [f"  {line.words.of(language)}" for line in asked.evidence]
+        lines += [f"  {line.of(language)}" for line in asked.evidence]
     return lines
 
 
@@ -113,7 +113,7 @@ def _lab_line(learner: Learner, name: str, language: Language) -> str:
     title, run = all_labs()[name].title.of(language), learner.runs.get(name)
     if run is None:
         return f"  {STATE_SIGNS['ready']} {name}: {title}; cairn lab run {name}"
-    return f"  {RUN_SIGNS[run.status]} {name}: {title}; {run.verdict.words.of(language)}"
+    return f"  {RUN_SIGNS[run.status]} {name}: {title}; {run.verdict.of(language)}"
 
 
 def _legend(language: Language) -> str:

@@ -34,6 +34,7 @@ VARIANTS = [
     loop_variant(forward=True, backward=True),
     loop_variant(forward=True, backward=True, smooth=True),
     loop_variant(forward=True, backward=False, raw=True),
+    loop_variant(forward=False, backward=True, weighed=True),
 ]
 
 

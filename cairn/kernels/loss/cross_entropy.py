@@ -144,10 +144,22 @@ def statistics(logits: Tensor, targets: Tensor, rule: Rule) -> Tensor:
     return statistics_4T
 
 
-def backward_(logits: Tensor, targets: Tensor, lse_T: Tensor, scale: Tensor, rule: Rule) -> None:
-    """The gradient over the logits, from a log-sum-exp that is known."""
+def backward_(
+    logits: Tensor,
+    targets: Tensor,
+    lse_T: Tensor,
+    scale: Tensor,
+    rule: Rule,
+    weights_T: Tensor | None = None,
+) -> None:
+    """The gradient over the logits, from a log-sum-exp that is known: softmax * weights - onehot(target) * scale.
+
+    Without `weights_T` they are scale * (1 + 2 * z * lse).
+    """
     losses = Losses(lse_T, lse_T)
-    _loop(logits, targets, scale, losses, None, rule, forward=False, backward=True)
+    _loop(
+        logits, targets, scale, losses, None, rule, forward=False, backward=True, weights=weights_T
+    )
 
 
 def _loop(
@@ -160,6 +172,7 @@ def _loop(
     *,
     forward: bool,
     backward: bool,
+    weights: Tensor | None = None,
 ) -> None:
     rows, columns = logits.shape
     if rows == 0:
@@ -169,7 +182,8 @@ def _loop(
     shares = 1 if forward else min(8, -(-columns // block))
     kernel: Any = loop_kernel
     kernel[rows, shares](
-        *(logits, targets, scale, losses and losses.loss_T, losses and losses.lse_T, statistics),
+        *(logits, targets, scale, weights, losses and losses.loss_T, losses and losses.lse_T),
+        statistics,
         *(rows, columns, logits.stride(0), 0 if scale is None or scale.numel() == 1 else 1),
         *(0 if rule.shard is None else rule.shard.start, rule.ignore_index, float(rule.z_loss)),
         *(float(rule.label_smoothing), float(rule.uniform(columns))),

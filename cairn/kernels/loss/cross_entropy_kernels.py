@@ -54,14 +54,15 @@ def _statistics(row, V, first, step, BLOCK: tl.constexpr, SUM: tl.constexpr, STA
 
 @triton.jit
 def loop_kernel(
-    logits, targets, scale, loss, lse, statistics, T, V, stride, scale_stride, first_token, ignored, z_loss,
+    logits, targets, scale, weights, loss, lse, statistics, T, V, stride, scale_stride, first_token, ignored, z_loss,
     smoothing, uniform, BLOCK: tl.constexpr, FORWARD: tl.constexpr, BACKWARD: tl.constexpr,
     SMOOTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """FORWARD writes loss and lse, or this shard's statistics [4, T]; BACKWARD alone reads lse.
 
-    BACKWARD writes the gradient over the logits; several programs may then share a row. `uniform`: the share of
-    label smoothing that each token of the vocabulary gets.
+    BACKWARD writes the gradient over the logits; several programs may then share a row. `weights`: what multiplies the
+    softmax, where it is not what `scale` and z_loss make of it. `uniform`: the share of label smoothing that each token
+    of the vocabulary gets.
     """
     index = tl.program_id(0)
     row = logits + index.to(tl.int64) * stride
@@ -92,7 +93,10 @@ def loop_kernel(
         log = natural * _LOG2E
     if BACKWARD:
         factor = tl.load(scale + index * scale_stride)
-        weight = (1.0 + 2.0 * z_loss * natural) * factor
+        if weights is not None:
+            weight = tl.load(weights + index)
+        else:
+            weight = (1.0 + 2.0 * z_loss * natural) * factor
         for start in tl.range(first, V, step, num_stages=STAGES):
             column = start + tl.arange(0, BLOCK)
             inside = column < V

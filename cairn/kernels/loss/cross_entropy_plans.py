@@ -65,20 +65,23 @@ def pieces_variant(plan: Plan, columns: int) -> Variant:
     )
 
 
-def loop_variant(forward: bool, backward: bool, smooth: bool = False, raw: bool = False) -> Variant:
+def loop_variant(
+    forward: bool, backward: bool, smooth: bool = False, raw: bool = False, weighed: bool = False
+) -> Variant:
     types = {
-        "logits": "*bf16", "targets": "*i64", "scale": "*fp32", "loss": "*fp32", "lse": "*fp32",
-        "statistics": "*fp32",
+        "logits": "*bf16", "targets": "*i64", "scale": "*fp32", "weights": "*fp32", "loss": "*fp32",
+        "lse": "*fp32", "statistics": "*fp32",
         **dict.fromkeys(("T", "V", "stride", "scale_stride", "first_token", "ignored"), "i32"),
         **dict.fromkeys(("z_loss", "smoothing", "uniform"), "fp32"),
     }  # fmt: skip
     absent = (
         {"loss", "lse", "scale"} if raw else {"statistics"} if backward else {"statistics", "scale"}
     )
+    absent = absent if weighed else absent | {"weights"}
     constants = dict(BLOCK=8192, FORWARD=forward, BACKWARD=backward, SMOOTH=smooth, STAGES=1)
     what = "statistics" if raw else "loss" if not backward else "both" if forward else "gradient"
     return Variant(
-        f"cross-entropy loop, {what}{', smooth' if smooth else ''}",
+        f"cross-entropy loop, {what}{', smooth' if smooth else ''}{', weighed' if weighed else ''}",
         loop_kernel,
         {name: kind for name, kind in types.items() if name not in absent},
         {**constants, **dict.fromkeys(absent)},

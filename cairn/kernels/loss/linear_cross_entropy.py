@@ -14,6 +14,9 @@ weights per token are an argument, and a graph can be walked backward only once.
 Logits and their gradient are rounded to the type of x, as they would be in between separate operations; products
 are summed in float32. grad_weight is summed over the chunks in `accumulate`: the weight's type by default, float32 for
 one rounding in place of one per chunk, at 4 bytes per weight.
+
+A `token_rule` makes another loss of each token's log-probability (`token_rule.py`). The logits of a chunk are then read
+twice, once for the log-probabilities and once for the gradient; the three products stay the same.
 FLOPs: 6 * T * D * V, of which 4 are the gradients. Bytes moved: 2*T*V for each of product, loss and two products.
 """
 
@@ -34,6 +37,7 @@ from cairn.kernels.loss.cross_entropy_rule import (
     check_rule,
     cross_entropy_reference,
 )
+from cairn.kernels.loss.token_rule import TokenRule, applied, with_slope
 from cairn.kernels.norm.rows import blocks, launch, multiprocessors
 from cairn.kernels.tuned import tuned
 
@@ -51,14 +55,26 @@ class Work(NamedTuple):
     rule: Rule
     chunk: int  # tokens
     accumulate: torch.dtype
+    token_rule: TokenRule | None = None
 
 
 def linear_cross_entropy_reference(
-    x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, rule: Rule
+    x_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    scale_T: Tensor,
+    rule: Rule,
+    token_rule: TokenRule | None = None,
 ) -> LinearLosses:
     """In float32 or float64, all logits at once; its autograd is the gradient."""
     wide = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
-    losses = cross_entropy_reference(x_TD.to(wide) @ weight_VD.to(wide).T, targets_T, rule)
+    terms = rule if token_rule is None else rule._replace(z_loss=0.0)
+    losses = cross_entropy_reference(x_TD.to(wide) @ weight_VD.to(wide).T, targets_T, terms)
+    if token_rule is not None:
+        logp_T, counts_T = -losses.loss_T, targets_T != rule.ignore_index
+        found = applied(token_rule, logp_T, counts_T, slice(0, len(targets_T)))
+        loss_T = with_slope(logp_T, *found) + rule.z_loss * losses.lse_T.square()
+        losses = losses._replace(loss_T=loss_T)
     return LinearLosses((losses.loss_T * scale_T).sum(), *losses)
 
 
@@ -75,13 +91,15 @@ def linear_cross_entropy(
     chunk_tokens: int | None = None,
     accumulate: torch.dtype | None = None,
     shard: VocabShard | None = None,
+    token_rule: TokenRule | None = None,
     impl: Impl = "auto",
 ) -> LinearLosses:
     """Loss of the next tokens from the last hidden states; see the head of this file.
 
     A mean is over the tokens that count (0 where none does), before `weights_T` (float32) multiply each. With a
     `shard` the weight is this rank's rows of the vocabulary and x is the same everywhere: let it come through
-    `Shards.enter`, which sums the ranks' gradients of x.
+    `Shards.enter`, which sums the ranks' gradients of x. A `token_rule` takes the place of -log p; z_loss is added to
+    what it makes, and there is no label smoothing.
     """
     check("x_TD", x_TD, dtypes=(*FLOATS, torch.float64))
     x = as_rows("x_TD", x_TD)
@@ -95,15 +113,17 @@ def linear_cross_entropy(
     require(reduction in ("mean", "sum"), "reduction", "mean or sum", reduction)
     fine = accumulate in (None, x.dtype, torch.float32)
     require(fine, "accumulate", f"{short(x.dtype)} or float32", accumulate)
+    fine = token_rule is None or (not label_smoothing and shard is None)
+    require(fine, "token_rule", "neither label smoothing nor a shard beside it", label_smoothing)
     targets = targets_T.reshape(-1)
     scale = _scale(targets, reduction, weights_T, rule)
     wide = "it computes in float32, and x is float64"
     obstacle = wide if x.dtype == torch.float64 else needs_cuda(x, weight_VD, targets)
     offers = {"triton": obstacle, "reference": None}
     if choose("linear_cross_entropy", impl, offers).impl == "reference":
-        return linear_cross_entropy_reference(x, weight_VD, targets, scale, rule)
+        return linear_cross_entropy_reference(x, weight_VD, targets, scale, rule, token_rule)
     chunk = chunk_tokens or _chunk(x.shape[0], weight_VD.shape[0], x.dtype)
-    work = Work(rule, chunk, accumulate or x.dtype)
+    work = Work(rule, chunk, accumulate or x.dtype, token_rule)
     return LinearLosses(*_LinearCrossEntropy.apply(x, weight_VD, targets, scale, work))
 
 
@@ -142,7 +162,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             factor = scale if scale.numel() == 1 else scale[part]
             with_gradient = wants_x or wants_weight
             losses_2T[:, part] = _losses(
-                logits_CV, targets_T[part], factor, work.rule, with_gradient
+                logits_CV, targets_T[part], factor, work, with_gradient, part
             )
             if grad_x is not None:
                 torch.mm(logits_CV, weight_VD, out=grad_x[part])
@@ -191,9 +211,12 @@ _BLOCK = 2048
 
 
 def _losses(
-    logits: Tensor, targets: Tensor, scale: Tensor, rule: Rule, with_gradient: bool
+    logits: Tensor, targets: Tensor, scale: Tensor, work: Work, with_gradient: bool, part: slice
 ) -> Tensor:
     """Loss and log-sum-exp [2, C]; with their gradient in place of the logits."""
+    rule = work.rule
+    if work.token_rule is not None:
+        return _losses_by_rule(logits, targets, scale, rule, work.token_rule, with_gradient, part)
     if not with_gradient:
         return torch.stack(kernel.forward(logits, targets, rule))
     losses = kernel.cross_entropy_(
@@ -207,6 +230,25 @@ def _losses(
         impl="triton",
     )
     return torch.stack(losses)
+
+
+def _losses_by_rule(
+    logits: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    rule: Rule,
+    token_rule: TokenRule,
+    with_gradient: bool,
+    part: slice,
+) -> Tensor:
+    """The same for another loss than -log p: one pass for the log-probabilities, one for the gradient."""
+    surprise_C, lse_C = kernel.forward(logits, targets, rule._replace(z_loss=0.0))
+    loss_C, slope_C = applied(token_rule, -surprise_C, targets != rule.ignore_index, part)
+    if with_gradient:
+        of_target_C = (-slope_C * scale).float()
+        of_softmax_C = of_target_C + 2.0 * rule.z_loss * lse_C * scale
+        kernel.backward_(logits, targets, lse_C, of_target_C, rule, of_softmax_C.contiguous())
+    return torch.stack((loss_C + rule.z_loss * lse_C.square(), lse_C))
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, is_first: bool) -> None:

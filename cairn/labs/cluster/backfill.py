@@ -9,7 +9,7 @@ A trace small enough to predict by hand to the second, then a drawn one with a t
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -115,62 +115,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="backfill",
-    area="cluster",
-    title=Words("Backfill: passing without delaying", "backfill：插队但不耽误"),
-    hypothesis=Words(
-        "A job may pass the first in line if it ends before the first can start; then the first is not delayed by a "
-        "second, and a trace of large and small jobs waits at least a third less than with FIFO.",
-        "若作业能在队首启动前结束，就可以插队，队首一秒也不推迟；大小混合的 trace 平均等待比 FIFO 至少少三分之一。",
-    ),
-    run=run,
-    causes=(
-        Words("nobody waits: the cluster is too large for this trace", "集群太大，没人排队"),
-        Words(
-            "limits far above durations: holes look too short for anybody",
-            "时限远大于实际时长，空隙看起来谁也放不下",
-        ),
-    ),
-    code=(
-        "cairn/cluster/simulate/policies.py:decide_easy",
-        "cairn/cluster/simulate/reservation.py:reserve",
-        "cairn/cluster/simulate/replay.py:replay",
-    ),
-    reading=(
-        "The ANL/IBM SP Scheduling System (1995)",
-        "Utilization, Predictability, Workloads, and User Runtime Estimates in Scheduling the IBM SP2 with "
-        "Backfilling (2001)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does backfill need from users, and how does it fail?",
-                "backfill 需要用户提供什么，会怎样失效？",
-            ),
-            Words(
-                "A time limit. People overestimate by two to five times, so the reservation is too late and holes "
-                "are missed; a limit that is too short ends the job.",
-                "需要时限。用户常高估 2 到 5 倍，预留就过晚、空隙被浪费；时限过短则作业被杀。",
-            ),
-        ),
-        Question(
-            Words("EASY or conservative backfill?", "EASY 与 conservative backfill 有何区别？"),
-            Words(
-                "EASY promises a start to the first in line only; conservative to everybody, which bounds all waits "
-                "but finds fewer holes. Slurm's backfill is nearer to the second, with a window.",
-                "EASY 只给队首承诺；conservative 给所有人承诺，等待有界但空隙更少。Slurm 的 backfill 更接近后者，"
-                "带窗口。",
-            ),
-        ),
-        Question(
-            Words("Why is the shortest job first not enough?", "为什么不能只用最短作业优先？"),
-            Words(
-                "Large long jobs starve while shorter ones keep coming; backfill keeps the order of the line and "
-                "uses only what it leaves over.",
-                "不断有短作业到来时，大而长的作业会饿死；backfill 保持队列顺序，只用剩余的空隙。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

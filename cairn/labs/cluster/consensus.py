@@ -11,7 +11,7 @@ import math
 import random
 
 from cairn.labs.cluster._quorum import Election, stale_chance, stale_share
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 NODES = 5
@@ -111,64 +111,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="consensus",
-    area="cluster",
-    title=Words("Quorums and leaders", "法定人数与选主"),
-    hypothesis=Words(
-        "Reads that ask R nodes after writes to W are stale with chance C(N - W, R) / C(N, R), and never when R + W "
-        "> N; majority elections never give two leaders in one term, and none where no majority is left.",
-        "写 W 个、读 R 个节点时，陈旧读概率为 C(N-W,R)/C(N,R)，R+W>N 时为零；多数派选举同一 term 永远不会有两个 "
-        "leader，没有多数派时选不出。",
-    ),
-    run=run,
-    causes=(
-        Words("too few draws", "抽样太少"),
-        Words("a bug: a promise like this has no tolerance", "程序错误：这类保证没有容差"),
-    ),
-    code=(
-        "cairn/labs/cluster/_quorum.py:Election",
-        "cairn/labs/cluster/_quorum.py:stale_share",
-        "cairn/cluster/elastic.py:Rendezvous",
-    ),
-    reading=(
-        "In Search of an Understandable Consensus Algorithm (2014)",
-        "Weighted Voting for Replicated Data (1979)",
-        "Brewer's Conjecture and the Feasibility of Consistent, Available, Partition-Tolerant Web Services (2002)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does CAP say about etcd, and so about Kubernetes?",
-                "CAP 对 etcd、进而对 Kubernetes 意味着什么？",
-            ),
-            Words(
-                "etcd chooses consistency: the side without a majority refuses writes. Pods that run go on, but "
-                "nothing new is scheduled there and nodes are marked lost.",
-                "etcd 选择一致性：没有多数派的一侧拒绝写入。已运行的 pod 继续，但那一侧不再调度新任务，"
-                "节点被标记失联。",
-            ),
-        ),
-        Question(
-            Words("Why are election timeouts random?", "选举超时为什么要随机？"),
-            Words(
-                "Candidates that start together split the votes and nobody wins; spread over many message delays "
-                "one is usually elected before the next one wakes.",
-                "同时发起的候选人会瓜分选票，谁也赢不了；超时分散到许多倍消息延迟，通常第一个当选时第二个还没醒。",
-            ),
-        ),
-        Question(
-            Words(
-                "Is a lock from etcd enough to keep two trainers from writing one checkpoint?",
-                "用 etcd 锁就能防止两个训练器写同一个 checkpoint 吗？",
-            ),
-            Words(
-                "No: the holder may pause, its lease run out and another take over while the first still writes. "
-                "The store has to refuse old tokens (fencing), or each attempt has its own folder.",
-                "不能：持锁者可能停顿、租约过期被人接管后仍在写。存储要拒绝旧令牌（fencing），"
-                "或每次尝试用自己的目录。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

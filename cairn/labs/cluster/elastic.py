@@ -11,7 +11,7 @@ jobs that can shrink let others start, and take what is free when nobody waits.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -87,8 +87,10 @@ def newcomer_starts(policy: str) -> float:
     from cairn.cluster.simulate.policies import POLICIES as KNOWN
     from cairn.cluster.simulate.replay import Settings, replay
 
-    pair = [Job(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
-            Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4)]  # fmt: skip
+    pair = [
+        Job(id=0, submit=0.0, duration=7200.0, limit=20_000.0, gpus=8, least=2),
+        Job(id=1, submit=600.0, duration=600.0, limit=600.0, gpus=4),
+    ]
     history = replay(Cluster(nodes=1, gpus=8), pair, KNOWN[policy], Settings(restart=0.0))
     return history.stories[1].first_start or 0.0
 
@@ -179,67 +181,4 @@ def _table(traced: dict[str, Traced]) -> Table:
     )
 
 
-LAB = Lab(
-    name="elastic",
-    area="cluster",
-    title=Words("Elastic training", "弹性训练"),
-    hypothesis=Words(
-        "With the batch of a step held constant, weights are the same to rounding whether 4, 3 or 2 workers "
-        "computed it; and a cluster whose jobs can shrink lets newcomers start at once and waits less.",
-        "只要每步的 batch 不变，4、3、2 个 worker 算出的权重在舍入内相同；作业可缩的集群让新作业立刻启动，"
-        "整体等待更短。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a batch that grows with the workers: another learning rate is needed then",
-            "batch 随 worker 数变化：需要不同的学习率",
-        ),
-        Words(
-            "restarts eat what resizing gains when jobs are short",
-            "作业很短时，重启开销吃掉伸缩的收益",
-        ),
-    ),
-    code=(
-        "cairn/cluster/simulate/elastic.py:decide_elastic",
-        "cairn/train/recovery/templates.py:shrunk",
-        "cairn/cluster/elastic.py:agent_argv",
-    ),
-    reading=(
-        "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning (2021)",
-        "Varuna: Scalable, Low-cost Training of Massive Deep Learning Models (2021)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What happens to gradient accumulation when a replica is lost?",
-                "丢一个副本后，梯度累积怎么办？",
-            ),
-            Words(
-                "The others take more micro-batches, so that the product with the replicas stays the batch. 64 "
-                "micro-batches on 8 replicas become 9 or 10 on 7; each sample still counts once.",
-                "其余副本多做几个 micro-batch，使总 batch 不变：8 副本 64 个，变成 7 副本各 9 或 10 个；"
-                "每个样本仍只算一次。",
-            ),
-        ),
-        Question(
-            Words("What does torch elastic do, and what not?", "torch elastic 做什么，不做什么？"),
-            Words(
-                "It notices a lost worker, stops all, meets again (rendezvous) with whoever is there and starts "
-                "them with new ranks. State, data position and batch are the program's own business.",
-                "它发现 worker 丢失，停掉所有进程，和在场的重新集合并以新 rank 启动。状态、数据位置和 batch "
-                "由程序自己负责。",
-            ),
-        ),
-        Question(
-            Words("Why is tensor parallelism not elastic?", "为什么张量并行不弹性？"),
-            Words(
-                "Its ranks hold different parts of each matrix, wired over NVLink: losing one leaves no complete "
-                "replica. Whole groups come and go as units of data parallelism.",
-                "各 rank 持有矩阵的不同部分并靠 NVLink 相连，丢一个就没有完整副本。只能以整组为单位作为数据并行的增"
-                "减。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -6,7 +6,7 @@ Pods that share GPUs arrive and never leave; each policy decides where. The same
 drawn mix of pods: what is allocated when as much was asked for as there is.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 NODES = 80
@@ -86,63 +86,4 @@ def _checks(gap: float, allocated: dict[str, float]) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="fragmentation",
-    area="cluster",
-    title=Words("Fragmentation of shared GPUs", "共享 GPU 的碎片"),
-    hypothesis=Words(
-        "Where pods are placed decides how much of the same GPUs can be allocated: placing each where it breaks up "
-        "the least for the pods that will come (FGD) gains at least the nine points over random that were "
-        "published, and is no worse than best fit.",
-        "pod 放在哪里决定了同样的 GPU 能分配多少：放到对未来 pod 碎片增加最少的位置（FGD），"
-        "比随机至少多出论文公布的九个百分点，且不差于 best fit。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the mix of pods: with whole GPUs only there is hardly anything to break up",
-            "pod 组成：若都是整卡，几乎没有碎片可言",
-        ),
-        Words(
-            "a small cluster: one pod of eight GPUs is a large step",
-            "集群小：一个 8 卡 pod 就是很大的台阶",
-        ),
-    ),
-    code=(
-        "cairn/cluster/simulate/fragmentation.py:fragmentation",
-        "cairn/cluster/simulate/packing.py:pack",
-        "cairn/cluster/simulate/rules.py:fgd_rule",
-    ),
-    reading=(
-        "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent (2023)",
-    ),
-    questions=(
-        Question(
-            Words("Why is best fit not optimal here?", "为什么 best fit 不是最优？"),
-            Words(
-                "It fills the tightest node without asking whether what is left can still be used: 0.3 of a GPU "
-                "left over is useless if pods ask for 0.46.",
-                "它只找最紧的节点，不问剩下的还能不能用：若 pod 都要 0.46，剩 0.3 张卡就是废的。",
-            ),
-        ),
-        Question(
-            Words("How do you defragment a cluster that is running?", "如何整理运行中集群的碎片？"),
-            Words(
-                "Move what can be moved: elastic or checkpointed jobs, inference replicas (start one, drain one). "
-                "Reserve whole nodes for gangs so that small pods do not spread over them.",
-                "迁移可迁移的：弹性或可 checkpoint 的作业、推理副本（先起后停）。给 gang 预留整机，避免小 pod "
-                "撒满所有节点。",
-            ),
-        ),
-        Question(
-            Words("Which metric shows fragmentation to an operator?", "运维用什么指标看碎片？"),
-            Words(
-                "Free GPUs that the next job of the usual mix could not use, and GPU hours idle while somebody "
-                "waited; the mere number of free GPUs hides both.",
-                "按常见作业组成，下一个作业用不上的空闲 GPU 数，以及有人等待时的空闲 GPU 小时；"
-                "单看空闲数两者都看不出来。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ held against a scheduler that starts only whole gangs.
 import random
 from functools import cache
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 GPUS = 8
@@ -108,62 +108,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="gang-deadlock",
-    area="cluster",
-    title=Words("Gangs: all or nothing", "gang 调度：全有或全无"),
-    hypothesis=Words(
-        "Handing out GPUs one by one to two jobs of six on eight GPUs deadlocks in seven cases of ten; a scheduler "
-        "that starts whole gangs only never does.",
-        "在 8 卡上把 GPU 逐个发给两个 6 卡作业，十次里约七次死锁；只启动完整 gang 的调度器永远不会。",
-    ),
-    run=run,
-    causes=(
-        Words("too few draws", "抽样次数太少"),
-        Words(
-            "jobs do not ask in random order: one controller creates all its pods first",
-            "真实作业并非随机交错：控制器会先建完自己的 pod",
-        ),
-    ),
-    code=(
-        "cairn/cluster/simulate/policies.py:decide_in_order",
-        "cairn/cluster/simulate/replay.py:replay",
-        "cairn/cluster/backends/k8s_train.py",
-    ),
-    reading=(
-        "Gandiva: Introspective Cluster Scheduling for Deep Learning (2018)",
-        "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads (2019)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does Kubernetes deadlock by default, and what prevents it?",
-                "Kubernetes 默认为什么会死锁，如何避免？",
-            ),
-            Words(
-                "Its scheduler places pod by pod and knows no group. Kueue admits a job's whole quota first; "
-                "Volcano and coscheduling hold pods back until the whole PodGroup fits.",
-                "它的调度器逐个 pod 放置，不知道“组”。Kueue 先按整个作业的配额准入；Volcano 和 coscheduling 让 "
-                "PodGroup 凑齐才绑定。",
-            ),
-        ),
-        Question(
-            Words("What do gangs cost?", "gang 调度的代价是什么？"),
-            Words(
-                "GPUs stand idle while a large gang collects, or small jobs pass it for ever. Backfill with a "
-                "reservation gives both: others may use the gap if they end before the gang can start.",
-                "大 gang 凑资源时 GPU 空闲，或者小作业一直插队饿死它。带预留的 backfill 兼顾两者：能在 gang "
-                "启动前结束的作业才可用空隙。",
-            ),
-        ),
-        Question(
-            Words("Is a timeout and release an answer?", "超时后释放算解决方案吗？"),
-            Words(
-                "It turns a deadlock into a livelock: both give back and try again, with the same chance each time, "
-                "while GPUs are held for nothing.",
-                "它只是把死锁变成活锁：双方释放后重试，每次成功概率不变，期间 GPU 白白占着。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

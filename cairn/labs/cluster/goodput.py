@@ -8,7 +8,7 @@ The same failure rate, four ways to protect a job, four sizes: what a cluster is
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -108,70 +108,4 @@ def _plot(lines: Lines) -> Plot:
     )
 
 
-LAB = Lab(
-    name="goodput",
-    area="cluster",
-    title=Words("Goodput at 16k GPUs", "1.6 万卡的 goodput"),
-    hypothesis=Words(
-        "At Llama 3's failure rate a job of 16,384 GPUs is interrupted every 3.1 hours; with asynchronous "
-        "checkpoints it still trains more than 90% of the time, with synchronous ones and slow restarts it does "
-        "not.",
-        "按 Llama 3 的故障率，1.6 万卡作业每 3.1 小时中断一次；异步 checkpoint 仍有 90% 以上时间在训练，"
-        "同步写加慢重启则达不到。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "failures are not alike: a bad node fails again and again",
-            "故障并不独立：坏节点会反复出问题",
-        ),
-        Words(
-            "a published figure counts planned stops, or only long jobs",
-            "发表的数字可能含计划内停机，或只统计长作业",
-        ),
-    ),
-    code=(
-        "cairn/cluster/reliability.py:outlook",
-        "cairn/cluster/reliability_monte_carlo.py:live",
-        "cairn/cluster/reliability_published.py",
-    ),
-    reading=(
-        "The Llama 3 Herd of Models (2024)",
-        "Revisiting Reliability in Large-Scale Machine Learning Research Clusters (2024)",
-        "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Goodput, ETTR, MFU: what does each leave out?",
-                "goodput、ETTR、MFU 各自忽略了什么？",
-            ),
-            Words(
-                "MFU counts FLOPs while a step runs and knows no outages; ETTR counts time, however slow the steps; "
-                "goodput is their product, useful work per GPU hour paid.",
-                "MFU 只看步内的算力利用，不知停机；ETTR 只看时间，不管步快慢；goodput 是两者之积：每付费 GPU "
-                "小时的有效工作。",
-            ),
-        ),
-        Question(
-            Words("Where would you invest first at 16k GPUs?", "1.6 万卡时先投资哪里？"),
-            Words(
-                "Detection and restart: at three hours between failures ten minutes of outage are 5%; the "
-                "checkpoint itself, asynchronous, under 1%.",
-                "检测与重启：三小时坏一次时，十分钟停机就是 5%；异步 checkpoint 本身不到 1%。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does the failure rate grow in proportion to the job?",
-                "为什么故障率与规模成正比？",
-            ),
-            Words(
-                "A synchronous job stops when any node does: rates of independent nodes add up. What breaks that is "
-                "tolerance: dropping a replica, or spares that take over within a step.",
-                "同步作业任一节点坏就停：独立节点的故障率相加。要打破它只能靠容忍：丢弃一个副本，或一步内接管的热备。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

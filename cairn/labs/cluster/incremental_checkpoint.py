@@ -9,7 +9,7 @@ everything in every step; a fine-tune of adapters changes a percent.
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -149,63 +149,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="incremental-checkpoint",
-    area="cluster",
-    title=Words("Checkpoints that send only what changed", "只传变化部分的 checkpoint"),
-    hypothesis=Words(
-        "A checkpoint whose frozen tensors have not changed sends the changed ones and a few kilobytes; where all "
-        "weights move in every step nothing is saved. Any step comes back whole.",
-        "冻结张量不变时只需传变化的张量和几 KB 描述；若每步所有权重都变，则一点也省不了。任何一步都能完整取回。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "tensors are not cut apart in the file: one changed byte sends its neighbours",
-            "文件中张量没有分开切：一个字节变化会连带邻居",
-        ),
-        Words(
-            "files with times or counters in them differ every time", "含时间或计数的文件每次都不同"
-        ),
-    ),
-    code=(
-        "cairn/train/checkpoint/object_store.py:ObjectStore",
-        "cairn/train/checkpoint/object_store.py:cuts_of",
-        "cairn/train/checkpoint/save.py:Saver",
-    ),
-    reading=(
-        "Check-N-Run: a Checkpointing System for Training Deep Learning Recommendation Models (2022)",
-        "ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which training has checkpoints that shrink like this?",
-                "哪些训练的 checkpoint 能这样缩小？",
-            ),
-            Words(
-                "Adapters, frozen towers, recommendation models (a batch touches few rows of the embedding), "
-                "experts that got no token. Dense training with Adam: none, every number moves.",
-                "adapter 微调、冻结的塔、推荐模型（一个 batch 只碰少量 embedding 行）、没分到 token 的专家。"
-                "稠密训练加 Adam：每个数都变，省不了。",
-            ),
-        ),
-        Question(
-            Words("What is the danger of long chains of differences?", "长的增量链有什么危险？"),
-            Words(
-                "To restore one needs all links, and one damaged link loses all after it. Content addressing has no "
-                "chain: a manifest names every object it needs, and unused ones can be removed.",
-                "恢复需要整条链，坏一环后面全丢。按内容寻址没有链：清单列出所需的全部对象，无人引用的可以删除。",
-            ),
-        ),
-        Question(
-            Words("How else can a checkpoint be made smaller?", "还能怎样缩小 checkpoint？"),
-            Words(
-                "Optimizer states in 8 bits, no copies of what replicas share, quantised differences. Losses must "
-                "stay the same after a restart, so that is tested.",
-                "8 比特优化器状态、不重复保存副本共享的部分、量化差分。重启后的损失必须一致，需要验证。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

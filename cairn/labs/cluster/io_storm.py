@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 CHUNK = 512 << 10
@@ -179,61 +179,4 @@ def _note() -> Words:
     )
 
 
-LAB = Lab(
-    name="io-storm",
-    area="cluster",
-    title=Words("The I/O storm of a restart", "重启时的 I/O 风暴"),
-    hypothesis=Words(
-        "When all ranks read the same file, storage serves it as often as there are ranks and time grows in "
-        "proportion; read once and passed on in a tree it grows with the logarithm.",
-        "所有 rank 读同一文件时，存储要送出 rank 数份，时间成正比；读一次再树形转发则按对数增长。",
-    ),
-    run=run,
-    causes=(
-        Words("threads wake late on a busy machine", "机器繁忙，线程唤醒变慢"),
-        Words(
-            "the page cache served the file, which a file server far away cannot",
-            "page cache 提供了文件，远端文件服务器做不到",
-        ),
-    ),
-    code=(
-        "cairn/labs/cluster/io_storm.py:FileServer",
-        "cairn/train/checkpoint/load.py:load_pieces",
-        "cairn/comm/schedule/tree.py",
-    ),
-    reading=(
-        "ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development (2024)",
-        "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs (2024)",
-    ),
-    questions=(
-        Question(
-            Words("Where else do I/O storms come from in training?", "训练中还有哪些 I/O 风暴？"),
-            Words(
-                "Python imports from a shared file system by thousands of processes, container images, shuffled "
-                "small files of data sets, and all ranks writing a checkpoint at the same second.",
-                "上千进程从共享文件系统 import Python、拉镜像、数据集的随机小文件，以及所有 rank 同一秒写 "
-                "checkpoint。",
-            ),
-        ),
-        Question(
-            Words("How does Lustre spread one large file?", "Lustre 如何分散一个大文件？"),
-            Words(
-                "In stripes over several object storage targets, so that bandwidth adds up; the metadata server is "
-                "not striped, so a million small files are its bottleneck.",
-                "条带化到多个 OST，带宽相加；元数据服务器不条带化，百万小文件会成为瓶颈。",
-            ),
-        ),
-        Question(
-            Words(
-                "Which ranks need to read a sharded checkpoint at all?",
-                "分片 checkpoint 到底哪些 rank 需要读？",
-            ),
-            Words(
-                "Of each shard one data-parallel replica; the others get it over the network. With 64 replicas "
-                "storage traffic falls 64 times.",
-                "每个分片只需一个数据并行副本读，其余通过网络获得。64 个副本时存储流量降 64 倍。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -149,75 +149,4 @@ def _table(lives: list[Life]) -> Table:
     )
 
 
-LAB = Lab(
-    name="kill-nine",
-    area="cluster",
-    title=Words("kill -9 and the way back", "kill -9 之后如何回来"),
-    hypothesis=Words(
-        "A killed run loses the steps since its last complete checkpoint, at most one interval; a half-written one "
-        "is passed over; and the end is equal to the bit to a run that was left alone.",
-        "被杀的运行只丢失最近一个完整 checkpoint 之后的步，最多一个间隔；写了一半的会被跳过；"
-        "最终状态与未中断的运行逐位相同。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "state that was not saved: momentum, the position in the data, random numbers",
-            "有状态没保存：动量、数据位置、随机数",
-        ),
-        Words(
-            "sums in another order after the restart (threads, layout)",
-            "重启后求和顺序不同（线程数、布局）",
-        ),
-    ),
-    code=(
-        "cairn/train/checkpoint/save.py:Saver",
-        "cairn/train/checkpoint/folder.py:newest",
-        "cairn/train/recovery/ladder.py:respond",
-        "cairn/cluster/chaos.py:run_chaos",
-    ),
-    reading=(
-        "CheckFreq: Frequent, Fine-Grained DNN Checkpointing (2021)",
-        "All File Systems Are Not Created Equal: On the Complexity of Crafting Crash-Consistent Applications (2014)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What has to be in a checkpoint for the run to go on exactly?",
-                "要精确续跑，checkpoint 里必须有什么？",
-            ),
-            Words(
-                "Weights, optimizer state, step and schedule, position in the data, random states, loss scale. If "
-                "batches are a function of the step, the position is one number.",
-                "权重、优化器状态、步数与学习率计划、数据位置、随机数状态、loss scale。若 batch 由步数决定，"
-                "数据位置就是一个数。",
-            ),
-        ),
-        Question(
-            Words(
-                "How is a half-written checkpoint told from a good one?",
-                "怎样区分写了一半的 checkpoint？",
-            ),
-            Words(
-                "A marker written last, after fsync, by rename: COMPLETE with sizes and checksums of every file. "
-                "Without it the folder does not count; removing begins with it.",
-                "最后才写的标记：fsync 之后用 rename 写入 COMPLETE，含每个文件的大小和校验和。没有它就不算；"
-                "删除时也先删它。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why test with SIGKILL and not with an exception?",
-                "为什么用 SIGKILL 而不是抛异常来测试？",
-            ),
-            Words(
-                "Nothing runs afterwards: no finally, no flush, no goodbye to peers. Power loss, the OOM killer and "
-                "preemption look like that.",
-                "之后什么都不会执行：没有 finally、没有 flush、不会通知其他 rank。断电、OOM killer、"
-                "抢占都是这个样子。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -186,66 +186,4 @@ def _table(gigabytes: float, ways: dict[str, Ways]) -> Table:
     )
 
 
-LAB = Lab(
-    name="peer-restore",
-    area="cluster",
-    title=Words("State in a neighbour's memory", "邻居内存中的状态"),
-    hypothesis=Words(
-        "Kept in pairs across racks, the state of 16 nodes survives the loss of any two with 93% and of a whole "
-        "rack always; coming back from memory is faster than from the best case of a disk.",
-        "跨机架成对保存时，16 个节点的状态在任意丢两个节点后有 93% 概率完整，丢整个机架则一定完整；"
-        "从内存恢复快于磁盘的最好情形。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the file was in the page cache, so the disk was never asked",
-            "文件在 page cache 里，没真正读盘",
-        ),
-        Words(
-            "first touch of memory: pages are given when they are first written",
-            "首次触页：内存页在第一次写入时才分配",
-        ),
-    ),
-    code=(
-        "cairn/train/checkpoint/peer_placement.py:keepers",
-        "cairn/train/checkpoint/peer_placement.py:survives",
-        "cairn/train/checkpoint/peer_pack.py:fill",
-        "cairn/train/checkpoint/peer_memory.py",
-    ),
-    reading=(
-        "GEMINI: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints (2023)",
-        "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs (2024)",
-    ),
-    questions=(
-        Question(
-            Words("Why groups and not a ring of keepers?", "为什么用分组而不是环形副本？"),
-            Words(
-                "With pairs only the partner's loss is fatal: 8 bad pairs among 16 nodes. In a ring every neighbour "
-                "is: 16 bad pairs, twice the risk for the same memory.",
-                "成对时只有同伴同时丢失才致命：16 节点有 8 个坏对。环形时每对相邻都致命：16 个坏对，"
-                "同样内存风险翻倍。",
-            ),
-        ),
-        Question(
-            Words("Does a copy in memory replace the one on disk?", "内存副本能取代磁盘吗？"),
-            Words(
-                "No: a lost rack switch, a power cut or a bug in the job takes all of it. It makes frequent "
-                "checkpoints cheap, so that the disk needs one only every hour or so.",
-                "不能：机架断电、软件错误会同时丢掉。它让高频 checkpoint 变便宜，磁盘每小时写一次即可。",
-            ),
-        ),
-        Question(
-            Words(
-                "When may the older of two copies be overwritten?", "两份副本中旧的何时可以覆盖？"
-            ),
-            Words(
-                "When the newer one is complete on two nodes for every rank; otherwise a failure in between leaves "
-                "some ranks with step n and others with n + 5, and no common step.",
-                "当所有 rank 的新副本都在两个节点上完整之后；否则中途故障会让一些 rank 停在 n、另一些在 n+5，"
-                "没有公共步。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

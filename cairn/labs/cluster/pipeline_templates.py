@@ -7,7 +7,7 @@
 Which depths to prepare, and how to cover any number of nodes with them, is arithmetic that can be done beforehand.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 NODES, DEPTH, MICROBATCHES, LAYERS = 16, 4, 16, 48
@@ -114,65 +114,4 @@ def _checks(wrong: int, uncovered: int, lost_one: float, used: dict[int, int]) -
     ]
 
 
-LAB = Lab(
-    name="pipeline-templates",
-    area="cluster",
-    title=Words("Pipeline templates", "流水线模板"),
-    hypothesis=Words(
-        "With pipelines of 3, 4 and 5 nodes prepared, any number of nodes from six on is covered without an idle "
-        "one, so losing one of sixteen costs one sixteenth and not a quarter; the choice by dynamic programming is "
-        "the best of all.",
-        "准备好 3、4、5 节点的流水线后，六个以上任意节点数都能无空闲覆盖，十六个丢一个只损失十六分之一而不"
-        "是四分之一；动态规划的选择是最优的。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "layers do not divide evenly by every depth: a deeper pipeline has a slower stage",
-            "层数不能被每个深度整除：某个 stage 更慢",
-        ),
-        Words("bubbles grow with the depth", "气泡随深度增长"),
-    ),
-    code=(
-        "cairn/train/recovery/templates.py:cover",
-        "cairn/train/recovery/templates.py:templates",
-        "cairn/train/recovery/ladder.py:respond",
-    ),
-    reading=(
-        "Oobleck: Resilient Distributed Training of Large Models Using Pipeline Templates (2023)",
-        "Bamboo: Making Preemptible Instances Resilient for Affordable Training of Large DNNs (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why do 3, 4 and 5 cover every number from six on?",
-                "为什么 3、4、5 能覆盖六以上的所有数？",
-            ),
-            Words(
-                "Consecutive sizes n .. 2n - 1 make every number from n on a sum (Frobenius): 6 = 3 + 3, 7 = 3 + 4, "
-                "and so on by adding threes. The smallest size is what memory allows.",
-                "连续的 n 到 2n-1 能组成 n 以上的任何数（Frobenius）：6=3+3，7=3+4，依次加 3。最小的尺寸由显存决定。",
-            ),
-        ),
-        Question(
-            Words(
-                "How do pipelines of different speed share one batch?",
-                "速度不同的流水线如何分担一个 batch？",
-            ),
-            Words(
-                "Micro-batches are dealt in proportion to the rates, and gradients are weighted by samples, so that "
-                "the sum is that of the same batch.",
-                "按速率分配 micro-batch 数，梯度按样本数加权，使总和等于同一个 batch。",
-            ),
-        ),
-        Question(
-            Words("What has to move when a template is changed?", "切换模板时要搬什么？"),
-            Words(
-                "The layers that a node takes over: weights and optimizer state from a replica that has them. "
-                "Nothing is read from disk as long as each layer lives somewhere.",
-                "节点新接手的层：从持有它的副本搬权重和优化器状态。只要每层都有人持有，就不用读盘。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ Real processes with a real collective between them; the detector sees only how l
 
 import math
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 RANKS, SLOW, FACTOR = 4, 2, 3.0
@@ -127,69 +127,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="slow-rank",
-    area="cluster",
-    title=Words("The slow rank", "慢 rank"),
-    hypothesis=Words(
-        "A synchronous job runs at the pace of its slowest rank: one of four at three times makes every step three "
-        "times as long and wastes 50% of all GPU time; comparing each rank's own work with the median names it "
-        "after three steps.",
-        "同步作业按最慢的 rank 走：四个中一个慢三倍，每步都慢三倍，浪费 50% 的 GPU 时间；把各 rank "
-        "的自身计算与中位数比较，三步即可指认。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the machine is oversubscribed: sleeping ranks wake late, all of them",
-            "机器过载：所有 rank 唤醒都变慢",
-        ),
-        Words(
-            "the collective itself takes a visible part of the step",
-            "集合通信本身占了一步的可观部分",
-        ),
-    ),
-    code=(
-        "cairn/train/recovery/detect.py:Slowness",
-        "cairn/train/recovery/detect.py:is_slow",
-        "cairn/labs/ranks.py:run_ranks",
-    ),
-    reading=(
-        "MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs (2024)",
-        "The Tail at Scale (2013)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why compare own work and not the time of a step?",
-                "为什么比较自身计算时间而不是单步时间？",
-            ),
-            Words(
-                "All steps take equally long: everybody waits in the collective for the slow one. Only the time "
-                "before the collective differs, and in the collective the slow one waits least.",
-                "所有 rank 的单步时间一样长，因为都在集合通信里等慢的那个。只有进入通信之前的时间不同；"
-                "慢的那个在通信里等得最少。",
-            ),
-        ),
-        Question(
-            Words("What makes a GPU slow without failing?", "GPU 为什么会变慢但不报错？"),
-            Words(
-                "Thermal or power throttling, a PCIe link at lower width, ECC retries, a busy host or another "
-                "process, a failing NIC that retransmits. Check clocks, link width and pairwise bandwidth.",
-                "过热或功耗降频、PCIe 降速降宽、ECC 重试、主机繁忙或有别的进程、网卡重传。查频率、"
-                "链路宽度和两两带宽。",
-            ),
-        ),
-        Question(
-            Words("Replace a straggler or keep it?", "换掉慢节点还是留着？"),
-            Words(
-                "A restart costs minutes once; a 10% straggler on 1,000 GPUs costs 100 GPUs as long as it stays. "
-                "Persistent: cordon at the next checkpoint. Passing: leave it.",
-                "重启一次花几分钟；1000 卡里一个慢 10% 的节点等于一直浪费 100 张卡。持续的：下个 checkpoint 时隔离；"
-                "偶发的：不管。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

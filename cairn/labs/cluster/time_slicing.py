@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 # Counts small pieces of work until the time is up, and notes the longest pause between two of them.
@@ -67,11 +67,19 @@ def run(bench: Workbench) -> Outcome:
     apart = compete(cores, seconds)
     got = [share for _, _, share in turns]
     rows = [
-        ["one core, in turns", *(count for count, _, _ in turns), sum(got) / seconds,
-         max(p for _, p, _ in turns) * 1e3],
-        ["a core each", *(count for count, _, _ in apart), sum(s for _, _, s in apart) / seconds,
-         max(p for _, p, _ in apart) * 1e3],
-    ]  # fmt: skip
+        [
+            "one core, in turns",
+            *(count for count, _, _ in turns),
+            sum(got) / seconds,
+            max(p for _, p, _ in turns) * 1e3,
+        ],
+        [
+            "a core each",
+            *(count for count, _, _ in apart),
+            sum(s for _, _, s in apart) / seconds,
+            max(p for _, p, _ in apart) * 1e3,
+        ],
+    ]
     together, alone = (sum(c for c, _, _ in found) for found in (turns, apart))
     return Outcome(
         checks=_checks(got, seconds, turns, alone, together),
@@ -143,65 +151,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="time-slicing",
-    area="cluster",
-    title=Words("Sharing a device: turns or parts", "共享设备：分时还是分区"),
-    hypothesis=Words(
-        "Two processes that take turns get half each and never more than the whole; each pauses for a slice of "
-        "milliseconds again and again, which partitions do not have.",
-        "两个进程分时各得一半，总和不超过整体；每个都会反复停顿一个毫秒级时间片，分区则没有。",
-    ),
-    run=run,
-    causes=(
-        Words("other processes run on these cores too", "这些核上还有其他进程"),
-        Words(
-            "the two cores are threads of one core, or share a quota",
-            "两个核是同一物理核的超线程，或受配额限制",
-        ),
-    ),
-    code=("cairn/cluster/simulate/jobs.py:Job", "cairn/cluster/backends/k8s_pod.py"),
-    reading=(
-        "NVIDIA Multi-Instance GPU User Guide",
-        "Salus: Fine-Grained GPU Sharing Primitives for Deep Learning Applications (2019)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "MIG, MPS or time slicing for small inference services?",
-                "小推理服务用 MIG、MPS 还是分时？",
-            ),
-            Words(
-                "MIG where isolation matters (own memory, own faults; 7 parts at most, fixed sizes). MPS for "
-                "trusted processes that fill each other's gaps. Time slicing for notebooks: no isolation, latency "
-                "of slices.",
-                "需要隔离用 MIG（独立显存和故障域，最多 7 份，规格固定）；互相信任、能填空隙的用 MPS；notebook "
-                "类用分时：无隔离，有时间片延迟。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does time slicing hurt p99 more than the mean?",
-                "为什么分时对 p99 的伤害大于均值？",
-            ),
-            Words(
-                "Mean speed is halved; but a request that arrives right after its slice waits a whole round of all "
-                "others first: with n tenants n - 1 slices.",
-                "平均速度减半；但刚错过自己时间片的请求要等其他所有租户一轮：n 个租户就是 n-1 个时间片。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does a Kubernetes device plugin advertise when time slicing is on?",
-                "开启分时后 Kubernetes device plugin 上报什么？",
-            ),
-            Words(
-                "n replicas of each GPU: the scheduler counts slots and knows nothing of memory, so two pods can "
-                "pass admission and run out of memory together.",
-                "每张卡上报 n 个副本：调度器只数槽位、不知显存，两个 pod 可能都通过调度却一起 OOM。",
-            ),
-        ),
-    ),
-    needs=("2 cores", "linux"),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

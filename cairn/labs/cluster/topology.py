@@ -9,7 +9,7 @@ comm model.
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -104,60 +104,4 @@ def _checks(found: dict[str, "Summary"], times: dict[str, float]) -> list[Check]
     ]
 
 
-LAB = Lab(
-    name="topology",
-    area="cluster",
-    title=Words("Placement and topology", "放置与拓扑"),
-    hypothesis=Words(
-        "A scheduler that does not look spreads gangs over more racks than they need; one that does almost never "
-        "has to. Behind uplinks with a quarter of the bandwidth a large all-reduce takes four times as long.",
-        "不看拓扑的调度器会把 gang 撒到多余的机架；看拓扑的几乎不会。上行带宽只有四分之一时，大 all-reduce 慢四倍。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "an almost empty cluster spreads nobody, a full one everybody",
-            "集群很空时谁都不跨，很满时谁都跨",
-        ),
-        Words(
-            "latency, not bandwidth, decides small collectives", "小的集合通信由延迟而非带宽决定"
-        ),
-    ),
-    code=(
-        "cairn/cluster/simulate/free.py:Free",
-        "cairn/cluster/simulate/policies.py:Policy",
-        "cairn/plan/train_cost.py:collective",
-    ),
-    reading=(
-        "Themis: Fair and Efficient GPU Cluster Scheduling (2020)",
-        "RDMA over Ethernet for Distributed AI Training at Meta Scale (2024)",
-    ),
-    questions=(
-        Question(
-            Words("Which parallelism goes where in the topology?", "各种并行应放在拓扑的哪一层？"),
-            Words(
-                "Tensor parallel inside NVLink, pipeline and context across neighbouring nodes, data parallel "
-                "outermost: it sends once per step and overlaps with the backward pass.",
-                "张量并行放在 NVLink 内，流水线和上下文并行放相邻节点，数据并行放最外层：每步一次、可与反向重叠。",
-            ),
-        ),
-        Question(
-            Words("How does a scheduler learn the topology?", "调度器如何知道拓扑？"),
-            Words(
-                "Labels of nodes (rack, block, spine) in Kubernetes with Kueue's topology-aware scheduling, "
-                "topology.conf in Slurm, placement groups in Ray; or measured by a pairwise probe.",
-                "Kubernetes 用节点标签（rack/block/spine）配合 Kueue 的拓扑感知调度，Slurm 用 topology.conf，Ray 用 "
-                "placement group；或用两两探测实测。",
-            ),
-        ),
-        Question(
-            Words("Wait for one rack or start spread?", "等整机架，还是先跨机架跑？"),
-            Words(
-                "Start spread if the wait exceeds slowdown x duration: 25% slower over ten hours is worth 2.5 hours "
-                "of waiting, for a ten minute job two minutes.",
-                "若等待超过 减速比×时长 就先跑：10 小时作业慢 25% 值 2.5 小时等待，10 分钟作业只值两分钟。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

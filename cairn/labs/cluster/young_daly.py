@@ -10,7 +10,7 @@ Failures are drawn and the job is lived through with many intervals; the valley 
 import math
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -114,68 +114,4 @@ def _note(scheme: "Scheme", mean: float, best: float) -> Words:
     )
 
 
-LAB = Lab(
-    name="young-daly",
-    area="cluster",
-    title=Words("How often to write a checkpoint", "多久写一次 checkpoint"),
-    hypothesis=Words(
-        "The productive share is largest at an interval of sqrt(2 x write x MTTF), and flat around it: missing it "
-        "by a factor of two costs little.",
-        "有效时间比在间隔 √(2×写入时间×MTTF) 处最大，且附近很平：偏差两倍损失也很小。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "failures in bursts (Weibull below 1) favour other intervals",
-            "故障成簇（Weibull 形状小于 1）时最优间隔不同",
-        ),
-        Words(
-            "too few failures drawn: the valley is flatter than the noise",
-            "抽样太少：谷底比噪声还平",
-        ),
-    ),
-    code=(
-        "cairn/cluster/reliability.py:young",
-        "cairn/cluster/reliability.py:best_interval",
-        "cairn/cluster/reliability_monte_carlo.py:live",
-    ),
-    reading=(
-        "A First Order Approximation to the Optimum Checkpoint Interval (1974)",
-        "A Higher Order Estimate of the Optimum Checkpoint Interval for Restart Dumps (2006)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "A checkpoint becomes ten times cheaper. What changes?",
-                "checkpoint 便宜十倍，会怎样？",
-            ),
-            Words(
-                "The interval shrinks by sqrt(10), about three, and so does the lost work: both terms of the "
-                "overhead fall to a third. The outage of detecting and restarting then dominates.",
-                "间隔缩小 √10≈3 倍，重做的工作也缩小到三分之一；之后检测和重启的停机成为主导。",
-            ),
-        ),
-        Question(
-            Words(
-                "What counts as the cost w when checkpoints are asynchronous?",
-                "异步 checkpoint 时 w 是什么？",
-            ),
-            Words(
-                "Only the time that training stands still: the copy to host memory, plus any slowdown while "
-                "writing. But a checkpoint protects only once it is complete, so the write time adds to lost work.",
-                "只算训练停顿的时间：拷到主机内存，加写入期间的减速。但 checkpoint 写完才生效，"
-                "写入时间要算进丢失的工作里。",
-            ),
-        ),
-        Question(
-            Words("From which job size on does disk alone not do?", "多大规模后只靠磁盘不够？"),
-            Words(
-                "When write and restart near the MTTF. At 100k GPUs and 0.23 h between failures a minute of writing "
-                "and ten of outage leave a third of the time: copies in peers' memory and hot spares are needed.",
-                "当写入与重启时间接近 MTTF 时。10 万卡每 0.23 小时坏一次，写一分钟、停十分钟，只剩三分之一时间可用："
-                "需要邻居内存副本和热备。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

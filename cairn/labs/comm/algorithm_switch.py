@@ -13,7 +13,7 @@ from cairn.comm.cost import Link
 from cairn.comm.nccl_model import calibrate, choose, cluster_of
 from cairn.comm.published import ALL_REDUCE, SWITCHES, Sweep, Switch
 from cairn.labs.comm._timed import slowest_us, times_us
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -144,75 +144,4 @@ def _plot(name: str, rows: list[tuple[int, float, float, str]]) -> Plot:
     )
 
 
-LAB = Lab(
-    name="algorithm-switch",
-    area="comm",
-    title=Words("Where a library changes its mind", "通信库在哪里切换算法"),
-    hypothesis=Words(
-        "NCCL's cost model with three constants, fitted to half of a public H200 sweep, "
-        "predicts the other half within 12% "
-        "and the size at which ring/LL gives way to NVLS; and this backend's choice is near the best of what it has.",
-        "用公开 H200 数据的一半拟合三个常数后，NCCL 代价模型对另一半的误差在 12% 以内，并能预"
-        "测 ring/LL 让位于 NVLS 的尺寸；"
-        "本后端的选择接近它所拥有算法中的最优。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "four ranks on few cores: which schedule is fastest depends on who is scheduled when",
-            "四个 rank 挤在少数核上：哪种算法最快取决于调度时机",
-        ),
-        Words(
-            "the constants stand for a fabric; another driver or NCCL version has others",
-            "常数对应某一套硬件环境；驱动或 NCCL 版本不同则常数不同",
-        ),
-    ),
-    code=(
-        "cairn/comm/nccl_model.py:choose",
-        "cairn/comm/backend/choice.py:choose",
-        "cairn/comm/nccl_tuner.py:render",
-    ),
-    reading=(
-        "Demystifying NCCL: An In-depth Analysis of GPU Communication Protocols and Algorithms (2025)",
-        "NCCL documentation: NCCL_ALGO and NCCL_PROTO (2024)",
-    ),
-    questions=(
-        Question(
-            Words("What are LL, LL128 and Simple?", "LL、LL128 和 Simple 分别是什么？"),
-            Words(
-                "Ways to know that data has arrived: LL sends a 4-byte flag with every 4 bytes (50% of the bandwidth, "
-                "lowest latency), LL128 8 of 128 bytes (needs NVLink's ordering), Simple uses "
-                "fences and full bandwidth.",
-                "都是判断数据到达的方式：LL 每 4 字节带 4 字节标志（带宽 50%，延迟最低），"
-                "LL128 每 128 字节占 8 字节（依赖 NVLink "
-                "的写顺序），Simple 用内存栅栏同步，带宽最满。",
-            ),
-        ),
-        Question(
-            Words(
-                "An all-reduce of 2 MiB is slower than one of 4 MiB. What do you suspect?",
-                "2 MiB 的 all-reduce 比 4 MiB 还慢，你怀疑什么？",
-            ),
-            Words(
-                "A switch of algorithm or protocol at the wrong size: sweep with NCCL_ALGO and NCCL_PROTO forced and "
-                "compare, then set a tuner file instead of environment variables.",
-                "算法或协议在错误的尺寸处切换：强制 NCCL_ALGO、NCCL_PROTO 分别扫描对比，再用 "
-                "tuner 文件修正，而不是用环境变量。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why must every rank come to the same choice?", "为什么所有 rank 必须做出相同选择？"
-            ),
-            Words(
-                "They send each other what the schedule says: two schedules in one collective "
-                "would wait for messages that "
-                "nobody sends. So only facts that all share (size, hosts, settings) may enter.",
-                "各 rank 按同一个调度互发消息；若选择不同，就会等待没人发送的消息。因此只能依据"
-                "共享的事实（尺寸、主机、配置）来选。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ from statistics import median
 
 from cairn.comm.cost import Link
 from cairn.labs.comm._timed import times_us
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -106,64 +106,4 @@ def _plot(sizes: tuple[int, ...], model: list[float], best: list[float]) -> Plot
     )
 
 
-LAB = Lab(
-    name="alpha-beta",
-    area="comm",
-    title=Words("What does a message cost?", "一条消息的开销是多少？"),
-    hypothesis=Words(
-        "Two constants, fixed by the smallest and the largest message, predict every size "
-        "between them: a message costs a "
-        "latency and its bytes, and nothing else.",
-        "用最小和最大两条消息定出的两个常数，就能预测中间所有尺寸：一条消息的开销只有固定延迟和字节传输时间两部分。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "gloo changes how it sends between small and large messages, so the middle sizes have other constants",
-            "gloo 对小消息和大消息采用不同的发送方式，中间尺寸的常数不同",
-        ),
-        Words(
-            "the machine was busy: the two ranks and the kernel's TCP work share the same cores",
-            "机器繁忙：两个 rank 与内核 TCP 处理共用同样的核",
-        ),
-    ),
-    code=("cairn/comm/cost.py:estimate", "cairn/comm/cost.py:fit", "cairn/labs/ranks.py:run_ranks"),
-    reading=(
-        "The communication challenge for MPP: Intel Paragon and Meiko CS-2 (1994)",
-        "LogP: Towards a Realistic Model of Parallel Computation (1993)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which message size loses half of the bandwidth to latency?",
-                "多大的消息会有一半带宽损失在延迟上？",
-            ),
-            Words(
-                "n = alpha * beta: there both terms are equal. With 10 us and 50 GB/s it is 500 KB, which is why "
-                "gradients are sent in buckets of tens of megabytes.",
-                "n = alpha * beta，此时两项相等。10 us、50 GB/s 时为 500 KB，所以梯度要攒成几十 MB 的桶再发送。",
-            ),
-        ),
-        Question(
-            Words(
-                "How do you measure alpha and beta in practice?", "实际中如何测出 alpha 和 beta？"
-            ),
-            Words(
-                "Alpha from many tiny ping-pongs (half the round trip), beta from the slope between large messages; "
-                "one size alone can give neither.",
-                "alpha 取大量极小消息 ping-pong 往返时间的一半，beta 取大消息之间的斜率；只测一个尺寸两者都得不到。",
-            ),
-        ),
-        Question(
-            Words("What does the model leave out?", "这个模型忽略了什么？"),
-            Words(
-                "Contention, protocol switches (eager against rendezvous, LL against Simple), pipelines that fill, and "
-                "topology: real curves have kinks where the library changes its algorithm.",
-                "拥塞竞争、协议切换（eager 与 rendezvous，LL 与 Simple）、流水线填充以及拓扑；"
-                "真实曲线在库切换算法处会有拐点。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -11,7 +11,7 @@ is a link of known alpha and beta that gets each bucket at the moment it is laun
 import time
 from statistics import median
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -125,63 +125,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="buckets-overlap",
-    area="comm",
-    title=Words("Hiding communication behind backward", "用反向计算掩盖通信"),
-    hypothesis=Words(
-        "With one bucket all communication comes after backward; with k buckets only about a k-th of it does, plus one "
-        "latency, as long as the wire is faster than backward.",
-        "只有一个桶时全部通信都排在反向之后；分成 k 个桶后，只要链路快于反向，暴露出来的只剩约 1/k，外加一次延迟。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a busy machine stretches backward but not the wire, so more is hidden than predicted",
-            "机器繁忙时反向变慢而链路不变，被掩盖的比预测的多",
-        ),
-        Words(
-            "layers are not equal: the first one to run backward is ready later than its share",
-            "各层反向耗时不均，最先算完的层并不恰好在平均时刻就绪",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/buckets.py:Buckets",
-        "cairn/train/parallel/data.py:Replicas",
-    ),
-    reading=("PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",),
-    questions=(
-        Question(
-            Words(
-                "Why are buckets filled in reverse order of the parameters?",
-                "为什么桶要按参数的逆序来填？",
-            ),
-            Words(
-                "Backward finishes the last layers first, so reverse order is about the order "
-                "in which gradients become "
-                "ready, and all ranks must launch collectives in the same order.",
-                "反向先算完最后几层，逆序接近梯度就绪的顺序；而且所有 rank 必须以相同顺序发起集合通信。",
-            ),
-        ),
-        Question(
-            Words("What limits how small a bucket should be?", "桶为什么不能太小？"),
-            Words(
-                "Each pays a latency and runs at the bandwidth of a small message; 25 MB (DDP's default) is far above "
-                "alpha * beta of most networks.",
-                "每个桶都要付一次延迟，而且小消息跑不满带宽；DDP 默认的 25 MB 远大于多数网络的 alpha * beta。",
-            ),
-        ),
-        Question(
-            Words(
-                "All-reduce takes longer than backward. What now?", "all-reduce 比反向还慢怎么办？"
-            ),
-            Words(
-                "Nothing hides the difference: accumulate gradients over more micro-batches, "
-                "send fewer bytes (16 bits, "
-                "compression, sharding inside a node first), or use faster links.",
-                "差额无法掩盖：可以增大梯度累积、减少字节（16 位、压缩、先在节点内归约），或换更快的链路。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -13,7 +13,7 @@ from cairn.comm.simulate.collective import bus_factor
 from cairn.comm.simulate.schedule_run import run_schedule
 from cairn.comm.simulate.topology import topology
 from cairn.labs.comm._timed import slowest_us, times_us
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -119,70 +119,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="bus-bandwidth",
-    area="comm",
-    title=Words("Algorithm bandwidth or bus bandwidth?", "algbw 还是 busbw？"),
-    hypothesis=Words(
-        "On links of one rate, algorithm bandwidth of an all-reduce falls from the link's rate at 2 ranks towards half "
-        "of it, while bus bandwidth stays at the link's rate for every number of ranks.",
-        "链路速率固定时，all-reduce 的 algbw 从 2 个 rank 时的链路速率逐渐降到一半，而 busbw 对"
-        "任何 rank 数都等于链路速率。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "latency: too small a vector is not bound by the links at all",
-            "延迟：向量太小，瓶颈根本不在链路带宽",
-        ),
-        Words(
-            "reductions cost memory bandwidth too, which an all-gather does not spend",
-            "归约还要消耗内存带宽，而 all-gather 没有这部分",
-        ),
-    ),
-    code=(
-        "cairn/comm/simulate/collective.py:bus_factor",
-        "cairn/comm/schedule/verify.py:verify",
-        "cairn/comm/simulate/schedule_run.py:run_schedule",
-    ),
-    reading=(
-        "NCCL Tests: Performance reported by NCCL tests (2018)",
-        "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (2009)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is the factor of an all-reduce 2(n-1)/n?",
-                "all-reduce 的系数为什么是 2(n-1)/n？",
-            ),
-            Words(
-                "Each rank must send (n-1)/n of the vector to have it reduced and receive (n-1)/n of the result: "
-                "reduce-scatter plus all-gather. No schedule without help from the network moves less.",
-                "每个 rank 要发出 (n-1)/n 的数据参与归约，再收回 (n-1)/n 的结果，即 reduce-scatter 加 all-gather；"
-                "没有网内计算时不可能更少。",
-            ),
-        ),
-        Question(
-            Words(
-                "all_reduce_perf shows busbw 480 GB/s on 8 H200. What do you compare it with?",
-                "8 卡 H200 上 all_reduce_perf 显示 busbw 480 GB/s，应与什么比较？",
-            ),
-            Words(
-                "NVLink's 450 GB/s in each direction for a GPU. More than that is possible "
-                "only because NVLS reduces in the "
-                "switch, so fewer bytes cross the links than the factor assumes.",
-                "与每卡单向 NVLink 450 GB/s 比较。超过它只能是 NVLS 在交换机里做归约，实际过链路"
-                "的字节少于系数所假设的。",
-            ),
-        ),
-        Question(
-            Words("Which factor has an all-to-all, and why?", "all-to-all 的系数是多少，为什么？"),
-            Words(
-                "(n-1)/n: a rank keeps its own n-th part and sends the rest once.",
-                "(n-1)/n：每个 rank 留下自己那 1/n，其余各发送一次。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ ends. Both policies run on the same jobs and links in the simulator.
 """
 
 from cairn.comm.simulate.deadlines import Fate, Job, run_jobs
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 GB_PER_S = 50.0
@@ -110,71 +110,4 @@ def _checks(missed: Lines, slower: float) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="deadline-flows",
-    area="comm",
-    title=Words("Flows with a deadline", "带截止期限的流"),
-    hypothesis=Words(
-        "Three jobs that together need less than the link can carry never miss a deadline when "
-        "the most urgent goes first; "
-        "shared fairly, the tightest one is late although there is enough bandwidth for all.",
-        "三个作业合计需求小于链路容量时，按最紧急优先永不误期；若公平共享，即使总带宽足够，期限最紧的作业仍会迟到。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "jobs drift: a job that was late once begins its next step later, and pressure moves on",
-            "作业相位漂移：迟到一次后下一步开始得更晚，压力转移",
-        ),
-        Words(
-            "the policy knows sizes and deadlines exactly, which a real fabric has to be told",
-            "策略确切知道大小与期限，真实网络需要作业告知",
-        ),
-    ),
-    code=(
-        "cairn/comm/simulate/deadlines.py:by_deadline",
-        "cairn/comm/simulate/fair.py:max_min",
-    ),
-    reading=(
-        "Better Never than Late: Meeting Deadlines in Datacenter Networks (2011)",
-        "CASSINI: Network-Aware Job Scheduling in Machine Learning Clusters (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "When can earliest-deadline-first keep all deadlines?", "EDF 何时能满足所有期限？"
-            ),
-            Words(
-                "On one link whenever any policy can: demand within every interval must not "
-                "exceed what the link carries. On "
-                "several links it is a heuristic.",
-                "单链路上只要存在可行策略 EDF 就可行：任意区间内的需求不超过链路容量。多链路时只是启发式。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is a training job's traffic friendly to scheduling?",
-                "训练作业的流量为什么适合调度？",
-            ),
-            Words(
-                "It is periodic and known: the same bytes every step, with the compute phase "
-                "as slack. Shifting phases of "
-                "two jobs can make them not meet at all.",
-                "它是周期性的且可预知：每步字节相同，计算阶段就是余量；把两个作业的相位错开就可能完全不冲突。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does fair sharing optimise, and why is that wrong here?",
-                "公平共享优化的是什么，为什么在这里不合适？",
-            ),
-            Words(
-                "The smallest rate. A step gains nothing from bytes that come early and loses "
-                "everything from those that "
-                "come late, so equal rates waste bandwidth on whoever has slack.",
-                "它最大化最小速率。但早到的数据对训练步没有好处、迟到才有损失，平均分配把带宽浪费在有余量的作业上。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

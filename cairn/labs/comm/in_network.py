@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.interpret import interpret
 from cairn.comm.schedule.verify import verify
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 BITS = 31  # of an integer with a sign
@@ -128,68 +128,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="in-network",
-    area="comm",
-    title=Words("A switch that adds", "会做加法的交换机"),
-    hypothesis=Words(
-        "With an aggregator in the network a rank sends exactly one vector whatever the number of ranks, where a ring "
-        "sends almost two; and a sum in scaled integers is the same on every rank and within n/2 units of the scale.",
-        "网络中有聚合器时，无论多少 rank，每个 rank 恰好发送一个向量，而 ring 接近两个；"
-        "缩放整数求和在各 rank 上完全一致，误差不超过 n/2 个量化单位。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the pool: too few slots make workers wait for the switch",
-            "缓冲池：槽位太少会让 worker 等交换机",
-        ),
-        Words(
-            "the scale: one large element costs the small ones their bits",
-            "缩放系数：一个特别大的元素会挤掉小元素的有效位",
-        ),
-    ),
-    code=(
-        "cairn/comm/schedule/aggregate.py:switch_all_reduce",
-        "cairn/comm/schedule/interpret.py:interpret",
-    ),
-    reading=(
-        "Scaling Distributed Machine Learning with In-Network Aggregation (2021)",
-        "Scalable Hierarchical Aggregation Protocol (SHArP): A Hardware Architecture for "
-        "Efficient Data Reduction (2016)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "By how much can in-network reduction speed up a large all-reduce?",
-                "网内归约最多能让大 all-reduce 快多少？",
-            ),
-            Words(
-                "By 2(n-1)/n, so at most two: each rank still has to send its vector once and receive the sum once, in "
-                "both directions at the same time.",
-                "2(n-1)/n，最多两倍：每个 rank 仍要发一次自己的向量、收一次结果，收发可同时进行。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is the order of packets no problem for SwitchML, but is for floating point?",
-                "包到达顺序为什么不影响 SwitchML，却影响浮点求和？",
-            ),
-            Words(
-                "Integer addition is associative, so any order gives the same bits; floating-point sums depend on it.",
-                "整数加法满足结合律，任意顺序结果相同；浮点和依赖顺序。",
-            ),
-        ),
-        Question(
-            Words("What are NVLS and SHARP?", "NVLS 和 SHARP 是什么？"),
-            Words(
-                "Reductions inside NVSwitch (multimem instructions, NVLink domain) and inside "
-                "InfiniBand switches (trees "
-                "over the fabric); NCCL uses both, also together.",
-                "NVLS 是在 NVSwitch 里做归约（multimem 指令，NVLink 域内），SHARP 是在 "
-                "InfiniBand 交换机里沿树归约；NCCL 可单独或组合使用。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ nonsense or to hang; the doctor finds out afterwards, from flight recordings.
 import time
 from typing import NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -135,72 +135,4 @@ def _of_hang(found: list[Told], timeout_s: float) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="mismatch-hang",
-    area="comm",
-    title=Words("Ranks that disagree, and one that never comes", "rank 不一致与某个 rank 缺席"),
-    hypothesis=Words(
-        "A mismatch of sizes is an error on every rank long before the timeout; a rank that "
-        "stays away is an error on the "
-        "others when the timeout is over, and both name the rank.",
-        "尺寸不一致会在超时之前就让所有 rank 报错；某个 rank 缺席则在超时到点时让其他 rank 报"
-        "错；两者都会指明是哪个 rank。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a loaded machine: ranks were still starting when the clock began",
-            "机器负载高：计时开始时 rank 还没完全就绪",
-        ),
-        Words(
-            "a rank learns of the failure only with its next operation on the group",
-            "某个 rank 要到下一次操作该组时才得知失败",
-        ),
-    ),
-    code=(
-        "cairn/comm/backend/guard.py:Guard",
-        "cairn/comm/backend/errors.py:RankMismatch",
-        "cairn/comm/watchdog.py:watching",
-    ),
-    reading=(
-        "PyTorch documentation: Flight Recorder for Debugging Stuck Jobs (2024)",
-        "NCCL documentation: Environment Variables and Troubleshooting (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "A job hangs and no GPU computes. How do you find the rank to blame?",
-                "作业挂住、GPU 都不在计算，如何找到罪魁 rank？",
-            ),
-            Words(
-                "Dump the flight recorder of all ranks and compare sequence numbers per group: the rank whose last "
-                "collective has the lowest number, or another operation or size, is the one; then py-spy its stack.",
-                "导出所有 rank 的 flight recorder，按通信组比较序号：最后一次集合通信序号最小，"
-                "或操作/尺寸不同的那个就是；"
-                "再用 py-spy 看它的栈。",
-            ),
-        ),
-        Question(
-            Words("Name three bugs that make ranks disagree.", "列举三种导致 rank 不一致的 bug。"),
-            Words(
-                "A branch that depends on the rank's own data (an unused parameter, an early stop), an uneven last "
-                "batch, and groups or collectives created in a different order.",
-                "依赖本 rank 数据的分支（未用到的参数、提前停止）、最后一个 batch 大小不同、通信"
-                "组或集合通信的创建顺序不同。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is NCCL's default timeout ten minutes and not one second?",
-                "为什么 NCCL 默认超时是十分钟而不是一秒？",
-            ),
-            Words(
-                "A collective waits for the slowest rank: checkpoints, first compilation or evaluation on one rank may "
-                "take minutes; too short a timeout kills healthy jobs.",
-                "集合通信要等最慢的 rank：写检查点、首次编译或单 rank 评测可能要几分钟；超时太短会误杀健康作业。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=7.0,
-)
+LAB = described(__file__, run)

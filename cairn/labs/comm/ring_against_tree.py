@@ -15,7 +15,7 @@ from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify
 from cairn.comm.simulate.schedule_run import run_schedule
 from cairn.comm.simulate.topology import delay_us, topology
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -161,72 +161,4 @@ def _crossing(ring: list[tuple[float, float]], tree: list[tuple[float, float]]) 
     return Words(f"the ring is faster from {shown} on", f"从 {shown} 起 ring 更快")
 
 
-LAB = Lab(
-    name="ring-against-tree",
-    area="comm",
-    title=Words("Ring or tree?", "ring 还是 tree？"),
-    hypothesis=Words(
-        "A ring moves the fewest bytes and waits 2(n-1) times; a tree waits about 2 log2(n) times. So small vectors go "
-        "faster over the tree by the ratio of their waits, and large ones over the ring by the ratio of their bytes.",
-        "ring 的字节数最少，但要等待 2(n-1) 次；tree 约等待 2 log2(n) 次。因此小消息 tree 更快，倍数等于等待次数之比；"
-        "大消息 ring 更快，倍数等于字节数之比。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "how finely a tree is cut: few chunks cannot fill the pipeline, many cost a wait each",
-            "tree 的切块粒度：块太少填不满流水线，块太多每块都有等待",
-        ),
-        Words(
-            "sends of one rank share its link, so two children of a tree cost more than one wait",
-            "同一 rank 的多个发送共享一条链路，树上两个子节点的代价大于一次等待",
-        ),
-    ),
-    code=(
-        "cairn/comm/schedule/ring.py:ring_gather",
-        "cairn/comm/schedule/tree.py:double_tree_all_reduce",
-        "cairn/comm/schedule/halving.py:halving_doubling",
-        "cairn/comm/cost.py:estimate",
-    ),
-    reading=(
-        "Massively Scale Your Deep Learning Training with NCCL 2.4 (2019)",
-        "Optimization of Collective Communication Operations in MPICH (2005)",
-        "Two-tree algorithms for full bandwidth broadcast, reduction and scan (2009)",
-    ),
-    questions=(
-        Question(
-            Words("Why does NCCL use two trees instead of one?", "NCCL 为什么用两棵树而不是一棵？"),
-            Words(
-                "In one binary tree half of the ranks are leaves and only send or receive half "
-                "of the time. In a pair of "
-                "trees every leaf of one is an inner node of the other, so all links work in both directions.",
-                "一棵二叉树里有一半 rank 是叶子，收发带宽闲置一半。两棵互补的树中，一棵的叶子是另一棵的内部节点，"
-                "所有链路双向都被用满。",
-            ),
-        ),
-        Question(
-            Words(
-                "All-reduce of 8 KB over 1,024 ranks with alpha 5 us: ring or tree, and how long?",
-                "1024 个 rank 上 8 KB 的 all-reduce，alpha 5 us：选 ring 还是 tree，大约多久？",
-            ),
-            Words(
-                "Tree: about 2 * 10 * 5 = 100 us. The ring would wait 2,046 times: 10 ms.",
-                "选 tree：约 2 * 10 * 5 = 100 us；ring 要等 2046 次，约 10 ms。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is halving-doubling not simply always the best?",
-                "为什么不总是用 halving-doubling？",
-            ),
-            Words(
-                "Its partners are 1, 2, 4, .. away with large messages to far ranks, which "
-                "collide in a real topology, and "
-                "a number of ranks that is no power of two costs an extra fold.",
-                "它的通信伙伴距离为 1、2、4……，大消息要发给远端 rank，在真实拓扑上容易冲突；"
-                "rank 数不是 2 的幂时还要额外折叠一步。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ That identity is ZeRO: whoever owns a part of the sum can update that part, and 
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify
 from cairn.labs.comm._timed import slowest_us, times_us
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -104,71 +104,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="rs-plus-ag",
-    area="comm",
-    title=Words(
-        "Reduce-scatter + all-gather = all-reduce", "reduce-scatter + all-gather = all-reduce"
-    ),
-    hypothesis=Words(
-        "A reduce-scatter followed by an all-gather gives the bits of an all-reduce, moves exactly as many "
-        "bytes, waits as often, and takes at most twice as long: two starts, and copies in and out.",
-        "reduce-scatter 之后接 all-gather，结果与 all-reduce 逐位相同，字节数与等待次数完全相等，"
-        "耗时最多两倍（两次启动，以及进出缓冲区的拷贝）。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the library takes another schedule for the whole than for its halves, so sums are added in another order",
-            "库对整体和两半采用了不同的算法，加法顺序不同",
-        ),
-        Words(
-            "two operations pay the cost of a start twice, which shows on small vectors",
-            "两次操作要付两次启动开销，小向量上明显",
-        ),
-    ),
-    code=(
-        "cairn/comm/schedule/plan.py:Plan",
-        "cairn/comm/schedule/catalogue.py:make",
-        "cairn/train/parallel/zero.py:Zero",
-    ),
-    reading=(
-        "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020)",
-        "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (2009)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does ZeRO-1 cost no more communication than data parallel?",
-                "为什么 ZeRO-1 的通信量不比数据并行多？",
-            ),
-            Words(
-                "It reduce-scatters gradients, updates its part, and all-gathers weights: the two halves of the "
-                "all-reduce that data parallel does anyway.",
-                "它对梯度做 reduce-scatter，更新自己那份，再对权重做 all-gather，正好是数据并行 all-reduce 的两半。",
-            ),
-        ),
-        Question(
-            Words("And ZeRO-3?", "那 ZeRO-3 呢？"),
-            Words(
-                "Weights are gathered in forward and again in backward, then gradients are scattered: three half "
-                "operations instead of two, 1.5 times the bytes.",
-                "前向、反向各 all-gather 一次权重，再 reduce-scatter 梯度：三个半操作，通信量是 1.5 倍。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why can two correct all-reduces differ in the last bit?",
-                "为什么两个正确的 all-reduce 末位可能不同？",
-            ),
-            Words(
-                "Floating-point addition is not associative: another schedule, another number "
-                "of ranks or another chunk "
-                "size adds in another order.",
-                "浮点加法不满足结合律：算法、rank 数或切块不同，加法顺序就不同。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ idea). The sums must be those of a dense all-reduce.
 """
 
 from cairn.labs.comm._timed import times_us
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -123,69 +123,4 @@ def _table(
     )
 
 
-LAB = Lab(
-    name="sparse-all-reduce",
-    area="comm",
-    title=Words("Not sending zeros", "不发送零块"),
-    hypothesis=Words(
-        "At density d on n ranks a block-sparse all-reduce moves about (d + 1 - (1-d)^n) / 2 "
-        "of a dense one's bytes (for "
-        "large n), and gives the same sums.",
-        "n 个 rank、块密度 d 时，块稀疏 all-reduce 的字节数约为稠密的 (d + 1 - (1-d)^n) / 2（n "
-        "较大时），且求和结果完全相同。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "few blocks: the number that chance left non-zero is off its mean, and the busiest rank counts",
-            "块数少：随机非零块数偏离均值，而统计的是最忙的 rank",
-        ),
-        Words(
-            "blocks of real gradients are correlated between ranks, so their union is smaller",
-            "真实梯度的非零块在各 rank 间相关，并集更小",
-        ),
-    ),
-    code=(
-        "cairn/comm/backend/sparse.py:sparse_all_reduce",
-        "cairn/comm/schedule/sparse.py:sparse_all_reduce",
-    ),
-    reading=(
-        "Efficient Sparse Collective Communication and its Application to Accelerate Distributed Deep Learning (2021)",
-        "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training (2018)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Where do gradients with many zero blocks come from?", "哪里会出现大量零块的梯度？"
-            ),
-            Words(
-                "Embedding tables, of which a batch touches few rows; experts that got no "
-                "token; and top-k compression.",
-                "embedding 表（一个 batch 只碰到少数行）、没有 token 的专家，以及 top-k 压缩后的梯度。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does the union of blocks limit the gain on many ranks?",
-                "rank 多时为什么收益受限于并集？",
-            ),
-            Words(
-                "The sum is non-zero wherever any rank was: 1 - (1-d)^n goes to 1. At d = 5% "
-                "and 64 ranks 96% of the blocks "
-                "come back dense.",
-                "只要有一个 rank 非零，和就非零：1-(1-d)^n 趋近 1。d=5%、64 个 rank 时结果已有 96% 的块非零。",
-            ),
-        ),
-        Question(
-            Words("Why send blocks and not single elements?", "为什么按块而不是按元素发送？"),
-            Words(
-                "An index for each element doubles the bytes and scatters memory accesses; a "
-                "bitmap of blocks of 256 costs "
-                "one bit for a kilobyte and every block is a straight copy.",
-                "逐元素要带索引，字节翻倍且访存分散；256 元素一块的位图每 KB 只要 1 bit，而且每块都是连续拷贝。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

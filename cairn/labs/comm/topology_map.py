@@ -12,7 +12,7 @@ from cairn.comm.doctor.pairs import examine_probe
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.simulate.schedule_run import run_schedule
 from cairn.comm.simulate.topology import topology
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 GPUS = 8
@@ -116,69 +116,4 @@ def _interleaved() -> Probe:
     return Probe(bytes=64 << 10, facts=facts, pair_us=table, compute_us=[1000.0] * 4)
 
 
-LAB = Lab(
-    name="topology-map",
-    area="comm",
-    title=Words("Which rank sits where", "rank 放在哪里"),
-    hypothesis=Words(
-        "An all-reduce that reduces inside each node first sends only an eighth of the vector "
-        "over each NIC, so on nodes of "
-        "eight it beats a flat ring by the ratio that bytes and link rates give: about four.",
-        "先在节点内归约的 all-reduce 每块网卡只传向量的八分之一，因此 8 卡节点上比平铺 ring 快的"
-        "倍数由字节和链路速率决定，约四倍。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "latency: with many nodes a ring along the rails waits often",
-            "延迟：节点多时沿 rail 的 ring 等待次数多",
-        ),
-        Words(
-            "stages overlap: chunks that are through NVLink travel while others are still reduced",
-            "阶段重叠：已归约完的块先上网络，其余仍在节点内归约",
-        ),
-    ),
-    code=(
-        "cairn/comm/schedule/hierarchical.py:two_level_gather",
-        "cairn/comm/simulate/topology.py:topology",
-        "cairn/comm/doctor/pairs.py:examine_probe",
-    ),
-    reading=(
-        "Alibaba HPN: A Data Center Network for Large Language Model Training (2024)",
-        "Rail-only: A Low-Cost High-Performance Network for Training LLMs with Trillion Parameters (2024)",
-    ),
-    questions=(
-        Question(
-            Words("What is a rail?", "什么是 rail？"),
-            Words(
-                "The network that joins the k-th GPU of every node through its own NIC: "
-                "traffic between equal places of "
-                "nodes needs one switch hop, and everything else goes over NVLink first.",
-                "把每个节点的第 k 块 GPU 经各自网卡连在一起的网络：同号 GPU 之间一跳可达，其余流量先走 NVLink。",
-            ),
-        ),
-        Question(
-            Words(
-                "In which order should ranks be numbered, and which parallelism goes innermost?",
-                "rank 应按什么顺序编号，最内层放哪种并行？",
-            ),
-            Words(
-                "Host by host; tensor parallel innermost, because it communicates most and waits for it, then context, "
-                "pipeline, and data parallel outermost.",
-                "按主机连续编号；最内层放 tensor parallel（通信最多且不可掩盖），其次 context、"
-                "pipeline，最外层 data parallel。",
-            ),
-        ),
-        Question(
-            Words("How do you see the map of a machine?", "如何查看一台机器的拓扑？"),
-            Words(
-                "`nvidia-smi topo -m` for NVLink, PCIe and NUMA between GPUs and NICs; "
-                "NCCL_DEBUG=INFO for the rings that "
-                "NCCL made of it; `cairn doctor` for what this project found.",
-                "`nvidia-smi topo -m` 看 GPU 与网卡间的 NVLink、PCIe、NUMA 关系；NCCL_DEBUG=INFO 看 NCCL 据此建的环；"
-                "`cairn doctor` 看本项目的发现。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ what the bytes cost.
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -119,72 +119,4 @@ def _plot(sizes: tuple[int, ...], rates: dict[str, list[float]], wire: "Measured
     )
 
 
-LAB = Lab(
-    name="transports",
-    area="comm",
-    title=Words("TCP, shared memory or NIXL?", "TCP、共享内存还是 NIXL？"),
-    hypothesis=Words(
-        "Shared memory reads another process's bytes with one copy and beats TCP over loopback "
-        "by half as much again or "
-        "more on long runs; short runs lose most of the bandwidth on every transport that handles them one by one.",
-        "共享内存只需一次拷贝，长连续段上至少比 loopback TCP 快 50%；而短段在逐段处理的传输方式上都会损失大部分带宽。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "two processes on busy cores: the owner's side of TCP needs a core, shared memory does not",
-            "核被占满：TCP 需要对端进程占用一个核，共享内存不需要",
-        ),
-        Words(
-            "the data fits into a cache, where a copy is faster than the memory ceiling",
-            "数据放得进缓存，拷贝比内存上限还快",
-        ),
-    ),
-    code=(
-        "cairn/comm/transfer/tcp.py:tcp",
-        "cairn/comm/transfer/shm.py:shm",
-        "cairn/comm/transfer/nixl.py:nixl",
-        "cairn/comm/transfer/transport.py:Transport",
-    ),
-    reading=(
-        "NVIDIA Inference Xfer Library (NIXL) documentation (2025)",
-        "UCX: An Open Source Framework for HPC Network APIs and Beyond (2015)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "How many copies does TCP make between two processes of one host?",
-                "同一主机两个进程间走 TCP 要拷贝几次？",
-            ),
-            Words(
-                "Two: user memory into the kernel's socket buffer and out of it again, plus checksums, wake-ups and "
-                "system calls; shared memory needs one copy or none.",
-                "两次：用户态拷入内核 socket 缓冲区，再拷出来；还有校验、唤醒和系统调用。共享内存只要一次甚至零次。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does a KV cache hand-over depend on the run length?",
-                "KV cache 传输为什么取决于连续段长度？",
-            ),
-            Words(
-                "Each run is its own descriptor or system call. Equal layouts travel in runs "
-                "of a page (16-32 KiB); cutting "
-                "tokens-first pages by heads makes runs of 256 B and costs an order of magnitude.",
-                "每一段都是一个描述符或系统调用。布局相同时每段是一页（16-32 KiB）；token 在前的页再按 head 切分会变成 "
-                "256 B 的小段，慢一个数量级。",
-            ),
-        ),
-        Question(
-            Words("What would RDMA change?", "换成 RDMA 会有什么不同？"),
-            Words(
-                "The NIC reads registered memory and writes into the peer's without either CPU or kernel: no copies, "
-                "microseconds of latency, and with GPUDirect no host memory at all.",
-                "网卡直接读已注册内存并写入对端，双方 CPU 和内核都不参与：无拷贝、微秒级延迟，配"
-                "合 GPUDirect 连主机内存都不经过。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

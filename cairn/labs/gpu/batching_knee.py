@@ -9,7 +9,7 @@ matrix with so many rows here: time per row falls until the knee, then stays.
 from cairn.hw.datasheet import CHIPS
 from cairn.hw.roofline import floor
 from cairn.kernels.kernel import Cost
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -133,64 +133,4 @@ def _products(bench: Workbench) -> tuple[dict[int, float], dict[int, float]]:
     return seconds, floors
 
 
-LAB = Lab(
-    name="batching-knee",
-    area="gpu",
-    title=Words("The knee of batching", "批处理的拐点"),
-    hypothesis=Words(
-        "Decoding more sequences together is free until 2 FLOP per weight and sequence take longer than "
-        "reading the weight: B* = ridge x bytes per weight / 2, about 206 on an H200 in bf16.",
-        "多个序列一起解码是免费的，直到“每权重每序列 2 FLOP”比读权重更久：B* = 拐点×每权重字节/2，H200 bf16 "
-        "约为 206。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "keys and values: with long contexts a step reads more than weights, and the knee moves right",
-            "KV：上下文长时每步不只读权重，拐点右移",
-        ),
-        Words(
-            "kernels for few rows that do not reach the copy bandwidth",
-            "少行数的内核达不到拷贝带宽",
-        ),
-    ),
-    code=(
-        "cairn/models/step_cost.py:step_cost",
-        "cairn/hw/roofline.py:floor",
-        "cairn/kernels/matmul/skinny_matmul.py:skinny_matmul",
-    ),
-    reading=(
-        "Efficiently Scaling Transformer Inference (2022)",
-        "Orca: A Distributed Serving System for Transformer-Based Generative Models (2022)",
-    ),
-    questions=(
-        Question(
-            Words("Where is the knee with int4 weights?", "权重为 int4 时拐点在哪里？"),
-            Words(
-                "Half a byte per weight: B* = ridge / 4, about 50 on an H200. Fewer bytes bring the knee "
-                "closer, so quantisation helps small batches most.",
-                "每权重半字节：B* = 拐点/4，H200 上约 50。字节越少拐点越近，所以量化对小批最有用。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does a server not simply run at the knee?", "服务器为什么不直接跑在拐点上？"
-            ),
-            Words(
-                "Memory for keys and values limits how many sequences fit, attention reads its cache for "
-                "each sequence without sharing, and every sequence waits for the longest step (TPOT).",
-                "KV 显存限制了能放的序列数；注意力对每个序列各读各的缓存，无法共享；"
-                "每个序列还要等最慢的一步（TPOT）。",
-            ),
-        ),
-        Question(
-            Words("And for a mixture of experts?", "MoE 又如何？"),
-            Words(
-                "Weights of an expert are shared only by tokens routed to it: with 8 of 128 experts per "
-                "token the knee of each expert needs 16 times as many tokens in the batch.",
-                "专家的权重只被路由到它的 token 共享：128 选 8 时，每个专家到达拐点需要 16 倍的 token。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -7,7 +7,7 @@ On a CPU the same array is summed with growing strides; on a GPU a Triton kernel
 follows the pieces that move, not the numbers that are used.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.workbench import Workbench
 
 CPU_STRIDES = (1, 4, 16, 32, 64)
@@ -90,72 +90,4 @@ def _on_gpu(bench: Workbench, stride: int) -> float:
     return bench.time(gather, [(x, y, stride)]).median_s / count
 
 
-LAB = Lab(
-    name="coalescing",
-    area="gpu",
-    title=Words(
-        "Coalescing: pay for pieces, not for numbers", "合并访存：按块付费，而不是按数付费"
-    ),
-    hypothesis=Words(
-        "Reading one float of each 64-byte line (CPU) or 32-byte sector (GPU) costs as much as reading all "
-        "of it: 16 or 8 times as long per number as neighbours do.",
-        "每条 64 字节缓存行（CPU）或 32 字节扇区（GPU）只用一个 float，与读完整块一样贵："
-        "每个数的耗时是相邻读取的 16 倍或 8 倍。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "stride 1 was bound by additions rather than by memory, so the ratio is smaller",
-            "步长为 1 时受加法而非内存限制，比值因此偏小",
-        ),
-        Words(
-            "prefetchers give up at long strides and leave the latency of each miss",
-            "步长太大时预取失效，暴露每次未命中的延迟",
-        ),
-    ),
-    code=(
-        "cairn/labs/gpu/_strided_kernel.py:gather",
-        "cairn/kernels/norm/rows.py:layout",
-        "cairn/kernels/tooling/explain.py:accesses",
-    ),
-    reading=(
-        "CUDA C++ Best Practices Guide, coalesced access to global memory (2024)",
-        "What Every Programmer Should Know About Memory (2007)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does a warp's load look like to the memory system?",
-                "一个 warp 的 load 在内存系统看来是什么？",
-            ),
-            Words(
-                "32 addresses are merged into the 32-byte sectors that they touch: 4 sectors for 32 "
-                "neighbouring floats, 32 sectors when each lies in another one, an eightfold traffic.",
-                "32 个地址合并成它们触及的 32 字节扇区：32 个相邻 float 只需 4 个扇区；若各在一个扇区则要 32 "
-                "个，流量是 8 倍。",
-            ),
-        ),
-        Question(
-            Words(
-                "How do you transpose a matrix without uncoalesced access?",
-                "如何转置矩阵而不产生非合并访问？",
-            ),
-            Words(
-                "Read a tile by rows into shared memory, write it by columns from there: both global "
-                "accesses are contiguous; pad or swizzle the tile against bank conflicts.",
-                "按行把 tile 读入 shared memory，再按列写出：两次全局访问都连续；用 padding 或 swizzle 避免 "
-                "bank conflict。",
-            ),
-        ),
-        Question(
-            Words("Where do you see it in a profiler?", "在 profiler 里怎么看出来？"),
-            Words(
-                "Nsight Compute: sectors per request far above 4 for 32-bit loads, memory throughput high "
-                "while useful bandwidth is low; in SASS, LDG.E.32 where LDG.E.128 would fit.",
-                "Nsight Compute 中 32 位 load 的 sectors/request 远高于 4，内存吞吐高而有效带宽低；SASS 里是 "
-                "LDG.E 而不是 LDG.E.128。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

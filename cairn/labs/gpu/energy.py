@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 INPUT, OUTPUT = 256, 64  # tokens of a request
@@ -167,69 +167,4 @@ def _counted(call: Callable[[], object], seconds: float) -> float | None:
     return (after - before) / 1000 / calls
 
 
-LAB = Lab(
-    name="energy",
-    area="gpu",
-    title=Words("Joules per token", "每个 token 的焦耳数"),
-    hypothesis=Words(
-        "Energy is power times time: a byte from memory costs as much as a hundred or more FLOPs, no plan "
-        "goes below the energy of its FLOPs, and serving more requests with the same GPUs cuts the joules "
-        "per token.",
-        "能耗等于功率乘时间：从显存读一字节的能量抵得上一百多次 FLOP；任何方案都不会低于其 FLOP 的能量；"
-        "同样的 GPU 服务更多请求，每 token 焦耳更低。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a power limit or clocks other than those of the datasheet",
-            "功耗上限或频率与规格书不同",
-        ),
-        Words(
-            "the share of power that an idle GPU draws is not the quarter that the planner assumes",
-            "空闲 GPU 的功耗占比不是规划器假设的四分之一",
-        ),
-    ),
-    code=(
-        "cairn/plan/device.py:device",
-        "cairn/plan/serve_plan.py:plan",
-        "cairn/hw/nvml.py:open_nvml",
-    ),
-    reading=(
-        "Computing's Energy Problem (and what we can do about it) (2014)",
-        "The ML.ENERGY Benchmark: Toward Automated Inference Energy Measurement and Optimization (2025)",
-    ),
-    questions=(
-        Question(
-            Words("Where does the energy of decoding go?", "解码的能量花在哪里？"),
-            Words(
-                "Into moving weights and keys: 16 GB of an 8B model in bf16 at about 140 pJ per byte is 2.3 "
-                "J per step at batch 1, while its 16 GFLOP cost 0.014 J. Sharing the step over 64 sequences "
-                "divides the first.",
-                "花在搬运权重和 KV：8B 模型 bf16 的 16 GB 按约 140 pJ/字节是每步 2.3 J（batch 1），而 16 "
-                "GFLOP 只要 0.014 J。64 个序列分摊就除以 64。",
-            ),
-        ),
-        Question(
-            Words("Which three levers lower joules per token?", "降低每 token 能耗的三个手段？"),
-            Words(
-                "Fewer bytes per token (batching, quantisation, prefix reuse), fewer idle seconds (higher "
-                "load, consolidation), lower clocks where memory is the limit (power capping costs little "
-                "there).",
-                "每 token 更少字节（批处理、量化、前缀复用）；更少空闲（提高负载、合并）；"
-                "访存受限时降频（限功率几乎不损性能）。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is FLOP/s per watt a poor measure of a serving fleet?",
-                "为什么用每瓦 FLOP/s 衡量推理集群不合适？",
-            ),
-            Words(
-                "Decode is bound by memory and by load, so few of those FLOPs are used: count useful tokens "
-                "within the SLO per joule, idle GPUs included.",
-                "解码受访存和负载限制，FLOP 用不满；应统计满足 SLO 的有效 token 每焦耳，并把空闲 GPU 算进去。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cairn.core.errors import HardwareError
 from cairn.labs.gpu._in_turn import fastest_in_turn
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.needs import c_compiler
 from cairn.labs.workbench import Workbench
 
@@ -143,74 +143,4 @@ def _outcome(plain: list[float], fused: list[float], error: float, within: float
     )
 
 
-LAB = Lab(
-    name="fusion",
-    area="gpu",
-    title=Words("Fusion: fewer trips to memory", "算子融合：少跑几趟内存"),
-    hypothesis=Words(
-        "Written as separate operations a chain moves several times the bytes of the fused form and takes "
-        "longer by about that ratio, though the arithmetic is the same.",
-        "同样的运算写成多个独立算子，搬运的字节是融合形式的数倍，耗时也大约按这个比例增加，尽管运算量相同。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "intermediate results stayed in the last-level cache and were cheaper than counted",
-            "中间结果留在末级缓存里，比计数的便宜",
-        ),
-        Words(
-            "a busy machine, or a core that computes slower than its memory delivers",
-            "机器繁忙，或核心的计算比内存供数还慢",
-        ),
-    ),
-    code=(
-        "cairn/kernels/norm/layernorm.py:layernorm",
-        "cairn/kernels/norm/layernorm.py:cost",
-        "cairn/kernels/norm/rmsnorm.py:add_rmsnorm",
-        "cairn/labs/gpu/_traffic.py:Traffic",
-    ),
-    reading=(
-        "Data Movement Is All You Need: A Case Study on Optimizing Transformers (2021)",
-        "The Deep Learning Compiler: A Comprehensive Survey (2020)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which operations fuse well, and which do not?", "哪些算子适合融合，哪些不适合？"
-            ),
-            Words(
-                "Elementwise chains, row reductions and epilogues of products: the data is already in "
-                "registers. Two large products do not: the second needs whole rows of the first, which do "
-                "not fit on chip.",
-                "逐元素链、行归约和矩阵乘的 epilogue 适合：数据已在寄存器里。两个大矩阵乘不适合："
-                "第二个要用第一个的整行，片上放不下。",
-            ),
-        ),
-        Question(
-            Words(
-                "What is the best speedup that fusing a chain of k elementwise operations can give?",
-                "融合 k 个逐元素算子最多能快多少？",
-            ),
-            Words(
-                "Each reads and writes N numbers: 2kN becomes 2N, so k times, as long as memory is the limit "
-                "and nothing else needs the intermediate results; plus k - 1 launches saved.",
-                "每个算子读写 N 个数：2kN 变成 2N，即 k 倍，前提是受访存限制且没人要中间结果；另外省下 k − 1 "
-                "次启动。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does attention need more than fusing elementwise operations?",
-                "为什么注意力的融合不只是逐元素融合？",
-            ),
-            Words(
-                "Softmax needs a whole row before the second product can start. Online softmax makes the "
-                "reduction incremental; only then can both products and the softmax share one pass.",
-                "softmax 要有整行才能开始第二个乘法；online softmax 把归约变成增量式，两个乘法与 softmax "
-                "才能在一趟里完成。",
-            ),
-        ),
-    ),
-    needs=("gpu or compiler",),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

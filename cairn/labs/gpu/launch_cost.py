@@ -10,7 +10,7 @@ additions are replayed from a CUDA graph, which pays the launch of a node only.
 from cairn.hw.ceilings import duration
 from cairn.hw.timing import Timing, measure_graph
 from cairn.labs.gpu._ceiling import ceiling
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -122,67 +122,4 @@ def _graph(bench: Workbench) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="launch-cost",
-    area="gpu",
-    title=Words("The price of starting an operation", "启动一个算子的代价"),
-    hypothesis=Words(
-        "An addition takes launch + bytes / bandwidth; below launch x bandwidth / 12 numbers its size does "
-        "not matter, and cutting one operation into a hundred costs the difference in launches.",
-        "一次加法耗时为“启动 + 字节 / 带宽”；少于“启动×带宽/12”个数时大小无所谓，"
-        "把一个算子切成一百个就多付一百次启动。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "data that fits into caches, which beat the bandwidth of memory",
-            "数据在缓存里，快过内存带宽",
-        ),
-        Words(
-            "a CPU clock or load that differs from when the launch was calibrated",
-            "CPU 频率或负载与标定时不同",
-        ),
-    ),
-    code=(
-        "cairn/hw/measure_device.py:launch_cost",
-        "cairn/hw/roofline.py:floor",
-        "cairn/hw/timing.py:measure_graph",
-    ),
-    reading=(
-        "CUDA C++ Programming Guide, CUDA Graphs (2024)",
-        "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph "
-        "Compilation (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "A decode step has 400 kernels of 3 us each. What does Python cost?",
-                "一次解码有 400 个 3 us 的内核，Python 要花多少？",
-            ),
-            Words(
-                "At about 5 us per launch from Python the host needs 2 ms for 1.2 ms of device work: the GPU "
-                "idles. A graph replays the nodes at below 1 us and the device decides again.",
-                "Python 每次启动约 5 us，主机要 2 ms，而设备只需 1.2 ms：GPU 在等。用 CUDA graph 重放，"
-                "每个节点不到 1 us，又回到设备决定速度。",
-            ),
-        ),
-        Question(
-            Words("Which three ways reduce launch cost?", "减少启动开销有哪三种办法？"),
-            Words(
-                "Fewer operations (fusion), cheaper launches (graphs, programmatic dependent launch), more "
-                "work per launch (batching); asynchrony only hides it while the device is busy.",
-                "更少的算子（融合）、更便宜的启动（CUDA graph、PDL）、每次启动做更多（批处理）；"
-                "异步只在设备忙时才能掩盖它。",
-            ),
-        ),
-        Question(
-            Words("How do you see it on a timeline?", "在时间线上怎么看出来？"),
-            Words(
-                "Gaps between kernels on the GPU row while the CPU row is solid; the launch call of a kernel "
-                "starts just before the kernel instead of far ahead.",
-                "GPU 行的内核之间有空隙而 CPU 行是满的；内核的 launch 调用紧挨在内核之前，而不是远远领先。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ Numbers are rounded by our quantisers or by a cast, and compared in float32: no 
 
 from typing import Any, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 
@@ -137,71 +137,4 @@ def _integers(bench: Workbench, count: int, rows: list[list[Any]]) -> list[Check
     return checks
 
 
-LAB = Lab(
-    name="number-formats",
-    area="gpu",
-    title=Words(
-        "What bf16, fp16, fp8, int8 and int4 forget", "bf16、fp16、fp8、int8、int4 各丢掉了什么"
-    ),
-    hypothesis=Words(
-        "A float with p significand bits is wrong by at most 2^-p of the value whatever its size; an integer "
-        "with a scale is wrong by at most half a step, and by step/sqrt(12) typically.",
-        "有 p 位有效位的浮点数，相对误差不超过 2^-p，与大小无关；带 scale 的整数，绝对误差不超过半个步长，"
-        "均方根为步长/√12。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "values fell below the smallest normal number of the format",
-            "数值落到了该格式最小正规数以下",
-        ),
-        Words(
-            "a cast that truncates instead of rounding to nearest even",
-            "类型转换用了截断而不是就近取偶",
-        ),
-    ),
-    code=(
-        "cairn/kernels/quantize/quantize.py:quantize_reference",
-        "cairn/train/products.py:Fp8ByRow",
-        "cairn/train/optim/int8_states.py:pack",
-    ),
-    reading=(
-        "What Every Computer Scientist Should Know About Floating-Point Arithmetic (1991)",
-        "FP8 Formats for Deep Learning (2022)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is bf16 easier to train with than fp16?", "为什么用 bf16 训练比 fp16 省心？"
-            ),
-            Words(
-                "It has float32's 8 exponent bits, so gradients of 1e-8 survive without a loss scale; it "
-                "pays with 8 significand bits instead of 11, which float32 masters make up for.",
-                "它有与 float32 相同的 8 位指数，1e-8 的梯度不用 loss scale 也能保留；代价是有效位从 11 降到 "
-                "8，由 float32 主权重弥补。",
-            ),
-        ),
-        Question(
-            Words("When is e5m2 chosen over e4m3?", "什么时候用 e5m2 而不是 e4m3？"),
-            Words(
-                "For gradients scaled by tensor: e5m2 reaches from 57344 down to 6e-5, e4m3 only from 448 to "
-                "0.016, but has one bit more of precision, good for weights and activations.",
-                "用于按张量缩放的梯度：e5m2 覆盖 57344 到 6e-5；e4m3 只有 448 到 0.016，但精度多一位，"
-                "适合权重和激活。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why do integers need finer scales than floats?",
-                "为什么整数量化比浮点更需要细粒度的 scale？",
-            ),
-            Words(
-                "Their error is absolute: one outlier of 100 in a row makes the int8 step 0.8 and erases "
-                "everything near 0. A float's error is relative, so small values keep their digits.",
-                "整数的误差是绝对的：一行里有个 100 的离群值，int8 步长就是 0.8，接近 0 的值全被抹掉；"
-                "浮点误差是相对的，小值仍有精度。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

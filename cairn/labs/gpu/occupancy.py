@@ -10,7 +10,7 @@ the same question about kernels that are loaded, and must agree with our arithme
 from typing import Any
 
 from cairn.core.errors import CairnError
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 REGISTERS = 65_536
@@ -147,66 +147,4 @@ def _ask_driver(kernel: Any, warps: int) -> int:
     return blocks.value
 
 
-LAB = Lab(
-    name="occupancy",
-    area="gpu",
-    title=Words("Occupancy: registers against warps", "占用率：寄存器与 warp 的权衡"),
-    hypothesis=Words(
-        "Blocks per SM follow from registers, shared memory and warps alone: 32 registers and 128 threads "
-        "give 16 blocks, all 64 warps. A kernel that wants more registers than that spills.",
-        "每 SM 的块数只由寄存器、shared memory 和 warp 数决定：每线程 32 个寄存器、128 线程恰好 16 块、64 个 "
-        "warp 全满；想要更多寄存器的内核就会溢出。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "another ptxas, which allocates registers differently", "ptxas 版本不同，寄存器分配不同"
-        ),
-        Words(
-            "a GPU that is not sm_90: other limits per multiprocessor",
-            "GPU 不是 sm_90，每个 SM 的上限不同",
-        ),
-    ),
-    code=(
-        "cairn/kernels/tooling/machine_code.py:occupancy",
-        "cairn/kernels/tooling/compile.py:compile_variant",
-        "cairn/kernels/tooling/lint.py:spills",
-    ),
-    reading=(
-        "Better Performance at Lower Occupancy (2010)",
-        "CUDA C++ Best Practices Guide, occupancy (2024)",
-    ),
-    questions=(
-        Question(
-            Words("Is 100% occupancy the goal?", "占用率 100% 是目标吗？"),
-            Words(
-                "No. Enough bytes in flight is: warps x loads per warp. Our matmul runs 8 to 12 warps of 64 "
-                "at most, with deep asynchronous copies, and reaches the tensor cores' rate.",
-                "不是。目标是足够多的在途字节：warp 数×每 warp 的 load 数。我们的 matmul 每 SM 只有 8～12 个 "
-                "warp（上限 64），靠深度异步拷贝跑满 Tensor Core。",
-            ),
-        ),
-        Question(
-            Words("How many bytes must be in flight on an H200?", "H200 上需要多少在途字节？"),
-            Words(
-                "Little's law: 4.8 TB/s x about 0.7 us is 3.4 MB, over 132 SMs about 25 KB each: 64 warps "
-                "with one 16-byte load per thread (32 KB) just suffice.",
-                "Little 定律：4.8 TB/s × 约 0.7 us ≈ 3.4 MB，分到 132 个 SM 约 25 KB：64 个 warp 每线程一个 "
-                "16 字节 load（32 KB）刚好够。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does 33 registers cost as much as 40?", "为什么 33 个寄存器和 40 个代价一样？"
-            ),
-            Words(
-                "Registers are given to a warp in units of 256, 8 per thread: 33 rounds up to 40, so 48 "
-                "warps fit instead of 64.",
-                "寄存器按每 warp 256 个（每线程 8 个）为单位分配：33 向上取整到 40，于是只能放 48 个 warp "
-                "而不是 64 个。",
-            ),
-        ),
-    ),
-    needs=("triton",),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ kernels use for shared prefixes and rings. Then it feeds scores that overflow a 
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 HEADS, COLUMNS = 4, 64
@@ -108,66 +108,4 @@ def _naive_overflows(bench: Workbench) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="online-softmax",
-    area="gpu",
-    title=Words("Online softmax: exact attention in blocks", "Online softmax：分块的精确注意力"),
-    hypothesis=Words(
-        "However the keys are cut into blocks, joining the parts by their log-sum-exps gives full attention "
-        "to rounding error, while only one block of scores exists at a time.",
-        "无论 key 如何切块，用 log-sum-exp 合并各块结果都等于完整注意力（只差舍入误差），"
-        "而同一时刻只存在一块分数。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "products ran in TF32 or bf16 instead of float32",
-            "矩阵乘用了 TF32 或 bf16 而不是 float32",
-        ),
-        Words("a block was joined twice or left out", "某个块被重复合并或遗漏"),
-    ),
-    code=(
-        "cairn/kernels/attention/merge_state.py:merge_state_reference",
-        "cairn/kernels/attention/attention_forward.py",
-        "cairn/kernels/paged/cascade.py:cascade_attention",
-    ),
-    reading=(
-        "Online normalizer calculation for softmax (2018)",
-        "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness (2022)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which two numbers per row make a partial softmax mergeable?",
-                "每行保留哪两个数，就能合并部分 softmax？",
-            ),
-            Words(
-                "The running maximum and the sum of exponentials relative to it, or both in one: the "
-                "log-sum-exp. Old results are rescaled by exp(old - new).",
-                "当前最大值和相对它的指数和；两者可合成一个 log-sum-exp。旧结果乘以 exp(旧 − 新) 重新缩放。",
-            ),
-        ),
-        Question(
-            Words(
-                "FlashAttention does more FLOPs than plain attention in backward. Why is it faster?",
-                "FlashAttention 反向的 FLOP 更多，为什么反而更快？",
-            ),
-            Words(
-                "Plain attention writes and reads T x T scores through HBM and is bound by that traffic; "
-                "recomputing the scores on chip from q and k costs FLOPs that tensor cores have to spare.",
-                "普通注意力要在 HBM 中读写 T×T 的分数，受带宽限制；在片上由 q、k 重算分数只花费 Tensor Core "
-                "富余的算力。",
-            ),
-        ),
-        Question(
-            Words("Where else is the same merge used?", "同样的合并还用在哪里？"),
-            Words(
-                "Split-K decode (keys cut over SMs), cascade attention behind a shared prefix, and ring "
-                "attention, where blocks of keys arrive from other ranks.",
-                "Split-K 解码（把 key 切给多个 SM）、共享前缀的 cascade attention，以及 key 块来自其他 rank "
-                "的 ring attention。",
-            ),
-        ),
-    ),
-    seconds=1.5,
-)
+LAB = described(__file__, run)

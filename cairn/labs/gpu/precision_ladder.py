@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from cairn.labs.gpu._in_turn import fastest_in_turn
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -140,67 +140,4 @@ def _rates_of_gpu(bench: Workbench) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="precision-ladder",
-    area="gpu",
-    title=Words("The precision ladder: speed bought with bits", "精度阶梯：用比特换速度"),
-    hypothesis=Words(
-        "Each halving of the bits doubles the rate, and a product of numbers with p significand bits is "
-        "wrong by 0.555 x 2^-p of its size.",
-        "位数每减半，速率翻倍；而 p 位有效位的数相乘，乘积的相对误差为 0.555 × 2^-p。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "power: lower precision reaches the power limit before its peak rate",
-            "功耗：低精度先碰到功耗上限而达不到峰值",
-        ),
-        Words(
-            "a library without a good kernel for one of the types",
-            "数学库对其中一种类型没有好的内核",
-        ),
-    ),
-    code=(
-        "cairn/hw/measure_device.py:matmul_rate",
-        "cairn/hw/datasheet.py:CHIPS",
-        "cairn/kernels/matmul/matmul_fp8.py",
-        "cairn/train/products.py:make_products",
-    ),
-    reading=("Mixed Precision Training (2018)", "FP8 Formats for Deep Learning (2022)"),
-    questions=(
-        Question(
-            Words(
-                "Why does the error of a product not grow with its size K?",
-                "为什么乘积的相对误差不随 K 增大？",
-            ),
-            Words(
-                "Errors of the terms are independent: their sum grows with sqrt(K), like the sum of random "
-                "terms itself. Only rounding the running sum would grow, which is why it is kept in float32.",
-                "各项误差相互独立，其和按 √K 增长，而随机项之和也按 √K 增长，比值不变。"
-                "会增长的是累加时的舍入，所以累加器用 float32。",
-            ),
-        ),
-        Question(
-            Words("What does fp8 training keep in higher precision?", "fp8 训练中哪些保留高精度？"),
-            Words(
-                "Accumulators, norms, softmax, the residual stream, optimizer states and master weights; "
-                "only operands of the large products are fp8, each with a scale per tensor or row.",
-                "累加器、norm、softmax、残差流、优化器状态和主权重；只有大矩阵乘的操作数是 fp8，"
-                "并按张量或按行带 scale。",
-            ),
-        ),
-        Question(
-            Words(
-                "A step got only 1.3x faster with fp8. Why not 2x?",
-                "换 fp8 后一步只快 1.3 倍，为什么不是 2 倍？",
-            ),
-            Words(
-                "Amdahl: attention, norms, communication and quantisation itself stay; with products at 60% "
-                "of the step, halving them gives 1 / 0.7 = 1.43 at best, less the time to quantise.",
-                "Amdahl：注意力、norm、通信和量化本身不变；矩阵乘占 60% 时减半最多 1/0.7 = 1.43 倍，"
-                "还要扣掉量化时间。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cairn.hw.ceilings import rate as rate_of
 from cairn.hw.roofline import floor
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -99,64 +99,4 @@ def _addition(bench: Workbench, dtype: "torch.dtype", name: str) -> "tuple[Check
     return check, rate_of(moved, "B/s", timing, f"lab roofline, additions of {count:,} numbers")
 
 
-LAB = Lab(
-    name="roofline",
-    area="gpu",
-    title=Words("Memory-bound or compute-bound?", "访存受限还是计算受限？"),
-    hypothesis=Words(
-        "A large matrix product runs at this machine's matmul rate and an addition at its copy bandwidth; "
-        "the ridge between them is where FLOP per byte equals rate over bandwidth.",
-        "大矩阵乘能跑到本机的矩阵乘速率，加法只能跑到拷贝带宽；两者的分界（拐点）是“每字节运算数 = 速率 / "
-        "带宽”。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the machine was busy, or its clock had dropped, in one of the two runs",
-            "两次测量之一时机器繁忙或降频",
-        ),
-        Words(
-            "caches: data that never left the last-level cache beats the memory floor",
-            "缓存：数据没有离开末级缓存，因此快过内存下限",
-        ),
-    ),
-    code=("cairn/hw/roofline.py:floor", "cairn/hw/calibrate.py:calibrate"),
-    reading=(
-        "Roofline: An Insightful Visual Performance Model for Multicore Architectures (2009)",
-    ),
-    questions=(
-        Question(
-            Words("What is the ridge point of a machine?", "什么是机器的拐点（ridge point）？"),
-            Words(
-                "Peak FLOP/s divided by memory bandwidth, in FLOP per byte. Below it memory decides, above "
-                "it the "
-                "arithmetic units do.",
-                "峰值 FLOP/s 除以内存带宽，单位是 FLOP/字节。低于它由内存决定速度，高于它由计算单元决定。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is decoding one sequence memory-bound on any GPU?",
-                "为什么在任何 GPU 上单序列解码都是访存受限？",
-            ),
-            Words(
-                "Each weight is read once for one multiply-add per row: about one FLOP per byte in bf16, a few "
-                "hundred times below the ridge.",
-                "每个权重读一次只为每行做一次乘加：bf16 下约每字节 1 FLOP，比拐点低几百倍。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does batching move an operation on the roofline?",
-                "批处理如何在屋顶线上移动一个算子？",
-            ),
-            Words(
-                "To the right: the same weights serve more rows, so FLOP per byte grows with the batch until "
-                "the "
-                "ridge is crossed and time starts to grow with it.",
-                "向右移动：同样的权重服务更多的行，每字节运算数随批大小增加，越过拐点后耗时才开始随批增长。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cairn.hw.sysfs import read_int
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 GEOMETRY = Path("/sys/devices/system/cpu/cpu0/cache/index0")
@@ -143,66 +143,4 @@ def _products(bench: Workbench) -> Outcome:
     )
 
 
-LAB = Lab(
-    name="shape-cliff",
-    area="gpu",
-    title=Words("Shape cliffs: one column more or less", "形状悬崖：多一列少一列"),
-    hypothesis=Words(
-        "Speed does not follow size: a power-of-two pitch makes a CPU's cache sets collide, and an odd inner "
-        "size takes a GPU's wide loads and TMA away; one line of padding is cheaper than either.",
-        "速度并不跟着规模走：2 的幂的行距会让 CPU 缓存组冲突，奇数的内维会让 GPU 失去宽 load 和 TMA；补一行 "
-        "padding 比两者都便宜。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a cache with hashed sets or a prefetcher that hides the misses",
-            "缓存的组经过哈希，或预取掩盖了未命中",
-        ),
-        Words(
-            "a library that pads or copies unaligned operands by itself",
-            "数学库自己对未对齐的操作数做了填充或拷贝",
-        ),
-    ),
-    code=(
-        "cairn/kernels/tiles.py:tma_obstacle",
-        "cairn/kernels/matmul/matmul.py:matmul",
-        "cairn/labs/gpu/shape_cliff.py:lines_kept",
-    ),
-    reading=(
-        "What Every Programmer Should Know About Memory (2007)",
-        "NVIDIA Deep Learning Performance Guide: Matrix Multiplication Background (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is a vocabulary of 50257 padded to 50304?", "词表 50257 为什么要补到 50304？"
-            ),
-            Words(
-                "50304 is a multiple of 64 (and 128): rows of logits and of the head start aligned, tiles "
-                "divide evenly, and the tensor-core path applies; the 0.1% of extra work is far less than "
-                "the cliff.",
-                "50304 是 64（也是 128）的倍数：logits 与 head 的行对齐、tile 整除，可以走 Tensor Core；0.1% "
-                "的额外计算远小于掉下悬崖的损失。",
-            ),
-        ),
-        Question(
-            Words("What is a conflict miss?", "什么是冲突未命中？"),
-            Words(
-                "A miss although the cache has room elsewhere: more lines that are in use map to one set "
-                "than it has ways. A pitch of sets x line bytes puts a whole column into one set.",
-                "缓存别处还有空间但仍未命中：映射到同一组的活跃行数超过路数。行距等于“组数×行大小”时，"
-                "整列都落进一个组。",
-            ),
-        ),
-        Question(
-            Words("Which alignment does TMA ask for?", "TMA 要求怎样的对齐？"),
-            Words(
-                "Addresses and row strides that are multiples of 16 bytes: 8 elements of bf16. Our matmul "
-                "checks it and leaves other shapes to cuBLAS.",
-                "地址与行步长都是 16 字节的倍数，即 8 个 bf16。我们的 matmul 会检查，不满足就交给 cuBLAS。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -9,7 +9,7 @@ instructions; nothing here depends on how wide they are, only on how many bytes 
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 COUNT = 1 << 15  # numbers: 3 x 256 KiB in float64, inside a second-level cache
@@ -108,63 +108,4 @@ def _walk(bench: Workbench) -> tuple[float, float]:
     return along, down
 
 
-LAB = Lab(
-    name="simd",
-    area="gpu",
-    title=Words("SIMD lanes and layout on a CPU", "CPU 上的 SIMD 通道与数据布局"),
-    hypothesis=Words(
-        "In cache, additions per second grow with the lanes of a vector register: twice for half the bytes "
-        "per number. A layout that breaks the vector (strides, columns) loses that gain.",
-        "数据在缓存内时，每秒加法数与向量寄存器的 lane 数成正比：每个数的字节减半，速度翻倍。"
-        "打断向量的布局（跨步、按列）会失去这一收益。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the cost of the call itself, which is the same for every type",
-            "函数调用开销对各类型相同，拉平了差距",
-        ),
-        Words(
-            "a CPU that loads wide but computes narrow, or was shared with other work",
-            "CPU 访存宽而计算窄，或被其他负载占用",
-        ),
-    ),
-    code=("cairn/models/packed_weights.py:Int8", "cairn/labs/gpu/simd.py:run"),
-    reading=(
-        "Computer Architecture: A Quantitative Approach, chapter on data-level parallelism (2017)",
-        "What Every Programmer Should Know About Memory (2007)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "When does a compiler refuse to vectorise a loop?",
-                "编译器在什么情况下无法向量化循环？",
-            ),
-            Words(
-                "When an iteration depends on the one before, when pointers may overlap, when accesses are "
-                "strided or indirect, or when the order of float additions must not change.",
-                "迭代之间有依赖、指针可能重叠、访问是跨步或间接的，或者不允许改变浮点加法顺序时。",
-            ),
-        ),
-        Question(
-            Words("Array of structures or structure of arrays?", "AoS 还是 SoA？"),
-            Words(
-                "Structure of arrays when one field of many records is processed: a vector load takes 4 or "
-                "16 neighbours of that field, and no cache line carries fields that nobody asked for.",
-                "批量处理同一字段时用 SoA：一次向量 load 取 4 或 16 个相邻值，缓存行里没有无关字段；"
-                "一次要用整条记录时才用 AoS。",
-            ),
-        ),
-        Question(
-            Words("How do SIMD and SIMT differ?", "SIMD 与 SIMT 有何不同？"),
-            Words(
-                "SIMD: one thread, an explicit vector of fixed width. SIMT: 32 scalar threads share an "
-                "instruction; hardware masks divergence and coalesces their addresses, so scalar code "
-                "vectorises itself.",
-                "SIMD 是一个线程显式操作定宽向量；SIMT 是 32 个标量线程共享一条指令，"
-                "由硬件处理分支掩码并合并地址，标量代码自动成为向量。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

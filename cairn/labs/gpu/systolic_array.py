@@ -11,7 +11,7 @@ The model moves whole registers per cycle with NumPy, so that it can be checked 
 
 from typing import Any, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.workbench import Workbench
 
 
@@ -136,59 +136,4 @@ def _rows_for(share: float, side: int) -> int:
     return -(-int(share * (2 * side - 2) * 1000) // int((1 - share) * 1000))
 
 
-LAB = Lab(
-    name="systolic-array",
-    area="gpu",
-    title=Words("A systolic array, cycle by cycle", "逐周期模拟脉动阵列"),
-    hypothesis=Words(
-        "A weight-stationary array of r x c cells multiplies m rows in exactly m + r + c - 2 cycles, so its "
-        "utilisation is m / (m + r + c - 2) and a single row wastes almost all of it.",
-        "权重固定的 r×c 脉动阵列处理 m 行恰好需要 m + r + c − 2 个周期，利用率为 m / (m + r + c − 2)；"
-        "只来一行几乎全浪费。",
-    ),
-    run=run,
-    causes=(
-        Words("the skew of the inputs is off by one cycle", "输入的错拍（skew）差了一个周期"),
-        Words("sums are read one cycle too early or too late", "部分和读早或读晚了一个周期"),
-    ),
-    code=("cairn/labs/gpu/systolic_array.py:simulate", "cairn/kernels/tiles.py:Tiles"),
-    reading=(
-        "Why Systolic Architectures? (1982)",
-        "In-Datacenter Performance Analysis of a Tensor Processing Unit (2017)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does a systolic array need so little memory bandwidth?",
-                "脉动阵列为什么只需要很少的存储带宽？",
-            ),
-            Words(
-                "Each activation that enters is used by all c columns and each weight by all m rows, moving "
-                "only between neighbours; r + c numbers enter per cycle for r x c multiply-adds.",
-                "每个进入的激活被 c 列复用，每个权重被 m 行复用，数据只在相邻单元间移动；每周期只进出约 r + "
-                "c 个数，却做 r×c 次乘加。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does decode at batch 1 waste a TPU?", "为什么 batch 为 1 的解码会浪费 TPU？"
-            ),
-            Words(
-                "One row takes 1 + r + c - 2 cycles to pass, of which each cell works in one: 1/255 on 128 x "
-                "128. Loading the next weights can overlap, but it then is bound by memory.",
-                "一行要 1 + r + c − 2 个周期才流过，每个单元只工作一个周期：128×128 上利用率为 1/255。"
-                "换权重可以重叠，但那时又受访存限制。",
-            ),
-        ),
-        Question(
-            Words("How do tensor cores differ?", "Tensor Core 有什么不同？"),
-            Words(
-                "They are many small matrix units fed from registers or shared memory of an SM, with a whole "
-                "tile as one instruction; fill and drain are short, and scheduling stays with warps.",
-                "它们是许多小矩阵单元，由 SM 的寄存器或 shared memory 供数，一条指令处理一个 tile；"
-                "填充与排空很短，调度仍由 warp 完成。",
-            ),
-        ),
-    ),
-    seconds=0.3,
-)
+LAB = described(__file__, run)

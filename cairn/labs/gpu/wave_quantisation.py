@@ -9,7 +9,7 @@ machine do not matter. On a GPU they are the programs of our persistent product,
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.workbench import Workbench
 
 
@@ -118,67 +118,4 @@ def _on_gpu(bench: Workbench) -> tuple[list[int], int, dict[int, float]]:
     return counts, workers, seconds
 
 
-LAB = Lab(
-    name="wave-quantisation",
-    area="gpu",
-    title=Words("Wave quantisation: one tile too many", "波量化：多出来的那一个 tile"),
-    hypothesis=Words(
-        "Equal tasks on w workers take ceil(tasks / w) times one task: w + 1 tasks take as long as 2w, and "
-        "twice as long as w.",
-        "w 个执行单元上的等长任务耗时为 ceil(任务数 / w) 倍：w + 1 个任务和 2w 个一样久，是 w 个的两倍。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "workers shared a core, memory or power, so a full wave was slower than a sparse one",
-            "执行单元共享核心、内存或功耗，满波比稀疏的波更慢",
-        ),
-        Words("other work on the machine took a worker away", "机器上的其他负载占用了执行单元"),
-    ),
-    code=(
-        "cairn/kernels/tiles.py:Tiles",
-        "cairn/kernels/matmul/matmul.py:launch",
-        "cairn/labs/gpu/wave_quantisation.py:waves",
-    ),
-    reading=(
-        "NVIDIA Deep Learning Performance Guide: Matrix Multiplication Background (2023)",
-        "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU "
-        "(2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "A product has 140 tiles on 132 SMs. What is the best it can reach?",
-                "一个矩阵乘有 140 个 tile、132 个 SM，最多能达到多少？",
-            ),
-            Words(
-                "Two waves for 140 tiles: 140 / 264 = 53% of the rate. Smaller tiles, another tile shape or "
-                "splitting K over SMs (stream-K) brings it back.",
-                "140 个 tile 要两波：140 / 264 = 53% 的速率。换更小的 tile、别的形状，或沿 K 切分（stream-K）"
-                "可以补回来。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why do persistent kernels not remove the problem?",
-                "为什么 persistent kernel 也消除不了这个问题？",
-            ),
-            Words(
-                "They save launches and overlap epilogues, but whole tiles are still dealt out: with 133 "
-                "tiles one program has two of them and the others wait for it.",
-                "它省掉启动并重叠 epilogue，但分配单位仍是整个 tile：133 个 tile 时有一个程序拿到两个，"
-                "其余都在等它。",
-            ),
-        ),
-        Question(
-            Words("Where else does the same arithmetic appear?", "同样的算术还出现在哪里？"),
-            Words(
-                "Micro-batches over pipeline stages, experts over ranks, requests over batch slots, files "
-                "over loader workers: always ceil(work / workers).",
-                "流水线的 micro-batch、专家到 rank、请求到 batch 槽位、文件到加载进程：都是 ceil(工作量 / "
-                "执行者)。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -101,7 +101,11 @@ def _burn_here(blocks: int) -> None:
     burn(blocks)
     wall, cpu = time.perf_counter() - began, time.process_time() - spent
     after = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps([wall, cpu, after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw]))  # fmt: skip
+    print(
+        json.dumps(
+            [wall, cpu, after.ru_nvcsw - before.ru_nvcsw, after.ru_nivcsw - before.ru_nivcsw]
+        )
+    )
 
 
 def _echo_here(source: int, target: int, rounds: int) -> None:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from cairn.hw.cgroup import cpu_quota, memory_limit
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.linux._partner import blocks_for, started
 from cairn.labs.workbench import Workbench
 
@@ -43,7 +43,10 @@ def run(bench: Workbench) -> Outcome:
                 unit="CPUs",
             ),
             Check(
-                what=Words("CPU time over wall time, the quota as the limit", "CPU 时间/墙上时间（以配额为上限）"),
+                what=Words(
+                    "CPU time over wall time, the quota as the limit",
+                    "CPU 时间/墙上时间（以配额为上限）",
+                ),
                 # The last stretch is not followed by a pause, so a little more than the quota.
                 predicted=cpu_s / (cpu_s + expected),
                 measured=cpu_s / (ran_s + stopped_s),
@@ -69,10 +72,8 @@ def run(bench: Workbench) -> Outcome:
                 ["from start to end", (ran_s + stopped_s) * 1e3],
             ],
         ),
-        notes=[
-            _note(here, limit)
-        ],
-    )  # fmt: skip
+        notes=[_note(here, limit)],
+    )
 
 
 def _note(here: float | None, limit: int | None) -> Words:
@@ -146,78 +147,4 @@ def _cpu_s(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-LAB = Lab(
-    name="cgroups",
-    area="linux",
-    title=Words("A fifth of a CPU", "五分之一个 CPU"),
-    hypothesis=Words(
-        "With a quota of 20 ms per 100 ms, work stands still for 80 ms after every 20 ms of CPU time, so it takes "
-        "about "
-        "five times as long as it computes; our reader finds that quota in cpu.max.",
-        "配额为每 100 毫秒 20 毫秒时，每用满 20 毫秒 CPU 就停 80 毫秒，总耗时约为计算时间的五倍；本项目能从 cpu.max "
-        "读出该配额。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "other processes kept the partner off the core while it was allowed to run",
-            "允许运行期间，核被其他进程占用",
-        ),
-        Words(
-            "the throttler is a process too, and was scheduled late",
-            "节流器本身也是进程，被调度得晚了",
-        ),
-    ),
-    code=(
-        "cairn/hw/cgroup.py:cpu_quota",
-        "cairn/hw/cgroup.py:memory_limit",
-        "cairn/hw/checks_host.py",
-    ),
-    reading=(
-        "CPU bandwidth control for CFS (2010)",
-        "Control Group v2, Linux kernel documentation",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Average CPU use is 30% of the quota, yet p99 latency is terrible. Why?",
-                "平均 CPU 只用了配额的 30%，p99 却很差，为什么？",
-            ),
-            Words(
-                "Bursts spend a period's quota in milliseconds (eight threads spend 100 ms in 12.5 ms) and "
-                "everything waits "
-                "for the next period. cpu.stat's nr_throttled shows it.",
-                "突发会在几毫秒内耗尽一个周期的配额（8 个线程 12.5 毫秒就用完 100 毫秒），之后全部等下个周期；"
-                "cpu.stat 的 nr_throttled 能看到。",
-            ),
-        ),
-        Question(
-            Words(
-                "What is the difference between cpu.weight and cpu.max?",
-                "cpu.weight 与 cpu.max 有什么区别？",
-            ),
-            Words(
-                "weight divides a core only when several want it and wastes nothing; max is a ceiling also on an "
-                "idle "
-                "machine. Requests in Kubernetes become weight, limits become max.",
-                "weight 只在争用时按比例分配，不浪费；max 即使机器空闲也是上限。Kubernetes 的 requests 对应 weight，"
-                "limits 对应 max。",
-            ),
-        ),
-        Question(
-            Words(
-                "What happens at memory.max, and how is it different from a full machine?",
-                "到达 memory.max 会怎样？与整机内存耗尽有何不同？",
-            ),
-            Words(
-                "The kernel reclaims the group's page cache first and then kills a process inside the group; the "
-                "rest of "
-                "the machine is untouched. memory.events counts oom_kill.",
-                "内核先回收该组的页缓存，仍不够就只在组内杀进程，机器其余部分不受影响；memory.events 里 oom_kill "
-                "计数。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -16,7 +16,7 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.linux._partner import allowed_cpus, started
 from cairn.labs.workbench import Workbench
 
@@ -106,7 +106,7 @@ def ping_pong(rounds: int, mine: int, theirs: int) -> tuple[float, float, float]
     try:
         with started(
             "echo", str(there[0]), str(back[1]), str(rounds), cpus=[theirs], pass_fds=descriptors
-        ):  # fmt: skip
+        ):
             os.sched_setaffinity(0, {mine})
             _round(there[1], back[0])  # it has started
             before_all = resource.getrusage(resource.RUSAGE_THREAD)
@@ -149,72 +149,4 @@ def _call_s() -> float:
     return median(seconds)
 
 
-LAB = Lab(
-    name="context-switch",
-    area="linux",
-    title=Words("The price of waking somebody", "唤醒另一个进程的代价"),
-    hypothesis=Words(
-        "A byte to another process and back on one core switches each of them out exactly once per round, costs a "
-        "few "
-        "microseconds, and is quicker than the same over TCP.",
-        "同一个核上把一个字节发给另一进程再收回来，每轮双方各被换下恰好一次，代价为几微秒，并且比走 TCP 快。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a third process ran on that core in between",
-            "期间该核上还运行了第三个进程",
-        ),
-        Words(
-            "waking an idle core out of deep sleep (or out of a hypervisor) costs more than the switch itself",
-            "把空闲核从深度睡眠（或虚拟机监控器）中唤醒，比切换本身更贵",
-        ),
-    ),
-    code=(
-        "cairn/hw/loopback.py:travel",
-        "cairn/comm/backend/semaphore.py:Semaphore.wait",
-        "cairn/labs/linux/_partner.py:started",
-    ),
-    reading=(
-        "Quantifying the Cost of Context Switch (2007)",
-        "futex(7), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does a context switch cost besides the few microseconds you measure?",
-                "除了测到的几微秒，上下文切换还有什么代价？",
-            ),
-            Words(
-                "Cold caches, TLB and branch predictors afterwards: the next thousands of instructions run slower, "
-                "which a byte in a pipe does not show.",
-                "之后的缓存、TLB 和分支预测都是冷的：接下来成千上万条指令会变慢，而管道里的一个字节看不到这一点。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why do NCCL, DPDK and our own backend spin for a while before they sleep?",
-                "为什么 NCCL、DPDK 和我们自己的通信后端先自旋再睡眠？",
-            ),
-            Words(
-                "A message that comes within the time of two switches (here some tens of microseconds) is taken "
-                "sooner by looking than by sleeping; beyond that spinning only burns a core.",
-                "如果消息在两次切换的时间内（约几十微秒）到达，轮询比睡眠更早拿到它；再久自旋就只是白烧一个核。",
-            ),
-        ),
-        Question(
-            Words(
-                "Voluntary and involuntary switches: what does each of them tell?",
-                "自愿切换与非自愿切换各说明什么？",
-            ),
-            Words(
-                "Voluntary: it waited, for a lock, a pipe or a disk. Involuntary: its time was up while others "
-                "wanted "
-                "the core, so there are more runnable threads than cores.",
-                "自愿切换：它在等锁、管道或磁盘；非自愿切换：时间片用完而别人要用核，说明可运行线程多于核数。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

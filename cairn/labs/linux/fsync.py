@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 RECORD = 512
@@ -91,73 +91,4 @@ def appended_s(path: Path, count: int, group: int) -> float:
         return time.perf_counter() - began
 
 
-LAB = Lab(
-    name="fsync",
-    area="linux",
-    title=Words("What durable costs", "落盘的代价"),
-    hypothesis=Words(
-        "The time of a durable log is the number of fsyncs times one fsync, however many records each of them "
-        "covers: "
-        "gathering k records divides it by nearly k.",
-        "持久化日志的耗时 = fsync 次数 × 单次 fsync，与每次覆盖多少记录无关：合并 k 条记录，耗时几乎缩到 1/k。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the disk has a cache of its own that answers some fsyncs at once",
-            "磁盘自带缓存，部分 fsync 立即返回",
-        ),
-        Words(
-            "other writers share the journal: their data is flushed with ours",
-            "其他进程共用文件系统日志，它们的数据随我们一起刷盘",
-        ),
-    ),
-    code=(
-        "cairn/train/metrics_log.py",
-        "cairn/train/checkpoint/folder.py",
-        "cairn/labs/record.py:append",
-    ),
-    reading=(
-        "All File Systems Are Not Created Equal: On the Complexity of Crafting Crash-Consistent Applications (2014)",
-        "fsync(2), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is write then rename not enough for a checkpoint?",
-                "为什么“先写再 rename”还不足以保证检查点安全？",
-            ),
-            Words(
-                "The rename may reach the disk before the data. Write, fsync the file, rename, fsync the folder: "
-                "only "
-                "then does a power cut leave the old or the new one, whole.",
-                "rename 可能先于数据落盘。要写完、fsync 文件、rename、再 fsync 目录："
-                "这样断电后只会留下完整的旧版本或新版本。",
-            ),
-        ),
-        Question(
-            Words("What is group commit?", "什么是 group commit？"),
-            Words(
-                "Transactions that wait at the same time share one fsync. Throughput rises with the load, and the "
-                "latency of each stays about one fsync (0.1 ms on NVMe with a power-safe cache, 5 to 10 ms on a "
-                "spinning "
-                "disk).",
-                "同时等待的事务共享一次 fsync：吞吐随负载上升，而每个事务的延迟约等于一次 fsync"
-                "（带掉电保护的 NVMe 约 0.1 毫秒，机械盘 5–10 毫秒）。",
-            ),
-        ),
-        Question(
-            Words(
-                "fsync returned an error once. May you call it again and trust success?",
-                "fsync 报过一次错，再调用成功就可信吗？",
-            ),
-            Words(
-                "No: the kernel may have marked the dirty pages clean after the failure, so the second call succeeds "
-                "without the data. Write it again, or stop.",
-                "不可信：失败后内核可能已把脏页标成干净，第二次成功并不代表数据落盘。应重写数据，或直接停止。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.linux._partner import allowed_cpus, blocks_for, burn, burn_together
 from cairn.labs.workbench import Workbench
 
@@ -42,14 +42,19 @@ def run(bench: Workbench) -> Outcome:
                 within=0.1,
             ),
             Check(
-                what=Words("hashing threads over Python threads, by cores", "哈希线程与 Python 线程的核数比"),
+                what=Words(
+                    "hashing threads over Python threads, by cores",
+                    "哈希线程与 Python 线程的核数比",
+                ),
                 predicted=2.0 if locked else 1.0,
                 measured=hashing / python,
                 unit="x",
                 within=0.35,
             ),
             Check(
-                what=Words("hashing threads over two processes, by cores", "哈希线程与两个进程的核数比"),
+                what=Words(
+                    "hashing threads over two processes, by cores", "哈希线程与两个进程的核数比"
+                ),
                 predicted=1.0,
                 measured=hashing / processes,
                 unit="x",
@@ -64,10 +69,8 @@ def run(bench: Workbench) -> Outcome:
                 ["processes, hashing", processes],
             ],
         ),
-        notes=[
-            _note(locked)
-        ],
-    )  # fmt: skip
+        notes=[_note(locked)],
+    )
 
 
 def _note(locked: bool) -> Words:
@@ -102,71 +105,4 @@ def _loops_for(seconds: float) -> int:
     return round(100_000 * seconds / (time.perf_counter() - began))
 
 
-LAB = Lab(
-    name="gil",
-    area="linux",
-    title=Words("Two threads, one lock", "两个线程，一把锁"),
-    hypothesis=Words(
-        "Two threads of pure Python keep one core busy at most; two that hash large buffers give the lock away and "
-        "keep "
-        "as many busy as two processes do.",
-        "两个纯 Python 线程最多占用一个核；两个对大缓冲做哈希的线程会释放锁，占用的核与两个进程一样多。",
-    ),
-    run=run,
-    causes=(
-        Words("other processes use the second core", "第二个核被其他进程占用"),
-        Words(
-            "the measured stretch was short beside starting the threads",
-            "测量时间相对线程启动太短",
-        ),
-    ),
-    code=(
-        "cairn/train/data/ordered_pool.py:ordered_map",
-        "cairn/train/feeder.py",
-        "cairn/hw/loopback.py:travel",
-    ),
-    reading=(
-        "Understanding the Python GIL (2010)",
-        "PEP 703: Making the Global Interpreter Lock Optional in CPython (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "When do threads help a Python server nevertheless?",
-                "在什么情况下线程对 Python 服务仍然有用？",
-            ),
-            Words(
-                "While they wait or work in C: sockets, files, tokenizers, numpy, torch kernels release the lock. A "
-                "GPU engine spends its time outside of it.",
-                "在等待或在 C 里工作时：套接字、文件、tokenizers、numpy、torch 算子都会释放锁；GPU "
-                "推理引擎大部分时间在锁外。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does a second Python thread raise the latency of the first?",
-                "为什么第二个 Python 线程会抬高第一个线程的延迟？",
-            ),
-            Words(
-                "A thread that wants the lock waits up to the switch interval (5 ms) for a busy one to let go. A "
-                "detokenizer "
-                "beside an engine loop therefore belongs into another process.",
-                "想要锁的线程最多要等一个切换间隔（5 毫秒）才轮到；所以与引擎循环并行的反分词应放到另一个进程。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does the free-threaded build change, and what does it cost?",
-                "自由线程版（free-threaded）改变了什么，代价是什么？",
-            ),
-            Words(
-                "No global lock: threads of pure Python run in parallel. Single-threaded code is some 5 to 10% "
-                "slower, and "
-                "extensions must be built for it.",
-                "没有全局锁，纯 Python 线程可以并行；单线程代码慢约 5–10%，扩展模块要重新适配。",
-            ),
-        ),
-    ),
-    needs=("linux", "2 cores"),
-    seconds=2.5,
-)
+LAB = described(__file__, run)

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cairn.hw.sysfs import read_int, read_text
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.linux.page_fault import PAGE, small_pages, touched
 from cairn.labs.workbench import Workbench
 
@@ -66,10 +66,8 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
         table=_table(found),
-        notes=[
-            _note(given)
-        ],
-    )  # fmt: skip
+        notes=[_note(given)],
+    )
 
 
 def _table(found: dict[str, tuple[int, float, float]]) -> Table:
@@ -130,71 +128,4 @@ def _gather_s(view: "np.ndarray", places: "np.ndarray") -> float:
     return time.thread_time() - began
 
 
-LAB = Lab(
-    name="huge-pages",
-    area="linux",
-    title=Words("One fault for two mebibytes", "一次缺页换来 2 MiB"),
-    hypothesis=Words(
-        "Where the kernel's switch allows it, memory that asks for huge pages takes one fault for each 2 MiB instead "
-        "of "
-        "512, and the kernel accounts all of it as huge.",
-        "只要内核开关允许，请求大页的内存每 2 MiB 只缺页一次而不是 512 次，并且内核把它全部记为大页。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "free memory is too fragmented for 2 MiB in one piece",
-            "空闲内存碎片化，凑不出连续的 2 MiB",
-        ),
-        Words(
-            "a hypervisor or container switch overrides the kernel's own",
-            "虚拟化或容器的设置覆盖了内核开关",
-        ),
-    ),
-    code=("cairn/labs/linux/page_fault.py:touched", "cairn/hw/sysfs.py:read_text"),
-    reading=(
-        "Coordinated and Efficient Huge Page Management with Ingens (2016)",
-        "Transparent Hugepage Support, Linux kernel documentation",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does a TLB have to do with the size of a page?",
-                "TLB 与页大小有什么关系？",
-            ),
-            Words(
-                "It holds perhaps 1500 entries. With 4 KiB pages they cover 6 MiB, with 2 MiB pages 3 GiB: beyond "
-                "that "
-                "a random read also walks the page table.",
-                "TLB 大约 1500 项：4 KiB 页只覆盖 6 MiB，2 MiB 页能覆盖 3 GiB；超出范围的随机读还要走一遍页表。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why do databases often switch transparent huge pages off?",
-                "为什么数据库常常关闭透明大页？",
-            ),
-            Words(
-                "Compaction stalls an allocation for milliseconds, a small write copies 2 MiB after a fork, and "
-                "memory "
-                "grows by what is never touched: the tail latency suffers.",
-                "内存规整会让分配停顿数毫秒，fork 后一次小写入要复制 2 MiB，还会占用从未触碰的内存：尾延迟变差。",
-            ),
-        ),
-        Question(
-            Words(
-                "Do huge pages matter for a GPU?",
-                "大页对 GPU 重要吗？",
-            ),
-            Words(
-                "Yes: pinned host buffers map with far fewer entries in the IOMMU and the NIC, and the GPU's own "
-                "memory "
-                "is mapped in 2 MiB pages, which is the granularity of its virtual memory API.",
-                "重要：锁页主机缓冲在 IOMMU 和网卡里的映射项少得多；GPU 显存本身就按 2 MiB 映射，"
-                "这也是其虚拟内存 API 的粒度。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

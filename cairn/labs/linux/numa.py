@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cairn.hw.host import read_numa
 from cairn.hw.machine import NumaNode
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.linux._partner import allowed_cpus
 from cairn.labs.workbench import Workbench
 
@@ -115,70 +115,4 @@ def read_ns(toucher: int, reader: int, size: int) -> float:
         os.sched_setaffinity(0, before)
 
 
-LAB = Lab(
-    name="numa",
-    area="linux",
-    title=Words("Near and far memory", "近处与远处的内存"),
-    hypothesis=Words(
-        "A random read of memory that another node touched first takes distance/10 times as long as a local one; on "
-        "a "
-        "machine with one node it makes no difference which core touched it.",
-        "随机读另一节点首次触碰的内存，耗时是本地的“距离/10”倍；单节点机器上由哪个核触碰没有区别。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "many reads in flight hide part of the distance",
-            "大量并发读掩盖了部分距离",
-        ),
-        Words(
-            "NUMA balancing moved the pages to the reader, or a neighbour used the memory bus",
-            "NUMA balancing 把页迁到了读者一侧，或邻居占用了内存总线",
-        ),
-    ),
-    code=("cairn/hw/host.py:read_numa", "cairn/hw/transfer_path.py", "cairn/hw/checks_host.py"),
-    reading=(
-        "What Every Programmer Should Know About Memory (2007)",
-        "numa(7), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What is first touch, and how does it go wrong?",
-                "什么是 first touch？它会怎样出错？",
-            ),
-            Words(
-                "A page lies on the node whose core wrote it first. When one thread initialises everything, all "
-                "memory "
-                "sits on its node and the other sockets read across the link.",
-                "页落在首次写它的核所在的节点。若由一个线程初始化所有数据，内存都在它那一侧，其他插槽只能跨链路读。",
-            ),
-        ),
-        Question(
-            Words(
-                "How do you see that a process reads remote memory?",
-                "如何看出一个进程在读远端内存？",
-            ),
-            Words(
-                "`numastat -p PID` shows its pages per node, /proc/PID/numa_maps every mapping; compare with the "
-                "cores it runs on. perf's node-load-misses counts remote reads.",
-                "`numastat -p PID` 显示各节点上的页，/proc/PID/numa_maps 列出每个映射，再与它运行的核比较；"
-                "perf 的 node-load-misses 统计远端读。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does NUMA matter for GPU servers?",
-                "NUMA 对 GPU 服务器为什么重要？",
-            ),
-            Words(
-                "Each GPU and NIC hangs on one socket. A rank on the other one copies through the socket link: often "
-                "30 to 50% less host-to-device bandwidth. Bind ranks by the GPU's numa_node.",
-                "每块 GPU 和网卡都挂在某个插槽上。rank 在另一插槽时拷贝要穿过插槽互连，主机到设备带宽常降 30–50%；"
-                "应按 GPU 的 numa_node 绑定。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

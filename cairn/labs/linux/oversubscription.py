@@ -9,7 +9,7 @@ by the cores that may be used is the remedy; our probe, our tokenizer pool and t
 from pathlib import Path
 
 from cairn.hw.host import read_cpu
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.linux._partner import allowed_cpus, blocks_for, burn_together
 from cairn.labs.workbench import Workbench
 
@@ -60,11 +60,9 @@ def run(bench: Workbench) -> Outcome:
                 unit="cores",
             ),
         ],
-        plots=[
-            _plot(cores, counts, walls)
-        ],
+        plots=[_plot(cores, counts, walls)],
         table=_table(rows),
-    )  # fmt: skip
+    )
 
 
 def _plot(cores: int, counts: list[int], walls: list[float]) -> Plot:
@@ -93,70 +91,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="oversubscription",
-    area="linux",
-    title=Words("More runners than cores", "进程多于核"),
-    hypothesis=Words(
-        "With n busy processes for each core, each takes n times as long and together they keep no more cores busy "
-        "than "
-        "there are: nothing is gained.",
-        "每个核上有 n 个繁忙进程时，各自耗时变成 n 倍，合计占用的核不会超过实际核数：没有任何收益。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "other processes compete for the same cores",
-            "其他进程在争用同样的核",
-        ),
-        Words(
-            "starting together takes a while: the first ones run alone for a moment",
-            "启动有先后：先启动的进程独占了一小段时间",
-        ),
-    ),
-    code=(
-        "cairn/hw/host.py:read_cpu",
-        "cairn/cluster/elastic.py",
-        "cairn/train/data/ordered_pool.py:available_cores",
-    ),
-    reading=("The Tail at Scale (2013)", "sched(7), Linux manual pages"),
-    questions=(
-        Question(
-            Words(
-                "Eight ranks on one machine, each with OMP threads for all 64 cores: what happens?",
-                "一台机器 8 个 rank，每个 rank 都按 64 核开 OMP 线程，会怎样？",
-            ),
-            Words(
-                "512 threads on 64 cores. OpenMP's barriers wait for threads that are not running, so it becomes "
-                "several "
-                "times slower than 8 threads each. Set OMP_NUM_THREADS = cores / ranks.",
-                "64 核上有 512 个线程：OpenMP 的 barrier 会等没在运行的线程，比每个 rank 8 线程慢好几倍。应设 "
-                "OMP_NUM_THREADS = 核数 / rank 数。",
-            ),
-        ),
-        Question(
-            Words("What does a load average of 32 on 8 cores tell?", "8 核机器负载 32 说明什么？"),
-            Words(
-                "About four runnable (or uninterruptible) tasks for each core: CPU-bound work takes four times as "
-                "long. "
-                "vmstat's r column and PSI (cpu.pressure) say whether it is CPU or disk.",
-                "每核约有 4 个可运行（或不可中断）任务：CPU 型工作耗时约 4 倍。vmstat 的 r 列和 PSI（cpu.pressure）"
-                "能区分是 CPU 还是磁盘。",
-            ),
-        ),
-        Question(
-            Words(
-                "When is more workers than cores right?",
-                "什么时候 worker 数应多于核数？",
-            ),
-            Words(
-                "When they wait: for a disk, a network or a GPU. With a share w of waiting, cores / (1 - w) workers "
-                "keep the "
-                "cores busy.",
-                "当它们在等待磁盘、网络或 GPU 时：等待占比为 w，则 核数 / (1 - w) 个 worker 才能占满核。",
-            ),
-        ),
-    ),
-    needs=("linux", "2 cores"),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -71,11 +71,15 @@ def run(bench: Workbench) -> Outcome:
     return Outcome(
         checks=checks,
         table=_table(size, cold, limits, warm),
-        notes=[] if was_forgotten else [
-            Words("This filesystem keeps files in memory: cold is warm here.",
-                  "此文件系统把文件留在内存：这里的冷读就是热读。")
+        notes=[]
+        if was_forgotten
+        else [
+            Words(
+                "This filesystem keeps files in memory: cold is warm here.",
+                "此文件系统把文件留在内存：这里的冷读就是热读。",
+            )
         ],
-    )  # fmt: skip
+    )
 
 
 def _table(size: int, cold: Pass, limits: "Ceilings", warm: Pass) -> Table:
@@ -143,71 +147,4 @@ def _gb(ceiling: object) -> float | str:
     return "–" if value is None else value / 1e9
 
 
-LAB = Lab(
-    name="page-cache",
-    area="linux",
-    title=Words("Cold and warm: the page cache and mmap", "冷与热：页缓存和 mmap"),
-    hypothesis=Words(
-        "A mapped file that is cached is read without a single major fault; a cold one needs them, but fewer than "
-        "one for "
-        "every four pages, because the kernel reads ahead.",
-        "已缓存的映射文件读一遍不产生任何主缺页；冷文件会产生，但由于内核预读，每四页不到一次。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "memory was short and the kernel dropped pages between the readings",
-            "内存不足，内核在两次读之间丢掉了页",
-        ),
-        Words(
-            "the disk is a cache of a hypervisor, so cold is nearly warm",
-            "磁盘背后是虚拟机监控器的缓存，冷读几乎等于热读",
-        ),
-    ),
-    code=(
-        "cairn/train/data/store.py:Store",
-        "cairn/hw/measure_host.py:disk_rates",
-        "cairn/labs/linux/page_cache.py:read_mapped",
-    ),
-    reading=(
-        "Are You Sure You Want to Use MMAP in Your Database Management System? (2022)",
-        "mmap(2), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does free memory look small on a healthy training node?",
-                "为什么健康的训练节点上空闲内存看起来很少？",
-            ),
-            Words(
-                "The page cache uses what nobody needs and gives it back at once. Look at 'available' in free, or "
-                "MemAvailable, not at 'free'.",
-                "页缓存会用掉没人要的内存，需要时立刻归还。应看 free 的 available（MemAvailable），而不是 free。",
-            ),
-        ),
-        Question(
-            Words(
-                "Ten processes map the same 20 GB token store. How much memory is that?",
-                "十个进程映射同一个 20 GB 的 token 文件，占多少内存？",
-            ),
-            Words(
-                "20 GB at most: the pages are the page cache's and shared. RSS counts them in each process; PSS "
-                "divides them.",
-                "最多 20 GB：页属于页缓存、由大家共享。RSS 会在每个进程里重复计算，PSS 才按份均摊。",
-            ),
-        ),
-        Question(
-            Words(
-                "When is O_DIRECT better than the page cache?",
-                "什么时候 O_DIRECT 比页缓存更好？",
-            ),
-            Words(
-                "When data is used once or cached by the program itself: checkpoints of hundreds of GB would push "
-                "everything else out, and the copy costs memory bandwidth.",
-                "数据只用一次或程序自带缓存时：几百 GB 的检查点会把其他缓存全挤掉，而且多一次拷贝、占内存带宽。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ import mmap
 import resource
 import time
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 PAGE = mmap.PAGESIZE
@@ -108,68 +108,4 @@ def touched(memory: mmap.mmap) -> tuple[int, float]:
     return faults, seconds
 
 
-LAB = Lab(
-    name="page-fault",
-    area="linux",
-    title=Words("Memory begins at the first touch", "内存从第一次触碰开始"),
-    hypothesis=Words(
-        "Fresh memory costs one minor fault for each page that is touched, exactly; touching it again costs none and "
-        "is "
-        "at least twice as quick.",
-        "新内存每触碰一页就恰好产生一次次缺页（minor fault）；再次触碰不再缺页，至少快一倍。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the kernel maps several pages with one fault (fault-around, folios, huge pages)",
-            "内核一次缺页映射多页（fault-around、folio、大页）",
-        ),
-        Words(
-            "memory pressure took pages back between the two touches",
-            "内存紧张，两次触碰之间页被回收",
-        ),
-    ),
-    code=("cairn/hw/loopback.py:_fill", "cairn/comm/backend/segment.py:Segment"),
-    reading=(
-        "Understanding the Linux Virtual Memory Manager (2004)",
-        "getrusage(2), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is malloc of 10 GB instant and memset of it is not?",
-                "为什么 malloc 10 GB 是瞬间完成的，而 memset 不是？",
-            ),
-            Words(
-                "malloc maps addresses only. memset touches 2.6 million pages of 4 KiB: each is a fault and 4 KiB of "
-                "zeros, together a second or more.",
-                "malloc 只映射地址；memset 要触碰 260 万个 4 KiB 页，每页一次缺页加清零 4 KiB，合计一秒以上。",
-            ),
-        ),
-        Question(
-            Words(
-                "What is the difference between a minor and a major fault?",
-                "minor fault 与 major fault 有什么区别？",
-            ),
-            Words(
-                "Minor: the page is in memory (or only needs zeros) and is just mapped, about a microsecond. Major: "
-                "it "
-                "has to come from a disk, a hundred microseconds to milliseconds.",
-                "minor：页已在内存（或只需清零），映射一下即可，约 1 微秒；major：要从磁盘读，百微秒到毫秒级。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why must memory for RDMA or a GPU's DMA be pinned?",
-                "为什么 RDMA 或 GPU DMA 使用的内存必须锁页？",
-            ),
-            Words(
-                "The device writes to physical addresses and cannot take a fault in the middle. Pinning makes every "
-                "page present and keeps it in place.",
-                "设备按物理地址写，中途无法处理缺页；锁页保证每页都在内存且不被移动。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=0.8,
-)
+LAB = described(__file__, run)

@@ -11,7 +11,7 @@ import os
 import time
 from statistics import median
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -36,20 +36,29 @@ def run(bench: Workbench) -> Outcome:
                 title=Words("Rate of one direction", "单向速率"),
                 x=Words("places of the ring", "环的槽数"),
                 y=Words("GB/s", "GB/s"),
-                lines={"shared memory": list(zip(places, ring, strict=True)),
-                       "TCP": [(places[0], tcp), (places[-1], tcp)]},
+                lines={
+                    "shared memory": list(zip(places, ring, strict=True)),
+                    "TCP": [(places[0], tcp), (places[-1], tcp)],
+                },
                 log_x=True,
                 limit=("one copy", copy.value / 2e9) if copy else None,
             )
         ],
         table=Table(
-            columns=[Words("way", "方式"), Words("GB/s", "GB/s"), Words("memory between, MiB", "中间内存 MiB")],
+            columns=[
+                Words("way", "方式"),
+                Words("GB/s", "GB/s"),
+                Words("memory between, MiB", "中间内存 MiB"),
+            ],
             rows=[
-                *([f"ring of {count}", rate, count * PIECE / 2**20] for count, rate in zip(places, ring, strict=True)),
+                *(
+                    [f"ring of {count}", rate, count * PIECE / 2**20]
+                    for count, rate in zip(places, ring, strict=True)
+                ),
                 ["TCP", tcp, "kernel's buffers"],
             ],
         ),
-    )  # fmt: skip
+    )
 
 
 def _checks(wrong: tuple[list[int], ...], ring: list[float], tcp: float) -> list[Check]:
@@ -123,76 +132,4 @@ def _one_way_s(rank: int, tensor: object) -> float:
     return time.perf_counter() - began
 
 
-LAB = Lab(
-    name="shared-memory-ring",
-    area="linux",
-    title=Words("A ring in shared memory", "共享内存里的环"),
-    hypothesis=Words(
-        "A tensor through a ring in shared memory arrives whole, is not slower than over TCP, and a ring with "
-        "several "
-        "places is not slower than one with a single place, whatever the tensor's size: the memory between stays the "
-        "same.",
-        "张量经共享内存环传输完整无误，不慢于 TCP；多槽环不慢于单槽环；不论张量多大，中间占用的内存不变。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "both ranks shared one core, so writing and reading could not overlap",
-            "两个 rank 挤在一个核上，读写无法重叠",
-        ),
-        Words(
-            "a deep ring leaves the cache: places that are read later come from memory",
-            "环太深超出缓存：晚读的槽要从内存取",
-        ),
-    ),
-    code=(
-        "cairn/comm/backend/shared_link.py:SharedLink",
-        "cairn/comm/backend/segment.py:Segment",
-        "cairn/comm/backend/semaphore.py:Semaphore",
-        "cairn/comm/backend/tcp_link.py:TcpLink",
-    ),
-    reading=(
-        "The Art of Multiprocessor Programming (2008)",
-        "memfd_create(2), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does a flag in shared memory not suffice to say that data is there?",
-                "为什么共享内存里放一个标志位还不足以表示“数据已就绪”？",
-            ),
-            Words(
-                "The processor may make the flag visible before the data (ARM does). A release store and an acquire "
-                "load, or "
-                "a semaphore, order the two.",
-                "处理器可能让标志先于数据可见（ARM 就会）。需要 release 写加 acquire 读，或者信号量来保证顺序。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why several places, and why not a hundred?",
-                "为什么要多个槽，又为什么不要一百个？",
-            ),
-            Words(
-                "Two let writer and reader overlap, a few more absorb jitter. Beyond that the ring outgrows the "
-                "cache, so "
-                "each byte goes to memory and back.",
-                "两个槽就能让读写重叠，再多几个吸收抖动；继续加深会超出缓存，每个字节都要往返内存。",
-            ),
-        ),
-        Question(
-            Words(
-                "A process dies while it holds a place of the ring. What must the design provide?",
-                "某进程持有环上的槽时死了，设计上要考虑什么？",
-            ),
-            Words(
-                "Somebody must notice (a pidfd becomes readable, waits have limits) and the memory must not stay "
-                "behind: an "
-                "anonymous memfd vanishes with its last user.",
-                "要有人能察觉（pidfd 变为可读、等待都有超时），内存也不能残留：匿名 memfd 随最后一个使用者消失。",
-            ),
-        ),
-    ),
-    needs=("linux", "2 processes"),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -16,7 +16,7 @@ from collections.abc import Generator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -137,75 +137,4 @@ def _take(end: socket.socket, count: int) -> None:
         count -= len(piece)
 
 
-LAB = Lab(
-    name="socket-stack",
-    area="linux",
-    title=Words("Forty milliseconds from nowhere", "凭空而来的 40 毫秒"),
-    hypothesis=Words(
-        "A small request in two writes over TCP with its defaults takes 40 ms, the delayed acknowledgement; with "
-        "TCP_NODELAY, or in one write, it takes less than a tenth of that.",
-        "默认设置下，TCP 上分两次写的小请求要 40 毫秒（延迟确认）；开启 TCP_NODELAY 或合并成一次写，不到其十分之一。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the kernel acknowledged at once (quick ACK mode, or another system's timer)",
-            "内核立即确认（quick ACK 模式，或其他系统的定时器）",
-        ),
-        Words(
-            "the machine was busy and the answering thread came late",
-            "机器繁忙，应答线程被调度得晚",
-        ),
-    ),
-    code=(
-        "cairn/comm/backend/tcp_link.py:TcpLink",
-        "cairn/hw/loopback.py:travel",
-        "cairn/train/checkpoint/peer_wire.py",
-    ),
-    reading=(
-        "Congestion Control in IP/TCP Internetworks (RFC 896, 1984)",
-        "tcp(7), Linux manual pages",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does Nagle's algorithm do, and why does it exist?",
-                "Nagle 算法做什么？为什么存在？",
-            ),
-            Words(
-                "It holds a small segment back while an earlier one is unacknowledged, so that keystrokes do not "
-                "become "
-                "packets of 1 byte under 40 bytes of header each.",
-                "只要还有未确认的小段，就先攒着不发，避免每次击键都变成“1 字节数据 + 40 字节头”的小包。",
-            ),
-        ),
-        Question(
-            Words(
-                "An RPC has a floor of exactly 40 ms. What do you look at?",
-                "某个 RPC 的延迟下限恰好 40 毫秒，看什么？",
-            ),
-            Words(
-                "Two writes for one message on a connection without TCP_NODELAY: strace shows the writes, tcpdump "
-                "the pause "
-                "before the second packet. Gather the writes or set NODELAY.",
-                "是否在没开 TCP_NODELAY 的连接上把一条消息分成两次写：strace 看写调用，tcpdump 看第二个包前的停顿；"
-                "合并写或开 NODELAY。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does TCP over loopback still cost tens of microseconds?",
-                "为什么回环上的 TCP 仍要几十微秒？",
-            ),
-            Words(
-                "Two system calls, two passes through the stack with copies into and out of kernel memory, and two "
-                "wake-ups. "
-                "Shared memory skips all but the wake-ups; RDMA skips them on a real network.",
-                "两次系统调用、两遍协议栈（拷进拷出内核）再加两次唤醒。共享内存只剩唤醒；在真实网络上 RDMA "
-                "也能绕过这些。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=2.5,
-)
+LAB = described(__file__, run)

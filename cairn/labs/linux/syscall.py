@@ -13,7 +13,7 @@ from statistics import median
 
 from cairn.core.records import Instant
 from cairn.core.sink import Sink
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 CHUNKS = tuple(1 << power for power in range(8, 23, 2))  # 256 B to 4 MiB
@@ -127,69 +127,4 @@ def _writes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("syscw"))
 
 
-LAB = Lab(
-    name="syscall",
-    area="linux",
-    title=Words("The price of entering the kernel", "进入内核的代价"),
-    hypothesis=Words(
-        "Reading a cached file costs a fixed price per call plus a price per byte: two chunk sizes predict all "
-        "others. "
-        "Gathering makes the calls vanish: our event sink needs fewer than one write per hundred events.",
-        "读缓存文件的耗时 = 每次调用的固定代价 + 每字节代价：由两个块大小就能预测其余。合并写入能消去调用："
-        "本项目的事件写入器每一百个事件不到一次 write。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "another process took the core during one of the ends", "测量两端之一时核被别的进程占用"
-        ),
-        Words(
-            "chunks larger than a cache are copied more slowly per byte than small ones",
-            "超过缓存的大块，每字节拷贝比小块慢",
-        ),
-    ),
-    code=("cairn/core/sink.py:Sink", "cairn/hw/measure_host.py:disk_rates"),
-    reading=("FlexSC: Flexible System Call Scheduling with Exception-Less System Calls (2010)",),
-    questions=(
-        Question(
-            Words(
-                "Why is a system call dearer than a function call?",
-                "系统调用为什么比函数调用贵？",
-            ),
-            Words(
-                "The processor changes its privilege level, saves registers and (since Meltdown) may switch page "
-                "tables or flush predictors: 100 to 1000 ns against 1 to 2 ns.",
-                "处理器要切换特权级、保存寄存器，Meltdown 之后还可能切页表、刷新预测器：100–1000 纳秒，"
-                "而函数调用只要 1–2 纳秒。",
-            ),
-        ),
-        Question(
-            Words(
-                "Which three ways lead around the cost of many small calls?",
-                "面对大量小调用，有哪三种办法？",
-            ),
-            Words(
-                "Gather (buffered writes, writev, sendmmsg), share memory instead of calling (mmap, rings), and "
-                "submit "
-                "many at once (io_uring); kernel bypass such as RDMA is the end of that road.",
-                "合并（缓冲写、writev、sendmmsg）；用共享内存代替调用（mmap、环形队列）；一次提交多个（io_uring）。"
-                "走到尽头就是 RDMA 这类内核旁路。",
-            ),
-        ),
-        Question(
-            Words(
-                "How do you find out that a server is bound by system calls?",
-                "如何发现服务受限于系统调用？",
-            ),
-            Words(
-                "High sys time in top or pidstat, then `strace -c -f` or `perf trace -s` for which calls, and "
-                "/proc/PID/io for how many. Many calls of a few bytes are the sign.",
-                "top/pidstat 里 sys 占比高，再用 `strace -c -f` 或 `perf trace -s` 看是哪些调用、/proc/PID/io "
-                "看次数；"
-                "大量只有几字节的调用就是信号。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=1.5,
-)
+LAB = described(__file__, run)

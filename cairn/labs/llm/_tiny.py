@@ -26,9 +26,18 @@ def small_spec(**changes: Any) -> "ModelSpec":
     from cairn.models.spec import ModelSpec
 
     fields: dict[str, Any] = {
-        "family": "qwen3", "vocab": VOCABULARY, "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2,
-        "head_dim": 16, "intermediate": 128, "context": 256, "qk_norm": True, "tied": True,
-    }  # fmt: skip
+        "family": "qwen3",
+        "vocab": VOCABULARY,
+        "hidden": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "intermediate": 128,
+        "context": 256,
+        "qk_norm": True,
+        "tied": True,
+    }
     return ModelSpec(**(fields | changes))
 
 
@@ -77,7 +86,7 @@ class EqualRows:
 
 def answer_loss(model: "Transformer", rows_BT: "Tensor") -> "Tensor":
     """Mean cross entropy of the tokens behind the prompt."""
-    from cairn.train.loss import token_losses
+    from cairn.train.objective import token_losses
 
     scores = logits(model, rows_BT)[:, PROMPT - 1 : -1]
     return token_losses(scores.flatten(0, 1), rows_BT[:, PROMPT:].flatten()).mean()

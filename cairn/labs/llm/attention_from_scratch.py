@@ -5,7 +5,7 @@ decoder: each token sees itself and the past     encoder: everything     cross: 
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -126,67 +126,4 @@ def plain_attention(q: "Tensor", k: "Tensor", v: "Tensor", sees: "Tensor") -> "T
     return (weights @ v.transpose(0, 1)).transpose(0, 1)
 
 
-LAB = Lab(
-    name="attention-from-scratch",
-    area="llm",
-    title=Words(
-        "Attention from scratch; decoder, encoder, cross", "从零写注意力：decoder、encoder 与 cross"
-    ),
-    hypothesis=Words(
-        "Five lines of softmax(QK^T/√d)V with a mask equal the model's attention; a "
-        "causal mask makes earlier outputs independent of later tokens, which is what "
-        "allows a KV cache; an encoder's do depend on them.",
-        "五行带掩码的 softmax(QKᵀ/√d)V 与模型的注意力一致；因果掩码使先前的输出与后来的"
-        " token 无关，这正是 KV cache 成立的原因；encoder 则不是。",
-    ),
-    run=run,
-    causes=(
-        Words("a mask that is one off", "掩码差了一位"),
-        Words("heads grouped in another order than the keys", "query 头的分组顺序与 key 不一致"),
-    ),
-    code=(
-        "cairn/models/attend.py:attention",
-        "cairn/models/transformer.py:Transformer",
-        "cairn/models/experts.py:ExpertLayer",
-        "cairn/labs/llm/attention_from_scratch.py:plain_attention",
-    ),
-    reading=(
-        "Attention Is All You Need (2017)",
-        "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head "
-        "Checkpoints (2023)",
-    ),
-    questions=(
-        Question(
-            Words("Why divide by the root of the head size?", "为什么要除以头维度的平方根？"),
-            Words(
-                "The dot product of two random vectors of size d has variance d; without the "
-                "division the softmax saturates and gradients vanish.",
-                "两个 d 维随机向量的点积方差为 d；不除的话 softmax 会饱和，梯度消失。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why can a decoder cache keys and values and an encoder cannot?",
-                "为什么 decoder 可以缓存 KV 而 encoder 不行？",
-            ),
-            Words(
-                "With a causal mask what was computed for a token never changes when tokens "
-                "are added; in an encoder every layer's output for every token does.",
-                "有因果掩码时，新增 token 不会改变已有 token 的计算结果；在 encoder 中每一层每"
-                "个 token 的输出都会变。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does grouping 32 query heads over 8 key heads save?",
-                "32 个 query 头共享 8 个 key 头能省什么？",
-            ),
-            Words(
-                "Three quarters of the KV cache and of the bytes read in each decode step; the "
-                "FLOPs of attention stay.",
-                "省四分之三的 KV cache 和每步 decode 读取的字节；注意力的 FLOP 不变。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 WEIGHTS = {"web": 0.70, "code": 0.25, "maths": 0.05}
@@ -102,66 +102,4 @@ def _fingerprint(text: str) -> bytes:
     return hashlib.blake2b(" ".join(text.lower().split()).encode(), digest_size=16).digest()
 
 
-LAB = Lab(
-    name="data-mixture",
-    area="llm",
-    title=Words("Cleaning, mixture, curriculum", "数据清洗、配比与课程"),
-    hypothesis=Words(
-        "A deterministic pattern keeps every prefix of the training stream within two "
-        "samples of its weights, where random draws wander off by the square root of "
-        "the count; and hashing normalised text finds exactly the planted copies.",
-        "确定性的混合模式使训练流的任意前缀与权重相差不超过两个样本，而随机抽样的偏差随"
-        "样本数平方根增长；对规范化文本做哈希能恰好找出植入的重复。",
-    ),
-    run=run,
-    causes=(
-        Words("weights that whole parts cannot express exactly", "权重无法用整数份精确表示"),
-        Words("two different documents with the same words", "两篇不同文档恰好用词相同"),
-    ),
-    code=(
-        "cairn/train/data/blend.py:Pattern",
-        "cairn/train/data/shuffle.py",
-        "cairn/train/data/stories.py:story",
-    ),
-    reading=(
-        "The Pile: An 800GB Dataset of Diverse Text for Language Modeling (2020)",
-        "Deduplicating Training Data Makes Language Models Better (2022)",
-        "DoReMi: Optimizing Data Mixtures Speeds Up Language Model Pretraining (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why must the mixture be exact for every prefix and not only on average?",
-                "为什么配比要对任意前缀精确，而不仅仅是平均？",
-            ),
-            Words(
-                "A run may stop, resume on other ranks, or change its blend at any step; with "
-                "a pure function of the sample number each of these sees the same stream, and "
-                "rare sources are not missing for thousands of steps.",
-                "训练可能在任何一步停止、换 rank 恢复或改变配比；若混合是样本编号的纯函数，这些"
-                "情况都看到同一个数据流，稀有语料也不会几千步都不出现。",
-            ),
-        ),
-        Question(
-            Words("What does deduplication change?", "去重改变了什么？"),
-            Words(
-                "Copies are trained on more often than their weight says, are memorised and "
-                "leak into the evaluation; removing them lowers memorisation and usually the "
-                "loss at equal tokens.",
-                "重复内容的实际训练次数超过其权重，会被背下来并泄漏到评测；去掉后记忆减少，在同"
-                "样 token 数下损失通常更低。",
-            ),
-        ),
-        Question(
-            Words(
-                "What is a curriculum in this picture?", "在这个框架里，课程（curriculum）是什么？"
-            ),
-            Words(
-                "Weights that change with the step: for instance web text first, mathematics "
-                "and code with a higher weight while the learning rate falls.",
-                "随步数变化的权重：例如先用网页文本，在学习率下降阶段提高数学与代码的比例。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

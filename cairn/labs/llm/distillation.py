@@ -3,7 +3,7 @@
 cross entropy(teacher, student) = entropy(teacher) + KL(teacher || student)      the first term is the floor
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -84,65 +84,4 @@ def _checks(entropy: float, losses: list[float], gaps: list[float]) -> list[Chec
     ]
 
 
-LAB = Lab(
-    name="distillation",
-    area="llm",
-    title=Words("Distillation", "知识蒸馏"),
-    hypothesis=Words(
-        "The student's loss is the teacher's entropy plus their KL divergence: it "
-        "cannot fall below that entropy, and everything it gains is KL.",
-        "学生的损失等于教师的熵加上两者的 KL 散度：它不可能低于该熵，学到的全部都是 KL 的下降。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a student too small, or too few steps, to follow the teacher",
-            "学生模型太小或步数太少，跟不上教师",
-        ),
-        Words(
-            "probabilities rounded on their way (16 bits, or only the top few kept)",
-            "概率在传递中被舍入（16 位，或只保留前几个）",
-        ),
-    ),
-    code=("cairn/labs/llm/distillation.py:run", "cairn/models/transformer.py:Transformer"),
-    reading=(
-        "Distilling the Knowledge in a Neural Network (2015)",
-        "MiniLLM: Knowledge Distillation of Large Language Models (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does a soft label carry that the right answer does not?",
-                "软标签比正确答案多带来什么？",
-            ),
-            Words(
-                "How likely the wrong answers are, that is which mistakes are near misses: "
-                "several bits per token instead of one choice.",
-                "错误答案各自的可能性，也就是哪些错误“差一点就对”：每个 token 多出好几个比特的"
-                "信息。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is forward KL called mass-covering and reverse KL mode-seeking?",
-                "为什么前向 KL 被称为覆盖型、反向 KL 被称为寻模型？",
-            ),
-            Words(
-                "Forward KL punishes missing what the teacher does, so a small student spreads "
-                "out; reverse KL punishes doing what the teacher does not, so it picks a few "
-                "modes and does those well.",
-                "前向 KL 惩罚遗漏教师会做的事，小模型会摊得很开；反向 KL 惩罚做教师不做的事，小"
-                "模型会选少数模式做好。",
-            ),
-        ),
-        Question(
-            Words("What does the temperature in distillation do?", "蒸馏中的温度有什么作用？"),
-            Words(
-                "It flattens the teacher so that small probabilities get weight; gradients "
-                "shrink with 1/T², hence the usual factor T².",
-                "温度把教师分布变平，让小概率也有权重；梯度按 1/T² 缩小，因此通常乘以 T²。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

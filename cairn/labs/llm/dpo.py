@@ -5,7 +5,7 @@ loss = -log sigmoid( beta [ (log p(good) - log p0(good)) - (log p(bad) - log p0(
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -110,56 +110,4 @@ def dpo_loss(margin: "Tensor") -> "Tensor":
     return -F.logsigmoid(BETA * margin).mean()
 
 
-LAB = Lab(
-    name="dpo",
-    area="llm",
-    title=Words("Preferences without a reward model: DPO", "无需奖励模型的偏好对齐：DPO"),
-    hypothesis=Words(
-        "DPO begins at a loss of exactly ln 2, because policy and reference are the "
-        "same, and moves nearly every pair towards the preferred answer.",
-        "DPO 的初始损失恰好是 ln 2，因为策略与参考模型相同；随后几乎每一对样本都会向被"
-        "偏好的答案移动。",
-    ),
-    run=run,
-    causes=(
-        Words("too few steps for the rate", "在该学习率下步数太少"),
-        Words("pairs that contradict one another", "样本对之间互相矛盾"),
-    ),
-    code=("cairn/labs/llm/dpo.py:dpo_loss", "cairn/labs/llm/dpo.py:answer_logprob"),
-    reading=(
-        "Direct Preference Optimization: Your Language Model is Secretly a Reward Model (2023)",
-        "Training language models to follow instructions with human feedback (2022)",
-    ),
-    questions=(
-        Question(
-            Words("Where did the reward model of RLHF go?", "RLHF 的奖励模型去哪了？"),
-            Words(
-                "Into the policy: the optimal policy of the KL-bounded objective defines the "
-                "reward as beta log(p/p0) up to a constant per prompt, which cancels in a pair.",
-                "进了策略本身：带 KL 约束的最优策略把奖励定义为 beta·log(p/p0) 加上与提示有关的"
-                "常数，该常数在样本对里抵消。",
-            ),
-        ),
-        Question(
-            Words("What does beta do?", "beta 起什么作用？"),
-            Words(
-                "It is the price of leaving the reference: small beta lets the policy drift "
-                "far for the same loss, large beta keeps it near.",
-                "它是离开参考模型的代价：beta 小，策略可以走得很远；beta 大，则留在附近。",
-            ),
-        ),
-        Question(
-            Words(
-                "The log-probability of good answers falls during DPO. Is that a bug?",
-                "DPO 训练中好答案的对数概率在下降，是 bug 吗？",
-            ),
-            Words(
-                "Not in itself: the loss sees the difference, and both may fall while the bad "
-                "one falls faster. If it matters, add an SFT term on the good answers.",
-                "不一定：损失只看差值，两者可以同时下降而坏答案降得更快。若在意，就加一项对好答"
-                "案的 SFT 损失。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

@@ -7,7 +7,7 @@ import math
 import zlib
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -97,7 +97,7 @@ def _bits(model: "Transformer", tokens: list[int]) -> float:
     import torch
 
     from cairn.models.attend import Packed
-    from cairn.train.loss import token_losses
+    from cairn.train.objective import token_losses
 
     row = torch.tensor(tokens)
     attend = Packed([len(tokens)])
@@ -118,67 +118,4 @@ def _bootstrap(rounds: int, share: float = 0.7, count: int = 100) -> tuple[float
     return spread, math.sqrt(share * (1 - share) / count)
 
 
-LAB = Lab(
-    name="evaluation",
-    area="llm",
-    title=Words("Evaluation: loss, bits per byte, error bars", "评测：损失、每字节比特与误差线"),
-    hypothesis=Words(
-        "An untrained model loses ln(vocabulary) per token; our ten-million-parameter "
-        "model needs fewer bits for a story than zlib; and the error bar of a score "
-        "follows from the binomial formula.",
-        "未训练的模型每 token 损失为 ln(词表大小)；我们的千万参数模型写下一个故事所需比"
-        "特少于 zlib；分数的误差线由二项分布公式给出。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "weights drawn too large: an untrained model that is sure of itself loses more "
-            "than ln(vocabulary)",
-            "初始权重过大：未训练却很自信的模型损失会高于 ln(词表)",
-        ),
-        Words("text of another kind than the model was trained on", "文本类型与训练数据不同"),
-    ),
-    code=(
-        "cairn/train/loss.py:token_losses",
-        "cairn/models/runnable.py:open_model",
-        "cairn/labs/llm/evaluation.py:run",
-    ),
-    reading=(
-        "Scaling Laws for Neural Language Models (2020)",
-        "Adding Error Bars to Evals: A Statistical Approach to Language Model Evaluations (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why compare bits per byte instead of perplexity?",
-                "为什么比较每字节比特而不是困惑度？",
-            ),
-            Words(
-                "Perplexity is per token, and tokenizers cut differently; bytes are the same "
-                "for everybody.",
-                "困惑度按 token 计，而分词方式不同；字节对谁都一样。",
-            ),
-        ),
-        Question(
-            Words("What is contamination, and how is it found?", "什么是数据污染，怎样发现？"),
-            Words(
-                "Test questions in the training data. Search for shared n-grams, compare with "
-                "freshly written questions, and look for scores that fall when the wording "
-                "changes.",
-                "测试题出现在训练数据里。查找共享的 n-gram，与新写的题目对比，看换个措辞后分数"
-                "是否下降。",
-            ),
-        ),
-        Question(
-            Words("How many questions tell 70% from 73% apart?", "要区分 70% 和 73% 需要多少题？"),
-            Words(
-                "The difference of two independent scores has a standard error of sqrt(2 x 0.2 "
-                "/ n); two of those below 3 points takes n of about 1,800; with paired "
-                "questions fewer.",
-                "两个独立分数之差的标准误为 sqrt(2×0.2/n)；要使其两倍小于 3 分，n 约需 1,800；"
-                "若用同一批题配对比较则更少。",
-            ),
-        ),
-    ),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

@@ -6,7 +6,7 @@ k local steps:    1/k of the bytes, and the models drift apart meanwhile
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -126,61 +126,4 @@ def _set(model: "Transformer", weights: Weights) -> None:
             parameter.copy_(weights[name])
 
 
-LAB = Lab(
-    name="federated",
-    area="llm",
-    title=Words("Federated and low-communication training", "联邦学习与低通信训练"),
-    hypothesis=Words(
-        "Averaging the models of four clients after one SGD step equals one step on "
-        "all data; with k steps in between, bytes fall by exactly k and the loss pays "
-        "for the drift.",
-        "四个客户端各走一步 SGD 后取平均，等于在全部数据上走一步；间隔 k 步再平均，通信"
-        "恰好减少 k 倍，而损失要为漂移付出代价。",
-    ),
-    run=run,
-    causes=(
-        Words("shares of unequal size averaged with equal weight", "数据量不等的客户端被等权平均"),
-        Words(
-            "an optimizer with state: averaging Adam's models is not averaging its gradients",
-            "带状态的优化器：平均 Adam 的模型并不等于平均梯度",
-        ),
-    ),
-    code=("cairn/labs/llm/federated.py:average", "cairn/labs/llm/federated.py:local_steps"),
-    reading=(
-        "Communication-Efficient Learning of Deep Networks from Decentralized Data (2017)",
-        "DiLoCo: Distributed Low-Communication Training of Language Models (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does exactness end after the second local step?",
-                "为什么从第二个本地步开始就不再精确相等？",
-            ),
-            Words(
-                "The second gradient is taken at each client's own weights, not at the "
-                "average; the average of gradients at different points is not the gradient at "
-                "the average point.",
-                "第二步的梯度是在各客户端自己的权重处计算的；不同点的梯度平均不等于平均点的梯度。",
-            ),
-        ),
-        Question(
-            Words("What does DiLoCo add?", "DiLoCo 增加了什么？"),
-            Words(
-                "An outer optimizer: the difference between old and averaged weights is "
-                "treated as a gradient and given to SGD with momentum, with hundreds of local "
-                "AdamW steps between.",
-                "外层优化器：把旧权重与平均权重之差当作梯度，交给带动量的 SGD，中间隔几百个本地"
-                " AdamW 步。",
-            ),
-        ),
-        Question(
-            Words("Is federated averaging private?", "联邦平均能保护隐私吗？"),
-            Words(
-                "Not by itself: single updates reveal data. Secure aggregation hides the "
-                "individual update, differential privacy bounds what the sum can tell.",
-                "本身不能：单个更新会泄露数据。安全聚合隐藏单个更新，差分隐私限制总和能透露的信息。",
-            ),
-        ),
-    ),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

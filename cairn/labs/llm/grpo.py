@@ -5,7 +5,7 @@ advantage = (reward - mean of the group) / standard deviation of the group      
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -108,65 +108,4 @@ def group_advantage(reward_B: "Tensor") -> "Tensor":
     return (centred / (groups.std(dim=1, keepdim=True) + 1e-4)).flatten()
 
 
-LAB = Lab(
-    name="grpo",
-    area="llm",
-    title=Words(
-        "Reinforcement learning with checkable rewards: GRPO", "可验证奖励的强化学习：GRPO"
-    ),
-    hypothesis=Words(
-        "Comparing each sampled answer with the mean of its own group is enough of a "
-        "baseline: advantages of a group sum to zero, and the share of right answers "
-        "rises without a value network.",
-        "把每个采样答案与同组均值比较就足以作为基线：组内优势之和为零，且无需价值网络正"
-        "确率就会上升。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "few right answers at the start: groups without any reward carry no signal",
-            "开始时几乎没有正确答案：没有奖励的组不提供信号",
-        ),
-        Words("chance: a few hundred samples per step are noisy", "随机性：每步几百个样本噪声较大"),
-    ),
-    code=(
-        "cairn/labs/llm/grpo.py:group_advantage",
-        "cairn/labs/llm/grpo.py:sample",
-        "cairn/train/data/arithmetic.py:is_right",
-    ),
-    reading=(
-        "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models (2024)",
-        "Proximal Policy Optimization Algorithms (2017)",
-    ),
-    questions=(
-        Question(
-            Words("What does GRPO save against PPO?", "GRPO 相比 PPO 省了什么？"),
-            Words(
-                "The value network: its memory (another model), its training and its errors. "
-                "The price is several samples per prompt.",
-                "省掉价值网络：它的显存（另一个模型）、训练和误差；代价是每个提示要采样多个答案。",
-            ),
-        ),
-        Question(
-            Words(
-                "Where does the time of such a step go in production?",
-                "生产中这样一步的时间花在哪里？",
-            ),
-            Words(
-                "Into generation: hundreds of decode steps against one forward and backward "
-                "pass, so the inference engine decides; then into moving new weights to it.",
-                "花在生成上：几百步 decode 对比一次前向反向，因此由推理引擎决定；其次是把新权重"
-                "搬过去。",
-            ),
-        ),
-        Question(
-            Words("Why keep a KL term or clip the ratio?", "为什么要保留 KL 项或裁剪比率？"),
-            Words(
-                "The samples came from an older policy; far from it the estimate is wrong, and "
-                "the policy finds answers that please the checker but are no language any more.",
-                "样本来自旧策略，离得太远估计就不准，而且策略会找到能骗过检查器却不再像语言的答案。",
-            ),
-        ),
-    ),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

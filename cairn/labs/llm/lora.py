@@ -7,7 +7,7 @@ QLoRA is the same beside a base that is kept in few bits: its rounding error is 
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.llm import _tiny
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
@@ -126,8 +126,12 @@ def _table(total: int, counted: int) -> Table:
 
 
 def _train_adapters(
-    model: "Transformer", adapters: dict[str, Adapter], thin: "list[nn.Parameter]", rows: "Tensor", steps: int
-) -> list[float]:  # fmt: skip
+    model: "Transformer",
+    adapters: dict[str, Adapter],
+    thin: "list[nn.Parameter]",
+    rows: "Tensor",
+    steps: int,
+) -> list[float]:
     import torch
 
     optimizer = torch.optim.AdamW(thin, lr=1e-2, weight_decay=0.0)
@@ -166,69 +170,4 @@ def _rounding(adapters: dict[str, Adapter]) -> float:
     return worst
 
 
-LAB = Lab(
-    name="lora",
-    area="llm",
-    title=Words(
-        "LoRA: train two thin matrices instead of a thick one",
-        "LoRA：用两个瘦矩阵代替一个大矩阵来训练",
-    ),
-    hypothesis=Words(
-        "Rank-4 adapters train r (in + out) numbers per matrix, a few percent of the "
-        "model, still lower the loss on a "
-        "new task, and can be merged into the weights without changing the output.",
-        "秩为 4 的适配器每个矩阵只训练 r(in+out) 个数，约占模型的百分之几，却仍能降低新"
-        "任务的损失，并且可以无损地合并进权重。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "too few steps, or a rank too small for the new task", "步数太少，或秩对新任务来说太小"
-        ),
-        Words("a learning rate that the thin matrices do not stand", "学习率对瘦矩阵来说过大"),
-    ),
-    code=(
-        "cairn/labs/llm/lora.py:Adapter",
-        "cairn/models/transformer.py:Transformer",
-        "cairn/train/loss.py:token_losses",
-    ),
-    reading=(
-        "LoRA: Low-Rank Adaptation of Large Language Models (2021)",
-        "QLoRA: Efficient Finetuning of Quantized LLMs (2023)",
-    ),
-    questions=(
-        Question(
-            Words("Why does B begin with zeros and A does not?", "为什么 B 初始化为零而 A 不是？"),
-            Words(
-                "So that the model begins unchanged (BA = 0) and still gets a gradient: dB "
-                "needs A x, which is not zero. With both zero nothing would ever move.",
-                "这样模型一开始不变（BA = 0），又能得到梯度：dB 依赖 A x，不为零。若两者都为"
-                "零，就永远不会更新。",
-            ),
-        ),
-        Question(
-            Words("Where does LoRA save memory, and where not?", "LoRA 在哪里省内存，哪里不省？"),
-            Words(
-                "Gradients and optimizer states exist for the thin matrices only (16 bytes "
-                "each instead of for every weight). The weights themselves and the activations "
-                "stay; QLoRA shrinks the weights to 4 bits.",
-                "梯度与优化器状态只为瘦矩阵存在（每个数 16 字节）。权重本身和激活不变；QLoRA 再"
-                "把权重压到 4 bit。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does serving many adapters at once cost?", "同时服务许多适配器的代价是什么？"
-            ),
-            Words(
-                "Unmerged, each row adds two thin products with its own A and B: r (in + out) "
-                "multiply-adds against in x out, about 2r/hidden of the work, but gathered by "
-                "adapter; merged it costs nothing and serves one adapter.",
-                "不合并时，每一行多做两个瘦矩阵乘（各自的 A、B）：r(in+out) 对比 in×out，约 "
-                "2r/hidden 的计算量，但要按适配器分组；合并后没有额外成本，但只能服务一个适配"
-                "器。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

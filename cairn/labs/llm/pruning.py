@@ -7,7 +7,7 @@ any half:   P(|x| < t) - 2 t pdf(t) at the median t of |x|      2:4: the two sma
 import math
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -131,69 +131,4 @@ def _output_loss(weight: "Tensor", pruned: "Tensor", x: "Tensor") -> float:
     return ((gone.norm() / (x @ weight.T).norm()) ** 2).item()
 
 
-LAB = Lab(
-    name="pruning",
-    area="llm",
-    title=Words("Pruning and sparsity", "剪枝与稀疏"),
-    hypothesis=Words(
-        "For weights like a bell curve, dropping the smaller half loses 7% of the "
-        "output's energy, and keeping two of every four loses somewhat more; both "
-        "follow from the distribution alone.",
-        "若权重近似正态，去掉较小的一半只损失输出能量的约 7%，2:4 稀疏损失略多；两者都"
-        "可由分布直接算出。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "inputs that are correlated, so that errors do not average out",
-            "输入相关，误差无法相互抵消",
-        ),
-        Words("a matrix too small for the average to settle", "矩阵太小，统计平均尚未稳定"),
-    ),
-    code=("cairn/labs/llm/pruning.py:two_of_four", "cairn/labs/llm/pruning.py:energy_below"),
-    reading=(
-        "The Lottery Ticket Hypothesis: Finding Sparse, Trainable Neural Networks (2019)",
-        "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot (2023)",
-        "Accelerating Sparse Deep Neural Networks (2021)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does dropping 50% of the weights at random positions rarely make anything "
-                "faster?",
-                "为什么随机位置去掉 50% 权重很少带来加速？",
-            ),
-            Words(
-                "Dense units still multiply the zeros, and the indices cost as many bytes as "
-                "they save; only structure (2:4, blocks, whole heads) removes work.",
-                "稠密计算单元照样乘零，而下标占的字节抵消了节省；只有结构化稀疏（2:4、块、整个"
-                "头）才真正减少计算。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does magnitude pruning ignore that SparseGPT or Wanda use?",
-                "与 SparseGPT、Wanda 相比，按幅度剪枝忽略了什么？",
-            ),
-            Words(
-                "The inputs: a small weight on a large feature matters more. They weigh by "
-                "activation norms or the Hessian and adjust the weights that stay.",
-                "输入：作用在大特征上的小权重更重要。它们用激活范数或 Hessian 加权，并调整留下"
-                "的权重。",
-            ),
-        ),
-        Question(
-            Words(
-                "How fast can a 2:4 product be at best when decoding, and when prefilling?",
-                "2:4 矩阵乘在 decode 和 prefill 阶段最多能快多少？",
-            ),
-            Words(
-                "Decoding is bound by weight bytes: 1 / 0.5625 = 1.78x with bf16 and 2-bit "
-                "positions. Prefill is bound by arithmetic: up to 2x on sparse tensor cores.",
-                "decode 受权重字节限制：bf16 加 2 bit 位置为 1/0.5625 = 1.78 倍；prefill 受计算"
-                "限制：稀疏 tensor core 最多 2 倍。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 SIZES = (320, 448, 640, 896)  # each 1.4 times the one before; these stories have no more
@@ -91,66 +91,4 @@ def _checks(lost: int, asked: list[tuple[int, int]], gains: list[float]) -> list
     ]
 
 
-LAB = Lab(
-    name="tokenizer",
-    area="llm",
-    title=Words("Training a tokenizer", "训练分词器"),
-    hypothesis=Words(
-        "Byte-level BPE loses no text whatever, and a larger vocabulary packs more "
-        "bytes into a token with falling returns, while the embedding grows in "
-        "proportion.",
-        "字节级 BPE 对任何文本都无损；词表越大每个 token 装的字节越多，但收益递减，而嵌"
-        "入表按比例变大。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a corpus so small that the frequent pairs ran out before the vocabulary was full",
-            "语料太小，词表未满时高频对就已用完",
-        ),
-        Words("text that is unlike the training text", "测试文本与训练文本差异太大"),
-    ),
-    code=("cairn/train/data/tokenizer_trainer.py:train_tokenizer", "cairn/models/tokenizer.py"),
-    reading=(
-        "Neural Machine Translation of Rare Words with Subword Units (2016)",
-        "Language Models are Unsupervised Multitask Learners (2019)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why byte-level BPE rather than characters?", "为什么用字节级 BPE 而不是字符级？"
-            ),
-            Words(
-                "256 base symbols cover every text in every script, so there is no unknown "
-                "token, and frequent words still become one token.",
-                "256 个基本符号覆盖任何文字，没有未知词；高频词仍会合成一个 token。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does a tokenizer change about the cost of serving?",
-                "分词器如何影响推理成本？",
-            ),
-            Words(
-                "Tokens per text: a tokenizer with 1.3x the bytes per token needs 1.3x fewer "
-                "decode steps and KV entries, at the price of a larger head. For small models "
-                "the head can be most of the weights.",
-                "决定每段文本的 token 数：每 token 字节数多 1.3 倍，decode 步数与 KV 条目就少 "
-                "1.3 倍，代价是更大的输出层；小模型里输出层可能占大部分参数。",
-            ),
-        ),
-        Question(
-            Words(
-                "Two models have perplexity 8 and 10. Which is better?",
-                "两个模型困惑度分别是 8 和 10，哪个更好？",
-            ),
-            Words(
-                "Unknown if their tokenizers differ: perplexity is per token. Compare bits per "
-                "byte.",
-                "若分词器不同则无法判断：困惑度是按 token 计的，应比较每字节比特数（bits per "
-                "byte）。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

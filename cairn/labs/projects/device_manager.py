@@ -14,7 +14,7 @@ import time
 from typing import NamedTuple
 
 from cairn.hw.probe import probe
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.linux._partner import allowed_cpus, started
 from cairn.labs.projects._device_manager import (
     Device,
@@ -173,84 +173,4 @@ def _worker(lease: Lease, blocks: int):  # noqa: ANN202  a generator of subproce
         yield process
 
 
-LAB = Lab(
-    name="device-manager",
-    area="projects",
-    title=Words(
-        "A device manager: allocate, schedule, enforce", "设备管理器：枚举、分配、调度、回收"
-    ),
-    hypothesis=Words(
-        "With more requests than devices both policies keep every device busy; first come gives the greedy tenant "
-        "its share "
-        "of the requests, fairness gives all the same; and a holder that overstays is ended, exactly once, while no "
-        "device "
-        "ever has two.",
-        "请求多于设备时，两种策略都能让设备满载；先来先服务按请求占比给大户，公平策略人人均等；"
-        "超期的持有者恰好被终止一次，任何设备从不被两个租约同时占用。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "so busy a machine that well-behaved workers missed their deadline too",
-            "机器太忙，正常的进程也错过了期限",
-        ),
-        Words(
-            "tenants ran out of requests, so that the rest had the devices alone",
-            "某租户请求耗尽，其余租户独占设备",
-        ),
-    ),
-    code=(
-        "cairn/labs/projects/_device_manager.py:Manager",
-        "cairn/labs/projects/_device_manager.py:enumerate_devices",
-        "cairn/hw/probe.py:probe",
-        "cairn/cluster/simulate",
-    ),
-    reading=(
-        "Dominant Resource Fairness: Fair Allocation of Multiple Resource Types (2011)",
-        "Leases: An Efficient Fault-Tolerant Mechanism for Distributed File Cache Consistency (1989)",
-        "A Quantitative Measure of Fairness and Discrimination (1984)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why leases instead of locks?",
-                "为什么用租约而不是锁？",
-            ),
-            Words(
-                "A holder that dies or hangs never unlocks. A lease ends by the clock, so the device comes back "
-                "without "
-                "anybody's help; the holder renews while it lives.",
-                "持有者崩溃或卡死就永远不会解锁；租约按时钟到期，设备无需任何人配合就能收回，活着的持有者自己续约。",
-            ),
-        ),
-        Question(
-            Words(
-                "Small requests could slip past a large one that does not fit yet. Why are they not allowed to here?",
-                "大请求暂时放不下时，为什么不让小请求先过？",
-            ),
-            Words(
-                "It could wait for ever: freed devices would always go to the next small one. Backfilling is right "
-                "only with "
-                "run times that are known, so that the large one is not delayed.",
-                "否则大请求可能永远等不到：空出的设备总被下一个小请求拿走。只有知道运行时长、保证不推迟大请求时，"
-                "回填才正确。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does Kubernetes learn about GPUs, and what does it not know?",
-                "Kubernetes 如何得知 GPU？它不知道什么？",
-            ),
-            Words(
-                "A device plugin registers with the kubelet, lists device ids and their health, and answers Allocate "
-                "with "
-                "device nodes and environment. Counts only: topology and sharing need more (topology manager, DRA).",
-                "device plugin 向 kubelet 注册，上报设备 ID 与健康状态，并在 Allocate 时返回设备节点和环境变量。"
-                "它只知道数量；"
-                "拓扑与共享要靠 topology manager、DRA 等。",
-            ),
-        ),
-    ),
-    needs=("linux",),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

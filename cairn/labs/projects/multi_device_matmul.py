@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cairn.comm.cost import shape_of
 from cairn.comm.schedule.catalogue import make
 from cairn.comm.schedule.verify import verify
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -57,13 +57,17 @@ def run(bench: Workbench) -> Outcome:
                 kind="at_most",
             ),
             Check(
-                what=Words("bytes of the inner cut over the cut by rows", "按内维切与按行切的通信量之比"),
+                what=Words(
+                    "bytes of the inner cut over the cut by rows", "按内维切与按行切的通信量之比"
+                ),
                 predicted=closed[1] / closed[0],
                 measured=traffic["inner"] / traffic["rows"],
                 unit="x",
             ),
             Check(
-                what=Words("compute of half the product over the whole", "半个矩阵乘与整个的计算时间比"),
+                what=Words(
+                    "compute of half the product over the whole", "半个矩阵乘与整个的计算时间比"
+                ),
                 predicted=0.5,
                 measured=min(compute) / alone,
                 unit="x",
@@ -71,7 +75,7 @@ def run(bench: Workbench) -> Outcome:
             ),
         ],
         table=_table(alone, compute, joined, traffic, size),
-    )  # fmt: skip
+    )
 
 
 def _table(
@@ -181,78 +185,4 @@ def _timed(call: Callable[[], object], repeats: int, now: Callable[[], float]) -
     return median(seconds[1:])
 
 
-LAB = Lab(
-    name="multi-device-matmul",
-    area="projects",
-    title=Words("A matrix product on two devices", "两个设备上的矩阵乘"),
-    hypothesis=Words(
-        "Cut by rows or along the inner dimension, two ranks compute the same product as one; each does half of the "
-        "work, "
-        "and the inner cut moves exactly twice the bytes of the cut by rows.",
-        "按行切或按内维切，两个 rank 得到与单设备相同的乘积；各做一半计算，内维切的通信量恰好是按行切的两倍。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the ranks shared a core or a GPU, so halves ran one after another",
-            "两个 rank 共用一个核或一块 GPU，两半只能先后执行",
-        ),
-        Words(
-            "half a product is too small to run at the full rate",
-            "半个矩阵太小，跑不满速率",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/collectives.py:all_gather",
-        "cairn/train/parallel/collectives.py:all_reduce",
-        "cairn/comm/backend/group.py:CairnGroup",
-        "cairn/comm/cost.py:shape_of",
-        "cairn/comm/schedule/verify.py:verify",
-        "cairn/train/parallel/tensor.py",
-    ),
-    reading=(
-        "SUMMA: Scalable Universal Matrix Multiplication Algorithm (1997)",
-        "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism (2019)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which cut does Megatron use for the two products of an MLP, and why?",
-                "Megatron 对 MLP 的两个矩阵乘分别怎么切，为什么？",
-            ),
-            Words(
-                "The first by columns, the second along its inner dimension: the activation between them stays where "
-                "it is, "
-                "and one all-reduce per MLP is enough.",
-                "第一个按列切，第二个按内维切：中间激活不用搬动，每个 MLP 只需一次 all-reduce。",
-            ),
-        ),
-        Question(
-            Words(
-                "When does a second GPU speed up an n x n product?",
-                "n×n 矩阵乘在什么情况下加第二块 GPU 能变快？",
-            ),
-            Words(
-                "When the n³ / F seconds it saves exceed fetching the other half of the result, n² bytes in bf16 "
-                "over B: n above "
-                "F / B, which is 1750 at 700 TFLOP/s and 400 GB/s, and about twice that with latency and smaller "
-                "products.",
-                "省下的 n³/F 要大于取回另一半结果的时间（bf16 共 n² 字节，除以 B）：即 n > F/B，"
-                "按 700 TFLOP/s、400 GB/s 约为 1750；算上延迟和小矩阵的低效，大约要翻倍。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why are the results of the two cuts not bit-identical?",
-                "两种切法的结果为什么不是逐位相同？",
-            ),
-            Words(
-                "The inner cut adds two partial sums that were rounded separately; floating-point addition is not "
-                "associative. By rows every sum runs as it does on one device.",
-                "内维切把两个各自舍入过的部分和相加，而浮点加法不满足结合律；按行切时每个求和与单设备一致。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

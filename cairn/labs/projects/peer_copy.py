@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -166,76 +166,4 @@ def _wait_for_all() -> None:
         torch.cuda.synchronize(number)
 
 
-LAB = Lab(
-    name="peer-copy",
-    area="projects",
-    title=Words("Peer to peer against staged through the host", "点对点直传与经主机中转"),
-    hypothesis=Words(
-        "A copy that stops in the middle takes the sum of its two ways: twice as long between processes, and between "
-        "GPUs "
-        "as much longer as the bus is slower than the link between them.",
-        "中途停靠的拷贝耗时是两段之和：进程之间是两倍；GPU 之间则取决于总线比直连链路慢多少。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the ranks were not all running: more ranks than free cores",
-            "rank 比空闲核多，没有全部在运行",
-        ),
-        Words(
-            "GPUs without peer access: the driver stages a 'straight' copy itself",
-            "GPU 之间没有 peer access：驱动把“直传”也改成了中转",
-        ),
-    ),
-    code=(
-        "cairn/comm/backend/shared_link.py:SharedLink",
-        "cairn/comm/backend/messages.py",
-        "cairn/hw/measure_device.py:transfer_rate",
-        "cairn/hw/transfer_path.py",
-    ),
-    reading=(
-        "Evaluating Modern GPU Interconnect: PCIe, NVLink, NV-SLI, NVSwitch and GPUDirect (2019)",
-        "GPUDirect RDMA, NVIDIA documentation",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does GPUDirect RDMA leave out?",
-                "GPUDirect RDMA 省掉了什么？",
-            ),
-            Words(
-                "The stop in host memory: the NIC reads the GPU's memory over PCIe itself. Two copies and their "
-                "latency "
-                "vanish, and the host's memory bandwidth is not used.",
-                "省掉在主机内存的停靠：网卡直接经 PCIe 读显存，少两次拷贝和相应延迟，也不占主机内存带宽。",
-            ),
-        ),
-        Question(
-            Words(
-                "How do you hide the second way of a staged copy?",
-                "中转拷贝的第二段如何隐藏？",
-            ),
-            Words(
-                "In pieces: while one goes up the next comes down, on two streams with pinned buffers. Then the "
-                "slower way "
-                "counts, not the sum.",
-                "分块流水：一块上行时下一块在下行，用两个 stream 加锁页缓冲；这样只计较慢的一段，而不是两段之和。",
-            ),
-        ),
-        Question(
-            Words(
-                "nvidia-smi topo -m shows SYS between two GPUs. What do you expect?",
-                "nvidia-smi topo -m 显示两块 GPU 之间是 SYS，意味着什么？",
-            ),
-            Words(
-                "The path crosses the sockets' link: peer copies are slow or staged by the driver, often 10 to 20 "
-                "GB/s. "
-                "NV# means NVLink, PIX and PXB one or more PCIe switches.",
-                "路径要穿过插槽互连：peer 拷贝很慢，或由驱动中转，通常只有 10–20 GB/s。NV# 表示 NVLink，PIX/PXB "
-                "表示经过一个或多个 PCIe 交换芯片。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from cairn.comm.cost import Link, choose
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
 
@@ -152,89 +152,22 @@ def recipe(folder: Path, processes: int, steps: int) -> Any:
     return Train(
         steps=steps,
         out=folder,
-        model=Model(preset="tiny-qwen3", layers=4, hidden=128, heads=4, kv_heads=2, intermediate=256, vocab=512),
+        model=Model(
+            preset="tiny-qwen3",
+            layers=4,
+            hidden=128,
+            heads=4,
+            kv_heads=2,
+            intermediate=256,
+            vocab=512,
+        ),
         optim=Optim(lr=3e-3),
         data=Data(sources=["random"], sequence=64, sequences=8, microbatch=4),
         checkpoint=Checkpoint(every=0, export=False),
         log=Log(every=1),
         parallel=Layout(dp=processes),
         device="cpu",
-    )  # fmt: skip
+    )
 
 
-LAB = Lab(
-    name="single-multi-training",
-    area="projects",
-    title=Words("One process against two: the whole trainer", "单进程与双进程训练对比"),
-    hypothesis=Words(
-        "The trainer on two processes has the same losses as on one, to rounding; each rank computes half as much, "
-        "and "
-        "the speed-up cannot exceed what half the compute and one all-reduce of the gradients allow.",
-        "双进程训练的 loss 与单进程相同（仅舍入误差）；每个 rank 的计算减半，"
-        "加速比不超过“计算减半再加一次梯度 all-reduce”的预测。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the two processes had to share their cores with others",
-            "两个进程的核被其他程序占用",
-        ),
-        Words(
-            "the update and the Python around a step do not shrink with the batch",
-            "更新和每步的 Python 开销不随批减小",
-        ),
-    ),
-    code=(
-        "cairn/train/loop.py:Loop",
-        "cairn/train/step.py:train_step",
-        "cairn/train/parallel/data.py",
-        "cairn/comm/cost.py:choose",
-    ),
-    reading=(
-        "PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",
-        "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Strong and weak scaling: which one is this, and which one do big runs report?",
-                "强扩展与弱扩展：这里是哪种？大规模训练通常报告哪种？",
-            ),
-            Words(
-                "Strong: the batch stays, each process gets less. Big runs mostly grow the batch with the GPUs "
-                "(weak), which "
-                "keeps the compute per GPU and looks better.",
-                "强扩展：总批不变，每个进程分得更少。大规模训练多是随 GPU 数增大批（弱扩展），每卡计算量不变，"
-                "数字更好看。",
-            ),
-        ),
-        Question(
-            Words(
-                "When does the second device not pay?",
-                "什么时候第二个设备不划算？",
-            ),
-            Words(
-                "When the all-reduce takes as long as half of the compute: bytes / bandwidth >= t1 / 2. A 1B model "
-                "in bf16 "
-                "moves 2 GB of gradients per step, 40 ms at 50 GB/s.",
-                "当 all-reduce 时间达到计算的一半：字节数 / 带宽 ≥ t1 / 2。1B 模型 bf16 每步要传 2 GB 梯度，50 GB/s "
-                "下要 40 毫秒。",
-            ),
-        ),
-        Question(
-            Words(
-                "The losses of one and two GPUs differ in the fifth digit. Is that a bug?",
-                "单卡与双卡的 loss 在第五位不同，是 bug 吗？",
-            ),
-            Words(
-                "Usually not: sums in another order round differently. A bug shows as a difference in the first step "
-                "that is "
-                "larger than rounding (1e-6 in fp32, 1e-2 in bf16), or one that grows from a certain step on.",
-                "通常不是：求和顺序不同导致舍入不同。若第一步的差异就超过舍入（fp32 约 1e-6、bf16 约 1e-2），"
-                "或从某步起发散，才像 bug。",
-            ),
-        ),
-    ),
-    needs=("2 processes", "2 cores"),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ agree. On a CPU memory is not cached: each fresh buffer costs one page fault per
 import random
 import resource
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.pytorch._caching import CachingAllocator, round_up
 from cairn.labs.workbench import Workbench
 
@@ -165,66 +165,4 @@ def _faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-LAB = Lab(
-    name="allocator",
-    area="pytorch",
-    title=Words("The caching allocator", "缓存分配器"),
-    hypothesis=Words(
-        "A step that repeats asks the driver for memory only the first time; a buffer that grows a little "
-        "each time makes the reserved bytes exceed the peak in use by half or more.",
-        "重复的训练步只在第一次向驱动申请内存；每次长大一点的缓冲区会让 reserved 超过峰值占用一半以上。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "expandable segments or another allocator setting (PYTORCH_ALLOC_CONF)",
-            "启用了 expandable segments 或其他分配器配置（PYTORCH_ALLOC_CONF）",
-        ),
-        Words("allocations of libraries beside those of the lab", "除实验外还有库的分配"),
-    ),
-    code=(
-        "cairn/labs/pytorch/_caching.py:CachingAllocator",
-        "cairn/serve/engine/block_manager.py",
-        "cairn/train/memory.py:predict",
-    ),
-    reading=(
-        "PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",
-        "GMLake: Efficient and Transparent GPU Memory Defragmentation for Large-scale DNN Training (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "nvidia-smi shows 70 GB, memory_allocated 40 GB. Is it a leak?",
-                "nvidia-smi 显示 70 GB，memory_allocated 为 40 GB，是泄漏吗？",
-            ),
-            Words(
-                "Not by itself: the rest is cached (memory_reserved) plus about half a GB of context. If "
-                "reserved keeps growing while allocated does not, it is fragmentation.",
-                "不一定：其余是缓存（memory_reserved）加约半 GB 的 context。若 reserved 持续增长而 allocated "
-                "不变，就是碎片。",
-            ),
-        ),
-        Question(
-            Words("Why is cudaMalloc avoided inside a step?", "为什么训练步里要避免 cudaMalloc？"),
-            Words(
-                "It takes up to a millisecond and cudaFree waits for the whole device; a cache answers in "
-                "about a microsecond on the stream's own order, without any wait.",
-                "cudaMalloc 可达毫秒级，cudaFree 还要等整个设备；缓存约 1 微秒就给出，按 stream 顺序复用，"
-                "无需等待。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does paged KV memory avoid the growing buffer?",
-                "分页 KV 如何避免不断变大的缓冲区？",
-            ),
-            Words(
-                "All blocks have one size and are taken once at start: a sequence that grows takes one more "
-                "block, and any free block fits, so only the last block of each is partly wasted.",
-                "所有块同样大小、启动时一次分配：序列变长只多拿一块，任何空闲块都合适，"
-                "只有每个序列最后一块有浪费。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

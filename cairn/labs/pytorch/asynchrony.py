@@ -10,7 +10,7 @@ import math
 import time
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.pytorch._tiny_model import hidden, tiny_model, tokens_of
 from cairn.labs.workbench import Workbench
 
@@ -70,10 +70,12 @@ def _reads_of_ours(bench: Workbench) -> int:
     from cairn.train.step import train_step
 
     config = Train(
-        steps=STEPS, out=bench.folder / "run", device="cpu",
+        steps=STEPS,
+        out=bench.folder / "run",
+        device="cpu",
         model=Shape(preset="tiny-qwen3", layers=2, vocab=64),
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=4),
-    )  # fmt: skip
+    )
     prepared = prepare(config)
     batch = microbatch(prepared.corpus.source, range(4))
     with Watched() as watched:
@@ -148,68 +150,4 @@ def _price(bench: Workbench) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="asynchrony",
-    area="pytorch",
-    title=Words("Asynchrony and hidden waits", "异步执行与隐藏的同步"),
-    hypothesis=Words(
-        "Each number that Python looks at is one wait for the device; a step that keeps loss, norm and the "
-        "decision to skip on the device has none.",
-        "Python 每看一个数就要等设备一次；把 loss、norm 和跳过与否都留在设备上的训练步一次都不等。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a library function that reads a number inside (an assertion, a size that depends on data)",
-            "某个库函数内部读了数值（断言、依赖数据的形状）",
-        ),
-        Words(
-            "a step that logs or checkpoints inside the counted part",
-            "被计数的部分里有日志或保存检查点",
-        ),
-    ),
-    code=(
-        "cairn/train/step.py:train_step",
-        "cairn/train/bad_step.py:veto",
-        "cairn/kernels/optim/grad_norm.py:clip_scale",
-    ),
-    reading=(
-        "PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",
-        "CUDA C++ Programming Guide, asynchronous concurrent execution (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is time.time() around a GPU call wrong?",
-                "为什么用 time.time() 给 GPU 调用计时是错的？",
-            ),
-            Words(
-                "The call returns when the kernel is queued, after microseconds. Synchronise before both "
-                "readings, or use events, which the device stamps itself.",
-                "调用在内核入队后几微秒就返回。要么两端都 synchronize，要么用由设备打时间戳的 event。",
-            ),
-        ),
-        Question(
-            Words("How do you find hidden syncs?", "怎么找隐藏的同步？"),
-            Words(
-                "torch.cuda.set_sync_debug_mode('warn') names the line; on a timeline look for "
-                "cudaStreamSynchronize or cudaMemcpy to the host with the GPU idle right after it.",
-                "torch.cuda.set_sync_debug_mode('warn') 会指出代码行；时间线上找 cudaStreamSynchronize "
-                "或拷到主机的 cudaMemcpy，紧接着 GPU 空闲。",
-            ),
-        ),
-        Question(
-            Words(
-                "How can a step be skipped on NaN without waiting?",
-                "怎样不等待就能在 NaN 时跳过一步？",
-            ),
-            Words(
-                "Make the clip factor NaN on the device and let the optimizer kernel change nothing when it "
-                "is not finite; the host reads the loss a step later, when it has long arrived.",
-                "在设备上把裁剪系数置为 NaN，优化器内核遇到非有限值就不更新；主机晚一步再读 loss，"
-                "那时早已到达。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

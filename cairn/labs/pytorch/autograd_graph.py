@@ -9,7 +9,7 @@ each of the two places gives alone.
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Words
+from cairn.labs.lab import Check, Outcome, Words, described
 from cairn.labs.pytorch._tiny_model import hidden, tiny_model, tokens_of
 from cairn.labs.workbench import Workbench
 
@@ -141,65 +141,4 @@ def _refused(loss: Any) -> bool:
     return False
 
 
-LAB = Lab(
-    name="autograd-graph",
-    area="pytorch",
-    title=Words("The autograd graph: build, walk, accumulate", "autograd 图：构建、遍历、累加"),
-    hypothesis=Words(
-        "The graph has one end per parameter, no node runs before those that use its result, and where two "
-        "paths lead to one parameter its gradient is their sum.",
-        "图中每个参数对应一个终点；没有节点会早于使用其结果者执行；两条路径通向同一参数时，梯度是两者之和。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a parameter that the loss does not depend on has no end in the graph",
-            "loss 不依赖的参数在图里没有终点",
-        ),
-        Words(
-            "an operation that detaches: no_grad, detach, integer casts",
-            "某处断开了图：no_grad、detach、整型转换",
-        ),
-    ),
-    code=(
-        "cairn/models/transformer.py:Transformer",
-        "cairn/kernels/norm/rmsnorm.py:rmsnorm",
-        "cairn/train/parallel/buckets.py:Buckets",
-    ),
-    reading=(
-        "Automatic Differentiation in Machine Learning: a Survey (2018)",
-        "PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",
-    ),
-    questions=(
-        Question(
-            Words("Why does reverse mode suit training?", "为什么训练用反向模式？"),
-            Words(
-                "One scalar loss and millions of inputs: one backward pass of about twice the forward's work "
-                "gives all derivatives; forward mode would need one pass per parameter.",
-                "一个标量 loss、上百万个输入：一次约为前向两倍工作量的反向就得到全部导数；"
-                "前向模式要每个参数一遍。",
-            ),
-        ),
-        Question(
-            Words(
-                "What happens without zero_grad, and when is that wanted?",
-                "不调用 zero_grad 会怎样？什么时候正好需要？",
-            ),
-            Words(
-                "AccumulateGrad adds to .grad, so gradients of several backwards sum up: a bug across steps, "
-                "and exactly what gradient accumulation over micro-batches wants.",
-                "AccumulateGrad 会加到 .grad 上，多次反向的梯度累加：跨步是 bug，而在 micro-batch "
-                "间正是梯度累积所要的。",
-            ),
-        ),
-        Question(
-            Words("Why is a second backward() refused?", "为什么第二次 backward() 会报错？"),
-            Words(
-                "The tensors that nodes saved are freed as they are used, to save memory. retain_graph=True "
-                "keeps them, at the price of the whole activation memory.",
-                "节点保存的张量用完就释放以节省内存；retain_graph=True 会保留，代价是整份激活内存。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

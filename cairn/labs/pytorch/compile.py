@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 SIZES = (3, 4, 5, 6, 7, 9)
@@ -49,8 +49,10 @@ def run(bench: Workbench) -> Outcome:
     rows, counted = [], {}
     with _quiet():
         for name, function, dynamic in (
-            ("dynamic=False", norm, False), ("default", norm, None), ("dynamic=True", norm, True),
-        ):  # fmt: skip
+            ("dynamic=False", norm, False),
+            ("default", norm, None),
+            ("dynamic=True", norm, True),
+        ):
             bench.step(f"six sizes, {name}")
             graphs, seconds = _graphs(function, dynamic, SIZES)
             counted[name] = len(graphs)
@@ -135,67 +137,4 @@ def _quiet() -> Generator[None]:
         log.setLevel(before)
 
 
-LAB = Lab(
-    name="compile",
-    area="pytorch",
-    title=Words("torch.compile: graphs, guards, recompiles", "torch.compile：图、guard 与重编译"),
-    hypothesis=Words(
-        "Six input sizes compile six graphs when sizes are constants, two by default, one when they are "
-        "symbols; a number that Python looks at cuts a graph in two.",
-        "六种输入形状：形状当常量要编译六个图，默认两个，当符号只要一个；Python 看一个数就把图切成两段。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "another version of torch with other rules for dynamic shapes",
-            "torch 版本不同，动态形状规则不同",
-        ),
-        Words(
-            "TORCH_COMPILE or TORCHDYNAMO variables in the environment",
-            "环境里设置了 TORCH_COMPILE 或 TORCHDYNAMO 变量",
-        ),
-    ),
-    code=(
-        "cairn/kernels/norm/rmsnorm.py:rmsnorm_reference",
-        "cairn/kernels/anchors.py:compiled",
-        "cairn/labs/pytorch/compile.py:Counting",
-    ),
-    reading=(
-        "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph "
-        "Compilation (2024)",
-    ),
-    questions=(
-        Question(
-            Words("What is a guard?", "什么是 guard？"),
-            Words(
-                "A check that runs before each call: types, shapes, flags and Python values that the graph "
-                "was specialised on. If one fails, another compiled graph is tried, else it compiles anew, "
-                "up to a limit (8).",
-                "每次调用前的检查：图所特化的类型、形状、标志和 Python 值。不满足就试其他已编译的图，"
-                "否则重编译，到上限（8）为止。",
-            ),
-        ),
-        Question(
-            Words(
-                "A job is slow for its first hundred steps and then fine. What do you look for?",
-                "任务前一百步慢、之后正常，你查什么？",
-            ),
-            Words(
-                "Recompiles: TORCH_LOGS=recompiles names the guard that failed. Often a Python int that "
-                "changes (step, length) or a last batch of another size; mark it dynamic or pad.",
-                "重编译：TORCH_LOGS=recompiles 会指出失败的 guard。常见是变化的 Python 整数（步数、长度）"
-                "或尺寸不同的最后一批；标为动态或做 padding。",
-            ),
-        ),
-        Question(
-            Words("What do graph breaks cost?", "graph break 的代价是什么？"),
-            Words(
-                "No fusion across the cut, guards and Python between the parts, and no CUDA graph over the "
-                "whole. Few breaks at the ends are harmless, one inside every layer is not.",
-                "断点两侧不能融合，中间还要跑 guard 和 Python，也无法整体用 CUDA graph。首尾几个无妨，"
-                "每层里一个就不行。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

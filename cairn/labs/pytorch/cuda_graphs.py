@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.labs.gpu._ceiling import ceiling
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Words, described
 from cairn.labs.workbench import Workbench
 
 KERNELS = 200
@@ -152,66 +152,4 @@ def _padding() -> list[tuple[float, float]]:
     return points
 
 
-LAB = Lab(
-    name="cuda-graphs",
-    area="pytorch",
-    title=Words("CUDA graphs: replay instead of launch", "CUDA graph：用重放代替启动"),
-    hypothesis=Words(
-        "Small kernels from Python cost a launch each, from a graph a node each, with the same results; the "
-        "sizes of our decode graphs waste less than 15% on padding.",
-        "小内核从 Python 每个付一次 launch，从 graph 每个只付一个节点，结果相同；我们的解码 graph 尺寸平均 "
-        "padding 不到 15%。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "kernels longer than their launch, so that the device decides",
-            "内核比启动还长，由设备决定速度",
-        ),
-        Words(
-            "a slow or busy host CPU in one of the two measurements",
-            "其中一次测量时主机 CPU 慢或繁忙",
-        ),
-    ),
-    code=(
-        "cairn/serve/engine/cuda_graph.py:Graphs",
-        "cairn/serve/engine/cuda_graph.py:decode_sizes",
-        "cairn/hw/timing.py:measure_graph",
-    ),
-    reading=("CUDA C++ Programming Guide, CUDA Graphs (2024)",),
-    questions=(
-        Question(
-            Words("What may not happen during capture?", "捕获期间不允许做什么？"),
-            Words(
-                "Synchronising, reading a value on the host, allocating outside the graph's pool, work on "
-                "the legacy stream. All of these fail or would be replayed with stale addresses.",
-                "同步、在主机上读值、在 graph 内存池外分配、在 legacy stream 上工作。这些要么失败，"
-                "要么重放时地址失效。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does a graph serve batches of changing lengths?",
-                "graph 如何服务长度变化的批？",
-            ),
-            Words(
-                "Grids depend on the padded shape only; lengths, block tables and counts are read on the "
-                "device from fixed buffers that the host fills before each replay.",
-                "grid 只取决于填充后的形状；长度、块表、计数都由设备从固定缓冲区读取，主机在每次重放前填好。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why not one graph for every batch size?", "为什么不给每个批大小都录一个 graph？"
-            ),
-            Words(
-                "Each capture takes tens of milliseconds and memory for its nodes; sizes that grow with the "
-                "batch keep padding small with a few dozen graphs.",
-                "每次捕获要几十毫秒，还占节点内存；让尺寸随批增大而变稀，几十个 graph 就能把 padding "
-                "控制得很小。",
-            ),
-        ),
-    ),
-    needs=("gpu",),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -9,7 +9,7 @@ Then tracing sees one operation where there were six, and its gradient is checke
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 NAME = "cairn_lab::rmsnorm"
@@ -145,61 +145,4 @@ def _shape_without_running(operation: Any, x: Any, weight: Any) -> bool:
     return operation(x.to("meta"), weight.to("meta"), 1e-6).shape == x.shape
 
 
-LAB = Lab(
-    name="custom-op",
-    area="pytorch",
-    title=Words("A custom operation, registered properly", "正确注册一个自定义算子"),
-    hypothesis=Words(
-        "With compute, fake and backward registered, a tracer sees one operation instead of six, shapes are "
-        "known without running, and gradients agree with autograd and with finite differences.",
-        "注册了 compute、fake 和 backward 之后，追踪只看到一个算子而不是六个，不运行也知道形状，梯度与 "
-        "autograd 和有限差分一致。",
-    ),
-    run=run,
-    causes=(
-        Words("an error in the backward formula", "反向公式有误"),
-        Words("another version of torch.library", "torch.library 版本不同"),
-    ),
-    code=(
-        "cairn/kernels/norm/rmsnorm.py:rmsnorm",
-        "cairn/kernels/norm/rmsnorm_backward.py",
-        "cairn/train/products.py:product",
-    ),
-    reading=(
-        "The Custom Operators Manual of PyTorch (2024)",
-        "Root Mean Square Layer Normalization (2019)",
-    ),
-    questions=(
-        Question(
-            Words("Why is a fake (meta) function needed?", "为什么需要 fake（meta）函数？"),
-            Words(
-                "Tracers, torch.compile and FSDP's meta initialisation run the program on tensors without "
-                "data: they need the shape, type and strides of the result, never its values.",
-                "追踪、torch.compile 和 FSDP 的 meta 初始化都用没有数据的张量跑程序：只需要结果的形状、"
-                "类型和 stride，不需要值。",
-            ),
-        ),
-        Question(
-            Words(
-                "torch.autograd.Function or torch.library.custom_op?",
-                "torch.autograd.Function 还是 torch.library.custom_op？",
-            ),
-            Words(
-                "Function is enough in eager mode and what our kernels use. custom_op is opaque to "
-                "compilers, which keep it whole; it declares mutation and has a schema, so export works.",
-                "eager 模式用 Function 足够，我们的内核就这样；custom_op 对编译器是不透明的整体，"
-                "声明了是否修改参数并有 schema，因此可以导出。",
-            ),
-        ),
-        Question(
-            Words("How do you test a backward?", "怎么测试反向？"),
-            Words(
-                "gradcheck in float64 against finite differences, a reference by autograd in float32, odd "
-                "shapes and strides, and opcheck for schema, fake and aliasing.",
-                "float64 下用 gradcheck 对比有限差分，float32 下对比 autograd 参考；测试奇异形状与 stride；"
-                "opcheck 检查 schema、fake 与别名。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

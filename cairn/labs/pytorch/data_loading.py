@@ -10,7 +10,7 @@ the arithmetic of the overlap is all there is; the samples themselves must be th
 import time
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.workbench import Workbench
 
 SAMPLES = 4
@@ -106,62 +106,4 @@ def _slow_source(each_s: float) -> Any:
     return Slow(64, 16)
 
 
-LAB = Lab(
-    name="data-loading",
-    area="pytorch",
-    title=Words("Data loading under computation", "数据加载与计算重叠"),
-    hypothesis=Words(
-        "With one batch ahead a step takes max(load, compute), not their sum; loading costs nothing until it "
-        "is the longer one.",
-        "提前准备一个 batch 时，每步耗时为 max(加载, 计算) 而不是两者之和；加载在变成较长者之前不花钱。",
-    ),
-    run=run,
-    causes=(
-        Words("a busy machine: a wait of 4 ms may last 6", "机器繁忙：4 ms 的等待可能变成 6 ms"),
-        Words(
-            "a batch that takes long to make in Python, where the two threads share one lock",
-            "批次在 Python 里构造得太久，而两个线程共用一把 GIL",
-        ),
-    ),
-    code=(
-        "cairn/train/feeder.py:Feeder",
-        "cairn/train/data/source.py:share",
-        "cairn/train/data/batch.py:Batch",
-    ),
-    reading=("Analyzing and Mitigating Data Stalls in DNN Training (2021)",),
-    questions=(
-        Question(
-            Words(
-                "When are worker processes needed instead of a thread?",
-                "什么时候要用 worker 进程而不是线程？",
-            ),
-            Words(
-                "When making a sample is Python or holds the GIL (decoding, tokenizing): threads then take "
-                "turns with the training loop. Reading a memory-mapped file or C code that lets go needs "
-                "only a thread.",
-                "当做样本是 Python 计算或占着 GIL（解码、分词）时：线程会和训练循环抢锁。读 mmap "
-                "文件或会释放 GIL 的 C 代码用线程就够。",
-            ),
-        ),
-        Question(
-            Words("How many workers does a job need?", "需要多少个 worker？"),
-            Words(
-                "ceil(seconds to make a batch / seconds of a step), plus a little for variance. More only "
-                "costs memory and file handles.",
-                "ceil(做一个 batch 的秒数 / 一步的秒数)，再加一点余量；更多只会占内存和文件句柄。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is a sample here a pure function of its number?",
-                "为什么这里的样本是其编号的纯函数？",
-            ),
-            Words(
-                "The state of the data in a checkpoint is then one integer, any number of ranks can resume "
-                "from it, and prefetching a wrong guess costs nothing but the guess.",
-                "这样检查点里的数据状态只是一个整数，任意 rank 数都能续训，预取猜错也只浪费那一次。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.labs.gpu._ceiling import ceiling
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.pytorch._tiny_model import tiny_model
 from cairn.labs.workbench import Workbench
@@ -139,67 +139,4 @@ def _with_gradient(bench: Workbench, x: Any) -> float:
         return _each(bench, lambda: x * tracked)
 
 
-LAB = Lab(
-    name="dispatcher",
-    area="pytorch",
-    title=Words("The dispatcher: time is a count of operations", "dispatcher：耗时就是算子个数"),
-    hypothesis=Words(
-        "On one row time is the number of operations: twelve take twice as long as six, and a norm of six "
-        "takes at "
-        "least one and a half times as long as one of four.",
-        "在单行上，耗时就是算子个数：十二次是六次的两倍；六个算子的 norm 至少是四个算子的一倍半。",
-    ),
-    run=run,
-    causes=(
-        Words("a busy machine in one of the two measurements", "其中一次测量时机器繁忙"),
-        Words(
-            "operations differ in how much Python and shape arithmetic they need",
-            "各算子的 Python 与形状计算开销不同",
-        ),
-    ),
-    code=(
-        "cairn/models/lean.py:LeanNorm",
-        "cairn/kernels/norm/rmsnorm.py:rmsnorm_reference",
-        "cairn/labs/pytorch/_watched.py:Watched",
-    ),
-    reading=("PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",),
-    questions=(
-        Question(
-            Words(
-                "Which keys does a multiplication pass on its way?",
-                "一次乘法经过哪些 dispatch key？",
-            ),
-            Words(
-                "Modes and functorch if active, Autocast, Autograd (records the node, saves inputs), then "
-                "the backend key of its tensors: CPU or CUDA. Each layer removes its key and dispatches again.",
-                "若启用则先过 mode 与 functorch，再是 Autocast、Autograd（记录节点、保存输入），"
-                "最后是张量的后端 key：CPU 或 CUDA。每层去掉自己的 key 再次分发。",
-            ),
-        ),
-        Question(
-            Words(
-                "What is the difference between aten::square and aten::pow in a trace?",
-                "trace 里为什么 aten::square 变成 aten::pow？",
-            ),
-            Words(
-                "square is composite: it has no kernel of its own and calls pow above autograd, so below it "
-                "only pow is seen and only pow needs a gradient.",
-                "square 是复合算子，没有自己的内核，在 autograd 之上就调用 pow；往下只看得到 pow，也只有 pow "
-                "需要梯度公式。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does one remove dispatch cost from a decode step?",
-                "解码时如何去掉 dispatch 开销？",
-            ),
-            Words(
-                "Fewer and larger operations (fused kernels, joined projections), or none at all: a captured "
-                "CUDA graph replays kernels without Python and dispatcher.",
-                "更少更大的算子（融合内核、合并投影），或者干脆没有：CUDA graph 重放内核，不经过 Python 和 "
-                "dispatcher。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.pytorch._tiny_model import hidden, tiny_model, tokens_of
 from cairn.labs.workbench import Workbench
 
@@ -175,67 +175,4 @@ def _refuses(run_it: Any, x: Any) -> bool:
     return False
 
 
-LAB = Lab(
-    name="export",
-    area="pytorch",
-    title=Words("Export: weights and graphs that leave", "导出：离开本程序的权重与图"),
-    hypothesis=Words(
-        "A checkpoint comes back bit by bit and is as large as its numbers; an exported graph has the "
-        "products that a run has, serves sizes it never saw and refuses those outside its declared range.",
-        "检查点逐位还原，大小就是数的大小；导出的图与实际运行的矩阵乘个数相同，能用于没见过的形状，"
-        "并拒绝声明范围之外的形状。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "another version of torch.export, which decomposes operations differently",
-            "torch.export 版本不同，分解规则不同",
-        ),
-        Words(
-            "tied weights that are stored once, or metadata in the header",
-            "绑定权重只存一份，或头部含有元数据",
-        ),
-    ),
-    code=(
-        "cairn/models/export.py:export",
-        "cairn/models/weights.py:load_model",
-        "cairn/models/safetensors_file.py",
-    ),
-    reading=(
-        "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph "
-        "Compilation (2024)",
-        "Open Neural Network Exchange: the ONNX specification (2019)",
-    ),
-    questions=(
-        Question(
-            Words("torch.compile or torch.export?", "torch.compile 还是 torch.export？"),
-            Words(
-                "compile is just in time: it may break the graph, guard and recompile, and needs Python. "
-                "export is ahead of time: one whole graph or an error, with declared dynamic sizes, to run "
-                "elsewhere.",
-                "compile 是即时的：可断图、可 guard、可重编译，离不开 Python；export 是预先的："
-                "要么一张完整的图，要么报错，动态形状要声明，可在别处运行。",
-            ),
-        ),
-        Question(
-            Words("Why safetensors instead of a pickle?", "为什么用 safetensors 而不是 pickle？"),
-            Words(
-                "Loading a pickle can run code. safetensors is a JSON header with offsets and raw bytes: "
-                "safe, memory-mappable, and a shard reads only the slices it needs.",
-                "加载 pickle 可能执行代码；safetensors 是带偏移的 JSON 头加原始字节：安全、可 mmap，"
-                "分片时只读所需部分。",
-            ),
-        ),
-        Question(
-            Words("What usually fails when exporting to ONNX?", "导出 ONNX 时通常卡在哪里？"),
-            Words(
-                "Branches on data, shapes that become constants, operations without a counterpart (fused "
-                "attention, custom kernels) and precision: check outputs at several sizes, not only at the "
-                "example's.",
-                "依赖数据的分支、被固化成常量的形状、没有对应项的算子（融合注意力、自定义内核）以及精度："
-                "要在多种形状上比对，而不只是示例形状。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

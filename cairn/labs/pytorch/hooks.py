@@ -10,7 +10,7 @@ last gradient is there, long before backward ends.
 import itertools
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.pytorch._tiny_model import hidden, tiny_model, tokens_of
 from cairn.labs.workbench import Workbench
 
@@ -147,63 +147,4 @@ def _buckets(model: Any, tokens_T: Any) -> tuple[int, int, int]:
     return len(launched), early, len(buckets.buckets)
 
 
-LAB = Lab(
-    name="hooks",
-    area="pytorch",
-    title=Words("Hooks: around modules, after gradients", "hook：模块前后与梯度之后"),
-    hypothesis=Words(
-        "Module hooks run only through module(x), gradients are complete layer by layer from the last to the "
-        "first, and all buckets but the last are on their way before backward ends.",
-        "模块 hook 只在 module(x) 时运行；梯度从最后一层到第一层依次完成；除最后一个外，"
-        "所有桶都在反向结束前已发出。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a parameter that is used in several layers completes late", "多层共用的参数完成得晚"
-        ),
-        Words("an order of parameters that is not the order of use", "参数的顺序与使用顺序不一致"),
-    ),
-    code=(
-        "cairn/train/parallel/buckets.py:Buckets",
-        "cairn/train/parallel/buckets.py:fill",
-        "cairn/models/transformer.py:Transformer",
-    ),
-    reading=("PyTorch Distributed: Experiences on Accelerating Data Parallel Training (2020)",),
-    questions=(
-        Question(
-            Words(
-                "Why does module.forward(x) skip hooks?", "为什么 module.forward(x) 不触发 hook？"
-            ),
-            Words(
-                "Hooks live in Module.__call__, which runs them around forward. Code that calls forward "
-                "directly also escapes FSDP's gathering and compiled wrappers.",
-                "hook 在 Module.__call__ 里，围绕 forward 运行；直接调 forward 还会绕过 FSDP 的 all-gather "
-                "和编译包装。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why are buckets filled in reverse order of the parameters?",
-                "为什么桶按参数的逆序填充？",
-            ),
-            Words(
-                "Backward finishes the last layers first, so a bucket of neighbours from the end is complete "
-                "early and its all-reduce hides under the rest of backward.",
-                "反向先完成最后几层，把末尾相邻的参数放一桶就能早早凑齐，其 all-reduce 藏在剩余反向之下。",
-            ),
-        ),
-        Question(
-            Words(
-                "What goes wrong when one rank skips a layer?", "某个 rank 跳过一层会出什么问题？"
-            ),
-            Words(
-                "Its bucket never completes, the others wait in the collective: a hang. Buckets must be "
-                "launched in the same order on all ranks, so unused parameters are flushed at the end.",
-                "它的桶永远凑不齐，其他 rank 卡在集合通信里。所有 rank 必须同序发出，未用到的参数在最后统一 "
-                "flush。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

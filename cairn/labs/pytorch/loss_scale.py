@@ -9,7 +9,7 @@ something overflowed, double after a thousand good steps.
 
 import math
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Words
+from cairn.labs.lab import Check, Outcome, Plot, Words, described
 from cairn.labs.workbench import Workbench
 
 LOST_BELOW = 2.0**-25  # half of the smallest subnormal number
@@ -110,63 +110,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="loss-scale",
-    area="pytorch",
-    title=Words("Mixed precision and the loss scale", "混合精度与 loss scale"),
-    hypothesis=Words(
-        "float16 loses exactly the gradients below 3e-8; multiplying the loss by 65536 saves all but a few "
-        "in a million, and the factor finds its own size by halving at overflows and doubling after 1000 "
-        "good steps.",
-        "float16 丢掉的恰好是小于 3e-8 的梯度；loss 乘 65536 几乎全部保住；缩放因子溢出减半、连续 1000 "
-        "步正常则加倍，自己找到合适的大小。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "hardware that flushes subnormal float16 numbers to zero (then 2^-14 is the limit)",
-            "硬件把 float16 次正规数清零（此时界限是 2^-14）",
-        ),
-        Words(
-            "a growth interval or first factor other than the default",
-            "增长间隔或初始因子不是默认值",
-        ),
-    ),
-    code=(
-        "cairn/train/precision.py:LossScale",
-        "cairn/train/step.py:train_step",
-        "cairn/kernels/optim/adamw.py:adamw",
-    ),
-    reading=("Mixed Precision Training (2018)",),
-    questions=(
-        Question(
-            Words("Why does bf16 need no loss scale?", "为什么 bf16 不需要 loss scale？"),
-            Words(
-                "Its exponent has 8 bits as in float32: the smallest normal number is 1e-38, so gradients do "
-                "not vanish. fp16's 5 bits end at 6e-5 (6e-8 with subnormals).",
-                "它的指数与 float32 一样是 8 位，最小正规数 1e-38，梯度不会消失；fp16 的 5 位指数到 6e-5 "
-                "为止（含次正规数 6e-8）。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does GradScaler do in a step that overflowed?",
-                "GradScaler 在溢出的一步里做什么？",
-            ),
-            Words(
-                "It skips the update, halves the factor and goes on: the batch is lost, the weights are not. "
-                "A few skips at the start are normal, steady ones mean NaN from elsewhere.",
-                "跳过更新、因子减半、继续：丢一个 batch，不伤权重。开头跳几次正常，持续跳过说明 NaN 另有来源。",
-            ),
-        ),
-        Question(
-            Words("Why must gradients be unscaled before clipping?", "为什么裁剪前要先 unscale？"),
-            Words(
-                "The norm is compared with an absolute limit: with gradients 65536 times too long everything "
-                "would be clipped to almost nothing.",
-                "裁剪用的是绝对阈值：梯度放大了 65536 倍，不先除回去就会被裁到几乎为零。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

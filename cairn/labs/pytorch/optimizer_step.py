@@ -8,7 +8,7 @@ counted while it runs; the fused form is torch's on a CPU and our kernel on a GP
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -113,9 +113,20 @@ def _fused(state: Any) -> None:
         return
     fused: Any = torch._fused_adamw_
     fused(
-        list(state.weights), list(state.grads), list(state.m), list(state.v), [], [torch.tensor(1.0)],
-        lr=LR, beta1=0.9, beta2=0.95, weight_decay=DECAY, eps=1e-8, amsgrad=False, maximize=False,
-    )  # fmt: skip
+        list(state.weights),
+        list(state.grads),
+        list(state.m),
+        list(state.v),
+        [],
+        [torch.tensor(1.0)],
+        lr=LR,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=DECAY,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _disagreement() -> float:
@@ -156,67 +167,4 @@ def _clip_checks() -> float:
     return float(torch.stack([(g * factor).square().sum() for g in gradients]).sum().sqrt())
 
 
-LAB = Lab(
-    name="optimizer-step",
-    area="pytorch",
-    title=Words("The optimizer's step: bytes per parameter", "优化器的一步：每个参数多少字节"),
-    hypothesis=Words(
-        "AdamW in float32 cannot move fewer than 28 bytes per parameter; written operation by operation it "
-        "moves several times that and takes longer, with the same result.",
-        "float32 的 AdamW 每参数至少搬 28 字节；逐个算子写会搬数倍的字节、用更多时间，而结果相同。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "tensors that fit into caches, where passes are cheap", "张量放得进缓存，多走几遍也便宜"
-        ),
-        Words(
-            "arithmetic: a division and a root per parameter on a core without wide vectors",
-            "运算：每参数一次除法和开方，向量较窄的核心上成为瓶颈",
-        ),
-    ),
-    code=(
-        "cairn/kernels/optim/adamw.py:adamw",
-        "cairn/kernels/optim/adamw.py:cost",
-        "cairn/train/optim/adamw.py:AdamW",
-        "cairn/train/step.py:clip_factor",
-    ),
-    reading=(
-        "Decoupled Weight Decay Regularization (2019)",
-        "8-bit Optimizers via Block-wise Quantization (2022)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "How long does the step of an 8B model take on an H200?",
-                "8B 模型的优化器一步在 H200 上要多久？",
-            ),
-            Words(
-                "8e9 parameters x 28 bytes is 224 GB; at 4.26 TB/s that is 53 ms, whatever the batch. It "
-                "counts little beside a large batch and much beside a small one.",
-                "8e9 个参数×28 字节 = 224 GB，按 4.26 TB/s 是 53 ms，与 batch 无关：大 batch 下不显眼，小 "
-                "batch 下很显眼。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does zero_grad(set_to_none=True) exist?",
-                "为什么有 zero_grad(set_to_none=True)？",
-            ),
-            Words(
-                "Writing zeros and adding the first gradient to them is a write and a read of every gradient "
-                "for nothing; with None the first backward stores its result as it is.",
-                "先写零再把第一个梯度加上去，等于白写白读一遍；置 None 时第一次反向直接存结果。",
-            ),
-        ),
-        Question(
-            Words("Where must clipping happen with several ranks?", "多 rank 时裁剪要放在哪里？"),
-            Words(
-                "After gradients are reduced: square sums of the shards are added over all ranks, then one "
-                "factor is applied. Clipping local gradients before would change the direction.",
-                "在梯度归约之后：各分片的平方和先跨 rank 相加，再用同一个系数。先裁本地梯度会改变方向。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

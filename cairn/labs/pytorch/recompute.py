@@ -10,7 +10,7 @@ that the planner uses, and the gradients must be the same to the last bit.
 
 from typing import Any, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.pytorch._tiny_model import tiny_model, tokens_of
 from cairn.labs.workbench import Workbench
 
@@ -130,65 +130,4 @@ def _outside_layers(model: Any, tokens: int) -> int:
     return 4 * tokens * (2 * spec.head_dim + 2 * spec.hidden)
 
 
-LAB = Lab(
-    name="recompute",
-    area="pytorch",
-    title=Words("Recompute: memory for time", "激活重计算：用时间换显存"),
-    hypothesis=Words(
-        "With full recomputing a layer keeps its input alone, the step does 4/3 of the FLOPs less the last "
-        "product of each layer, and the gradients do not change by a bit.",
-        "完全重计算时每层只保留输入，一步的 FLOP 为 4/3（减去每层最后一个矩阵乘），而梯度一个比特都不变。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "operations that keep other tensors than the formula lists (a new version of torch)",
-            "算子保存的张量与公式不同（torch 版本变化）",
-        ),
-        Words(
-            "an attention whose FLOPs the counter does not know", "FLOP 计数器不认识的注意力实现"
-        ),
-    ),
-    code=(
-        "cairn/train/recompute.py:recomputing",
-        "cairn/train/memory.py:layer_bytes",
-        "cairn/train/memory.py:fitting",
-    ),
-    reading=(
-        "Training Deep Nets with Sublinear Memory Cost (2016)",
-        "Reducing Activation Recomputation in Large Transformer Models (2022)",
-    ),
-    questions=(
-        Question(
-            Words("Why 4/3 and not 2?", "为什么是 4/3 而不是 2？"),
-            Words(
-                "Backward is two products for each of forward: F + 2F = 3F. Recomputing adds one more F at "
-                "most: 4F / 3F. It stops early: the last product of a layer, whose result no gradient needs, "
-                "is spared.",
-                "前向每个矩阵乘在反向对应两个：F + 2F = 3F；重计算最多再加一个 F：4F / 3F。检查点会提前停止，"
-                "每层最后一个乘法的结果不被梯度需要，可以省掉。",
-            ),
-        ),
-        Question(
-            Words(
-                "What does selective recomputing leave out, and why?",
-                "选择性重计算丢掉什么？为什么？",
-            ),
-            Words(
-                "Results of norms, activations and rotations: many bytes, few FLOPs. Results of products and "
-                "attention are kept, so almost no time is lost for a good part of the memory.",
-                "丢掉 norm、激活和旋转的结果：字节多、FLOP 少；保留矩阵乘和注意力的结果，"
-                "于是几乎不费时间就省下大块内存。",
-            ),
-        ),
-        Question(
-            Words("Does recomputing change MFU or HFU?", "重计算影响 MFU 还是 HFU？"),
-            Words(
-                "MFU counts the model's 3F only, so it falls when time goes to recomputing; HFU counts all "
-                "FLOPs done, so it stays. Compare runs by MFU.",
-                "MFU 只算模型的 3F，时间花在重计算上就会下降；HFU 算所有做过的 FLOP，不变。比较训练要看 MFU。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ Whoever writes through a view writes for all of them; autograd notices by a coun
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 
@@ -127,61 +127,4 @@ def _growth(bench: Workbench) -> float:
     return times[1] / times[0]
 
 
-LAB = Lab(
-    name="views",
-    area="pytorch",
-    title=Words("Storage, strides and views", "存储、stride 与视图"),
-    hypothesis=Words(
-        "Transposes, slices and expansions share the storage and cost the same for any size; only what no "
-        "strides can describe is copied.",
-        "转置、切片、expand 共享存储，代价与大小无关；只有 stride 描述不了的才会拷贝。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a version of torch in which reshape or split follow other rules",
-            "torch 版本中 reshape 或 split 的规则不同",
-        ),
-        Words("timing noise in calls of a microsecond", "微秒级调用的计时噪声"),
-    ),
-    code=(
-        "cairn/models/lean.py:LeanLayer",
-        "cairn/kernels/arguments.py:as_rows",
-        "cairn/kernels/paged/paged_views.py",
-    ),
-    reading=("PyTorch: An Imperative Style, High-Performance Deep Learning Library (2019)",),
-    questions=(
-        Question(
-            Words(
-                "Why does a slice of one row keep a gigabyte alive?",
-                "为什么取一行切片会占住 1 GB？",
-            ),
-            Words(
-                "A view holds the whole storage: it lives until the last view is gone. clone() the row if "
-                "the rest should be freed.",
-                "视图持有整个存储，直到最后一个视图消失才释放；想释放其余部分就 clone() 那一行。",
-            ),
-        ),
-        Question(
-            Words("view or reshape?", "view 还是 reshape？"),
-            Words(
-                "view never copies and raises when strides do not allow it; reshape copies silently then. "
-                "Use view where a copy would be a bug or a cost you want to see.",
-                "view 从不拷贝，stride 不允许就报错；reshape 会悄悄拷贝。拷贝算 bug 或想看见代价时用 view。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does autograd notice an in-place write that breaks a gradient?",
-                "autograd 怎么发现原地写破坏了梯度？",
-            ),
-            Words(
-                "Every storage has a version counter that in-place operations raise, through any view. A "
-                "node remembers the version it saved and refuses backward when it has changed.",
-                "每个存储有版本计数，经任何视图的原地操作都会加一；节点记得保存时的版本，"
-                "反向时发现变了就报错。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

@@ -21,14 +21,30 @@ if TYPE_CHECKING:
 
 # Small enough for seconds on two cores, large enough that its weights do not fit a cache.
 SMALL = ModelSpec(
-    family="llama", vocab=2048, hidden=384, layers=6, heads=6, kv_heads=2, head_dim=64,
-    intermediate=1024, context=4096, tied=True,
-)  # fmt: skip
+    family="llama",
+    vocab=2048,
+    hidden=384,
+    layers=6,
+    heads=6,
+    kv_heads=2,
+    head_dim=64,
+    intermediate=1024,
+    context=4096,
+    tied=True,
+)
 # Steps of about a millisecond, for labs that count steps.
 TINY = ModelSpec(
-    family="llama", vocab=512, hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32,
-    intermediate=128, context=4096, tied=True,
-)  # fmt: skip
+    family="llama",
+    vocab=512,
+    hidden=64,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    intermediate=128,
+    context=4096,
+    tied=True,
+)
 
 
 class Rates(NamedTuple):
@@ -46,9 +62,12 @@ def small_engine(spec: ModelSpec, **options: object) -> "Engine":
 
     opened = OpenModel("random", spec, None, (), None)
     asked: dict[str, object] = {
-        "model": "random:tiny", "device": "cpu", "weights": "float", "max_num_batched_tokens": 4096,
+        "model": "random:tiny",
+        "device": "cpu",
+        "weights": "float",
+        "max_num_batched_tokens": 4096,
         "num_gpu_blocks_override": 1024,
-    }  # fmt: skip
+    }
     config = EngineConfig(**(asked | options))  # type: ignore[arg-type]
     return start_with(opened, opened.load("cpu", "float32"), config, sole=True).engine
 

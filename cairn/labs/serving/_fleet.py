@@ -17,8 +17,13 @@ StepSeconds = Callable[[Step], float]
 
 class Replica:
     def __init__(
-        self, limits: Limits, step_seconds: StepSeconds, *, prefix_caching: bool = True, since: float = 0.0
-    ) -> None:  # fmt: skip
+        self,
+        limits: Limits,
+        step_seconds: StepSeconds,
+        *,
+        prefix_caching: bool = True,
+        since: float = 0.0,
+    ) -> None:
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
         self.step_seconds = step_seconds
         self.now = since  # when its device is free

@@ -23,8 +23,14 @@ def paced(rows: int, step_s: float) -> "PacedServer":
     from cairn.serve.engine.request import Limits
 
     opened = open_model("cairn-tiny")
-    limits = Limits(rows=rows, step_tokens=1024, context=512, pages=1 + rows * 33, page_size=16,
-                    vocabulary=opened.spec.vocab)  # fmt: skip
+    limits = Limits(
+        rows=rows,
+        step_tokens=1024,
+        context=512,
+        pages=1 + rows * 33,
+        page_size=16,
+        vocabulary=opened.spec.vocab,
+    )
     return PacedServer(opened, limits, lambda step: step_s, max_waiting=1024)
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ def waiting_after(cold: float, seed: int = 4) -> list[tuple[float, int]]:
     limits = Limits(
         rows=ROWS, step_tokens=512, context=256, pages=2048, page_size=16, vocabulary=64
     )
-    fleet = [Replica(limits, lambda step: STEP_S, prefix_caching=False, since=since)
-             for since in (0.0, JUMP + cold)]  # fmt: skip
+    fleet = [
+        Replica(limits, lambda step: STEP_S, prefix_caching=False, since=since)
+        for since in (0.0, JUMP + cold)
+    ]
     draw, at, made, line = random.Random(seed), 0.0, [], []
     while at < END:
         at += draw.expovariate(BEFORE if at < JUMP else AFTER)
@@ -125,63 +127,4 @@ def _note(capacity: float) -> Words:
     )
 
 
-LAB = Lab(
-    name="autoscaling",
-    area="serving",
-    title=Words("Autoscaling and the cold start", "自动扩缩与冷启动"),
-    hypothesis=Words(
-        "The line after a jump of load is (new rate - capacity) x cold start, whatever the autoscaler does "
-        "meanwhile; only headroom or a faster start makes it shorter.",
-        "负载突增后的队列长度是（新请求率 - 容量）× 冷启动时间，扩缩策略再好也一样；只有预留余量或更快启动才能缩短。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "arrivals are drawn: over half a minute their number varies by some percent",
-            "到达是随机的：半分钟内数量有百分之几的波动",
-        ),
-        Words(
-            "before the jump the rows were not all taken, which the fluid picture ignores",
-            "突增前行未占满，流体模型忽略了这点",
-        ),
-    ),
-    code=(
-        "cairn/labs/serving/_fleet.py:serve",
-        "cairn/bench/paced_engine.py:capacity",
-        "cairn/cluster/backends/k8s_serve.py:serving_objects",
-    ),
-    reading=(
-        "ServerlessLLM: Low-Latency Serverless Inference for Large Language Models (2024)",
-        "Autopilot: workload autoscaling at Google (2020)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What is a cold start of a language model made of?", "LLM 的冷启动由哪些部分组成？"
-            ),
-            Words(
-                "Node, image (tens of GB), weights (16 GB at 2 GB/s: 8 s), graphs and compile, warm-up. Local NVMe "
-                "or a peer's memory, small images and cached graphs each take off tens of seconds.",
-                "节点、镜像（几十 GB）、权重（16 GB、2 GB/s 需 8 秒）、图捕获与编译、预热。本地 NVMe 或邻居内存、"
-                "小镜像、缓存的图各能省几十秒。",
-            ),
-        ),
-        Question(
-            Words("Which signal should scale an LLM service?", "LLM 服务该用什么信号扩缩？"),
-            Words(
-                "Waiting requests or tokens, and pages in use. GPU utilisation reads 100% at batch 1 already and "
-                "says nothing.",
-                "等待的请求/token 数和 KV 页使用率。GPU 利用率在批 1 时就显示 100%，毫无参考价值。",
-            ),
-        ),
-        Question(
-            Words("Why scale down slowly?", "为什么要慢慢缩容？"),
-            Words(
-                "Long streams have to drain, caches are lost, and a wrong step down costs a cold start; a few idle "
-                "minutes are cheaper than the line.",
-                "长连接流要排空，缓存会丢失，误缩一次就要付一次冷启动；空闲几分钟比排队便宜。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -6,7 +6,7 @@
 Left of the ridge another row is free; right of it everybody's next token comes later.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import (
     SMALL,
@@ -16,7 +16,7 @@ from cairn.labs.serving._engine import (
     host_rates,
     small_engine,
     words,
-)  # fmt: skip
+)
 from cairn.labs.workbench import Workbench
 from cairn.models.step_cost import Work, step_cost
 
@@ -114,65 +114,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="batch-sweep",
-    area="serving",
-    title=Words("Throughput and latency by batch size", "吞吐和延迟随批大小的变化"),
-    hypothesis=Words(
-        "Decode throughput grows with the batch as the roofline of one step says: almost linearly while the weights "
-        "are the bound, not at all once arithmetic is; the time of a step does the opposite.",
-        "decode 吞吐随批大小的增长遵循单步的屋顶线：权重受限时近似线性，计算受限后不再增长；单步时间则相反。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "products of few rows reach a smaller share of the matmul rate than large ones",
-            "行数少的矩阵乘达不到大矩阵乘的速率",
-        ),
-        Words(
-            "the CPU was shared: its rates are those of a better moment than the steps had",
-            "CPU 被共享：标定速率的时刻比这些步更空闲",
-        ),
-    ),
-    code=(
-        "cairn/models/step_cost.py:step_cost",
-        "cairn/serve/engine/loop.py:Engine",
-        "cairn/plan/serve_cost.py:step_seconds",
-    ),
-    reading=("Efficiently Scaling Transformer Inference (2022)",),
-    questions=(
-        Question(
-            Words(
-                "What stops the batch from growing before the ridge is reached?",
-                "在到达拐点之前，什么先限制了批大小？",
-            ),
-            Words(
-                "Memory for KV: at 8k tokens and 144 KiB a token one 8B request holds 1.2 GB, so 100 GB of pages "
-                "end at about 85 requests, left of the ridge at 160.",
-                "KV 显存：每 token 144 KiB、8k 上下文时一个 8B 请求占 1.2 GB，100 GB 的页只能容纳约 85 个请求，"
-                "还在拐点 160 的左边。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does KV reading not amortise with the batch as weights do?",
-                "为什么 KV 的读取不像权重那样随批摊薄？",
-            ),
-            Words(
-                "Each sequence has its own: bytes grow with the batch. Attention stays at about one FLOP per byte "
-                "times the group size, so long contexts keep decode memory-bound at any batch.",
-                "每个序列有自己的 KV，字节数随批增长。attention 的强度约等于 GQA 组大小，"
-                "长上下文下任何批大小都访存受限。",
-            ),
-        ),
-        Question(
-            Words("Which batch would you run in production?", "生产环境该用多大的批？"),
-            Words(
-                "The largest whose step time stays within the TPOT target; the curve of throughput over latency "
-                "bends near the knee, and beyond it only latency grows.",
-                "在满足 TPOT 目标的前提下尽量大；吞吐-延迟曲线在拐点附近变平，再大只增加延迟。",
-            ),
-        ),
-    ),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

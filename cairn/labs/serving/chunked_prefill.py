@@ -6,7 +6,7 @@
 The engine's own steps are timed: the pause is the longest step in which the others decode.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
@@ -87,64 +87,4 @@ def _plot(curve: Points) -> Plot:
     )
 
 
-LAB = Lab(
-    name="chunked-prefill",
-    area="serving",
-    title=Words("Chunked prefill and the pause of the others", "chunked prefill 与其他请求的停顿"),
-    hypothesis=Words(
-        "Who decodes waits for the longest step, and a step takes as long as its FLOPs: chunks of 64 shorten the "
-        "pause by the ratio of a whole prompt's FLOPs to a chunk's, and delay the long prompt itself only a little.",
-        "decode 的请求要等最长的一步，而一步的时间由 FLOPs 决定：切成 64 一块，停顿缩短为整段与一块 FLOPs 之比，长 "
-        "prompt 自己只略微变慢。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "small chunks run at a lower FLOP/s than one large product",
-            "小块的计算效率低于一次大矩阵乘",
-        ),
-        Words(
-            "one long step was hit by another process on this CPU", "某一步恰好被本机其他进程打断"
-        ),
-    ),
-    code=(
-        "cairn/serve/engine/scheduler.py:Scheduler",
-        "cairn/serve/engine/step_budget.py:tokens_within",
-        "cairn/serve/engine/request.py:Limits",
-    ),
-    reading=("Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve (2024)",),
-    questions=(
-        Question(
-            Words(
-                "How would you choose the token budget of a step?", "如何选择一步的 token 预算？"
-            ),
-            Words(
-                "From the TPOT target: tokens = target x matmul rate / FLOPs per token. An 8B model at 680 TFLOP/s "
-                "and 25 ms gives about 1,000 tokens.",
-                "由 TPOT 目标反推：token 数 = 目标时间 × 矩阵乘速率 / 每 token FLOPs。8B 模型、680 TFLOP/s、25 "
-                "毫秒约为 1000。",
-            ),
-        ),
-        Question(
-            Words("What do small chunks cost?", "块切得太小有什么代价？"),
-            Words(
-                "The prompt's KV is read again by every later chunk, products with few rows are less efficient, and "
-                "each step has its fixed cost; below a few hundred tokens on a GPU prefill throughput falls.",
-                "后面的每一块都要重读前面的 KV，行数少的矩阵乘效率低，每步还有固定开销；GPU 上低于几百 token 时 "
-                "prefill 吞吐下降。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why mix prefill and decode in one step at all?",
-                "为什么要把 prefill 和 decode 混在一步里？",
-            ),
-            Words(
-                "Decode leaves the arithmetic units idle; prompt tokens ride along with weights that are read "
-                "anyway.",
-                "decode 时计算单元空闲，prompt 的 token 可以搭便车，共用反正要读的权重。",
-            ),
-        ),
-    ),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -161,60 +161,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="fair-share",
-    area="serving",
-    title=Words("Fairness between tenants", "租户之间的公平"),
-    hypothesis=Words(
-        "First come, first served gives the flood everything; with a virtual token counter the granted tokens of "
-        "two tenants that both wait differ by at most two requests, and the light one waits for one answer to end "
-        "at most.",
-        "先来先服务会让洪泛租户占满；用虚拟 token 计数器，两个都在等待的租户服务量之差不超过两个请求，"
-        "轻租户最多等一个回答结束。",
-    ),
-    run=run,
-    causes=(
-        Words("the light tenant sent a burst, and waits for itself", "轻租户自己突发，等的是自己"),
-        Words(
-            "lengths are charged before they are known: here they are, in life they are guessed",
-            "长度需预先计费：这里已知，现实中要估计",
-        ),
-    ),
-    code=(
-        "cairn/labs/serving/fair_share.py:Counters",
-        "cairn/serve/engine/waiting_line.py:WaitingLine",
-        "cairn/serve/http/server/admission.py",
-    ),
-    reading=("Fairness in Serving Large Language Models (2024)", "Start-time Fair Queueing (1997)"),
-    questions=(
-        Question(
-            Words("Why count tokens and not requests?", "为什么按 token 而不是按请求计数？"),
-            Words(
-                "One request may be a hundred times another. Input tokens cost FLOPs, output tokens steps, so they "
-                "are weighted, two to one for example.",
-                "一个请求可能是另一个的上百倍。输入 token 消耗 FLOPs，输出 token 消耗步数，所以要加权，例如 1:2。",
-            ),
-        ),
-        Question(
-            Words(
-                "A tenant was silent for an hour. May it use all it has saved?",
-                "某租户静默一小时后回来，能用攒下的额度吗？",
-            ),
-            Words(
-                "No: its counter is lifted to the least of those who are active, or it would lock out everybody for "
-                "as long as it was away.",
-                "不能：它的计数器要抬到活跃者的最小值，否则它会按离开的时长把别人全部挡住。",
-            ),
-        ),
-        Question(
-            Words("How do rate limits differ from fair shares?", "限流和公平份额有什么区别？"),
-            Words(
-                "A limit refuses even when the machine is idle; a fair share is work-conserving: unused shares go "
-                "to whoever asks. Services use both: limits for cost, shares for overload.",
-                "限流在机器空闲时也会拒绝；公平份额是 work-conserving 的，没人用的份额归需要的人。实际两者并用："
-                "限流控成本，份额管过载。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

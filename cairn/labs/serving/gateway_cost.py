@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 TOKENS = 32  # of an answer
@@ -120,65 +120,4 @@ def _note(bench: Workbench, tokens: float) -> Words:
     )
 
 
-LAB = Lab(
-    name="gateway-cost",
-    area="serving",
-    title=Words("What the gateway costs", "网关的代价"),
-    hypothesis=Words(
-        "While a step is long against what the host does for it, the server makes rows / (tokens x step) answers a "
-        "second; with a device that takes no time, what is left is the gateway: under 0.15 ms of CPU for each "
-        "streamed token.",
-        "当一步远长于主机开销时，服务器每秒完成 行数/(token 数×步长) 个回答；设备零耗时时剩下的就是网关本身："
-        "每个流式 token 的 CPU 不到 0.15 毫秒。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the CPU is shared with other processes: client, server and engine all wait for it",
-            "CPU 被其他进程占用，客户端、服务端、引擎都在等",
-        ),
-        Words(
-            "client and server share one Python process here, and one interpreter lock",
-            "此处客户端和服务端在同一 Python 进程，共享一把 GIL",
-        ),
-    ),
-    code=(
-        "cairn/serve/http/server/service.py:Service",
-        "cairn/serve/http/server/sse.py:EventStream",
-        "cairn/bench/load_client.py:LoadClient",
-        "cairn/bench/paced_engine.py:capacity",
-    ),
-    reading=("The Tail at Scale (2013)", "Server-Sent Events, HTML Living Standard"),
-    questions=(
-        Question(
-            Words(
-                "A step takes 5 ms with 256 rows. What does the gateway have to sustain?",
-                "一步 5 毫秒、256 行，网关要承受多大流量？",
-            ),
-            Words(
-                "51,200 events a second. At 100 us each that is five cores, so events of one step are sent "
-                "together, and several HTTP processes share the sockets.",
-                "每秒 51,200 个事件。每个 100 微秒就要 5 个核，所以同一步的事件要合并发送，并用多个 HTTP "
-                "进程分担连接。",
-            ),
-        ),
-        Question(
-            Words("What belongs into a gateway?", "网关应该做什么？"),
-            Words(
-                "Keys, rate limits by tokens, admission with 429 instead of an endless line, routing, timeouts, and "
-                "that a client who leaves frees its row.",
-                "鉴权、按 token 限流、准入（返回 429 而不是无限排队）、路由、超时，以及客户端断开时立即释放行。",
-            ),
-        ),
-        Question(
-            Words("Would Go make this faster?", "换成 Go 会更快吗？"),
-            Words(
-                "Per event, several times: goroutines use all cores without an interpreter lock. It matters only "
-                "when the gateway's time per step nears the device's; measure that ratio first.",
-                "单个事件能快几倍：goroutine 没有 GIL、能用满多核。只有网关每步耗时接近设备步长时才重要，"
-                "应先测这个比例。",
-            ),
-        ),
-    ),
-    seconds=8.0,
-)
+LAB = described(__file__, run)

@@ -6,7 +6,7 @@ The two are equal at weights / KV bytes of a token. A sliding window stops the g
 longer and longer caches, and over a window.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 from cairn.models.cache import cache_bytes, cache_bytes_per_token
@@ -109,8 +109,15 @@ def _table() -> Table:
     rows = []
     for name in MODELS:
         spec = preset(name)
-        rows.append([name, cache_bytes_per_token(spec, 2) / 1024, crossing(name),
-                     cache_bytes(spec, 32_768, 2) / 1e9, spec.matmul_parameters() * 2 / 1e9])  # fmt: skip
+        rows.append(
+            [
+                name,
+                cache_bytes_per_token(spec, 2) / 1024,
+                crossing(name),
+                cache_bytes(spec, 32_768, 2) / 1e9,
+                spec.matmul_parameters() * 2 / 1e9,
+            ]
+        )
     return Table(
         columns=[
             Words("model", "模型"),
@@ -123,70 +130,4 @@ def _table() -> Table:
     )
 
 
-LAB = Lab(
-    name="long-context",
-    area="serving",
-    title=Words("Long contexts: when KV outweighs the model", "长上下文：KV 何时超过模型本身"),
-    hypothesis=Words(
-        "Attention of one decoded token takes time in proportion to the context, and with a sliding window none of "
-        "it; an 8B model reads as much KV as weights from about 100k tokens on, in one sequence or in many "
-        "together.",
-        "单 token attention 的时间与上下文成正比，滑动窗口则与上下文无关；8B 模型在总计约 10 万 token 时 KV "
-        "读取量等于权重，无论是一条序列还是多条合计。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "short caches stay in the CPU's own cache and are read faster",
-            "短的 KV 留在 CPU 缓存里，读得更快",
-        ),
-        Words("another process used the memory bus", "其他进程占用了内存带宽"),
-    ),
-    code=(
-        "cairn/models/spec.py:ModelSpec",
-        "cairn/models/attend.py:attention",
-        "cairn/models/rope.py:frequencies",
-    ),
-    reading=(
-        "YaRN: Efficient Context Window Extension of Large Language Models (2023)",
-        "Mistral 7B (2023)",
-        "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which changes to a model shorten the KV cache, and by how much?",
-                "哪些模型改动能缩小 KV cache，缩小多少？",
-            ),
-            Words(
-                "GQA by heads / KV heads (4 to 8), MLA to some 576 values a layer, a window to its length, fp8 by "
-                "two. They multiply.",
-                "GQA 按 头数/KV 头数（4 到 8 倍），MLA 到每层约 576 个数，窗口截到窗口长度，fp8 再减半；可以叠加。",
-            ),
-        ),
-        Question(
-            Words(
-                "A model was trained on 8k. What makes it work at 32k?",
-                "模型在 8k 上训练，怎样才能用到 32k？",
-            ),
-            Words(
-                "Rotary angles beyond the trained range are unknown to it: scale them (linear, NTK, YaRN, Llama-3's "
-                "rule), mostly with some fine-tuning; YaRN keeps high frequencies and stretches low ones.",
-                "超出训练范围的旋转角模型没见过，要缩放（linear、NTK、YaRN、Llama-3 规则），通常再微调；YaRN "
-                "保留高频、拉伸低频。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does prefill of a long prompt grow faster than linearly?",
-                "为什么长 prompt 的 prefill 增长快于线性？",
-            ),
-            Words(
-                "Pairs of query and key grow with the square: for 8B at 32k attention is about 40% of the FLOPs, at "
-                "128k most of them.",
-                "query-key 对数按平方增长：8B 模型 32k 时 attention 约占 FLOPs 的四成，128k 时占大部分。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -11,7 +11,7 @@ the latent part, which is why absorbing is allowed at all.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -176,71 +176,4 @@ def _table() -> Table:
     )
 
 
-LAB = Lab(
-    name="mla",
-    area="serving",
-    title=Words("Multi-head latent attention", "多头潜在注意力（MLA）"),
-    hypothesis=Words(
-        "Caching a latent of 512 + 64 numbers instead of 2 x 128 x 128 shrinks the cache 57 times; moving the "
-        "up-projection to the query gives the same result to rounding, without ever unpacking keys.",
-        "缓存 512+64 个数而不是 2×128×128，cache 缩小 57 倍；把上投影移到 query 一侧，结果在舍入误差内相同，"
-        "且无需展开 K。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "at short contexts fixed costs of the operations decide", "上下文短时由算子固定开销决定"
-        ),
-        Words(
-            "einsum picks a slow layout for one of the two forms",
-            "einsum 为其中一种形式选了较慢的布局",
-        ),
-    ),
-    code=(
-        "cairn/labs/serving/mla.py:absorbed",
-        "cairn/comm/transfer/kv.py:Contents",
-        "cairn/models/spec.py:ModelSpec",
-    ),
-    reading=(
-        "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model (2024)",
-        "DeepSeek-V3 Technical Report (2024)",
-        "Fast Transformer Decoding: One Write-Head is All You Need (2019)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is the rotary part kept apart from the latent?",
-                "为什么旋转位置部分要与潜变量分开？",
-            ),
-            Words(
-                "A rotation that depends on the position sits between W_q and W_up and forbids to merge them. So a "
-                "small key of 64 numbers, shared by all heads, carries positions.",
-                "与位置有关的旋转夹在 W_q 和 W_up 之间，无法合并。所以另设一个 64 维、各头共享的小 key 承载位置。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does tensor parallelism treat an MLA cache?", "张量并行如何处理 MLA 的 cache？"
-            ),
-            Words(
-                "The latent belongs to all heads, so every rank keeps all of it: memory is not divided. DeepSeek "
-                "therefore serves attention data-parallel and experts expert-parallel.",
-                "潜变量属于所有头，每个 rank 都要存全份，显存不随 TP 减少。所以 DeepSeek 对 attention 用数据并行、"
-                "对专家用专家并行。",
-            ),
-        ),
-        Question(
-            Words(
-                "Is absorbed attention still memory-bound in decode?",
-                "吸收形式的 decode 仍是访存受限吗？",
-            ),
-            Words(
-                "Hardly: 128 heads share one latent, 4 x 128 FLOP for each cached number, about 240 for a byte in "
-                "bf16, which is the ridge of an H200. It behaves like MQA with large heads.",
-                "基本不是：128 个头共享一个潜变量，每个缓存的数约做 4×128 FLOP，bf16 下约 240 FLOP/字节，接近 H200 "
-                "的拐点；行为像大头的 MQA。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

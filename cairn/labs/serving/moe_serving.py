@@ -9,7 +9,7 @@ The model's own router chooses; visited experts are counted, and bytes are what 
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 from cairn.models.spec import Experts, ModelSpec
@@ -22,10 +22,18 @@ if TYPE_CHECKING:
 
 EXPERTS = Experts(count=64, per_token=4, intermediate=32)
 SPEC = ModelSpec(
-    family="qwen3_moe", vocab=512, hidden=64, layers=1, heads=2, kv_heads=1, head_dim=32,
-    intermediate=64, context=4096, qk_norm=True,
+    family="qwen3_moe",
+    vocab=512,
+    hidden=64,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    intermediate=64,
+    context=4096,
+    qk_norm=True,
     experts=EXPERTS,
-)  # fmt: skip
+)
 
 
 def expected(tokens: int, count: int, per_token: int) -> float:
@@ -143,66 +151,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="moe-serving",
-    area="serving",
-    title=Words("How many experts a step reads", "一步要读多少个专家"),
-    hypothesis=Words(
-        "With k of E experts for a token, n tokens visit E (1 - (1 - k/E)^n) of them: at batch 1 a mixture decodes "
-        "at the price of a small model, at some dozens it reads nearly everything.",
-        "每 token 选 E 个专家中的 k 个时，n 个 token 访问 E(1-(1-k/E)^n) 个：批 1 时按小模型的代价解码，几十个 "
-        "token 时几乎读遍全部。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the router prefers some experts: fewer are visited, and the busiest has more to do",
-            "路由偏好部分专家：访问的更少，最忙的更忙",
-        ),
-        Words("tokens of one text resemble each other", "同一文本的 token 彼此相似"),
-    ),
-    code=(
-        "cairn/models/experts.py:Router",
-        "cairn/models/step_cost.py:weights_read",
-        "cairn/plan/serve_cost.py:step_seconds",
-    ),
-    reading=(
-        "Mixtral of Experts (2024)",
-        "DeepSeekMoE: Towards Ultimate Expert Specialization in Mixture-of-Experts Language Models (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Where does a mixture gain most in serving: batch 1 or batch 256?",
-                "MoE 在哪种批大小下收益最大：1 还是 256？",
-            ),
-            Words(
-                "In bytes at batch 1 (only the chosen experts are read), in FLOPs at 256 (all are read, but each "
-                "token computes with few). In between it reads like a large model and computes like a small one.",
-                "批 1 时省字节（只读选中的专家），批 256 时省 FLOPs（全都要读，但每 token 只算几个）。"
-                "中间地带读得像大模型、算得像小模型。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why spread experts over GPUs instead of splitting each?",
-                "为什么把专家分散到多卡，而不是把每个专家切开？",
-            ),
-            Words(
-                "Whole experts keep large products; each GPU reads only its own, and a larger joint batch gives "
-                "every expert more rows. Price: two all-to-alls a layer and the wait for the busiest GPU.",
-                "完整的专家保持大矩阵乘；每卡只读自己的，合并后的大批让每个专家有更多行。代价是每层两次 all-to-all "
-                "和等待最忙的卡。",
-            ),
-        ),
-        Question(
-            Words("What do shared experts do?", "共享专家有什么作用？"),
-            Words(
-                "Every token visits them, so common knowledge need not be repeated in each routed expert; their "
-                "weights are read once for the whole batch like a dense layer's.",
-                "每个 token 都经过它们，公共知识不必在各路由专家里重复；它们的权重像稠密层一样整批只读一次。",
-            ),
-        ),
-    ),
-    seconds=2.0,
-)
+LAB = described(__file__, run)

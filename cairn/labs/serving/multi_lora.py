@@ -11,7 +11,7 @@ The adapters add r (in + out) / (in x out) to bytes and FLOPs; the results have 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -181,61 +181,4 @@ def _note(rank: int, added: float) -> Words:
     )
 
 
-LAB = Lab(
-    name="multi-lora",
-    area="serving",
-    title=Words("Many adapters in one batch", "一个批里的多个 LoRA"),
-    hypothesis=Words(
-        "Rows of different adapters can share the base product: the result equals merged weights to rounding, "
-        "memory grows by r (in + out) / (in x out) for each adapter, and with many adapters in a step it beats a "
-        "merged copy of each.",
-        "不同 adapter 的行可以共享基座矩阵乘：结果与合并权重在舍入内相同，每个 adapter 只增加 r(in+out)/(in·out) "
-        "的内存；一步中 adapter 多时快于各自的合并副本。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "gathering adapters by row copies them; a fused kernel would not",
-            "按行 gather adapter 会产生拷贝，融合 kernel 不会",
-        ),
-        Words("all merged copies fit the last-level cache", "所有合并副本都放得进末级缓存"),
-    ),
-    code=(
-        "cairn/labs/serving/multi_lora.py:batched",
-        "cairn/models/layers.py:Columns",
-    ),
-    reading=(
-        "LoRA: Low-Rank Adaptation of Large Language Models (2021)",
-        "Punica: Multi-Tenant LoRA Serving (2023)",
-        "S-LoRA: Serving Thousands of Concurrent LoRA Adapters (2023)",
-    ),
-    questions=(
-        Question(
-            Words("Why not merge the adapter into the weights?", "为什么不把 adapter 合并进权重？"),
-            Words(
-                "For one adapter one should. For a hundred, memory holds one merged copy of an 8B model (16 GB) or "
-                "thousands of adapters of 40 MB, and merged requests cannot share a batch.",
-                "只有一个 adapter 时应该合并。一百个时，显存放一份合并的 8B（16 GB）就占满，而 adapter 每个才 40 MB；"
-                "合并后的请求也无法共享批。",
-            ),
-        ),
-        Question(
-            Words("May two adapters share a prefix cache?", "两个 adapter 能共享前缀缓存吗？"),
-            Words(
-                "No: keys and values depend on the adapter wherever it touches k or v, or an earlier layer. The "
-                "adapter's name belongs into the hash (a salt).",
-                "不能：只要 adapter 改了 k、v 或更前面的层，KV 就不同。哈希里要加入 adapter 名（salt）。",
-            ),
-        ),
-        Question(
-            Words("What does a fused kernel for this (SGMV) do?", "SGMV 这类融合 kernel 做什么？"),
-            Words(
-                "Sorts rows into segments by adapter and runs each segment's small product from the adapter's place "
-                "in memory, in one launch: no gather copies, no launch per adapter.",
-                "把行按 adapter 分段，一次启动内直接从 adapter 的内存位置做每段的小矩阵乘：没有 gather 拷贝，"
-                "也不用每个 adapter 启动一次。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

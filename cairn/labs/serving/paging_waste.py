@@ -8,7 +8,7 @@ The real block manager hands out the pages; the slab is what engines did before 
 
 import random
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.serving._engine import ask
 from cairn.labs.workbench import Workbench
 
@@ -103,65 +103,4 @@ def _checks(gap16: float, waste: Points, mean: float, fits: dict[int, int]) -> l
     ]
 
 
-LAB = Lab(
-    name="paging-waste",
-    area="serving",
-    title=Words("What paging the KV cache saves", "KV cache 分页省下了什么"),
-    hypothesis=Words(
-        "With pages of B tokens a request wastes (B - 1) / 2 tokens on average, whatever its length; a slab for the "
-        "longest allowed request wastes 1 - mean / max. So pages of 16 leave about 2% empty where slabs leave over "
-        "80%.",
-        "页大小为 B 时，每个请求平均浪费 (B - 1) / 2 个 token，与长度无关；按最大长度整块预留则浪费 1 - 平均/最大。"
-        "因此 16 的页只空 2% 左右，而整块预留空 80% 以上。",
-    ),
-    run=run,
-    causes=(
-        Words("lengths are not spread evenly within a page", "长度在页内分布不均匀"),
-        Words(
-            "few requests fit, so their mean is not the mean of all",
-            "容纳的请求太少，其平均长度偏离总体平均",
-        ),
-    ),
-    code=(
-        "cairn/serve/engine/block_manager.py:BlockManager",
-        "cairn/serve/engine/free_list.py:FreeList",
-        "cairn/serve/engine/pages.py:PagePool",
-    ),
-    reading=(
-        "Efficient Memory Management for Large Language Model Serving with PagedAttention (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why not use pages of one token, with no waste at all?",
-                "为什么不用 1 个 token 的页，完全不浪费？",
-            ),
-            Words(
-                "Tables grow, attention gathers single rows instead of long runs, and prefixes are hashed token by "
-                "token. 16 or 32 costs under 5% of the memory and keeps reads contiguous.",
-                "页表变大，attention 要逐行 gather 而不是读连续的大块，前缀也要逐 token 哈希。16 或 32 的页浪费不到 "
-                "5%，读取仍然连续。",
-            ),
-        ),
-        Question(
-            Words(
-                "Which of external and internal fragmentation does paging remove?",
-                "分页消除了外部碎片还是内部碎片？",
-            ),
-            Words(
-                "External: any free page serves any request. Internal fragmentation stays, at most one page less a "
-                "token per request.",
-                "消除外部碎片：任何空闲页可给任何请求。内部碎片仍在，每个请求最多一页少一个 token。",
-            ),
-        ),
-        Question(
-            Words("What else becomes possible once KV lies in pages?", "KV 分页之后还能做什么？"),
-            Words(
-                "Sharing: full pages of a common prefix can be in many tables at once; and preemption, swapping and "
-                "transfer in units of pages.",
-                "共享：公共前缀的满页可以同时出现在多个页表里；还能以页为单位做抢占、换出和传输。",
-            ),
-        ),
-    ),
-    seconds=1.0,
-)
+LAB = described(__file__, run)

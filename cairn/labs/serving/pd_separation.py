@@ -9,7 +9,7 @@ hand-over happens between two real engines with different page sizes, and must n
 
 import random
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
@@ -199,77 +199,4 @@ def _p99(ordered: list[float]) -> float:
     return ordered[int(0.99 * len(ordered))]
 
 
-LAB = Lab(
-    name="pd-separation",
-    area="serving",
-    title=Words("Prefill and decode apart", "prefill 与 decode 分离"),
-    hypothesis=Words(
-        "On one engine a 4k prompt pauses every answer for its whole prefill; on an engine that only decodes, a "
-        "token comes every 4 ms. Moving the cache costs under a fifth of computing it, and exactly the bytes of its "
-        "KV.",
-        "合并部署时，一个 4k prompt 会让所有回答停顿整个 prefill；只做 decode 的引擎约 4 毫秒一个 token。搬运 KV "
-        "的代价不到计算它的五分之一，字节数恰好等于 KV 大小。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the load is so low that prompts and answers rarely meet",
-            "负载太低，prompt 与回答很少相遇",
-        ),
-        Words(
-            "the planner's cost of a step counts host time that the floor leaves out",
-            "规划器的单步代价包含下限未计入的主机开销",
-        ),
-    ),
-    code=(
-        "cairn/serve/separation/pair.py:Separated",
-        "cairn/comm/transfer/kv.py:plan_kv",
-        "cairn/serve/simulate.py:simulate",
-        "cairn/plan/serve_cost.py:step_seconds",
-    ),
-    reading=(
-        "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving (2024)",
-        "Splitwise: Efficient Generative LLM Inference Using Phase Splitting (2023)",
-        "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "How many prefill GPUs for each decode GPU?",
-                "prefill 与 decode 的 GPU 比例怎么定？",
-            ),
-            Words(
-                "By the work of each phase: rate x prompt FLOPs / FLOP/s against rate x output tokens x step time / "
-                "batch. 4k in and 64 out is mostly prefill; 500 in and 2k out mostly decode. It drifts, so roles "
-                "must be changeable.",
-                "按各阶段的工作量：请求率 × prompt FLOPs / 算力，对比 请求率 × 输出 token × 单步时间 / 批大小。4k "
-                "入 64 出以 prefill 为主；500 入 2k 出以 decode 为主。比例会漂移，所以角色要能切换。",
-            ),
-        ),
-        Question(
-            Words(
-                "Chunked prefill also limits the pause. Why separate at all?",
-                "chunked prefill 也能限制停顿，为什么还要分离？",
-            ),
-            Words(
-                "Chunks trade TTFT against TPOT on the same GPU; apart, both targets are met independently, and "
-                "each side can have its own parallelism and hardware. Without fast links chunks are simpler and "
-                "better.",
-                "分块只是在同一块 GPU 上用 TTFT 换 TPOT；分离后两个目标互不影响，两侧可用不同并行度和硬件。"
-                "没有高速互联时，分块更简单也更好。",
-            ),
-        ),
-        Question(
-            Words(
-                "What must both sides agree on for a hand-over?", "移交 KV 时双方必须一致的是什么？"
-            ),
-            Words(
-                "The contents: model weights, layers, KV heads, head size, dtype. Page size, tensor parallel degree "
-                "and memory layout may differ; a plan of byte runs makes that good.",
-                "内容必须一致：模型权重、层数、KV 头数、头大小、dtype。页大小、TP 度和内存布局可以不同，"
-                "由字节段的计划来转换。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

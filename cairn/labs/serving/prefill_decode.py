@@ -4,7 +4,7 @@ Prefill multiplies each weight with every token of the prompt, decode with one t
 sides of the roofline: `step_cost` says how many FLOPs and bytes each has, the machine's ceilings how long they take.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import (
     SMALL,
@@ -117,75 +117,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="prefill-decode",
-    area="serving",
-    title=Words("Prefill against decode", "prefill 与 decode 的对比"),
-    hypothesis=Words(
-        "A prompt is bound by arithmetic and an answer by memory, so a decoded token costs at least as many times a "
-        "prompt's token as the two floors say: the whole weights for one decoded token, the same weights shared by "
-        "all tokens of a prompt.",
-        "prompt 受计算限制，生成受访存限制；单个 token 的代价之比不小于两个下限之比：decode 每个 token "
-        "都要读全部权重，prefill 则由整个 prompt 分摊一次读取。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a step of this small model spends much of its time between operations, not in them",
-            "模型太小，一步中相当部分时间花在算子之间的开销上",
-        ),
-        Words(
-            "the CPU was shared: rate and bandwidth do not shrink alike",
-            "CPU 被其他进程占用，算力与带宽的下降比例不同",
-        ),
-    ),
-    code=(
-        "cairn/models/step_cost.py:step_cost",
-        "cairn/serve/engine/scheduler.py:Scheduler",
-        "cairn/serve/engine/runner.py:Runner",
-    ),
-    reading=(
-        "Efficiently Scaling Transformer Inference (2022)",
-        "Roofline: An Insightful Visual Performance Model for Multicore Architectures (2009)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does time to first token depend on, and what does time per output token?",
-                "TTFT 由什么决定？TPOT 由什么决定？",
-            ),
-            Words(
-                "TTFT: queueing plus the FLOPs of the prompt over the matmul rate. TPOT: bytes of the weights and "
-                "of all KV read in a step over memory bandwidth; an 8B model in bf16 on 4.2 TB/s cannot go below "
-                "3.6 ms.",
-                "TTFT：排队时间加上 prompt 的 FLOPs 除以矩阵乘速率。TPOT：一步中权重和全部 KV 的字节数除以显存带宽；"
-                "8B bf16 模型在 4.2 TB/s 上不可能低于 3.6 毫秒。",
-            ),
-        ),
-        Question(
-            Words(
-                "Would a GPU with twice the FLOP/s and the same memory help decode?",
-                "FLOP/s 翻倍而显存不变的 GPU 能加快 decode 吗？",
-            ),
-            Words(
-                "At small batch hardly: decode sits far left of the ridge. It helps prefill, and it moves the batch "
-                "at which decode becomes compute-bound to twice the size.",
-                "小批量时几乎没有帮助：decode 远在拐点左侧。它加快 prefill，并把 decode "
-                "变为计算受限的批大小推到两倍。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why are the two phases sometimes run on different machines?",
-                "为什么有时把两个阶段放到不同机器上？",
-            ),
-            Words(
-                "They want different things (FLOP/s against bandwidth and memory size) and disturb each other: a "
-                "long prompt in a step stalls everybody who decodes in it. Price: the KV cache has to be moved.",
-                "它们需要的资源不同（算力 vs 带宽与容量），且互相干扰：一步里混入长 prompt 会让所有 decode 停顿。"
-                "代价是要搬运 KV cache。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

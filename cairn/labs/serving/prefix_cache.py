@@ -8,7 +8,7 @@ How many tokens are found is exact: all full pages of the common part, for every
 
 from typing import NamedTuple
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
@@ -115,63 +115,4 @@ def _note(shared: int) -> Words:
     )
 
 
-LAB = Lab(
-    name="prefix-cache",
-    area="serving",
-    title=Words("What a shared prefix is worth", "共享前缀的价值"),
-    hypothesis=Words(
-        "Every request but the first finds exactly the full pages of the common beginning, answers do not change, "
-        "and first tokens come sooner by the share of FLOPs that is no longer computed.",
-        "除第一个外，每个请求恰好命中公共前缀的全部满页；回答不变；首 token 时间按省去的 FLOPs 比例下降。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "short prompts run at a lower rate than long ones, so less is gained",
-            "短 prompt 的计算效率更低，收益变小",
-        ),
-        Words("a busy CPU held up some of the requests", "CPU 繁忙，部分请求被耽搁"),
-    ),
-    code=(
-        "cairn/serve/engine/prefix_cache.py:PrefixCache",
-        "cairn/serve/engine/block_manager.py:BlockManager",
-    ),
-    reading=(
-        "SGLang: Efficient Execution of Structured Language Model Programs (2023)",
-        "Efficient Memory Management for Large Language Model Serving with PagedAttention (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does the hash of a page contain the hash of the page before it?",
-                "为什么页的哈希要包含前一页的哈希？",
-            ),
-            Words(
-                "Keys and values depend on everything before them. Chaining makes one hash stand for the whole "
-                "prefix, so equal tokens behind different beginnings are not mixed up.",
-                "K、V 依赖于它之前的全部内容。链式哈希让一个哈希代表整个前缀，不会把不同开头后面的相同 token "
-                "混为一谈。",
-            ),
-        ),
-        Question(
-            Words(
-                "A user puts the date and time at the top of the system prompt. What happens?",
-                "用户把当前时间写在 system prompt 最前面，会怎样？",
-            ),
-            Words(
-                "The first page differs in every request, so nothing behind it is ever found. Move what varies to "
-                "the end.",
-                "每个请求的第一页都不同，之后全部无法命中。应把变化的内容放到最后。",
-            ),
-        ),
-        Question(
-            Words("Is sharing a cache between tenants a risk?", "不同租户共享前缀缓存有风险吗？"),
-            Words(
-                "Yes: a faster first token tells that somebody has sent this prefix before. A salt per tenant in "
-                "the first hash keeps them apart, at the price of hits.",
-                "有：首 token 变快会泄露“有人发过这个前缀”。给每个租户在首个哈希里加 salt 可以隔离，代价是命中率。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

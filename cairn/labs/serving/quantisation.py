@@ -8,7 +8,7 @@ So the error is known before anything is rounded. Bytes are exact; the loss of a
 
 import math
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -158,76 +158,4 @@ def _of_a_model(bench: Workbench) -> tuple[dict[str, float], dict[str, float], d
     return losses, bits, speed
 
 
-LAB = Lab(
-    name="quantisation",
-    area="serving",
-    title=Words("Weights in 8 and 4 bits", "8 比特与 4 比特权重"),
-    hypothesis=Words(
-        "The rounding error follows from range and levels alone (step / sqrt(12)): 0.0078 sigma for int8 rows of "
-        "1024, 0.077 for int4 groups of 32, ten times as much. A trained model does not notice the first.",
-        "舍入误差只由范围和级数决定（步长/√12）：1024 长的 int8 行约 0.0078σ，32 一组的 int4 约 0.077σ，相差十倍；"
-        "训练好的模型察觉不到前者。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "real weights are not normal: an outlier in a row widens its steps",
-            "真实权重不是正态分布：行内离群值会放大步长",
-        ),
-        Words(
-            "activations, which are rounded as well, add the larger part of the error",
-            "激活也被舍入，误差的大部分来自它",
-        ),
-    ),
-    code=(
-        "cairn/models/packed_weights.py:Int8",
-        "cairn/models/packed_weights.py:Levels",
-        "cairn/serve/engine/cpu_weights.py:pack_weights",
-    ),
-    reading=(
-        "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale (2022)",
-        "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers (2022)",
-        "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration (2023)",
-        "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models (2022)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why do groups of 32 or 128 help int4 so much?",
-                "为什么分组（32 或 128）对 int4 帮助很大？",
-            ),
-            Words(
-                "The step is the range over 15: a group of 32 spans about 4.1 sigma, a row of 4096 about 7.3, and "
-                "one outlier spoils only its group. Price: a scale per group, half a bit of a weight for 32 in "
-                "bf16.",
-                "步长 = 范围/15：32 一组的范围约 4.1σ，4096 一行约 7.3σ，而且离群值只影响自己那组。代价是每组一个 "
-                "scale，bf16、32 一组约多 0.5 比特。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is quantising activations harder than weights?", "为什么量化激活比量化权重难？"
-            ),
-            Words(
-                "They are not known beforehand, and a few channels are 20 to 100 times larger than the rest in "
-                "every token. SmoothQuant moves that factor into the weights; LLM.int8 keeps those channels in "
-                "floating point.",
-                "激活事先未知，且少数通道在每个 token 上都比其余大 20 到 100 倍。SmoothQuant 把这个倍数移到权重里；"
-                "LLM.int8 让这些通道保持浮点。",
-            ),
-        ),
-        Question(
-            Words(
-                "When does int4 make decode faster, and when not?",
-                "int4 什么时候能加快 decode，什么时候不能？",
-            ),
-            Words(
-                "Where reading weights is the bound (small batch): up to the ratio of bytes, about 3.5x against "
-                "bf16. At large batch the arithmetic decides, and unpacking costs extra.",
-                "读权重是瓶颈时（小批量）：最多按字节比加速，相对 bf16 约 3.5 倍。大批量时由算力决定，"
-                "解包反而有额外开销。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

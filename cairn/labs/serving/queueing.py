@@ -9,7 +9,7 @@ and the engine's real scheduler, simulated on a drawn trace, has to show the sam
 
 import random
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 STEP_S, OUTPUTS = 0.01, 8
@@ -101,62 +101,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="queueing",
-    area="serving",
-    title=Words("Queueing, load and the p99", "排队、负载与 p99"),
-    hypothesis=Words(
-        "With one row and equal answers the engine is an M/D/1 queue: the mean wait is S rho / (2 (1 - rho)), so it "
-        "quadruples from 50% to 80% load; several rows behind one line wait far less than one row at the same load.",
-        "单行、等长回答时引擎就是 M/D/1 队列：平均等待 S·ρ/(2(1-ρ))，从 50% 到 80% 负载涨四倍；同样负载下，"
-        "一条队列后面多行的等待远小于单行。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "too few requests: the mean of a queue near its limit converges slowly",
-            "请求数太少：接近饱和时均值收敛很慢",
-        ),
-        Words(
-            "the scheduler lets somebody overtake, or a row stays idle a step",
-            "调度器允许插队，或某一步有空行",
-        ),
-    ),
-    code=(
-        "cairn/serve/simulate.py:simulate",
-        "cairn/serve/engine/waiting_line.py:WaitingLine",
-        "cairn/bench/arrivals.py:poisson",
-    ),
-    reading=("The Tail at Scale (2013)", "Queueing Systems, Volume 1: Theory (1975)"),
-    questions=(
-        Question(
-            Words(
-                "A team wants to run its GPUs at 95% load. What do you tell them?",
-                "团队想让 GPU 跑到 95% 负载，你怎么说？",
-            ),
-            Words(
-                "Mean waiting is proportional to rho / (1 - rho): 19 at 95% against 2.3 at 70%, and p99 more. "
-                "Either accept the tail, pool more replicas behind one line, or fill with work that can wait.",
-                "平均等待正比于 ρ/(1-ρ)：95% 时是 19，70% 时是 2.3，p99 更糟。要么接受长尾，"
-                "要么把更多副本放到同一队列后，要么用可延后的任务填满。",
-            ),
-        ),
-        Question(
-            Words("Why is a mean of latencies not enough?", "为什么只看平均延迟不够？"),
-            Words(
-                "A page that makes 20 calls meets the p95 of one call almost two times in three (1 - 0.95^20 = "
-                "64%). Promises are therefore made about p99.",
-                "一个页面发 20 次调用，遇到单次 p95 的概率约 64%（1 - 0.95^20）。所以承诺要以 p99 为准。",
-            ),
-        ),
-        Question(
-            Words("What does variance of answer lengths do?", "回答长度的方差有什么影响？"),
-            Words(
-                "The wait is multiplied by (1 + C^2) / 2, C the coefficient of variation of the service: equal "
-                "lengths are the best case, exponential ones double it.",
-                "等待要乘以 (1 + C²)/2，C 是服务时间的变异系数：等长是最好情形，指数分布翻倍。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

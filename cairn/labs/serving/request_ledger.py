@@ -9,7 +9,7 @@ what was put in. One row and three requests at once: the second and third wait f
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 STEP_S = 0.02
@@ -94,60 +94,4 @@ def _checks(gaps: list[float], alone: Any, tokens: int, queues: list[float]) -> 
     ]
 
 
-LAB = Lab(
-    name="request-ledger",
-    area="serving",
-    title=Words("One request, every millisecond named", "一个请求：每一毫秒都有名字"),
-    hypothesis=Words(
-        "The six parts of a request add up to its whole time; a device of 20 ms a step shows as TPOT 20 ms, and "
-        "with one row the third of three simultaneous requests queues for exactly the two before it.",
-        "请求的六个部分之和等于总时间；每步 20 毫秒的设备表现为 TPOT 20 毫秒；只有一行时，"
-        "三个并发请求中的第三个恰好排队等待前两个。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the machine is busy: threads wake late, and each token a little later",
-            "机器繁忙：线程唤醒变慢，每个 token 都略晚",
-        ),
-        Words("the requests did not arrive together", "三个请求没有同时到达"),
-    ),
-    code=(
-        "cairn/serve/http/ledger/ledger.py:Entry",
-        "cairn/serve/http/ledger/ledger_reason.py:reason_of",
-        "cairn/serve/engine/request.py:Ledger",
-        "cairn/bench/paced_engine.py:PacedRunner",
-    ),
-    reading=("Dapper, a Large-Scale Distributed Systems Tracing Infrastructure (2010)",),
-    questions=(
-        Question(
-            Words(
-                "TTFT doubled, TPOT did not. Where do you look?",
-                "TTFT 翻倍而 TPOT 没变，先看哪里？",
-            ),
-            Words(
-                "Queue and prefill: longer prompts, fewer prefix hits, or too few rows or pages. Decode is healthy, "
-                "so it is not the device's bandwidth.",
-                "看 queue 和 prefill：prompt 变长、前缀命中率下降，或行/页不够。decode 正常，说明不是设备带宽问题。",
-            ),
-        ),
-        Question(
-            Words("Why must the parts add up?", "为什么各部分必须加得起来？"),
-            Words(
-                "A remainder is time nobody owns, and that is where tails hide; with a remainder of zero the "
-                "largest part is the cause.",
-                "加不起来的剩余就是无人负责的时间，长尾往往藏在那里；没有剩余时，最大的部分就是原因。",
-            ),
-        ),
-        Question(
-            Words("Which parts can be reduced by a faster GPU?", "更快的 GPU 能缩短哪些部分？"),
-            Words(
-                "Prefill and decode, and through them queue. Tokenize, schedule, detokenize and respond are the "
-                "host's: at 1 ms a step they soon are the larger half.",
-                "prefill 和 decode，并间接缩短 queue。tokenize、schedule、detokenize、respond 属于主机；当一步只有 "
-                "1 毫秒时它们很快占大头。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

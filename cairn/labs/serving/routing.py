@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
@@ -85,8 +85,15 @@ def run(bench: Workbench) -> Outcome:
         hits[name] = sum(r.scheduler.blocks.prefix.statistics.hits for r in replicas)
         first = ttfts(request for _, request in made)
         spread[name] = max(chosen.values()) / (count * turns / REPLICAS)
-        rows.append([name, hits[name] / (count * turns * (HEAD + 24)), spread[name],
-                     share_of(first, 0.5) * 1e3, share_of(first, 0.99) * 1e3])  # fmt: skip
+        rows.append(
+            [
+                name,
+                hits[name] / (count * turns * (HEAD + 24)),
+                spread[name],
+                share_of(first, 0.5) * 1e3,
+                share_of(first, 0.99) * 1e3,
+            ]
+        )
     # t turns dealt to r replicas at random meet r (1 - (1 - 1/r)^t) of them, and each computes the prefix once.
     met = REPLICAS * (1 - (1 - 1 / REPLICAS) ** turns)
     return Outcome(
@@ -143,70 +150,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="routing",
-    area="serving",
-    title=Words("Routing: load against cache", "路由：负载与缓存的权衡"),
-    hypothesis=Words(
-        "With affinity all turns but the first find their prefix; dealt out blindly, a conversation of t turns "
-        "computes its prefix r (1 - (1 - 1/r)^t) times on r replicas. Affinity pays with a less even load.",
-        "亲和路由下除首轮外全部命中；盲目分发时，t 轮对话在 r 个副本上要计算前缀 r(1-(1-1/r)^t) 次。"
-        "亲和的代价是负载更不均。",
-    ),
-    run=run,
-    causes=(
-        Words("a replica ran out of pages and forgot prefixes", "某个副本的页用完，淘汰了前缀"),
-        Words(
-            "few conversations: the hash happens to spread them evenly, or badly",
-            "会话太少，哈希恰好分得很匀或很偏",
-        ),
-    ),
-    code=(
-        "cairn/serve/engine/prefix_cache.py:PrefixCache",
-        "cairn/serve/engine/scheduler.py:Scheduler",
-        "cairn/labs/serving/_fleet.py:serve",
-    ),
-    reading=(
-        "The Power of Two Choices in Randomized Load Balancing (2001)",
-        "SGLang: Efficient Execution of Structured Language Model Programs (2023)",
-        "Preble: Efficient Distributed Prompt Scheduling for LLM Serving (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "One conversation is very hot. What does a good router do?",
-                "某个前缀非常热，好的路由器会怎么做？",
-            ),
-            Words(
-                "Affinity with a limit: when the owner's load exceeds the mean by a factor (1.25, say), the next "
-                "one in hash order takes it and computes the prefix once (bounded-load consistent hashing).",
-                "带上限的亲和：当主副本负载超过平均的一定倍数（如 1.25），按哈希顺序交给下一个副本并计算一"
-                "次前缀（有界负载一致性哈希）。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why two random choices and not the least loaded of all?",
-                "为什么随机选两个，而不是选全局最空闲的？",
-            ),
-            Words(
-                "Load reports are old; all routers would send to the same replica until the next report. Two "
-                "choices take the longest queue from log n to log log n without a herd.",
-                "负载信息有延迟，所有路由器会同时涌向同一副本。二选一把最长队列从 log n 降到 log log n，"
-                "又不会羊群效应。",
-            ),
-        ),
-        Question(
-            Words(
-                "What load figure should a router look at for language models?",
-                "LLM 路由应看什么负载指标？",
-            ),
-            Words(
-                "Not requests: tokens still to prefill, running rows, and free pages. One 30k prompt is worth a "
-                "hundred chats.",
-                "不是请求数，而是待 prefill 的 token 数、运行行数和空闲页。一个 30k 的 prompt 抵得上上百个聊天请求。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

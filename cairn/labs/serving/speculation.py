@@ -6,7 +6,7 @@ over them costs little more than one token, because decode reads the same weight
 
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._speculate import Told, expected_tokens, keep, speculate
 from cairn.labs.workbench import Workbench
@@ -139,68 +139,4 @@ def _distance(draw: "Generator", trials: int) -> float:
     return float((found_V - target_V).abs().sum() / 2)
 
 
-LAB = Lab(
-    name="speculation",
-    area="serving",
-    title=Words("Speculative decoding: guess, then check", "投机解码：先猜后验"),
-    hypothesis=Words(
-        "Guessing changes no token; a pass yields 1 + a + ... + a^k tokens when a single guess is right with chance "
-        "a; and with the right acceptance rule a sampled token has the target's distribution even if the draft is "
-        "bad.",
-        "猜测不改变任何 token；若单个猜测以概率 a 正确，则每次前向产出 1 + a + ... + a^k 个 token；用正确的接受规则，"
-        "即使草稿很差，采样分布也等于目标分布。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "guesses are not independent: in a repetition all are right, elsewhere all are wrong",
-            "猜测之间不独立：重复处全对，其他处全错",
-        ),
-        Words("a short text: few passes decide the rate", "文本太短，样本太少"),
-    ),
-    code=(
-        "cairn/labs/serving/_speculate.py:speculate",
-        "cairn/models/attend.py:Cached",
-        "cairn/models/generate.py:Generation",
-    ),
-    reading=(
-        "Fast Inference from Transformers via Speculative Decoding (2023)",
-        "Accelerating Large Language Model Decoding with Speculative Sampling (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does checking k guesses cost about as much as one token?",
-                "为什么验证 k 个猜测和生成一个 token 的代价差不多？",
-            ),
-            Words(
-                "At small batch a pass is bound by reading the weights once; k + 1 rows instead of one stay left of "
-                "the ridge. At large batch the arithmetic is busy and speculation stops paying.",
-                "小批量时一次前向受读权重限制，k+1 行仍在拐点左侧。大批量时算力已满，投机就不划算。",
-            ),
-        ),
-        Question(
-            Words(
-                "When is prompt lookup the right draft?", "什么时候适合用 prompt lookup 作草稿？"
-            ),
-            Words(
-                "When answers repeat their input: editing code, summaries, extraction, JSON. It costs nothing; for "
-                "free text a small draft model or extra heads accept more.",
-                "输出大量重复输入时：改代码、摘要、抽取、JSON。它几乎零成本；自由文本则小草稿模型或额外的头接"
-                "受率更高。",
-            ),
-        ),
-        Question(
-            Words(
-                "What happens to the KV cache of a guess that was wrong?",
-                "猜错的 token 写入的 KV 怎么办？",
-            ),
-            Words(
-                "The sequence's length is set back to the last right token, and the next pass writes over it; "
-                "nothing is copied.",
-                "把序列长度退回到最后一个正确的 token，下一次前向直接覆盖，不需要拷贝。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

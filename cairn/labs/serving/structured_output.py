@@ -10,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -145,69 +145,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="structured-output",
-    area="serving",
-    title=Words("Answers that always parse", "总能解析的输出"),
-    hypothesis=Words(
-        "With a mask of the grammar's next tokens every answer follows the schema, even from a model that knows no "
-        "JSON; without it none does. A mask costs far less than a step.",
-        "用语法掩码限制下一个 token，即使模型完全不懂 JSON，每个回答也符合 schema；没有掩码则一个都不符合。"
-        "掩码的代价远小于一步。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "an answer reached max_tokens before the grammar could end",
-            "在语法结束前达到了 max_tokens",
-        ),
-        Words("the machine was busy while the mask was timed", "测掩码时机器繁忙"),
-    ),
-    code=(
-        "cairn/serve/grammar.py:GrammarConstraint",
-        "cairn/serve/guide.py:read_guide",
-        "cairn/serve/engine/scheduler.py:Scheduler",
-    ),
-    reading=(
-        "Efficient Guided Generation for Large Language Models (2023)",
-        "XGrammar: Flexible and Efficient Structured Generation Engine for Large Language Models (2024)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why can a constrained request not be scheduled a step ahead?",
-                "为什么受约束的请求不能提前一步调度？",
-            ),
-            Words(
-                "Its mask depends on the token that is still in flight. The engine lets it wait for that token "
-                "while others overlap; masks are computed on the host beside the device's step.",
-                "它的掩码取决于还在途的 token。引擎让它等这个 token，其他请求照常重叠；掩码在主机上与设备并行计算。",
-            ),
-        ),
-        Question(
-            Words(
-                "Does masking change what the model would have said?",
-                "掩码会改变模型本来想说的内容吗？",
-            ),
-            Words(
-                "Yes: it renormalises over what is allowed at each token, which is not the model's distribution "
-                "conditioned on the whole answer being valid. Prompting for the format keeps the two close.",
-                "会：它在每一步对允许的 token 重新归一化，这不等于以“整体合法”为条件的分布。在 prompt "
-                "中说明格式能让两者接近。",
-            ),
-        ),
-        Question(
-            Words(
-                "Tokens do not align with characters of the grammar. Why is that a problem?",
-                "token 与语法字符不对齐，有什么问题？",
-            ),
-            Words(
-                "One token may cross several grammar symbols, so each of 100k tokens has to be tried against the "
-                "automaton; a trie of the vocabulary makes that some tens of microseconds.",
-                "一个 token 可能跨越多个语法符号，需要把 10 万个 token 逐一在自动机上尝试；用词表 trie "
-                "可降到几十微秒。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

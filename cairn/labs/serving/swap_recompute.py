@@ -7,7 +7,7 @@ Per token both are constants of model and machine (until attention's square show
 engine here recomputes; whether answers stay the same when that happens is tried with too few pages.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import (
     SMALL,
@@ -17,7 +17,7 @@ from cairn.labs.serving._engine import (
     host_rates,
     small_engine,
     words,
-)  # fmt: skip
+)
 from cairn.labs.workbench import Workbench
 from cairn.models.cache import cache_bytes
 
@@ -153,61 +153,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="swap-recompute",
-    area="serving",
-    title=Words("Swap or recompute a lost KV cache", "KV 被抢占后：换页还是重算"),
-    hypothesis=Words(
-        "Both cost a constant per token, so a machine has a side: on a CPU, whose memory is far faster than its "
-        "arithmetic, copying wins by more than ten; on an H200 over PCIe the two are within a factor of six. A "
-        "preempted request ends with the same tokens.",
-        "两者每 token 的代价都是常数，所以每种机器有固定的答案：CPU 的内存远快于算力，拷贝快十倍以上；H200 走 PCIe "
-        "时两者相差不到六倍。被抢占的请求最终 token 不变。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a prompt of some hundred tokens does not reach the rate of large products",
-            "几百 token 的 prompt 达不到大矩阵乘的速率",
-        ),
-        Words("the copy stayed in a cache", "拷贝的数据留在了缓存里"),
-    ),
-    code=(
-        "cairn/serve/engine/scheduler.py:Scheduler",
-        "cairn/serve/engine/block_manager.py:BlockManager",
-        "cairn/models/spec.py:ModelSpec",
-    ),
-    reading=(
-        "Efficient Memory Management for Large Language Model Serving with PagedAttention (2023)",
-    ),
-    questions=(
-        Question(
-            Words("Who is preempted, and why that one?", "抢占谁？为什么？"),
-            Words(
-                "The last of the running: least urgent, latest arrival. It has lost least work, and the oldest "
-                "always gets on, so nobody starves.",
-                "运行队列的最后一个：优先级最低、最晚到达。它损失的工作最少，最老的总能推进，没有人会饿死。",
-            ),
-        ),
-        Question(
-            Words("How does the prefix cache change recompute?", "前缀缓存如何改变重算的代价？"),
-            Words(
-                "Freed pages stay findable until they are needed for something else; a request that returns soon "
-                "finds most of its own pages and recomputes only the rest.",
-                "释放的页在被别人占用前仍可被找到；很快回来的请求能命中自己的大部分页，只需重算其余部分。",
-            ),
-        ),
-        Question(
-            Words(
-                "Preemptions show up in production. What do you change first?",
-                "线上出现抢占，先改什么？",
-            ),
-            Words(
-                "Fewer rows at once, or more pages (fp8 KV, more tensor parallel, shorter max length). Preemption "
-                "means more was admitted than can finish.",
-                "减少并发行数，或增加页（fp8 KV、更大的 TP、缩短最大长度）。抢占意味着放进来的请求多于能完成的。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -55,13 +55,11 @@ def batches(setting: Setting, step: int) -> "list[Batch]":
 
 
 def alone(setting: Setting) -> Trace:
-    import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
-    return train(Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED)), setting)
+    return train(parallelize(setting.spec, Mesh.alone(), seed=SEED), setting)
 
 
 def on_ranks(rank: int, count: int, setting: Setting) -> Trace:
@@ -74,7 +72,7 @@ def on_ranks(rank: int, count: int, setting: Setting) -> Trace:
 def spread(setting: Setting) -> Any:
     """This rank's part of the model; called on every rank."""
     from cairn.train.parallel.mesh import Mesh
-    from cairn.train.parallel.wrap import parallelize
+    from cairn.train.parallel.parallelize import parallelize
 
     return parallelize(setting.spec, Mesh.join(setting.layout, "cpu"), setting.options, seed=SEED)
 
@@ -83,9 +81,9 @@ def train(parallel: Any, setting: Setting) -> Trace:
     """Each data rank takes its slice of the step's microbatches."""
     import torch
 
-    from cairn.train.loss import NextToken
+    from cairn.train.objective import Objective
 
-    loss = NextToken(setting.spec)
+    loss = Objective(setting.spec)
     trace: Trace = {"losses": [], "norms": []}
     for step in range(setting.steps):
         every = batches(setting, step)

@@ -7,7 +7,7 @@ Bytes that autograd keeps for backward are counted as they are kept; the gradien
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.training._spread import SEED, Setting, batches, tiny
 from cairn.labs.workbench import Workbench
@@ -59,21 +59,20 @@ class _Kept:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
     from cairn.train.data.batch import join
-    from cairn.train.loss import NextToken
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.objective import Objective
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
     setting = Setting(tiny(), per_step=SAMPLES, tokens=bench.pick(64, 32))
-    every, loss = batches(setting, 0), NextToken(setting.spec)
+    every, loss = batches(setting, 0), Objective(setting.spec)
     valid = torch.tensor(float(sum(one.valid() for one in every)))
     gradients: dict[int, dict[str, torch.Tensor]] = {}
     measured, predicted, rows = [], [], []
     for size in (8, 4, 2, 1):
         bench.step(f"{SAMPLES // size} microbatches of {size}")
         parts = [join(every[at : at + size]) for at in range(0, SAMPLES, size)]
-        parallel = Alone(random_model(setting.spec, Build("cpu", torch.float32), SEED))
+        parallel = parallelize(setting.spec, Mesh.alone(), seed=SEED)
         weights = {p.untyped_storage().data_ptr() for p in parallel.parameters().values()}
         most = kept_bytes(lambda a=parallel, b=parts: a.forward_backward(b, loss, valid), weights)
         gradients[size] = {name: g.clone() for name, g in parallel.gradients().items()}
@@ -128,65 +127,4 @@ def _checks(rows: list[list[float]], measured: Points) -> list[Check]:
     ]
 
 
-LAB = Lab(
-    name="accumulation",
-    area="training",
-    title=Words("Gradient accumulation", "梯度累积"),
-    hypothesis=Words(
-        "Eight microbatches of one sample give the gradient of one of eight, within rounding, "
-        "and keep an eighth of the "
-        "activations.",
-        "8 个单样本 microbatch 与一次 8 样本得到相同梯度（仅舍入差异），而保存的激活只有八分之一。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "tables that are kept whatever the batch: masks, rotations, the loss of a chunk",
-            "与 batch 无关的部分：掩码、旋转位置表、分块 loss",
-        ),
-        Words(
-            "sums in 16 bits would lose small addends; here they are float32",
-            "若用 16 位累加会丢失小量；这里是 float32",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/alone.py:Alone",
-        "cairn/train/data/batch.py:join",
-        "cairn/train/memory.py:layer_bytes",
-    ),
-    reading=(
-        "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism (2019)",
-        "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour (2017)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Which mistake makes accumulation differ from a large batch?",
-                "梯度累积常见的哪种错误会使结果与大 batch 不同？",
-            ),
-            Words(
-                "Dividing each microbatch's loss by its own tokens and then by the number of microbatches: with uneven "
-                "lengths the weights of tokens change. Divide by the tokens of the whole step.",
-                "每个 microbatch 各自按自己的 token 数平均，再除以 microbatch 数：长度不等时 "
-                "token 权重就变了。应除以整步的 token 数。",
-            ),
-        ),
-        Question(
-            Words("What does accumulation cost?", "梯度累积的代价是什么？"),
-            Words(
-                "Smaller products run at a lower rate, and with FSDP every microbatch gathers "
-                "the weights again; it saves "
-                "communication of gradients, which leave once a step.",
-                "矩阵变小导致效率下降，FSDP 下每个 microbatch 都要重新聚合权重；好处是梯度通信每步只需一次。",
-            ),
-        ),
-        Question(
-            Words("In which type should gradients be summed?", "梯度应该用什么精度累加？"),
-            Words(
-                "float32: bf16 has 8 bits of mantissa, so after 256 equal addends the next one is rounded away.",
-                "float32：bf16 只有 8 位尾数，累加 256 个相同的数之后，下一个就会被舍掉。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -9,7 +9,7 @@ would take by habit.
 import time
 from statistics import median
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
 
 
@@ -107,67 +107,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="auto-parallel",
-    area="training",
-    title=Words("Letting a planner choose the layout", "让规划器选择并行布局"),
-    hypothesis=Words(
-        "Searching every layout of 8B on 64 GPUs takes seconds, its cost model is within 20% of published runs, and at "
-        "least one layout that people take by habit is a tenth slower than the best.",
-        "64 卡 8B 模型的全部布局几秒内即可搜完，代价模型与公开数据误差在 20% 以内，且至少有一种"
-        "习惯布局比最优慢 10% 以上。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "published stacks differ in kernels and overlap, which a few constants cannot all know",
-            "公开数据的软件栈各异，少数常数无法全部覆盖",
-        ),
-        Words("a busy machine makes the search itself slower", "机器繁忙会拖慢搜索本身"),
-    ),
-    code=(
-        "cairn/plan/train_search.py:search",
-        "cairn/plan/train_cost.py:step_time",
-        "cairn/plan/train_memory.py:rank_memory",
-    ),
-    reading=(
-        "Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning (2022)",
-        "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (2021)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "What does Alpa search that a grid of dp x pp x tp does not?",
-                "Alpa 搜索的内容比 dp x pp x tp 网格多了什么？",
-            ),
-            Words(
-                "Sharding of each operator (an integer program inside a stage) and where to cut the stages (dynamic "
-                "programming); for uniform transformers the grid finds nearly the same plans.",
-                "每个算子的切分方式（stage 内整数规划）和 stage 的切点（动态规划）；对结构均匀"
-                "的 transformer，网格搜索结果几乎相同。",
-            ),
-        ),
-        Question(
-            Words("In which order do you rule out layouts by hand?", "手工排除布局时按什么顺序？"),
-            Words(
-                "Memory first (states, then activations), then tp within a node and only as "
-                "much as needed, then pp until "
-                "it fits, cp for long sequences, and data parallel with what is left.",
-                "先看内存（状态，再激活），tp 只在节点内且够用即可，放不下再加 pp，长序列加 cp，剩下的给数据并行。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is pure data parallel often the fastest when it fits?",
-                "放得下时为什么纯数据并行往往最快？",
-            ),
-            Words(
-                "It has no bubble and its collectives hide behind backward; every other way of "
-                "sharing puts communication "
-                "or idling on the critical path.",
-                "没有气泡，通信可被反向掩盖；其他并行方式都会把通信或空闲放到关键路径上。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ The same tiny run meets a poisoned batch twice: under the trainer's step, and un
 import math
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -23,10 +23,15 @@ def prepared(bench: Workbench) -> Any:
         preset="tiny-qwen3", layers=2, hidden=32, heads=2, kv_heads=1, intermediate=48, vocab=64
     )
     config = Train(
-        steps=100, out=bench.folder, model=model, optim=Optim(lr=1e-2), device="cpu",
+        steps=100,
+        out=bench.folder,
+        model=model,
+        optim=Optim(lr=1e-2),
+        device="cpu",
         data=Data(sources=["random"], sequence=32, sequences=2, microbatch=2),
-        schedule=Schedule(kind="constant"), checkpoint=Checkpoint(every=0, export=False),
-    )  # fmt: skip
+        schedule=Schedule(kind="constant"),
+        checkpoint=Checkpoint(every=0, export=False),
+    )
     return prepare(config)
 
 
@@ -142,69 +147,4 @@ def _checks(changed: int, count: int, alive: int, dead: int, lag: float) -> list
     ]
 
 
-LAB = Lab(
-    name="bad-step",
-    area="training",
-    title=Words("One bad batch", "一个坏 batch"),
-    hypothesis=Words(
-        "A step whose loss is NaN changes no weight and no state when it is vetoed on the "
-        "device, and the run goes on as if "
-        "the batch had not been; without the veto every later loss is NaN.",
-        "loss 为 NaN 的步若在设备上被否决，则不改变任何权重和状态，训练如同没见过该 batch；若不"
-        "否决，此后所有 loss 都是 NaN。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "a gradient that is finite although the loss is not, and slips past a check of one of them",
-            "loss 非有限但梯度有限，只检查其中之一会漏掉",
-        ),
-        Words(
-            "states were touched before the veto: moments that are NaN poison every later step",
-            "否决前状态已被改动：动量变成 NaN 会毒害后续每一步",
-        ),
-    ),
-    code=(
-        "cairn/train/bad_step.py:Watch",
-        "cairn/train/bad_step.py:veto",
-        "cairn/train/step.py:train_step",
-    ),
-    reading=(
-        "PaLM: Scaling Language Modeling with Pathways (2022)",
-        "OPT: Open Pre-trained Transformer Language Models (2022)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why veto on the device and not by `if loss.isnan()` in Python?",
-                "为什么在设备上否决，而不是在 Python 里 if loss.isnan()？",
-            ),
-            Words(
-                "Reading the loss makes the host wait for the GPU in every step; a factor of "
-                "NaN that the update kernel "
-                "understands decides without a wait.",
-                "在主机读 loss 会让每一步都同步等待 GPU；把 NaN 作为更新核能识别的因子则无需等待。",
-            ),
-        ),
-        Question(
-            Words("Skip, rewind or stop?", "跳过、回退还是停止？"),
-            Words(
-                "Skip a single NaN or spike; rewind a few hundred steps and skip the samples "
-                "when losses stay high (PaLM did "
-                "so); stop when it repeats, because then it is the run and not the data.",
-                "单个 NaN 或尖峰就跳过；loss 持续偏高则回退几百步并跳过那段数据（PaLM 的做法）；"
-                "反复出现就停止，因为问题在训练本身而不是数据。",
-            ),
-        ),
-        Question(
-            Words("How is a spike told from noise?", "如何区分尖峰与噪声？"),
-            Words(
-                "By the recent mean and deviation: a limit of mean + k sigma over the last 50 "
-                "losses, with a floor for flat "
-                "curves; bad losses do not enter the window.",
-                "用近期均值和标准差：最近 50 个 loss 的 mean + k sigma，并对平坦曲线设下限；坏 loss 不进入窗口。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from cairn.core.errors import CairnError
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -102,74 +102,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="checkpoint-stall",
-    area="training",
-    title=Words("What a checkpoint costs the step", "检查点让训练停多久"),
-    hypothesis=Words(
-        "A save in the background stops training for one copy in memory, at most a third of "
-        "what a synchronous save takes, "
-        "and the checkpoint is as complete.",
-        "后台保存只让训练停下一次内存拷贝的时间，不超过同步保存的三分之一，而检查点同样完整。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the page cache took the write, so the disk's time did not show",
-            "写入被 page cache 吸收，磁盘时间没有体现",
-        ),
-        Words(
-            "fresh memory for the copy has to be faulted in; later saves reuse it",
-            "首次拷贝要触发缺页；之后的保存会复用这块内存",
-        ),
-    ),
-    code=(
-        "cairn/train/checkpoint/save.py:Saver",
-        "cairn/train/checkpoint/folder.py:mark_complete",
-        "cairn/core/checkpoint_interval.py",
-    ),
-    reading=(
-        "CheckFreq: Frequent, Fine-Grained DNN Checkpointing (2021)",
-        "ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development (2025)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why copy first and not let the thread read the weights?",
-                "为什么要先拷贝，而不是让后台线程直接读权重？",
-            ),
-            Words(
-                "The optimizer changes them in the next step; a thread that reads meanwhile "
-                "would write a mixture of two "
-                "steps, which no restart can use.",
-                "下一步优化器就会修改权重；边改边读会写出两步混合的状态，重启后无法使用。",
-            ),
-        ),
-        Question(
-            Words(
-                "70B with AdamW: how large is a checkpoint, and how long to 10 GB/s of storage?",
-                "70B 模型 AdamW 的检查点有多大，写到 10 GB/s 的存储要多久？",
-            ),
-            Words(
-                "About 14 bytes for each parameter (bf16 weights, float32 master and two "
-                "moments): 980 GB, 98 s. In the "
-                "background over an interval of 30 minutes that is 5% of the storage's time and none of the GPU's.",
-                "每参数约 14 字节（bf16 权重、fp32 主权重和两个动量），约 980 GB，98 秒；若在 "
-                "30 分钟间隔内后台写，只占存储 5% 的时间，不占 GPU。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does a reader know that a checkpoint is whole?",
-                "读取方如何判断检查点是完整的？",
-            ),
-            Words(
-                "By a marker that is written last, after all ranks' files are on disk, with "
-                "sizes and checksums; a folder "
-                "without it is ignored.",
-                "看最后才写的完成标记：所有 rank 的文件落盘后写入，内含大小与校验和；没有标记的目录会被忽略。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Points, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
@@ -146,69 +146,4 @@ def _seen(blocks: "Sequence[torch.Tensor]") -> list[int]:
     return [int(block[-1]) + 1 for block in blocks]
 
 
-LAB = Lab(
-    name="cp-zigzag",
-    area="training",
-    title=Words("Context parallel and the zigzag", "上下文并行与 zigzag 切分"),
-    hypothesis=Words(
-        "Under a causal mask the last of n contiguous stretches has 2 - 1/n times the mean "
-        "work; a chunk from the front and "
-        "one from the back give every rank exactly the same. The ring's gradients are those of one process.",
-        "因果掩码下，连续切分时最后一个 rank 的工作量是均值的 2 - 1/n 倍；每个 rank 取一段靠前、"
-        "一段靠后则完全相等。环形注意力的梯度与单进程一致。",
-    ),
-    run=run,
-    causes=(
-        Words("small blocks run at another rate than large ones", "小块与大块的计算效率不同"),
-        Words(
-            "documents: with masks inside the sequence work is not a triangle any more",
-            "文档掩码：序列内有多个文档时工作量不再是三角形",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/context.py:Ring",
-        "cairn/train/parallel/context.py:Ulysses",
-        "cairn/train/parallel/context.py:indices",
-        "cairn/train/parallel/ring_blocks.py:merge",
-    ),
-    reading=(
-        "Ring Attention with Blockwise Transformers for Near-Infinite Context (2023)",
-        "Striped Attention: Faster Ring Attention for Causal Transformers (2023)",
-        "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long "
-        "Sequence Transformer Models (2023)",
-    ),
-    questions=(
-        Question(
-            Words("Why do keys and values travel and not queries?", "为什么传 K、V 而不是传 Q？"),
-            Words(
-                "With grouped heads they are smaller, and the running softmax (max, sum, "
-                "output) can stay where the queries "
-                "are instead of travelling along.",
-                "GQA 下 K、V 更小；而且在线 softmax 的状态（最大值、和、输出）可以留在 Q 所在的 rank，不必跟着传。",
-            ),
-        ),
-        Question(
-            Words("Ring or Ulysses?", "选 ring 还是 Ulysses？"),
-            Words(
-                "Ulysses exchanges tokens for heads by two all-to-alls and runs any attention "
-                "kernel unchanged, but only up "
-                "to as many ranks as there are KV heads; a ring has no such limit and hides "
-                "its transfers behind blocks.",
-                "Ulysses 用两次 all-to-all 把 token 换成 head，注意力核不用改，但 rank 数受 KV "
-                "head 数限制；ring 没有这个限制，且能用分块计算掩盖传输。",
-            ),
-        ),
-        Question(
-            Words("When is the ring's communication hidden?", "环的通信何时能被掩盖？"),
-            Words(
-                "When attention on a chunk takes longer than sending its keys and values: "
-                "compute grows with the square of "
-                "the chunk, bytes linearly, so long chunks hide it and short ones do not.",
-                "当一个 chunk 的注意力计算长于传它的 K、V：计算随 chunk 长度平方增长，字节线性增"
-                "长，所以长 chunk 能掩盖，短的不能。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

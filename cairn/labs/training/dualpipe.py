@@ -7,7 +7,7 @@
 All four schedules are timed on paper, run by threads that sleep, and DualPipeV trains a tiny model on two real ranks.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._sleepers import idle_share
@@ -107,68 +107,4 @@ def _same_training(bench: Workbench) -> Check:
     )
 
 
-LAB = Lab(
-    name="dualpipe",
-    area="training",
-    title=Words("Zero bubble and DualPipe", "零气泡与 DualPipe"),
-    hypothesis=Words(
-        "With backward cut into input and weight gradients a rank idles (p-1)(F+I-W) in ZB-H1 "
-        "and (p-1) forwards of one "
-        "stage in ZBV and DualPipeV, in place of (p-1)(F+I+W); and what is learnt is the same.",
-        "把反向拆成输入梯度和权重梯度后，每个 rank 的空闲从 (p-1)(F+I+W) 降为 ZB-H1 的 (p-1)(F+I-W)，"
-        "ZBV 与 DualPipeV 只剩 (p-1) 个 stage 前向；训练结果不变。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "F, I and W are not equal on real hardware, and gaps no longer fit",
-            "真实硬件上 F、I、W 不等长，空隙不再恰好填满",
-        ),
-        Words("threads wake late on a busy machine", "机器繁忙时线程唤醒延迟"),
-    ),
-    code=(
-        "cairn/train/parallel/pipeline/dualpipe.py:dualpipev",
-        "cairn/train/parallel/pipeline/zero_bubble.py:zb_h1",
-        "cairn/train/parallel/pipeline/deferred.py:deferring",
-    ),
-    reading=(
-        "Zero Bubble Pipeline Parallelism (2024)",
-        "DeepSeek-V3 Technical Report (2024)",
-        "Pipeline Parallelism with Controllable Memory (2024)",
-    ),
-    questions=(
-        Question(
-            Words("Why can weight gradients wait?", "权重梯度为什么可以推迟？"),
-            Words(
-                "No other stage needs them: only the optimizer at the end of the step does. "
-                "Input gradients are what the "
-                "stage before waits for.",
-                "没有其他 stage 依赖它，只有步末的优化器需要；前一个 stage 等待的是输入梯度。",
-            ),
-        ),
-        Question(
-            Words("What do zero-bubble schedules cost?", "零气泡调度的代价是什么？"),
-            Words(
-                "Activations and output gradients are kept until W has run, backward is walked "
-                "in two parts that autograd "
-                "does not offer by itself, and clipping or NaN checks must not stall the fill of the next step.",
-                "激活和输出梯度要保留到 W 执行完；反向要拆成两段，autograd 本身不提供；梯度裁剪"
-                "和 NaN 检查不能卡住下一步的填充。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why did DeepSeek want forward and backward side by side?",
-                "DeepSeek 为什么让前向和反向并排执行？",
-            ),
-            Words(
-                "Expert parallel all-to-alls take about as long as compute; a forward chunk of "
-                "one micro-batch beside a "
-                "backward chunk of another lets each hide the other's communication.",
-                "专家并行的 all-to-all 与计算耗时相当；让一个 micro-batch 的前向与另一个的反向并排，可以互相掩盖通信。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

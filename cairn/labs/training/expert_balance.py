@@ -8,7 +8,7 @@ A router that prefers some experts sees the same stream of tokens with and witho
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Lines, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Lines, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -121,73 +121,4 @@ def _plot(curves: Lines) -> Plot:
     )
 
 
-LAB = Lab(
-    name="expert-balance",
-    area="training",
-    title=Words("Keeping experts equally busy", "让专家负载均衡"),
-    hypothesis=Words(
-        "A router with a preference loads its busiest rank half as much again as the mean or "
-        "more; a bias that moves by a "
-        "fixed step against the load brings it within a quarter of the mean, and no token is dropped.",
-        "有偏好的路由器会让最忙 rank 的负载达到均值的 1.5 倍以上；每步朝相反方向移动固定幅度的偏"
-        "置能把它压到均值的 1.25 倍以内，且不丢 token。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "few tokens for many experts: chance alone makes loads unequal",
-            "token 少专家多：随机性本身就造成不均",
-        ),
-        Words(
-            "the rate: too small a step is still on its way, too large a one swings",
-            "调节步长：太小还没收敛，太大会振荡",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/balance.py:BalancedRouter",
-        "cairn/train/parallel/expert.py:SpreadExperts",
-    ),
-    reading=(
-        "Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity (2021)",
-        "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts (2024)",
-        "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding (2020)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why is the bias used for choosing but not for weighing?",
-                "偏置为什么只用于选择而不用于加权？",
-            ),
-            Words(
-                "It should move tokens, not change what a chosen expert contributes: the "
-                "gate's gradient then still says "
-                "only how good an expert is, which an auxiliary loss disturbs.",
-                "它只应改变 token 去向，不应改变被选专家的贡献；这样门控梯度仍只反映专家好坏，而辅助损失会干扰它。",
-            ),
-        ),
-        Question(
-            Words(
-                "What is a capacity factor, and what is the alternative?",
-                "什么是 capacity factor，替代方案是什么？",
-            ),
-            Words(
-                "A limit of tokens per expert; what is above is dropped, so shapes stay fixed. "
-                "Dropless layers exchange "
-                "counts first and use grouped products over uneven rows, as here.",
-                "每个专家的 token 上限，超出的被丢弃，从而形状固定；无丢弃方案先交换计数，再用分"
-                "组矩阵乘处理不等长行，如本项目所做。",
-            ),
-        ),
-        Question(
-            Words("How does imbalance show in a profile?", "负载不均在 profile 里表现为什么？"),
-            Words(
-                "As waiting in the second all-to-all on all ranks but one, and as memory that "
-                "peaks on the rank of the hot "
-                "expert; count tokens per expert and step to be sure.",
-                "除一个 rank 外，其余都在第二次 all-to-all 中等待，且热点专家所在 rank 内存达到"
-                "峰值；按步统计每专家 token 数即可确认。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

@@ -9,7 +9,7 @@ of this project's sparse all-reduce.
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -135,73 +135,4 @@ def _train(
     return curve, (sum(shares) / len(shares) if shares else share)
 
 
-LAB = Lab(
-    name="gradient-compression",
-    area="training",
-    title=Words("Sending a twentieth of the gradient", "只发送二十分之一的梯度"),
-    hypothesis=Words(
-        "Workers that send only their largest 5% of blocks and carry the rest over learn "
-        "almost as well as with all of it; "
-        "without the carry they stall at a loss at least twice as high. The bytes are near what chance says.",
-        "各 worker 只发送最大的 5% 的块，并把剩余部分累积到下次，学习效果接近全量；若丢弃剩余则"
-        "停滞在至少两倍的 loss。字节数接近随机估计。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "feedback delays small gradients: too large a step makes what is carried over stale",
-            "反馈会延迟小梯度：学习率过大时累积量已过时",
-        ),
-        Words(
-            "workers agree about the largest blocks, so the union is smaller than by chance",
-            "各 worker 选中的大块相近，并集小于随机估计",
-        ),
-    ),
-    code=(
-        "cairn/comm/backend/sparse.py:share_of_dense",
-        "cairn/comm/backend/sparse.py:sparse_hook",
-    ),
-    reading=(
-        "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training (2018)",
-        "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization (2019)",
-        "1-bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed "
-        "Training of Speech DNNs (2014)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "Why does error feedback rescue biased compression?",
-                "误差反馈为什么能挽救有偏压缩？",
-            ),
-            Words(
-                "The sum of what was sent and what is left is the sum of all gradients: "
-                "nothing is lost, only late. Without "
-                "it directions with small gradients are never followed.",
-                "已发送加剩余始终等于全部梯度之和：只是延迟，没有丢失；没有反馈时，小梯度方向永远得不到更新。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is compression rarely used for LLM training on good networks?",
-                "网络好时大模型训练为什么很少用梯度压缩？",
-            ),
-            Words(
-                "Gradients leave during backward and are hidden, selecting costs GPU time, and "
-                "the union of many ranks is "
-                "dense again; 16-bit gradients and sharding give most of the gain without changing the result.",
-                "梯度在反向中已被掩盖，挑选本身耗 GPU 时间，且很多 rank 的并集又变稠密；16 位梯"
-                "度加分片已拿到大部分收益且不改变结果。",
-            ),
-        ),
-        Question(
-            Words("Where does it pay?", "哪里值得用？"),
-            Words(
-                "Over slow links: federated or multi-site training (DiLoCo sends once in "
-                "hundreds of steps), and embedding "
-                "tables whose gradients are sparse by themselves.",
-                "慢链路：联邦或跨地域训练（DiLoCo 几百步才同步一次），以及梯度天然稀疏的 embedding 表。",
-            ),
-        ),
-    ),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ run: small products waste most of the machine, larger ones less.
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -19,24 +19,30 @@ def shape(hidden: int, layers: int) -> Any:
     from cairn.models.presets import preset
 
     return msgspec.structs.replace(
-        preset("tiny-qwen3"), hidden=hidden, layers=layers, heads=hidden // 32, kv_heads=hidden // 32,
-        head_dim=32, intermediate=3 * hidden, vocab=512, context=512,
-    )  # fmt: skip
+        preset("tiny-qwen3"),
+        hidden=hidden,
+        layers=layers,
+        heads=hidden // 32,
+        kv_heads=hidden // 32,
+        head_dim=32,
+        intermediate=3 * hidden,
+        vocab=512,
+        context=512,
+    )
 
 
 def step_of(spec: Any, tokens: int) -> Any:
     """A call that does forward and backward of one sequence."""
     import torch
 
-    from cairn.models.layers import Build
-    from cairn.models.weights import random_model
     from cairn.train.data.batch import make_batch
-    from cairn.train.loss import NextToken
-    from cairn.train.parallel.alone import Alone
+    from cairn.train.objective import Objective
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
-    parallel = Alone(random_model(spec, Build("cpu", torch.float32), 0))
+    parallel = parallelize(spec, Mesh.alone(), seed=0)
     ids = torch.randint(spec.vocab, (tokens + 1,), generator=torch.Generator().manual_seed(0))
-    batch, loss = make_batch(ids[:-1], ids[1:], [tokens], [0]), NextToken(spec)
+    batch, loss = make_batch(ids[:-1], ids[1:], [tokens], [0]), Objective(spec)
 
     def step() -> None:
         parallel.forward_backward([batch], loss, torch.tensor(float(tokens)))
@@ -143,67 +149,4 @@ def _attention_flops(spec: Any, tokens: int) -> float:
     return 3 * 2 * 2 * pairs * spec.heads * spec.head_dim * spec.layers
 
 
-LAB = Lab(
-    name="mfu",
-    area="training",
-    title=Words("Model FLOPs utilisation", "MFU：模型算力利用率"),
-    hypothesis=Words(
-        "The spec's closed form counts a training step's FLOPs exactly as torch's counter "
-        "does, product by product, and a model four times as wide "
-        "runs at a higher rate because its products are larger; 6NT alone leaves out attention.",
-        "规格给出的解析式与 torch 计数器逐个矩阵乘完全一致；宽度四倍的模型因矩阵更大而速率更高；"
-        "6NT 只是近似，没有算注意力。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "torch's counter and the formula disagree about which operations count",
-            "torch 计数器与公式对哪些算子计入 FLOPs 口径不同",
-        ),
-        Words(
-            "a busy machine, or small products that are bound by their start and not by arithmetic",
-            "机器繁忙，或小矩阵受启动开销而非算力限制",
-        ),
-    ),
-    code=(
-        "cairn/train/flops.py:step_flops",
-        "cairn/models/spec.py:ModelSpec",
-        "cairn/plan/train_cost.py:step_time",
-    ),
-    reading=(
-        "PaLM: Scaling Language Modeling with Pathways (2022)",
-        "Scaling Laws for Neural Language Models (2020)",
-    ),
-    questions=(
-        Question(
-            Words("What is the difference between MFU and HFU?", "MFU 和 HFU 有什么区别？"),
-            Words(
-                "MFU counts what the model needs; HFU also counts what was computed again by recomputation, so full "
-                "recomputation shows HFU a third above MFU for the same speed.",
-                "MFU 只算模型本身需要的 FLOPs；HFU 还算重计算的部分，全量重计算时同样速度下 HFU 比 MFU 高约三分之一。",
-            ),
-        ),
-        Question(
-            Words("Where does 6N come from?", "6N 从何而来？"),
-            Words(
-                "A multiply-add for each weight and token forward (2), and two products backward, for inputs and for "
-                "weights (4). Attention's pairs come on top, and grow with the sequence.",
-                "前向每个权重每 token 一次乘加（2），反向对输入和权重各一次（4）；注意力的配对另算，随序列长度增长。",
-            ),
-        ),
-        Question(
-            Words(
-                "A run shows 35% MFU on H200. What do you look at first?",
-                "H200 上只有 35% MFU，先看什么？",
-            ),
-            Words(
-                "The timeline: gaps (data, host, launches), exposed communication, then the "
-                "share of attention and small "
-                "products; compare each with its ceiling before changing anything.",
-                "先看时间线：空隙（数据、主机、launch）和暴露的通信，再看注意力与小矩阵的占比；"
-                "逐项与上限对比后再动手。",
-            ),
-        ),
-    ),
-    seconds=6.0,
-)
+LAB = described(__file__, run)

@@ -9,7 +9,7 @@ step is compared with what the moved bytes cost at this machine's copy rate.
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.workbench import Workbench
 
@@ -112,69 +112,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="offload",
-    area="training",
-    title=Words("Optimizer states on the host", "把优化器状态放到主机内存"),
-    hypothesis=Words(
-        "Offloading frees 8 bytes for each parameter on the device and leaves the weights as "
-        "they would be; every step pays for 8 "
-        "bytes a parameter that travel.",
-        "offload 为设备每参数省下 8 字节，且权重不变；代价是每步每参数要搬运 8 字节。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "on a CPU host and device are the same memory: only the copies show, not the bus",
-            "CPU 上主机与设备是同一内存：只体现拷贝，不体现总线",
-        ),
-        Words(
-            "the update itself is bound by memory, so a busy neighbour moves both numbers",
-            "更新本身受内存带宽限制，邻居繁忙会同时影响两者",
-        ),
-    ),
-    code=(
-        "cairn/train/optim/optimizer.py:Offloaded",
-        "cairn/train/optim/adamw.py:AdamW",
-        "cairn/train/memory.py:predict",
-    ),
-    reading=(
-        "ZeRO-Offload: Democratizing Billion-Scale Model Training (2021)",
-        "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning (2021)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "8B parameters over PCIe 5 (50 GB/s): what does offloading cost a step?",
-                "8B 参数、PCIe 5（50 GB/s）时 offload 每步多花多少？",
-            ),
-            Words(
-                "bf16 gradients down and bf16 weights up: 32 GB, 0.64 s, plus the CPU's update "
-                "over about 100 GB of memory "
-                "traffic. It pays only where a step takes many seconds, by accumulation.",
-                "bf16 梯度下行、权重上行共 32 GB，约 0.64 s，再加 CPU 更新约 100 GB 访存；只有单"
-                "步很长（大累积）时才划算。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why offload states and not activations first?", "为什么先 offload 状态而不是激活？"
-            ),
-            Words(
-                "States are touched once a step, activations once a microbatch and layer; "
-                "bytes per use decide. Activations "
-                "are better recomputed.",
-                "状态每步只用一次，激活每层每 microbatch 都要用；按单位使用的字节看，激活更适合重计算。",
-            ),
-        ),
-        Question(
-            Words("What can hide the transfer?", "传输怎么掩盖？"),
-            Words(
-                "Gradients leave bucket by bucket during backward, and the update of a layer can run while others are "
-                "still walked; one-step-late updates hide the rest at the price of stale weights.",
-                "梯度在反向中逐桶下传，某层的更新可与其他层的反向并行；延迟一步更新能掩盖剩余部分，但权重会滞后。",
-            ),
-        ),
-    ),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

@@ -7,7 +7,7 @@
 The schedules are the lists of actions that the trainer runs. Here each action sleeps as long as it would compute.
 """
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.training._sleepers import idle_share
 from cairn.labs.workbench import Workbench
 
@@ -101,71 +101,4 @@ def _checks(
     ]
 
 
-LAB = Lab(
-    name="pipeline-bubbles",
-    area="training",
-    title=Words("Bubbles of a pipeline", "流水线气泡"),
-    hypothesis=Words(
-        "GPipe and 1F1B idle (p-1)/(m+p-1) of the time and differ only in memory; interleaving "
-        "v chunks divides the fill "
-        "and drain by v. Threads that run the real schedules wait as long as the formula says.",
-        "GPipe 与 1F1B 的空闲比例都是 (p-1)/(m+p-1)，差别只在内存；交错 v 个 chunk 使填充与排空"
-        "时间除以 v。按真实调度执行的线程，等待时间与公式一致。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "threads wake late on a busy machine, and every wake-up is on the critical path",
-            "机器繁忙时线程唤醒延迟，而每次唤醒都在关键路径上",
-        ),
-        Words(
-            "stages of unequal length: the longest one sets the pace",
-            "stage 长短不一：最长的决定节奏",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/pipeline/orders.py:one_f_one_b",
-        "cairn/train/parallel/pipeline/orders.py:interleaved",
-        "cairn/train/parallel/pipeline/simulate.py:simulate",
-        "cairn/train/parallel/pipeline/run.py:Pipeline",
-    ),
-    reading=(
-        "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism (2019)",
-        "PipeDream: Generalized Pipeline Parallelism for DNN Training (2019)",
-        "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (2021)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "8 stages: how many micro-batches for a bubble below 10%?",
-                "8 个 stage，要让气泡低于 10% 需要多少 micro-batch？",
-            ),
-            Words(
-                "7/(m+7) < 0.1 gives m > 63, so 64; interleaved with 4 chunks it is 16.",
-                "7/(m+7) < 0.1，即 m > 63，取 64；4 个 chunk 交错时 16 个即可。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why is 1F1B preferred to GPipe although the bubble is the same?",
-                "气泡相同，为什么 1F1B 优于 GPipe？",
-            ),
-            Words(
-                "A stage keeps activations of at most p micro-batches in place of all m, so m "
-                "can grow until the bubble is "
-                "small without memory growing with it.",
-                "每个 stage 最多保存 p 个而不是 m 个 micro-batch 的激活，所以可以加大 m 来压低气泡而内存不增长。",
-            ),
-        ),
-        Question(
-            Words("What does interleaving cost?", "交错调度的代价是什么？"),
-            Words(
-                "v times as many messages between stages, a little more memory for activations "
-                "in flight, and a number of "
-                "micro-batches that is a multiple of the stages.",
-                "stage 间消息次数变为 v 倍，在途激活略多，且 micro-batch 数必须是 stage 数的倍数。",
-            ),
-        ),
-    ),
-    seconds=3.0,
-)
+LAB = described(__file__, run)

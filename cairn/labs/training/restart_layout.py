@@ -9,7 +9,7 @@ before wrote, and the losses must be those of a single process that was never st
 from pathlib import Path
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Plot, Question, Table, Words
+from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.workbench import Workbench
@@ -26,11 +26,17 @@ def recipe(folder: Path, steps: int, layout: Layout) -> Any:
         preset="tiny-qwen3", layers=2, hidden=32, heads=2, kv_heads=2, intermediate=48, vocab=64
     )
     return Train(
-        steps=steps, out=folder, model=model, optim=Optim(lr=1e-2), parallel=layout,
+        steps=steps,
+        out=folder,
+        model=model,
+        optim=Optim(lr=1e-2),
+        parallel=layout,
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=2),
-        checkpoint=Checkpoint(every=STEPS, keep=3, export=False), log=Log(every=1), device="cpu",
+        checkpoint=Checkpoint(every=STEPS, keep=3, export=False),
+        log=Log(every=1),
+        device="cpu",
         schedule=Schedule(kind="constant"),
-    )  # fmt: skip
+    )
 
 
 def live(rank: int, count: int, folder: str, steps: int, layout: Layout) -> list[float]:
@@ -43,9 +49,13 @@ def live(rank: int, count: int, folder: str, steps: int, layout: Layout) -> list
     config.folder.mkdir(parents=True, exist_ok=True)
     losses: list[float] = []
     loop = Loop(
-        prepared.state, prepared.corpus.source, count, rank,
-        say=lambda text: None, told=lambda record: losses.append(record.loss or 0.0),
-    )  # fmt: skip
+        prepared.state,
+        prepared.corpus.source,
+        count,
+        rank,
+        say=lambda text: None,
+        told=lambda record: losses.append(record.loss or 0.0),
+    )
     loop.run()
     return losses
 
@@ -112,72 +122,4 @@ def _plot(expected: list[float], found: list[float]) -> Plot:
     )
 
 
-LAB = Lab(
-    name="restart-layout",
-    area="training",
-    title=Words("Restart on another layout", "换一种布局重启"),
-    hypothesis=Words(
-        "A run that is data parallel, then tensor parallel, then one process, with a "
-        "checkpoint between, has the losses of "
-        "one process that was never stopped, within 1e-5.",
-        "先数据并行、再张量并行、最后单进程，中间靠检查点衔接，loss 与从未中断的单进程相差不超过 1e-5。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "sums in another order on another layout, which grow from step to step",
-            "不同布局加法顺序不同，误差逐步放大",
-        ),
-        Words(
-            "something that a checkpoint forgot: random numbers, the data's position, the schedule",
-            "检查点漏了某项状态：随机数、数据位置、学习率进度",
-        ),
-    ),
-    code=(
-        "cairn/train/checkpoint/piece.py:Piece",
-        "cairn/train/checkpoint/planner.py",
-        "cairn/train/checkpoint/load.py:load_pieces",
-        "cairn/train/state.py:TrainState",
-    ),
-    reading=(
-        "ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development (2025)",
-        "Universal Checkpointing: Efficient and Flexible Checkpointing for Large Scale Distributed Training (2024)",
-    ),
-    questions=(
-        Question(
-            Words("What must a checkpoint hold besides weights?", "除权重外检查点还必须包含什么？"),
-            Words(
-                "Optimizer states and masters, the step (learning rate), the position in the "
-                "data, the loss scaler, random "
-                "number states and what is known about bad steps.",
-                "优化器状态与主权重、步数（学习率）、数据位置、loss scaler、随机数状态，以及坏步统计。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does the data's state fit into one integer here?",
-                "为什么这里数据状态只要一个整数？",
-            ),
-            Words(
-                "A sample is a pure function of its number, whatever the ranks: the number of "
-                "samples consumed is all that "
-                "a restart needs, and no sample is seen twice or missed.",
-                "样本是其编号的纯函数，与 rank 数无关；重启只需已消费样本数，不会重复也不会遗漏。",
-            ),
-        ),
-        Question(
-            Words(
-                "How does a rank read a slice that no rank had written?",
-                "某个 rank 要读的切片此前没有任何 rank 恰好写过，怎么办？",
-            ),
-            Words(
-                "Files say which box of the global tensor each piece is; a planner intersects "
-                "the wanted box with all of "
-                "them and reads only the overlaps.",
-                "文件记录每块在全局张量中的位置；加载时把所需区域与所有块求交，只读重叠部分。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=9.0,
-)
+LAB = described(__file__, run)

@@ -8,7 +8,7 @@ layer and microbatch, each of tokens x hidden numbers. The trainer's own verbs a
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
@@ -106,72 +106,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="tensor-parallel",
-    area="training",
-    title=Words("A layer cut over ranks", "把一层切到多个 rank"),
-    hypothesis=Words(
-        "Two ranks that each hold half of every matrix compute the same losses, gradients and "
-        "weights, and exchange four "
-        "all-reduces of tokens x hidden for each layer; sequence parallel moves the same bytes "
-        "as gathers and scatters.",
-        "两个 rank 各持每个矩阵的一半，得到相同的 loss、梯度和权重，每层交换 4 次 tokens x hidden 的 all-reduce；"
-        "序列并行用 all-gather 与 reduce-scatter 传同样多的字节。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "the first and the last matrix have sums of their own",
-            "首尾两个矩阵（embedding、head）有各自的归约",
-        ),
-        Words(
-            "key and value heads that do not divide are repeated, and their gradients summed",
-            "KV head 不能整除时会复制，其梯度需额外求和",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/tensor.py:TensorShards",
-        "cairn/train/parallel/tensor.py:SequenceShards",
-        "cairn/models/layers.py:Build",
-    ),
-    reading=(
-        "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism (2019)",
-        "Reducing Activation Recomputation in Large Transformer Models (2022)",
-    ),
-    questions=(
-        Question(
-            Words("Why columns first and rows second?", "为什么先按列切、再按行切？"),
-            Words(
-                "The nonlinearity acts on each column alone, so no exchange is needed between "
-                "the two products; the sum "
-                "over rows is the only one, after the second.",
-                "非线性逐列独立，两个矩阵乘之间无需通信；只有第二个乘法之后需要一次求和。",
-            ),
-        ),
-        Question(
-            Words(
-                "Why does tensor parallel stay inside a node?",
-                "为什么 tensor parallel 通常不出节点？",
-            ),
-            Words(
-                "Its sums are on the critical path: 4 per layer of tokens x hidden. For 8B "
-                "with 8k tokens that is 64 MB in "
-                "bf16 each, 0.2 ms over NVLink and several times that over a NIC.",
-                "归约在关键路径上：每层 4 次 tokens x hidden。8B 模型 8k token 时每次 64 "
-                "MB（bf16），NVLink 约 0.2 ms，走网卡要慢好几倍。",
-            ),
-        ),
-        Question(
-            Words("What does sequence parallel add?", "序列并行带来了什么？"),
-            Words(
-                "Between the layers each rank keeps 1/tp of the tokens, so norms, dropout and "
-                "saved activations shrink by "
-                "tp; the bytes stay the same because a gather plus a scatter is an all-reduce.",
-                "层间每个 rank 只保留 1/tp 的 token，norm、dropout 和保存的激活缩小到 1/tp；字节"
-                "数不变，因为 gather 加 scatter 等于一次 all-reduce。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=4.0,
-)
+LAB = described(__file__, run)

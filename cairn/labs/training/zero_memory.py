@@ -12,7 +12,7 @@ step is the same.
 
 from typing import Any
 
-from cairn.labs.lab import Check, Lab, Outcome, Question, Rows, Table, Words
+from cairn.labs.lab import Check, Outcome, Rows, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, spread, tiny, train
@@ -137,71 +137,4 @@ def _table(rows: Rows) -> Table:
     )
 
 
-LAB = Lab(
-    name="zero-memory",
-    area="training",
-    title=Words("What ZeRO takes off a rank", "ZeRO 为每个 rank 省下什么"),
-    hypothesis=Words(
-        "On two ranks AdamW in float32 needs 16 bytes for each parameter with data parallel, 12 with ZeRO-1, 10 with "
-        "ZeRO-2 and 8 with FSDP, for the same gradients and weights.",
-        "两个 rank、float32 AdamW 时，每参数字节数：数据并行 16，ZeRO-1 为 12，ZeRO-2 为 10，"
-        "FSDP 为 8，且梯度与权重结果相同。",
-    ),
-    run=run,
-    causes=(
-        Words(
-            "parameters whose rows do not divide by the ranks are padded",
-            "行数不能整除 rank 数的参数会有填充",
-        ),
-        Words(
-            "buckets and gathered layers that exist only during a step are not counted here",
-            "只在一步内存在的桶和聚合层未计入",
-        ),
-    ),
-    code=(
-        "cairn/train/parallel/zero.py:Zero",
-        "cairn/train/parallel/fsdp.py:Fsdp",
-        "cairn/train/memory.py:predict",
-        "cairn/plan/train_memory.py:rank_memory",
-    ),
-    reading=(
-        "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020)",
-        "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel (2023)",
-    ),
-    questions=(
-        Question(
-            Words(
-                "How many bytes per parameter does mixed-precision AdamW need, and how are they cut?",
-                "混合精度 AdamW 每参数需要多少字节，各级如何切分？",
-            ),
-            Words(
-                "16: bf16 weights 2, bf16 gradients 2, float32 master 4, two float32 moments "
-                "8. ZeRO-1 cuts 12 of them, "
-                "ZeRO-2 14, ZeRO-3 all 16.",
-                "16：bf16 权重 2、梯度 2、fp32 主权重 4、两个 fp32 动量 8。ZeRO-1 切 12，"
-                "ZeRO-2 切 14，ZeRO-3 全部 16。",
-            ),
-        ),
-        Question(
-            Words("What does ZeRO not reduce?", "ZeRO 不能减少什么？"),
-            Words(
-                "Activations: they depend on a rank's own tokens. Recomputation, sequence or "
-                "context parallel and smaller "
-                "micro-batches do.",
-                "激活：它取决于本 rank 的 token 数；要靠重计算、序列/上下文并行或更小的 micro-batch。",
-            ),
-        ),
-        Question(
-            Words("When is ZeRO-1 better than FSDP?", "什么时候 ZeRO-1 比 FSDP 更好？"),
-            Words(
-                "When weights and gradients fit: it moves as many bytes as data parallel and "
-                "gathers once a step, while "
-                "FSDP gathers every layer twice for each micro-batch and needs compute long enough to hide it.",
-                "权重和梯度放得下时：ZeRO-1 通信量与数据并行相同、每步只聚合一次；FSDP 每个 "
-                "micro-batch 每层聚合两次，需要足够长的计算来掩盖。",
-            ),
-        ),
-    ),
-    needs=("2 processes",),
-    seconds=5.0,
-)
+LAB = described(__file__, run)

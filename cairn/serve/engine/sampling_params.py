@@ -26,8 +26,7 @@ INSTEAD = {
     "bad_words": "logit_bias of -100 keeps a token out",
     "allowed_token_ids": "logit_bias changes the chances of single tokens",
     "truncate_prompt_tokens": "nothing is truncated: cut the prompt as you want it",
-    "structured_outputs": "`cairn serve` takes response_format and structured_outputs",
-    "guided_decoding": "`cairn serve` takes response_format and structured_outputs",
+    "guided_decoding": "structured_outputs takes json, regex, choice or grammar",
 }
 
 
@@ -72,6 +71,7 @@ class SamplingParams(
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: Any = None  # a `StructuredOutputs`, or a dict with its fields; see `guide`
 
     def __post_init__(self) -> None:
         _normalise(self)

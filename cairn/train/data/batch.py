@@ -6,11 +6,12 @@ There is no batch dimension: a microbatch is T = sequence_length * sequences tok
     targets_T     cat  sat <end>  none | upon   a   time | ...      none = IGNORED: no loss
     positions_T    0    1    2     3   |  0     1    2   | ...
     lengths       [4, 3, ...]      cu_seqlens  [0, 4, 7, ...]
+    extra         other streams, one row for each token: rewards, weights, log-probabilities of a reference
 
 Knows nothing about where the tokens come from, nor who trains on them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,32 +27,53 @@ class Batch(NamedTuple):
     cu_seqlens: Tensor  # int32 [documents + 1], where each document begins and the last one ends
     lengths: list[int]  # the same on the host: tokens of each document
     ids: list[int]  # sample numbers, for the report of a bad step
+    extra: dict[str, Tensor] = {}  # noqa: RUF012 (never written to): streams [T, ...] by name
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> "Batch":
         """The same batch with its tensors on `device`."""
-        return self._replace(
-            tokens_T=self.tokens_T.to(device, non_blocking=non_blocking),
-            targets_T=self.targets_T.to(device, non_blocking=non_blocking),
-            positions_T=self.positions_T.to(device, non_blocking=non_blocking),
-            cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking),
-        )
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin(self) -> "Batch":
         """In page-locked memory, from which a copy to the GPU does not wait."""
+        return self._with_tensors(Tensor.pin_memory)
+
+    def at(self, tokens_T: Tensor) -> "Batch":
+        """Only these tokens, by index, with their streams; `lengths` and `cu_seqlens` stay those of the whole."""
         return self._replace(
-            tokens_T=self.tokens_T.pin_memory(),
-            targets_T=self.targets_T.pin_memory(),
-            positions_T=self.positions_T.pin_memory(),
-            cu_seqlens=self.cu_seqlens.pin_memory(),
+            tokens_T=self.tokens_T[tokens_T],
+            targets_T=self.targets_T[tokens_T],
+            positions_T=self.positions_T[tokens_T],
+            extra={name: stream[tokens_T] for name, stream in self.extra.items()},
         )
 
     def valid(self) -> int:
         """How many tokens have a loss."""
         return int((self.targets_T != IGNORED).sum())
 
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return self._replace(
+            tokens_T=change(self.tokens_T),
+            targets_T=change(self.targets_T),
+            positions_T=change(self.positions_T),
+            cu_seqlens=change(self.cu_seqlens),
+            extra={name: change(stream) for name, stream in self.extra.items()},
+        )
+
+
+class Document(NamedTuple):
+    """One document of a packed batch, with what each of its tokens predicts."""
+
+    tokens_T: Tensor
+    targets_T: Tensor
+    extra: Mapping[str, Tensor] = {}
+
 
 def make_batch(
-    tokens_T: Tensor, targets_T: Tensor, lengths: Sequence[int], ids: Sequence[int]
+    tokens_T: Tensor,
+    targets_T: Tensor,
+    lengths: Sequence[int],
+    ids: Sequence[int],
+    extra: Mapping[str, Tensor] | None = None,
 ) -> Batch:
     """A batch with the positions and boundaries that these document lengths imply."""
     lengths = [int(length) for length in lengths]
@@ -60,6 +82,10 @@ def make_batch(
             f"documents of {lengths} tokens do not make {len(tokens_T)} tokens and "
             f"{len(targets_T)} targets"
         )
+    streams = dict(extra or {})
+    for name, stream in streams.items():
+        if len(stream) != len(tokens_T):
+            raise ValueError(f"stream {name} has {len(stream)} rows for {len(tokens_T)} tokens")
     ends = torch.tensor([0, *lengths]).cumsum(0)
     starts_T = ends[:-1].repeat_interleave(ends.diff())
     return Batch(
@@ -69,7 +95,25 @@ def make_batch(
         cu_seqlens=ends.int(),
         lengths=lengths,
         ids=list(ids),
+        extra=streams,
     )
+
+
+def pack(documents: Sequence[Document], capacity: int, pad_id: int, ids: Sequence[int]) -> Batch:
+    """Documents side by side, then padding up to `capacity` tokens, which has no loss and zeros in its streams."""
+    padding = capacity - sum(len(document.tokens_T) for document in documents)
+    lengths = [len(document.tokens_T) for document in documents]
+    tokens = [document.tokens_T for document in documents]
+    targets = [document.targets_T for document in documents]
+    streams = _side_by_side([document.extra for document in documents])
+    if padding:
+        lengths.append(padding)
+        tokens.append(torch.full((padding,), pad_id))
+        targets.append(torch.full((padding,), IGNORED))
+        for name, stream in streams.items():
+            zeros = stream.new_zeros((padding, *stream.shape[1:]))
+            streams[name] = torch.cat([stream, zeros])
+    return make_batch(torch.cat(tokens), torch.cat(targets), lengths, ids, streams)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -84,4 +128,14 @@ def join(batches: Sequence[Batch]) -> Batch:
         cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
         lengths=lengths,
         ids=[id for batch in batches for id in batch.ids],
+        extra=_side_by_side([batch.extra for batch in batches]),
     )
+
+
+def _side_by_side(streams: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The same streams of several parts; a stream that only some parts have is a mistake of who made them."""
+    names = list(streams[0])
+    if any(set(part) != set(names) for part in streams):
+        have = " and ".join(str(sorted(part)) for part in streams)
+        raise ValueError(f"parts of one batch have different streams: {have}")
+    return {name: torch.cat([part[name] for part in streams]) for name in names}

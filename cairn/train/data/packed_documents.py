@@ -18,7 +18,7 @@ from cairn.train.data.tokens import Tokens
 from cairn.train.data.windows import IGNORED
 
 if TYPE_CHECKING:
-    from cairn.train.data.batch import Batch
+    from cairn.train.data.batch import Batch, Document
 
 
 class PackedDocuments:
@@ -51,28 +51,24 @@ class PackedDocuments:
         return f"{self.tokens.identity}, {packed}, {order}"
 
     def batch(self, number: int) -> "Batch":
-        import torch
-
-        from cairn.train.data.batch import make_batch
+        from cairn.train.data.batch import pack
 
         bins = self.samples_per_epoch
         item = shuffled(number, bins, self._seed)[1] if self._shuffle else number % bins
-        parts = [self._piece(piece) for piece in self.plan.pieces(item)]
-        lengths = [len(tokens) for tokens, _ in parts]
-        if padding := self.sequence_length - sum(lengths):
-            parts.append((np.full(padding, self._pad), np.full(padding, IGNORED)))
-            lengths.append(padding)
-        tokens_T, targets_T = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
-        return make_batch(
-            torch.from_numpy(tokens_T), torch.from_numpy(targets_T), lengths, [number]
-        )
+        documents = [self._document(piece) for piece in self.plan.pieces(item)]
+        return pack(documents, self.sequence_length, self._pad, [number])
 
-    def _piece(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+    def _document(self, piece: Piece) -> "Document":
         """Tokens of a piece with what each predicts; the last token of a document predicts nothing."""
+        import torch
+
+        from cairn.train.data.batch import Document
+
         low, high = self.tokens.offsets[piece.document : piece.document + 2].tolist()
         start = low + piece.start
         with_next = self.tokens.read(start, min(start + piece.length + 1, high))
         learn = self.tokens.mask(start, start + len(with_next))
         targets = np.full(piece.length, IGNORED)
         targets[: len(with_next) - 1] = np.where(learn[1:], with_next[1:], IGNORED)
-        return with_next[: piece.length], targets
+        tokens = np.asarray(with_next[: piece.length], np.int64)
+        return Document(torch.from_numpy(tokens), torch.from_numpy(targets))

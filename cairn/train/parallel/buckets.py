@@ -3,56 +3,15 @@
     backward ->  [norm head layer11] [layer10 layer9] ...      the last layers' gradients are ready first
                   launch              launch                    in the same order on every rank
 
-What sending means (all-reduce, reduce-scatter) is the caller's business; so is waiting. Gradients of 16 bits are added
-up in float32 (`collect`), because a small addend to a large sum of 16 bits is lost.
+What sending means (all-reduce, reduce-scatter) is the caller's business; so is waiting. Gradients are held by
+`gradients`, which adds those of 16 bits in float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 
-import torch
 from torch import Tensor, nn
 
 BYTES = 32 << 20
-
-
-class Gradients:
-    """The gradients of some parameters, wherever they are at the moment."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.parameters = dict(parameters)
-        self.sums: dict[str, Tensor] = {}  # float32, for parameters of 16 bits
-
-    def collect(self) -> None:
-        """Adds what a backward has left to the sums in float32."""
-        for name, parameter in self.parameters.items():
-            if parameter.grad is None or parameter.dtype == torch.float32:
-                continue
-            if name in self.sums:
-                self.sums[name].add_(parameter.grad)
-            else:
-                self.sums[name] = parameter.grad.float()
-            parameter.grad = None
-
-    def get(self, name: str) -> Tensor | None:
-        return self.sums[name] if name in self.sums else self.parameters[name].grad
-
-    def put(self, name: str, gradient: Tensor | None) -> None:
-        parameter = self.parameters[name]
-        if gradient is None or gradient.dtype == parameter.dtype:
-            parameter.grad = gradient
-            self.sums.pop(name, None)
-        else:
-            parameter.grad = None
-            self.sums[name] = gradient
-
-    def found(self) -> dict[str, Tensor]:
-        all_of = ((name, self.get(name)) for name in self.parameters)
-        return {name: gradient for name, gradient in all_of if gradient is not None}
-
-    def clear(self) -> None:
-        self.sums.clear()
-        for parameter in self.parameters.values():
-            parameter.grad = None
 
 
 class Buckets:

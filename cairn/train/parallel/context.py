@@ -56,16 +56,12 @@ def indices(tokens: int, rank: int, size: int, kind: Attention) -> Tensor:
 
 
 def local_batch(batch: "Batch", group: Group, kind: Attention) -> "Batch":
-    """This rank's tokens; `lengths` and `cu_seqlens` stay those of the whole microbatch."""
+    """This rank's tokens and their streams; `lengths` and `cu_seqlens` stay those of the whole microbatch."""
     if group is None:
         return batch
     rank, size = dist.get_rank(group), size_of(group)
     here_T = indices(len(batch.tokens_T), rank, size, kind).to(batch.tokens_T.device)
-    return batch._replace(
-        tokens_T=batch.tokens_T[here_T],
-        targets_T=batch.targets_T[here_T],
-        positions_T=batch.positions_T[here_T],
-    )
+    return batch.at(here_T)
 
 
 class Ring:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cairn.train.parallel.buckets import BYTES, Buckets, Gradients
+from cairn.train.parallel.buckets import BYTES, Buckets
+from cairn.train.parallel.gradients import Gradients
 from cairn.train.parallel.mesh import Group
 from cairn.train.parallel.rows import Rows
 
@@ -23,8 +24,12 @@ class Sync(Protocol):
     copies: int  # ranks that have the same gradient afterwards
     rows: dict[str, Rows]  # of a parameter, those that this rank updates; no entry: all
 
-    def begin(self) -> None:
-        """Before the first forward of a step: weights are up to date."""
+    def begin(self, microbatches: int) -> None:
+        """Before the first forward of a step of so many backwards (0: without gradients): weights are up to date."""
+        ...
+
+    def after_forward(self) -> None:
+        """After a pass without gradients: weights that were gathered for it may go."""
         ...
 
     def before_backward(self, last: bool) -> None:
@@ -50,9 +55,15 @@ class Replicas:
     """The same weights and in the end the same gradients on every rank of a group."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], group: Group, bucket_bytes: int = BYTES
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        group: Group,
+        bucket_bytes: int = BYTES,
+        wide: bool = True,
     ) -> None:
-        self.group = group
+        """`wide`: gradients of 16 bits of several microbatches are added in float32, also by one process."""
+        self.group, self.wide = group, wide
+        self._adds = False
         self.copies = 1 if group is None else dist.get_world_size(group)
         self.rows: dict[str, Rows] = {}
         self.held = Gradients(parameters)
@@ -60,7 +71,10 @@ class Replicas:
         self.buckets = Buckets(watched, self._launch, bucket_bytes)
         self._flying: list[tuple[list[str], Tensor, Any]] = []
 
-    def begin(self) -> None:
+    def begin(self, microbatches: int) -> None:
+        self._adds = self.group is not None or (self.wide and microbatches > 1)
+
+    def after_forward(self) -> None:
         pass
 
     def before_backward(self, last: bool) -> None:
@@ -68,7 +82,7 @@ class Replicas:
             self.buckets.arm()
 
     def after_backward(self) -> None:
-        if not self._flying:  # what is on its way already is complete
+        if self._adds and not self._flying:  # what is on its way already is complete
             self.held.collect()
 
     def finish(self) -> None:
@@ -93,20 +107,8 @@ class Replicas:
 
     def _launch(self, bucket: list[str]) -> None:
         self.held.collect()
-        flat = torch.cat([gradient_or_zeros(self.held, name).flatten() for name in bucket])
+        flat = torch.cat([self.held.or_zeros(name).flatten() for name in bucket])
         for name in bucket:
-            self.held.put(
-                name, None
-            )  # comes back as a part of `flat`: not twice in memory until then
+            self.held.put(name, None)  # comes back as a part of `flat`: once in memory until then
         handle = dist.all_reduce(flat, group=self.group, async_op=True)
         self._flying.append((bucket, flat, handle))
-
-
-def gradient_or_zeros(held: Gradients, name: str) -> Tensor:
-    """A parameter that nothing depended on has no gradient here, and may have one elsewhere."""
-    gradient = held.get(name)
-    if gradient is not None:
-        return gradient
-    parameter = held.parameters[name]
-    wide = torch.float32 if parameter.dtype != torch.float64 else torch.float64
-    return torch.zeros_like(parameter, dtype=wide)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from cairn.train.parallel.gradients import Gradients
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.rows import Rows, rows_of
 from cairn.train.parallel.stage import Stage
@@ -41,28 +42,45 @@ class Fsdp:
         self.stages = list(stages)
         self.whole = whole
         self.copies = mesh.size("dp")
-        self.sums: dict[str, Tensor] = {}  # my rows in float32, where several of 16 bits are added
-        full = {name: p.shape[0] for stage in self.stages for name, p in stage.named_parameters()
-                if p not in ignored}  # fmt: skip
+        full = {
+            name: p.shape[0]
+            for stage in self.stages
+            for name, p in stage.named_parameters()
+            if p not in ignored
+        }
         for stage in self.stages:
             _shard(stage, mesh, ignored, reduce_dtype, reshard)
         rank = mesh.rank("fsdp") * mesh.size("cp") + mesh.rank("cp")
         size = mesh.size("fsdp") * mesh.size("cp")
         self.rows: dict[str, Rows] = {n: rows_of(r, rank, size) for n, r in full.items()}
-        self.local = {name: nn.Parameter(_local(p)) for name, p in self._sharded().items()
-                      if len(self.rows[name])}  # fmt: skip
+        # Those of a stage apart: stages finish one by one.
+        self.held = [Gradients(self._sharded(stage), _local) for stage in self.stages]
+        self.local = {
+            name: nn.Parameter(_local(p))
+            for stage in self.stages
+            for name, p in self._sharded(stage).items()
+            if len(self.rows[name])
+        }
 
-    def begin(self) -> None:
+    def begin(self, microbatches: int) -> None:
         pass
 
-    def before_backward(self, last: bool) -> None:
+    def after_forward(self) -> None:
+        """Without a backward nobody frees weights that stay gathered, and an update would not reach them."""
         for stage in self.stages:
-            self.before_backward_of(stage, last)
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
-    def before_backward_of(self, stage: nn.Module, last: bool) -> None:
+    def before_backward(self, last: bool) -> None:
+        for chunk in range(len(self.stages)):
+            self.before_backward_of(chunk, last)
+
+    def before_backward_of(self, chunk: int, last: bool) -> None:
         """Where stages finish one by one, each has a last backward of its own."""
+        stage = self.stages[chunk]
         assert isinstance(stage, FSDPModule)
-        self._add_in_float32(stage)
+        self.held[chunk].collect()
         leaves = last or not self.whole
         stage.set_is_last_backward(leaves)  # wait for what leaves: the next one adds to it
         stage.set_requires_gradient_sync(leaves)
@@ -72,38 +90,23 @@ class Fsdp:
         pass
 
     def finish(self) -> None:
-        if self.sums:
-            for stage in self.stages:
-                self._add_in_float32(stage)
+        for held in self.held:
+            if held.sums:
+                held.collect()
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.local
 
     def gradients(self) -> dict[str, Tensor]:
-        found = {n: _local(p.grad) for n, p in self._sharded().items() if p.grad is not None}
-        return {name: g for name, g in (found | self.sums).items() if name in self.local}
+        found = {name: g for held in self.held for name, g in held.found().items()}
+        return {name: g for name, g in found.items() if name in self.local}
 
     def zero_grad(self) -> None:
-        self.sums.clear()
-        for parameter in self._sharded().values():
-            parameter.grad = None
+        for held in self.held:
+            held.clear()
 
-    @torch.no_grad()
-    def _add_in_float32(self, stage: nn.Module) -> None:
-        """What a backward has left as 16 bits; torch itself adds what is float32."""
-        for name, parameter in stage.named_parameters():
-            if parameter.grad is None or name not in self.rows or parameter.dtype == torch.float32:
-                continue
-            fresh = _local(parameter.grad)
-            if name in self.sums:
-                self.sums[name].add_(fresh)
-            else:
-                self.sums[name] = fresh.float()
-            parameter.grad = None
-
-    def _sharded(self) -> dict[str, nn.Parameter]:
-        return {name: p for stage in self.stages for name, p in stage.named_parameters()
-                if name in self.rows}  # fmt: skip
+    def _sharded(self, stage: Stage) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in stage.named_parameters() if name in self.rows}
 
 
 def _shard(

@@ -1,9 +1,10 @@
 """What a training step asks of a model, however many processes it is spread over.
 
     batches -forward_backward-> gradients -grad_norm-> factor -> optimizer
+    batches -forward, head-> log-probabilities, losses, hidden states
 
-`Alone` is the plain form, one process. Data parallel, FSDP, tensor, pipeline and context parallel offer the same, so
-neither the step nor the loop nor a checkpoint knows a layout. Gradients are those of the global batch: the loss is
+`model.ParallelModel` offers it in every layout, of which one process is the smallest, so neither the step nor the loop
+nor a checkpoint knows a layout. Gradients are those of the global batch: the loss is
 divided by the valid tokens of all data ranks, and whoever splits the batch sums over the ranks, never averages.
 """
 
@@ -31,12 +32,31 @@ class Loss(Protocol):
         ...
 
 
+class TokenHead(Protocol):
+    def __call__(
+        self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch"
+    ) -> dict[str, Tensor]:
+        """Something for each token, [T, ...] by name: log-probabilities, losses, the hidden states themselves.
+
+        `batch`: the tokens of `hidden_TD`, which are those of one rank under context parallelism.
+        """
+        ...
+
+
 class Parallel(Protocol):
     data_rank: int  # which slice of a step's samples this process reads
     data_ranks: int
 
     def forward_backward(self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor) -> Tensor:
         """Adds the gradients of all microbatches; this process's share of the loss. `valid`: global tokens."""
+        ...
+
+    def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[dict[str, Tensor]]:
+        """What `head` makes of each batch's tokens, without gradients; on every rank that computes the batch.
+
+        Changes no weight, no gradient and no router. With fsdp, and with experts on several ranks, all data ranks
+        give equally many batches: a layer's weights and tokens travel between them.
+        """
         ...
 
     def sum_over_data(self, value: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cairn.train.parallel.buckets import BYTES, Buckets, Gradients
+from cairn.train.parallel.buckets import BYTES, Buckets
 from cairn.train.parallel.collectives import all_gather, start_reduce_scatter
-from cairn.train.parallel.data import gradient_or_zeros
+from cairn.train.parallel.gradients import Gradients
 from cairn.train.parallel.mesh import Group
 from cairn.train.parallel.rows import rows_of
 
@@ -52,9 +52,12 @@ class Zero:
         # Other ranks may have written their rows: at first as well, where a checkpoint filled each rank's own.
         self._stale = True
 
-    def begin(self) -> None:
+    def begin(self, microbatches: int) -> None:
         if self._stale:
             self.publish()
+
+    def after_forward(self) -> None:
+        pass
 
     def before_backward(self, last: bool) -> None:
         if last or self.stage == 2:
@@ -95,7 +98,7 @@ class Zero:
     def _launch(self, bucket: list[str]) -> None:
         """[ranks, rows of each parameter side by side], of which each rank gets its line, summed."""
         self.held.collect()
-        lines = [self._lines(gradient_or_zeros(self.held, name)) for name in bucket]
+        lines = [self._lines(self.held.or_zeros(name)) for name in bucket]
         flat = torch.cat(lines, dim=1).flatten()
         out, handle = start_reduce_scatter(flat, self.group)
         for name in bucket:

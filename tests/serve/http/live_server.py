@@ -19,10 +19,10 @@ import tokenizers
 import torch
 import transformers
 
+from cairn.serve.engine_thread import EngineThread
 from cairn.serve.http.server.api import More
-from cairn.serve.http.server.backend import ThreadedEngine, open_backend
 from cairn.serve.http.server.keys import Keys
-from cairn.serve.http.server.lifecycle import Server, address_of, bind
+from cairn.serve.http.server.lifecycle import Server, address_of, bind, open_server
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
 
@@ -76,13 +76,13 @@ class Live:
         self.asked: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
-        backend = open_backend(config)
-        if isinstance(backend.engine, ThreadedEngine):
-            self.engine = backend.engine.engine
+        serving = open_server(config)
+        if isinstance(serving.engine, EngineThread):
+            self.engine = serving.engine.engine
             self._hold(self.engine)
         bound = bind(config)
         self.url = address_of(bound)
-        self.service = Service(config, backend, keys)
+        self.service = Service(config, serving, keys)
         self.server = Server(self.service, more=more)
         self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
         self.thread.start()
@@ -171,18 +171,18 @@ class Script:
 @contextmanager
 def scripted(server: Live, text: str) -> Iterator[None]:
     """Whatever is asked in here, the model says this, token by token."""
-    backend = server.service.backend
-    jobs, ids = backend.jobs, server.service.tokenizer.encode(text, special=False)
+    serving = server.service.serving
+    jobs, ids = serving.jobs, server.service.tokenizer.encode(text, special=False)
 
     def with_script(*args: Any, **kwargs: Any) -> list[Any]:
         made = jobs(*args, **kwargs)
         server.asked = made[0].request.prompt
         for job in made:
-            job.request.constraint = Script(ids, 0, backend.limits.vocabulary)
+            job.request.constraint = Script(ids, 0, serving.limits.vocabulary)
         return made
 
-    backend.jobs = with_script  # type: ignore[method-assign]
+    serving.jobs = with_script  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del backend.jobs
+        del serving.jobs

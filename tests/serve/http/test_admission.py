@@ -4,9 +4,9 @@ import pytest
 
 from cairn.core.errors import ConfigError
 from cairn.serve.engine.messages import Stats
-from cairn.serve.http.endpoints.health import Progress
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import WINDOW_S, Admission, Rules
+from cairn.serve.http.server.health import Progress
 from cairn.serve.http.server.keys import Keys, read_keys
 
 

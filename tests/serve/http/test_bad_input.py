@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest
-from cairn.serve.http.protocol.protocol_messages import CountRequest, MessagesRequest
-from cairn.serve.http.protocol.protocol_requests import (
+from cairn.serve.http.protocol.messages import CountRequest, MessagesRequest
+from cairn.serve.http.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cairn.serve.http.protocol.protocol_responses import ResponsesRequest
+from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.keys import Keys
 
 USER = [{"role": "user", "content": "Hi"}]

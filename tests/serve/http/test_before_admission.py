@@ -41,7 +41,7 @@ class Calls:
     ],
 )
 def test_what_is_too_much_is_refused_before_any_work(server, monkeypatch, path, body, said):
-    tokenizer, backend = server.service.tokenizer, server.service.backend
+    tokenizer, backend = server.service.tokenizer, server.service.serving
     work = [
         Calls(monkeypatch, tokenizer, "encode"),
         Calls(monkeypatch, tokenizer, "encode_batch"),

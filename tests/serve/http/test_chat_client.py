@@ -35,8 +35,8 @@ def text_of(pieces):
 
 
 def at_rest(talker):
-    live_server.wait_until(lambda: not talker._llm._engine.engine.has_work)
-    assert talker._llm._engine.engine.scheduler.blocks.usage().used == 0
+    live_server.wait_until(lambda: not talker._llm.serving.engine.engine.has_work)
+    assert talker._llm.serving.engine.engine.scheduler.blocks.usage().used == 0
 
 
 def test_here_and_behind_a_server_the_answer_is_the_same(server, local):
@@ -72,7 +72,7 @@ def test_leaving_an_answer_ends_the_request_here(local):
 
 def test_ctrl_c_in_a_wait_ends_the_request_and_keeps_the_chat(local, monkeypatch):
     """The engine stands still until the signal has come, so it is certain what is interrupted."""
-    gate, engine = threading.Event(), local._llm._engine.engine
+    gate, engine = threading.Event(), local._llm.serving.engine.engine
     step = engine.step
 
     def gated():

@@ -99,7 +99,7 @@ def test_every_open_stream_ends_once_when_the_engine_dies(apart):
     for thread in threads:
         thread.start()
     begun.wait(live_server.PATIENCE_S)
-    apart.service.backend.engine.client._group.processes[0].kill()
+    apart.service.serving.engine.client._group.processes[0].kill()
     for thread in threads:
         thread.join()
     for path, text in texts.items():
@@ -108,11 +108,11 @@ def test_every_open_stream_ends_once_when_the_engine_dies(apart):
         assert said(text)[1] == 0
     live_server.wait_until(lambda: not apart.service.open)
     assert apart.service.admission.inside == 0
-    assert not apart.service.backend.engine._growing
+    assert not apart.service.serving.engine._open
     again = apart.http.post("/v1/completions", json=body_of("/v1/completions", 5)).text
     assert said(again)[1] == 2
     assert apart.http.get("/health").json()["status"] == "ok"  # as long as it was away: "starting"
-    client = apart.service.backend.engine.client
+    client = apart.service.serving.engine.client
     client.restarting = "SIGKILL"  # it gets no requests meanwhile, and is not killed over it
     answers = [apart.http.get(path).status_code for path in ("/health", "/live")]
     client.restarting = None
@@ -122,6 +122,6 @@ def test_every_open_stream_ends_once_when_the_engine_dies(apart):
 def test_a_client_that_leaves_ends_its_request(apart):
     with apart.http.stream("POST", "/v1/messages", json=body_of("/v1/messages", 1000)) as answer:
         next(answer.iter_lines())
-    live_server.wait_until(lambda: not apart.service.backend.engine.client._receivers)
-    assert not apart.service.backend.engine._growing
+    live_server.wait_until(lambda: not apart.service.serving.engine.client._receivers)
+    assert not apart.service.serving.engine._open
     assert not apart.service.open

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.serve.answer import Answer
+from cairn.serve.answer_reader import AnswerReader, LoopWaker
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine_thread import Job
-from cairn.serve.http.protocol.protocol_answers import (
+from cairn.serve.http.protocol.answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     Completion,
     CompletionChoice,
 )
-from cairn.serve.http.server.following import Bell, Following
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes
+from cairn.serve.job import Job
 
 ENCODABLE = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -55,52 +55,52 @@ class Spelled:
         return "."
 
 
-def job(index, most, on_news):
+def job(index, most, on_update):
     params = SamplingParams(max_tokens=most)
-    return Job(Request(index, [1], params), Answer(index, params, Spelled()), most, on_news)
+    return Job(Request(index, [1], params), Answer(index, params, Spelled()), most, on_update)
 
 
-def test_no_news_are_lost_between_the_engines_thread_and_the_loop():
+def test_no_update_is_lost_between_the_engines_thread_and_the_loop():
     """Two answers of one request and one of another, pushed as fast as a thread can."""
     most = 3000
 
     async def main():
-        bell = Bell(asyncio.get_running_loop())
-        followings = [Following(bell), Following(bell)]
-        jobs = [job(0, most, followings[0].on_news), job(1, most, followings[0].on_news),
-                job(0, most, followings[1].on_news)]  # fmt: skip
+        waker = LoopWaker(asyncio.get_running_loop())
+        readers = [AnswerReader(waker), AnswerReader(waker)]
+        jobs = [job(0, most, readers[0].on_update), job(1, most, readers[0].on_update),
+                job(0, most, readers[1].on_update)]  # fmt: skip
 
         def engine():
             for token in range(most):
                 for each in jobs:
                     each.answer.push(token, "length" if token == most - 1 else None)
                 for each in jobs:
-                    each.on_news(each)
+                    each.on_update(each)
 
         thread = threading.Thread(target=engine)
         thread.start()
         async with asyncio.timeout(60):
-            pulled, poured = await asyncio.gather(pull(followings[0], 2), pour(followings[1]))
+            pulled, forwarded = await asyncio.gather(pull(readers[0], 2), forward(readers[1]))
         thread.join()
-        return pulled, poured
+        return pulled, forwarded
 
-    pulled, poured = asyncio.run(main())
+    pulled, forwarded = asyncio.run(main())
     whole = "".join(f"{token} " for token in range(most)) + "."
     assert pulled == {0: (whole, list(range(most))), 1: (whole, list(range(most)))}
-    assert poured == (whole, list(range(most)))
+    assert forwarded == (whole, list(range(most)))
 
 
-async def pull(following, answers):
+async def pull(reader, answers):
     seen, left = {}, answers
     while left:
-        for delta in await following.next():
+        for delta in await reader.next():
             text, ids = seen.get(delta.index, ("", []))
             seen[delta.index] = text + delta.text, ids + delta.token_ids
             left -= delta.finished
     return seen
 
 
-async def pour(following):
+async def forward(reader):
     """Half of the time by one way, half by the other: as when a client is slow now and then."""
     texts, ids, ended = [], [], False
 
@@ -113,28 +113,28 @@ async def pour(following):
         return len(texts) % 50 != 0 and not ended
 
     while not ended:
-        push(await following.next())
+        push(await reader.next())
         if not ended:
-            await following.pour(push)
+            await reader.forward(push)
     return "".join(texts), ids
 
 
 def test_what_push_raises_is_raised_where_it_is_waited_for():
     async def main():
-        following = Following(Bell(asyncio.get_running_loop()))
-        one = job(0, 4, following.on_news)
+        reader = AnswerReader(LoopWaker(asyncio.get_running_loop()))
+        one = job(0, 4, reader.on_update)
 
         def push(deltas):
             raise ValueError("a bug")
 
         one.answer.push(1)
-        one.on_news(one)
+        one.on_update(one)
         with pytest.raises(ValueError, match="a bug"):
-            await following.pour(push)
-        following.fail(KeyError("gone"))
-        await following.pour(push)  # leaves the problem to `next`
+            await reader.forward(push)
+        reader.fail(KeyError("gone"))
+        await reader.forward(push)  # leaves the problem to `next`
         with pytest.raises(KeyError, match="gone"):
-            await following.next()
+            await reader.next()
 
     asyncio.run(main())
 

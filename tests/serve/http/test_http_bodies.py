@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_requests import ChatRequest, CompletionRequest
 from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.protocol.requests import ChatRequest, CompletionRequest
 
 PATHS = (
     "/v1/completions",

@@ -110,7 +110,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server):
         list(pool.map(come_and_go, [draw.randrange(0, 100) for _ in range(48)]))
     server.at_rest()
     server.engine.scheduler.check_integrity()
-    assert not server.service.backend.engine._jobs
+    assert not server.service.serving.engine._jobs
 
 
 def test_a_request_that_takes_too_long_ends_with_what_it_has(tiny_folder):

@@ -70,21 +70,21 @@ def test_nothing_is_left_of_clients_that_leave(tiny_folder):
         engine.scheduler.check_integrity()
         assert engine.scheduler.blocks.usage().used == 0
         assert sorted(engine.scheduler._rows) == list(range(16))
-        wait_until(lambda: not server.service.backend.engine._jobs)
+        wait_until(lambda: not server.service.serving.engine._jobs)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to count open files")
 def test_nothing_is_left_of_them_in_the_engines_process_either(tiny_folder):
     with live_server.live(tiny_folder, engine_in="process", max_num_seqs=16) as server:
         port = int(server.url.rpartition(":")[2])
-        processes = server.service.backend.engine
+        processes = server.service.serving.engine
         asyncio.run(leaving_clients.come_and_go(port, 20, seed=1))
         wait_until(lambda: not server.service.open and not processes.client._receivers)
         start = Start(server.service, server.server._loop)
         count = MANY if LONG else 100
         check_statuses(asyncio.run(leaving_clients.come_and_go(port, count, seed=3)))
         start.found_again()
-        wait_until(lambda: not processes._growing and not processes.client._receivers)
+        wait_until(lambda: not processes._open and not processes.client._receivers)
         wait_until(lambda: _at_rest(processes.stats()))
 
 
@@ -118,7 +118,9 @@ def test_a_client_that_never_reads_costs_no_memory_and_slows_nobody_down(deaf):
                             json={"prompt": "Hi", "max_tokens": 4, "ignore_eos": True})  # fmt: skip
         assert answer.json()["usage"]["completion_tokens"] == 4
     most = max(most, transport.get_write_buffer_size())
-    assert len(job.answer.whole.token_ids) == job.most  # it was made to its end, for whom it is
+    assert (
+        len(job.answer.whole.token_ids) == job.max_tokens
+    )  # it was made to its end, for whom it is
     assert 0 < most < 128 * 1024  # and waits there, not in buffers in front of the socket
     assert exchange in server.service.open
 

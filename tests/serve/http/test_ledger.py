@@ -10,11 +10,12 @@ import live_server
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cairn.serve.http.endpoints.views import RequestView
-from cairn.serve.http.ledger.ledger import Entry
-from cairn.serve.http.ledger.ledger_book import Book, percentiles
-from cairn.serve.http.ledger.ledger_floor import Floors, Known
+from cairn.serve.http.ledger.book import Book, percentiles
+from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.ledger.floor import Floors, Known
+from cairn.serve.http.ledger.views import RequestView
 from cairn.serve.http.server.keys import Keys
+from cairn.serve.serving import GenerateRequest
 
 SAID = [{"role": "user", "content": "the secret word is xylophone"}]
 ASKS = {
@@ -256,13 +257,18 @@ def test_requests_that_are_preempted(tiny_folder):
 class Kept(Book):
     def __init__(self, most, server):
         super().__init__(
-            Floors(server.service.backend.opened.spec, server.service.backend.facts, Known()), most
+            Floors(server.service.serving.opened.spec, server.service.serving.facts, Known()), most
         )
+
+
+def some_jobs(server):
+    request = GenerateRequest([5, 6], live_params())
+    return server.service.serving.jobs([request], lambda job: None, streamed=True)
 
 
 def test_the_oldest_are_forgotten_and_an_id_may_come_twice(server):
     book = Kept(3, server)
-    jobs = server.service.backend.jobs([5, 6], live_params(), lambda job: None)
+    jobs = some_jobs(server)
     entries = []
     for at, id in enumerate("abcab"):
         entries.append(book.begin(id, "/v1/completions", float(at + 1), jobs))
@@ -380,7 +386,7 @@ def test_the_engine_as_it_is(server):
     server.http.post(
         "/v1/completions", json={**ASKS["/v1/completions"], "max_tokens": 40, "ignore_eos": True}
     )
-    engine = server.service.backend.engine
+    engine = server.service.serving.engine
     # What the page is told is a little old: on a busy machine it may be from before the request.
     live_server.wait_until(
         lambda: (
@@ -445,7 +451,7 @@ def test_watching_does_not_keep_a_server_from_stopping(tiny_folder):
 
 def test_the_model_card(server, tiny_folder):
     card = server.http.get("/cairn/model").json()
-    spec = server.service.backend.opened.spec
+    spec = server.service.serving.opened.spec
     assert card["names"] == ["tiny"]
     assert (card["family"], card["layers"], card["heads"], card["kv_heads"]) == ("llama", 2, 4, 2)
     assert card["parameters"] == spec.parameters()
@@ -521,7 +527,7 @@ def test_a_view_is_what_the_document_says(server):
         "x",
         "/v1/completions",
         1.0,
-        server.service.backend.jobs([5, 6], live_params(), lambda job: None),
+        some_jobs(server),
     )
     view = server.service.book.view(entry)
     assert isinstance(view, RequestView)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.serve.engine.messages import Stats
-from cairn.serve.http.ledger.ledger_engine import RATE_S, Rates, Totals
+from cairn.serve.http.ledger.engine_view import RATE_S, Rates, Totals
 from cairn.serve.http.server.counts import EngineTotals, server_metrics
 
 steady = st.lists(st.floats(0.05, 1.0), min_size=12, max_size=60)

@@ -13,7 +13,7 @@ from cairn.models.step_cost import Work, step_cost
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 from cairn.serve.http.ledger import ledger_floor
-from cairn.serve.http.ledger.ledger_floor import (
+from cairn.serve.http.ledger.floor import (
     LANES,
     LOOK_AGAIN_S,
     LOOKS,

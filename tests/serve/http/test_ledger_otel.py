@@ -10,7 +10,7 @@ import live_server
 import pytest
 
 from cairn.core.errors import ConfigError
-from cairn.serve.http.ledger.ledger_otel import Traces, open_traces
+from cairn.serve.http.ledger.otel import Traces, open_traces
 from cairn.serve.http.server.settings import ServerConfig
 
 memory = pytest.importorskip(

@@ -91,7 +91,7 @@ def test_a_request_whose_engine_dies(apart):
         return entry is not None and entry.first
 
     live_server.wait_until(begun)
-    apart.service.backend.engine.client._group.processes[0].kill()
+    apart.service.serving.engine.client._group.processes[0].kill()
     thread.join()
     assert answers[0].status_code == 503
     view = ledger_of(apart, "orphan")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.serve.http.ledger.ledger_reason import REACH, SAYS, Phases, reason_of, shares
+from cairn.serve.http.ledger.reason import REACH, SAYS, Phases, reason_of, shares
 
 seconds = st.floats(0, 100, allow_nan=False, allow_subnormal=False)
 floors = st.none() | seconds

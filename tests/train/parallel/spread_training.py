@@ -3,17 +3,15 @@
 import msgspec
 import torch
 import torch._dynamo  # fully_shard imports it: once here, rather than two seconds in every rank
+from plain_model import PlainModel
 
-from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
-from cairn.models.weights import random_model
 from cairn.train.data.batch import IGNORED, Batch, make_batch
-from cairn.train.loss import NextToken
-from cairn.train.parallel.alone import Alone
+from cairn.train.objective import Objective
 from cairn.train.parallel.layout import Layout, Options
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.wrap import parallelize
+from cairn.train.parallel.parallelize import parallelize
 
 SEED, RATE = 7, 0.03  # a large rate would make rounding errors grow from step to step
 Trace = dict[str, list]  # losses, norms, gradients of the last step and weights after it
@@ -38,7 +36,7 @@ def batches(spec: ModelSpec, step: int, count: int, tokens: int = 16) -> list[Ba
 
 def train(parallel, spec: ModelSpec, steps: int, per_step: int, tokens: int = 16) -> Trace:
     """Each data rank takes its slice of the step's microbatches."""
-    loss, trace = NextToken(spec), {"losses": [], "norms": []}
+    loss, trace = Objective(spec), {"losses": [], "norms": []}
     for step in range(steps):
         every = batches(spec, step, per_step, tokens)
         each = per_step // parallel.data_ranks
@@ -63,8 +61,7 @@ def _pieces(state) -> dict:
 
 
 def alone(spec: ModelSpec, steps: int, per_step: int, tokens: int = 16) -> Trace:
-    model = random_model(spec, Build("cpu", torch.float32), SEED)
-    return train(Alone(model), spec, steps, per_step, tokens)
+    return train(PlainModel(spec, SEED), spec, steps, per_step, tokens)
 
 
 def one_rank(

@@ -11,10 +11,10 @@ from cairn.models.attend import Packed
 from cairn.models.layers import Build
 from cairn.models.weights import fill_random
 from cairn.train.data.batch import make_batch
-from cairn.train.loss import NextToken
+from cairn.train.objective import Objective
 from cairn.train.parallel.layout import Layout, Options
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.wrap import build_stages, parallelize
+from cairn.train.parallel.parallelize import build_stages, parallelize
 
 SPEC = spec_of("tiny-llama", layers=4)
 MICROBATCHES, TOKENS, LENGTHS = 4, 12, [7, 5]
@@ -81,7 +81,7 @@ def compare(rank, world, order):
     expected = by_torch(mesh, options, SCHEDULES[order])
     mine = parallelize(SPEC, mesh, options, seed=SEED)
     mine.forward_backward(
-        microbatches(), NextToken(SPEC), torch.tensor(float(MICROBATCHES * TOKENS))
+        microbatches(), Objective(SPEC), torch.tensor(float(MICROBATCHES * TOKENS))
     )
     assert mine.gradients().keys() == expected.keys()
     return max(float((g - expected[name]).abs().max()) for name, g in mine.gradients().items())

@@ -13,21 +13,22 @@ from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed, Rule
 from cairn.models.layers import Build, Slot, Vocabulary
 from cairn.train.config import Optim
-from cairn.train.loss import NextToken, token_losses
+from cairn.train.objective import Objective, token_losses
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.balance import BalancedRouter
-from cairn.train.parallel.buckets import Buckets, Gradients, fill
+from cairn.train.parallel.buckets import Buckets, fill
 from cairn.train.parallel.context import chunks_of, indices, local_batch
+from cairn.train.parallel.gradients import Gradients
 from cairn.train.parallel.layout import Layout, Options
 from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.parallelize import parallelize
 from cairn.train.parallel.pipeline.deferred import deferring, settle
 from cairn.train.parallel.ring_blocks import Chunk, backward_block, block_of, forward_block, merge
 from cairn.train.parallel.ring_kernels import backward_kernel, forward_kernel
 from cairn.train.parallel.rows import Rows, pieces_of_rows, rows_of
 from cairn.train.parallel.stage import share_of
 from cairn.train.parallel.tensor import TensorShards
-from cairn.train.parallel.vocab_loss import sharded_token_losses
-from cairn.train.parallel.wrap import parallelize
+from cairn.train.parallel.vocabulary import log_probs
 from cairn.train.parallel.zero import Zero
 
 # -- the loss over a vocabulary that is cut ---------------------------------------------------
@@ -50,7 +51,8 @@ def sharded_loss(rank, world, vocab, softcap, z_loss):
     import torch.distributed as dist
 
     layer, hidden_TD, targets_T = vocabulary_and_inputs(vocab, TensorShards(dist.group.WORLD))
-    losses_T = sharded_token_losses(hidden_TD, layer, targets_T, softcap, z_loss)
+    logp_T, lse_T = log_probs(hidden_TD, layer, targets_T, softcap)
+    losses_T = -logp_T + z_loss * lse_T.square()
     (losses_T * torch.arange(1.0, 7.0)).sum().backward()
     return losses_T.detach(), hidden_TD.grad, layer.weight.grad
 
@@ -302,7 +304,7 @@ def zero_step(rank, world, stage):
     with torch.no_grad():
         for name, parameter in zero.parameters().items():
             parameter.sub_(zero.gradients()[name])
-    zero.begin()
+    zero.begin(1)
     return {name: p.detach() for name, p in parameters.items()}, whole, zero.rows
 
 
@@ -397,7 +399,7 @@ def after_muon(parallel, spec):
     each = len(every) // parallel.data_ranks
     mine = every[parallel.data_rank * each :][:each]
     for number in (1, 2):
-        parallel.forward_backward(mine, NextToken(spec), torch.tensor(40.0))
+        parallel.forward_backward(mine, Objective(spec), torch.tensor(40.0))
         optimizer.update(parallel.gradients(), number, 0.02, torch.tensor(1.0))
         parallel.zero_grad()
     return {n: (p.tensor.clone(), p.offsets) for n, p in parallel.named_state().items()}
@@ -422,7 +424,7 @@ def test_muon_puts_matrices_together_that_ranks_have_parts_of():
 def gradients_with_fsdp(rank, world):
     """Of three microbatches together, and of each alone; and what was there after each backward."""
     spec = spec_of("tiny-qwen3", layers=1)
-    loss, every, valid = NextToken(spec), batches(spec, 0, 3), torch.tensor(30.0)
+    loss, every, valid = Objective(spec), batches(spec, 0, 3), torch.tensor(30.0)
     found = {}
     for whole in (False, True):
         options = Options(whole_gradients=whole)

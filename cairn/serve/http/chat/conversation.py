@@ -14,7 +14,7 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.chat_template import check_messages
-from cairn.serve.http.protocol.protocol_requests import ChatRequest, TokenizeRequest
+from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.prompts import Prompt
 

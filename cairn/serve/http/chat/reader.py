@@ -12,7 +12,7 @@ from typing import Protocol
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.http.chat.reasoning import CLOSE, OPEN, ReasoningSplitter
 from cairn.serve.http.chat.structure import Offer, Thinking
-from cairn.serve.http.protocol.protocol_answers import (
+from cairn.serve.http.protocol.answers import (
     ChatDelta,
     ChatMessage,
     FunctionCall,

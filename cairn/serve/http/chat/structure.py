@@ -4,26 +4,41 @@
     tools, tool_choice                             ->  Offer: which tools, and how this model spells a call
 
 A demanded call is a grammar as well. Models that think first may do so: a grammar begins behind the thought. Compiling
-happens beside the event loop, before a request is let in.
+happens beside the event loop, before a request is admitted.
+
+    either(calls, answer)                      a tool call, or an answer of the shape that was asked for
+    after_thought(guide, tokenizer, inside)    <think> ... </think>, and then what the guide allows
+
+Each part of such a joint guide keeps its own rules and names: they are grammars within a grammar.
 """
 
+import re
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.grammar import Grammar
-from cairn.serve.guide import Guide, read_guide
-from cairn.serve.http.chat.joint_guide import after_thought, either
-from cairn.serve.http.chat.reasoning import CLOSE, opened_by
-from cairn.serve.http.protocol.protocol_requests import ChatRequest
-from cairn.serve.http.protocol.protocol_sampling import SamplingFields
+from cairn.serve.grammar import Grammar, json_rule
+from cairn.serve.guide import Guide, lark_guide, literal, read_guide
+from cairn.serve.http.chat.reasoning import CLOSE, OPEN, opened_by
+from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.protocol.sampling import SamplingFields
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.tools.tool_parser import ToolFormat
-from cairn.serve.http.tools.tools import ToolPlan, format_of, hides_marks, read_tools, tool_guide
+from cairn.serve.http.tools.tools import (
+    ToolPlan,
+    format_of,
+    hides_marks,
+    mark,
+    read_tools,
+    tool_guide,
+)
 
 Thinking = Literal["no", "maybe", "begun"]  # begun: by the prompt
+ANYTHING = "/(?s:.*)/"
+GAP = r"/[ \n]{0,2}/"  # between the thought and the answer
+_TO_ESCAPE = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
 class Offer(NamedTuple):
@@ -57,26 +72,19 @@ def thinking_of(service: Service, prompt: str) -> Thinking:
     return "maybe" if taught and not prompt.rstrip().endswith(CLOSE) else "no"
 
 
-async def grammar_of(
-    service: Service, asked: SamplingFields, offer: Offer | None = None, thinking: Thinking = "no"
-) -> Grammar | None:
-    """What every answer to this request follows; None: it may say what it likes."""
-    return await grammar_for(service, _guide_of(asked), offer, thinking)
-
-
 async def grammar_for(
-    service: Service, guide: Guide | None, offer: Offer | None, thinking: Thinking
+    service: Service, guide: Guide | None, offer: Offer | None = None, thinking: Thinking = "no"
 ) -> Grammar | None:
-    """The same for a shape that was asked for in other words."""
-    if guide is not None:  # on its own first, so that a mistake is told in its own words
-        alone = await service.grammars.compiled(guide)
+    """What every answer to this request follows; None: it may be any text."""
+    if guide is not None:  # on its own first, so that an error is about the guide that was sent
+        alone = await service.serving.grammars.compiled(guide)
         if offer is None and thinking == "no":
             return alone
     if offer is not None:
         guide = _with_calls(guide, offer, service.tokenizer)
     if guide is not None and thinking != "no":
         guide = after_thought(guide, service.tokenizer, inside=thinking == "begun")
-    return None if guide is None else await service.grammars.compiled(guide)
+    return None if guide is None else await service.serving.grammars.compiled(guide)
 
 
 def _with_calls(guide: Guide | None, offer: Offer, tokenizer: Tokenizer) -> Guide | None:
@@ -88,9 +96,46 @@ def _with_calls(guide: Guide | None, offer: Offer, tokenizer: Tokenizer) -> Guid
     return guide if calls is None else either(calls, guide)
 
 
-def _guide_of(asked: SamplingFields) -> Guide | None:
+def guide_of(asked: SamplingFields) -> Guide | None:
+    """The shape that the fields of a request ask for."""
     return read_guide(
-        response_format=asked.response_format, structured_outputs=asked.structured_outputs,
-        guided_json=asked.guided_json, guided_regex=asked.guided_regex,
-        guided_choice=asked.guided_choice, guided_grammar=asked.guided_grammar,
-    )  # fmt: skip
+        response_format=asked.response_format,
+        structured_outputs=asked.structured_outputs,
+        guided_json=asked.guided_json,
+        guided_regex=asked.guided_regex,
+        guided_choice=asked.guided_choice,
+        guided_grammar=asked.guided_grammar,
+    )
+
+
+# -- joint guides ---------------------------------------------------------------------------------
+
+
+def either(*guides: Guide) -> Guide:
+    names = [f"way_{i}" for i in range(len(guides))]
+    rules = [f"{name}: {_rule(guide)}" for name, guide in zip(names, guides, strict=True)]
+    return lark_guide("\n".join([f"start: {' | '.join(names)}", *rules]), guides[0].field)
+
+
+def after_thought(guide: Guide, tokenizer: Tokenizer, inside: bool) -> Guide:
+    """`inside`: the prompt has opened the thought, so there is one; else the model chooses."""
+    begins = "thought" if inside else f"({mark(OPEN, tokenizer)} thought)?"
+    if tokenizer.backend.token_to_id(CLOSE) is not None:
+        thought = f"thought: TEXT {mark(CLOSE, tokenizer)} {GAP}\nTEXT: {ANYTHING}"
+    else:  # the mark is text like the thought itself: the first that comes ends it
+        thought = f"thought: thinking {GAP}\nthinking[suffix={literal(CLOSE)}]: {ANYTHING}"
+    return lark_guide(f"start: {begins} answer\n{thought}\nanswer: {_rule(guide)}", guide.field)
+
+
+def _rule(guide: Guide) -> str:
+    match guide.kind:
+        case "json_schema":
+            return json_rule(msgspec.json.decode(guide.text))
+        case "regex":
+            return f"/{_TO_ESCAPE.sub(_escaped, guide.text)}/"
+        case _:
+            return f"%lark {{\n{guide.text}\n}}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])

@@ -5,35 +5,33 @@ echo     the prompt comes first, with its log-probabilities if logprobs is given
 """
 
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from cairn.serve.answer import CompletionOutput, readable_prompt
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine_thread import Job
 from cairn.serve.grammar import Grammar
-from cairn.serve.http.chat.structure import grammar_of
+from cairn.serve.http.chat.structure import grammar_for, guide_of
 from cairn.serve.http.endpoints.logprobs import completion_logprobs
 from cairn.serve.http.endpoints.prompt_inputs import count_inputs, read_inputs
-from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_answers import (
+from cairn.serve.http.protocol.answers import (
     CachedTokens,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    Reason,
     Usage,
+    reason_of,
 )
-from cairn.serve.http.protocol.protocol_requests import CompletionRequest
-from cairn.serve.http.protocol.protocol_sampling import sampling_of
+from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
-from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.protocol.requests import CompletionRequest
+from cairn.serve.http.protocol.sampling import sampling_of
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
-from cairn.serve.http.tools.call import Call
 from cairn.serve.prompts import Prompt
+from cairn.serve.serving import GenerateRequest
 
 DEFAULT_TOKENS = 16  # OpenAI's default for this endpoint
 MOST_PROMPTS = 1024
@@ -45,16 +43,16 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     _check(asked)
     service.admission.check(count_inputs(asked.prompt) * (asked.n or 1))
     prompts = await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
-    grammar = await grammar_of(service, asked)
-    work = Work(service, asked, prompts, grammar, model, call)
-    exchange = service.exchange(call, work.jobs, stream=asked.stream, ledger=asked.ledger)
+    grammar = await grammar_for(service, guide_of(asked))
+    reply = CompletionReply(service, asked, prompts, model, call)
+    requests = reply.requests(grammar)
+    exchange = Exchange(service, call, requests, stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            await stream_answers(call, exchange, ChunkWriter(work, exchange))
+            await exchange.stream(ChunkWriter(reply, exchange))
             return None
-        while not exchange.finished:
-            await exchange.next()
-        return JSON(work.whole(exchange), headers={"x-request-id": call.id})
+        await exchange.finish()
+        return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -72,46 +70,47 @@ def _check(asked: CompletionRequest) -> None:
         )
 
 
-class Work:
-    """A checked request, and how its answers are written."""
+class CompletionReply:
+    """What a checked request asks of the engine, and how its answers are written."""
 
     def __init__(
         self,
         service: Service,
         asked: CompletionRequest,
         prompts: list[Prompt],
-        grammar: Grammar | None,
         model: str,
         call: Call,
     ) -> None:
-        self.service, self.asked, self.prompts, self.grammar = service, asked, prompts, grammar
+        self.service, self.asked, self.prompts = service, asked, prompts
+        self.tokenizer = service.serving.opened.tokenizer
         self.n = asked.n or 1
         self.top = asked.logprobs
         self.silent = asked.max_tokens == 0  # only the prompt is wanted
-        self.params = [self._params(prompt) for prompt in prompts]
         self._texts: dict[int, str] = {}  # of prompts that were given as ids
         self._offsets: dict[int, int] = {}  # in a stream: characters that the tokens so far have
         self.id, self.model, self.created = f"cmpl-{call.id}", model, int(time.time())
 
+    def requests(self, grammar: Grammar | None) -> list[GenerateRequest]:
+        priority, salt = self.asked.priority or 0, self.asked.cache_salt or ""
+        return [
+            GenerateRequest(prompt.token_ids, self._params(prompt), priority, salt, grammar)
+            for prompt in self.prompts
+        ]
+
     def _params(self, prompt: Prompt) -> SamplingParams:
-        asked, context = self.asked, self.service.backend.limits.context
+        asked, context = self.asked, self.service.serving.limits.context
         most = asked.max_tokens
         if most is None:
             most = min(DEFAULT_TOKENS, max(1, context - len(prompt.token_ids)))
         most = min(most, self.service.config.max_request_tokens or most)
         # A prompt that fills the context can still be scored, but not continued.
         echoed = self.top if asked.echo else None
-        return SamplingParams(**sampling_of(asked), max_tokens=max(1, most), logprobs=self.top,
-                              prompt_logprobs=echoed)  # fmt: skip
-
-    def jobs(self, on_news: Callable[[Job], None]) -> list[Job]:
-        jobs: list[Job] = []
-        for prompt, params in zip(self.prompts, self.params, strict=True):
-            jobs += self.service.backend.jobs(
-                prompt.token_ids, params, on_news, first_index=len(jobs), priority=self.asked.priority or 0,
-                salt=self.asked.cache_salt or "", grammar=self.grammar,
-            )  # fmt: skip
-        return jobs
+        return SamplingParams(
+            **sampling_of(asked),
+            max_tokens=max(1, most),
+            logprobs=self.top,
+            prompt_logprobs=echoed,
+        )
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -142,7 +141,7 @@ class Work:
         if echo:
             self.echo(choice, exchange)
         # A model without a tokenizer never has a text: its tokens are seen by their events alone.
-        textless = self.service.backend.tokenizer is None
+        textless = self.tokenizer is None
         seen = choice.text or logprobs or self.asked.return_token_ids or textless
         return choice if seen or delta.finished else None
 
@@ -170,8 +169,8 @@ class Work:
             return None
         if self.silent:
             return completion_logprobs([], [], 0, offset, None)
-        tokenizer = self.service.backend.tokenizer
-        return completion_logprobs(output.token_ids, output.logprobs, self.top, offset, tokenizer)
+        tokens, scores = output.token_ids, output.logprobs
+        return completion_logprobs(tokens, scores, self.top, offset, self.tokenizer)
 
     def echo(self, choice: CompletionChoice, exchange: Exchange) -> None:
         """The prompt, in front of what the choice has."""
@@ -179,7 +178,7 @@ class Work:
         first = exchange.jobs[choice.index // self.n * self.n]
         if choice.logprobs is None or first.prompt_logprobs is None or self.top is None:
             return
-        ids, tokenizer = first.request.prompt, self.service.backend.tokenizer
+        ids, tokenizer = first.request.prompt, self.tokenizer
         found = readable_prompt(ids, first.prompt_logprobs, tokenizer)
         before = completion_logprobs(ids, found, self.top, 0, tokenizer)
         for name in CompletionLogprobs.__struct_fields__:
@@ -187,7 +186,7 @@ class Work:
 
     def prompt_text(self, index: int) -> str:
         at = index // self.n
-        prompt, tokenizer = self.prompts[at], self.service.backend.tokenizer
+        prompt, tokenizer = self.prompts[at], self.tokenizer
         if prompt.text is not None or tokenizer is None:
             return prompt.text or ""
         if at not in self._texts:
@@ -208,20 +207,15 @@ class Work:
         )
 
 
-def reason_of(output: CompletionOutput) -> Reason | None:
-    """The engine's reason in OpenAI's words; an error never gets here."""
-    return None if output.finish_reason == "error" else output.finish_reason
-
-
 class ChunkWriter:
     """The chunks of a stream as bytes. Most are nothing but more text, which takes a template and no Struct."""
 
-    def __init__(self, work: Work, exchange: Exchange) -> None:
-        self.work, self.exchange = work, exchange
-        asked = work.asked
+    def __init__(self, reply: CompletionReply, exchange: Exchange) -> None:
+        self.reply, self.exchange = reply, exchange
+        asked = reply.asked
         self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
         special = (asked.wants_running_usage, asked.logprobs is not None, asked.return_token_ids,
-                   work.silent, work.service.backend.tokenizer is None)  # fmt: skip
+                   reply.silent, reply.tokenizer is None)  # fmt: skip
         self._same = not any(special)
         self._plain: dict[int, Template] = {}  # by choice, after its first chunk
 
@@ -233,22 +227,22 @@ class ChunkWriter:
 
     def chunks(self, delta: CompletionOutput) -> list[Completion]:
         """Any delta, as the documents that it is."""
-        work, index = self.work, delta.index
-        choice = work.piece(delta, self.exchange)
+        reply, index = self.reply, delta.index
+        choice = reply.piece(delta, self.exchange)
         if self._same and index not in self._plain:
             more = CompletionChoice(index=index, text=HOLE)
-            self._plain[index] = Template(work.document([more], self._usage))
+            self._plain[index] = Template(reply.document([more], self._usage))
         if choice is None:
             return []
-        running = work.asked.wants_running_usage
-        usage = work.usage(self.exchange) if running else self._usage
-        return [work.document([choice], usage)]
+        running = reply.asked.wants_running_usage
+        usage = reply.usage(self.exchange) if running else self._usage
+        return [reply.document([choice], usage)]
 
     def last(self) -> bytes:
-        work = self.work
-        if not work.asked.wants_usage:
+        reply = self.reply
+        if not reply.asked.wants_usage:
             return last_events()
-        return last_events(work.document([], work.usage(self.exchange)))
+        return last_events(reply.document([], reply.usage(self.exchange)))
 
     def refused(self, refusal: Refusal) -> bytes:
         return last_events(refusal.body())

@@ -8,21 +8,20 @@ that can be compared; one that was trained for it gives better ones.
 """
 
 import base64
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine_thread import Job
 from cairn.serve.http.endpoints.prompt_inputs import read_inputs
 from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_sampling import AtLeastOne, Priority
 from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.tools.call import Call
+from cairn.serve.serving import GenerateRequest
 
 MOST_INPUTS = 2048  # OpenAI's limit
 
@@ -69,22 +68,15 @@ async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
     params = SamplingParams(
         max_tokens=1, temperature=0, ignore_eos=True, pooling=asked.pooling or "mean"
     )
-
-    def jobs(on_news: Callable[[Job], None]) -> list[Job]:
-        made: list[Job] = []
-        for prompt in prompts:
-            made += service.backend.jobs(prompt.token_ids, params, on_news, first_index=len(made),
-                                         priority=asked.priority or 0)  # fmt: skip
-        return made
-
-    async with service.exchange(call, jobs) as exchange:
-        while not exchange.finished:
-            await exchange.next()
+    priority = asked.priority or 0
+    requests = [GenerateRequest(prompt.token_ids, params, priority) for prompt in prompts]
+    async with Exchange(service, call, requests) as exchange:
+        await exchange.finish()
         return JSON(_answer(asked, model, exchange))
 
 
 def _check(service: Service, asked: EmbeddingRequest) -> None:
-    width = service.backend.opened.spec.hidden
+    width = service.serving.opened.spec.hidden
     if asked.dimensions is not None and asked.dimensions > width:
         said = f"dimensions is {asked.dimensions}; it has to be between 1 and {width}"
         raise Refusal(400, said, param="dimensions")

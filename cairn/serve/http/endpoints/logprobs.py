@@ -7,7 +7,7 @@ from cairn.core.errors import TokenizerError
 from cairn.models.incremental_decode import BYTE_ALPHABET, UNDECODABLE, bytes_of
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Logprob
-from cairn.serve.http.protocol.protocol_answers import CompletionLogprobs, TokenLogprob, TopLogprob
+from cairn.serve.http.protocol.answers import CompletionLogprobs, TokenLogprob, TopLogprob
 
 LEAST = -9999.0  # JSON has no infinity
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.chat.prepare import prepare_chat
 from cairn.serve.http.chat.structure import offer_of
-from cairn.serve.http.chat.turn import Block, Blocks, Change, prepare
 from cairn.serve.http.endpoints.messages_input import as_chat, guide_of
 from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_messages import (
+from cairn.serve.http.protocol.messages import (
     AnthropicError,
     AnthropicErrorInfo,
     AnthropicMessage,
@@ -30,11 +31,10 @@ from cairn.serve.http.protocol.protocol_messages import (
     ToolUseBlock,
 )
 from cairn.serve.http.protocol.refusal import JSON, Refusal
-from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import HOLE, Template, event_bytes
-from cairn.serve.http.tools.call import Call
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
          503: "overloaded_error"}  # fmt: skip
@@ -70,20 +70,20 @@ async def count_tokens(service: Service, call: Call, body: bytes) -> JSON:
 async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, MessagesRequest)
     model = service.check_model(asked.model)
-    turn = await prepare(service, as_chat(asked), asked.max_tokens, guide_of(asked))
-    usage = MessageUsage(input_tokens=len(turn.prompt.token_ids), output_tokens=0)
+    prepared = await prepare_chat(service, as_chat(asked), guide_of(asked), asked.max_tokens)
+    blocks = Blocks(prepared.readers[0])
+    usage = MessageUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
     message = AnthropicMessage(id=f"msg_{call.id}", model=model, content=[], usage=usage)
-    exchange = service.exchange(call, turn.jobs, stream=asked.stream, ledger=asked.ledger)
+    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            await stream_answers(call, exchange, EventWriter(message, turn.blocks, exchange))
+            await exchange.stream(EventWriter(message, blocks, exchange))
             return None
-        while not exchange.finished:
-            await exchange.next()
+        await exchange.finish()
         done = exchange.jobs[0].answer.result()
-        turn.blocks.push(done)
-        message.content = [_whole(block) for block in turn.blocks.all]
-        message.stop_reason, message.stop_sequence = _ended(turn.blocks, done)
+        blocks.push(done)
+        message.content = [_whole(block) for block in blocks.all]
+        message.stop_reason, message.stop_sequence = _ended(blocks, done)
         message.usage = _usage(message, exchange)
         return JSON(message)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from cairn.core.errors import RequestError
 from cairn.serve.guide import Guide, schema_guide
-from cairn.serve.http.protocol.protocol_messages import (
+from cairn.serve.http.protocol.messages import (
     CountRequest,
     CustomTool,
     MessagesRequest,
     ToolChoice,
 )
-from cairn.serve.http.protocol.protocol_requests import ChatRequest
+from cairn.serve.http.protocol.requests import ChatRequest
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SAMPLING = ("temperature", "top_p", "top_k")
@@ -91,18 +91,18 @@ def _translated(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
                 f"{where}.content[{at}] is {type(block).__name__}", hint="it has to be an object"
             )
         blocks.append((block, f"{where}.content[{at}]"))
-    return [_said(blocks)] if role == "assistant" else _heard(blocks)
+    return [_assistant_message(blocks)] if role == "assistant" else _user_messages(blocks)
 
 
-def _said(blocks: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
-    """A message of the assistant."""
+def _assistant_message(blocks: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+    """Text, thoughts and calls as one message."""
     texts, thoughts, calls = [], [], []
     for block, where in blocks:
         match block.get("type"):
             case "tool_use":
                 calls.append(_past_call(block, where))
             case "thinking":
-                thoughts.append(_word(block, "thinking", where))
+                thoughts.append(_text_field(block, "thinking", where))
             case "redacted_thinking":
                 continue  # nobody can read it
             case _:
@@ -116,8 +116,8 @@ def _said(blocks: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
     return message
 
 
-def _heard(blocks: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
-    """What the user says, and what tools have said."""
+def _user_messages(blocks: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
+    """A message for each tool result, then one of the user."""
     results, texts = [], []
     for block, where in blocks:
         if block.get("type") != "tool_result":
@@ -125,7 +125,7 @@ def _heard(blocks: list[tuple[dict[str, Any], str]]) -> list[dict[str, Any]]:
             continue
         said = _result(block.get("content"), f"{where}.content")
         said = f"Error: {said}" if block.get("is_error") is True else said
-        id = _word(block, "tool_use_id", where)
+        id = _text_field(block, "tool_use_id", where)
         results.append({"role": "tool", "tool_call_id": id, "content": said})
     if texts or not results:
         results.append({"role": "user", "content": "\n".join(texts)})
@@ -138,8 +138,8 @@ def _past_call(block: dict[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where}.input is {type(given).__name__}", hint="it has to be an object"
         )
-    function = {"name": _word(block, "name", where), "arguments": given}
-    return {"id": _word(block, "id", where), "type": "function", "function": function}
+    function = {"name": _text_field(block, "name", where), "arguments": given}
+    return {"id": _text_field(block, "id", where), "type": "function", "function": function}
 
 
 def _result(content: object, where: str) -> str:
@@ -159,10 +159,10 @@ def _text(block: object, where: str) -> str:
         shown = repr(kind)[:60] if isinstance(block, dict) else type(block).__name__
         raise RequestError(f"{where} is a block of type {shown}",
                            hint='this model reads text only: {"type": "text", "text": "..."}')  # fmt: skip
-    return _word(block, "text", where)
+    return _text_field(block, "text", where)
 
 
-def _word(block: dict[str, Any], name: str, where: str) -> str:
+def _text_field(block: dict[str, Any], name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
         shown = "missing" if value is None else type(value).__name__

@@ -51,7 +51,7 @@ async def read_inputs(
 
 def _check_ids(service: Service, ids: Sequence[Any], field: str) -> None:
     """Refuse a prompt that is longer than the context before its ids are looked at."""
-    context = service.backend.limits.context
+    context = service.serving.limits.context
     if len(ids) > context:
         said = f"the prompt has {len(ids)} tokens, the context is {context}"
         raise Refusal(400, said, param=field, code="context_length_exceeded")

@@ -11,11 +11,14 @@ import itertools
 import time
 
 from cairn.serve.answer import CompletionOutput
-from cairn.serve.http.chat.turn import Block, Blocks, Change, Turn, prepare
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.http.chat.blocks import Block, Blocks, Change
+from cairn.serve.http.chat.prepare import prepare_chat
 from cairn.serve.http.endpoints.responses_input import as_chat, guide_of
+from cairn.serve.http.protocol.answers import CachedTokens
 from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_answers import CachedTokens
-from cairn.serve.http.protocol.protocol_responses import (
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.responses import (
     FunctionCallItem,
     Item,
     ModelResponse,
@@ -27,37 +30,37 @@ from cairn.serve.http.protocol.protocol_responses import (
     ResponseUsage,
     Status,
 )
-from cairn.serve.http.protocol.refusal import JSON, Refusal
-from cairn.serve.http.server.answer_stream import stream_answers
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import event_bytes
-from cairn.serve.http.tools.call import Call
 
 
 async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, ResponsesRequest)
     model = service.check_model(asked.model)
-    chat = as_chat(asked)
-    turn = await prepare(service, chat, asked.max_output_tokens, guide_of(asked))
-    made = _begun(asked, model, turn, call)
-    exchange = service.exchange(call, turn.jobs, stream=asked.stream, ledger=asked.ledger)
+    most = asked.max_output_tokens
+    prepared = await prepare_chat(service, as_chat(asked), guide_of(asked), most)
+    blocks = Blocks(prepared.readers[0])
+    made = _begun(asked, model, prepared.request.params, call)
+    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
-            await stream_answers(call, exchange, EventWriter(made, turn.blocks, exchange))
+            await exchange.stream(EventWriter(made, blocks, exchange))
             return None
-        while not exchange.finished:
-            await exchange.next()
+        await exchange.finish()
         done = exchange.jobs[0].answer.result()
-        turn.blocks.push(done)
-        _complete(made, turn.blocks, done, exchange)
+        blocks.push(done)
+        _complete(made, blocks, done, exchange)
         return JSON(made)
 
 
-def _begun(asked: ResponsesRequest, model: str, turn: Turn, call: Call) -> ModelResponse:
+def _begun(
+    asked: ResponsesRequest, model: str, params: SamplingParams, call: Call
+) -> ModelResponse:
     made = ModelResponse(
         id=f"resp_{call.id}", created_at=int(time.time()), model=model, instructions=asked.instructions,
-        temperature=turn.params.temperature, top_p=turn.params.top_p,
+        temperature=params.temperature, top_p=params.top_p,
         max_output_tokens=asked.max_output_tokens, metadata=asked.metadata or {},
         parallel_tool_calls=asked.parallel_tool_calls is not False, tools=asked.tools or [],
         tool_choice=asked.tool_choice or "auto",

@@ -15,9 +15,9 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.serve.guide import Guide, schema_guide
-from cairn.serve.http.protocol.protocol_requests import ChatRequest
-from cairn.serve.http.protocol.protocol_responses import FunctionTool, ResponsesRequest
 from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.protocol.responses import FunctionTool, ResponsesRequest
 
 UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -70,11 +70,13 @@ def translated(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 _add_message(messages, item, where)
             case "reasoning":
                 thought = _texts(item.get("content") or item.get("summary") or [], f"{where}.content")  # fmt: skip
-                _own(messages, fresh=True)["reasoning_content"] = thought
+                _assistant_message(messages, fresh=True)["reasoning_content"] = thought
             case "function_call":
-                _own(messages).setdefault("tool_calls", []).append(_past_call(item, where))
+                _assistant_message(messages).setdefault("tool_calls", []).append(
+                    _past_call(item, where)
+                )
             case "function_call_output":
-                id = _word(item, "call_id", where)
+                id = _text_field(item, "call_id", where)
                 said = _texts(item.get("output", ""), f"{where}.output")
                 messages.append({"role": "tool", "tool_call_id": id, "content": said})
             case _:
@@ -96,7 +98,7 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any], where: st
         messages.append({"role": role, "content": text})
 
 
-def _own(messages: list[dict[str, Any]], fresh: bool = False) -> dict[str, Any]:
+def _assistant_message(messages: list[dict[str, Any]], fresh: bool = False) -> dict[str, Any]:
     """The assistant's message that goes on here; one that has only begun has the content None."""
     if fresh or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
@@ -104,8 +106,11 @@ def _own(messages: list[dict[str, Any]], fresh: bool = False) -> dict[str, Any]:
 
 
 def _past_call(item: dict[str, Any], where: str) -> dict[str, Any]:
-    function = {"name": _word(item, "name", where), "arguments": _word(item, "arguments", where)}
-    return {"id": _word(item, "call_id", where), "type": "function", "function": function}
+    function = {
+        "name": _text_field(item, "name", where),
+        "arguments": _text_field(item, "arguments", where),
+    }
+    return {"id": _text_field(item, "call_id", where), "type": "function", "function": function}
 
 
 def _texts(content: object, where: str) -> str:
@@ -122,11 +127,11 @@ def _texts(content: object, where: str) -> str:
                 f"{where}[{at}] is a part of type {str(kind)[:40]!r}",
                 hint='this model reads text only: {"type": "input_text", "text": "..."}',
             )
-        found.append(_word(part, "text", f"{where}[{at}]"))
+        found.append(_text_field(part, "text", f"{where}[{at}]"))
     return "\n".join(found)
 
 
-def _word(item: dict[str, Any], name: str, where: str) -> str:
+def _text_field(item: dict[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
         shown = "missing" if value is None else type(value).__name__

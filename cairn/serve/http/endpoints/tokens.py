@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.protocol.answers import Detokenized, Tokenized
 from cairn.serve.http.protocol.body import decode
-from cairn.serve.http.protocol.protocol_answers import Detokenized, Tokenized
-from cairn.serve.http.protocol.protocol_requests import DetokenizeRequest, TokenizeRequest
 from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.requests import DetokenizeRequest, TokenizeRequest
+from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import LONG_TEXT, Service
-from cairn.serve.http.tools.call import Call
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ async def tokenize(service: Service, call: Call, body: bytes) -> JSON:
     names = None
     if asked.return_token_strs:
         names = await _computed(len(ids), lambda: [service.tokenizer.token(id) for id in ids])
-    context = service.backend.limits.context
+    context = service.serving.limits.context
     return JSON(Tokenized(count=len(ids), max_model_len=context, tokens=ids, token_strs=names))
 
 
@@ -36,7 +36,7 @@ async def detokenize(service: Service, call: Call, body: bytes) -> JSON:
     service.check_model(asked.model)
 
     def text() -> str:
-        vocabulary, largest = service.backend.limits.vocabulary, max(asked.tokens, default=0)
+        vocabulary, largest = service.serving.limits.vocabulary, max(asked.tokens, default=0)
         if largest >= vocabulary:
             said = f"tokens holds {largest}; token ids go from 0 to {vocabulary - 1}"
             raise Refusal(400, said, param="tokens")

@@ -8,14 +8,14 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
-from cairn.serve.http.endpoints.views import (
+from cairn.serve.http.ledger.views import (
     EngineView,
     ModelView,
     RequestList,
     RequestView,
     TraceView,
 )
-from cairn.serve.http.protocol.protocol_answers import (
+from cairn.serve.http.protocol.answers import (
     ChatCompletion,
     Completion,
     Detokenized,
@@ -25,21 +25,21 @@ from cairn.serve.http.protocol.protocol_answers import (
     Tokenized,
     Version,
 )
-from cairn.serve.http.protocol.protocol_messages import (
+from cairn.serve.http.protocol.messages import (
     AnthropicError,
     AnthropicMessage,
     Counted,
     CountRequest,
     MessagesRequest,
 )
-from cairn.serve.http.protocol.protocol_requests import (
+from cairn.serve.http.protocol.refusal import ErrorBody
+from cairn.serve.http.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from cairn.serve.http.protocol.protocol_responses import ModelResponse, ResponsesRequest
-from cairn.serve.http.protocol.refusal import ErrorBody
+from cairn.serve.http.protocol.responses import ModelResponse, ResponsesRequest
 
 POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),

@@ -26,15 +26,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cairn import __version__
 from cairn.core.errors import CairnError
 from cairn.core.metrics import CONTENT_TYPE
-from cairn.serve.http.chat.chat import chat_completions
+from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
-from cairn.serve.http.endpoints.health import HOPELESS
 from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
 from cairn.serve.http.endpoints.responses import responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
-from cairn.serve.http.ledger.ledger import Entry
-from cairn.serve.http.ledger.ledger_api import (
+from cairn.serve.http.ledger.endpoints import (
     engine,
     engine_events,
     model_view,
@@ -43,21 +41,23 @@ from cairn.serve.http.ledger.ledger_api import (
     requests,
     trace,
 )
-from cairn.serve.http.ledger.ledger_reply import put_into
+from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.ledger.reply import put_into
+from cairn.serve.http.protocol.answers import ModelCard, ModelList, Version
 from cairn.serve.http.protocol.body import Gone, read_bytes
+from cairn.serve.http.protocol.messages import MessagesRequest
 from cairn.serve.http.protocol.openapi import document
-from cairn.serve.http.protocol.protocol_answers import ModelCard, ModelList, Version
-from cairn.serve.http.protocol.protocol_messages import MessagesRequest
-from cairn.serve.http.protocol.protocol_requests import (
+from cairn.serve.http.protocol.refusal import JSON, Refusal, refusal_of
+from cairn.serve.http.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     TokenizeRequest,
 )
-from cairn.serve.http.protocol.protocol_responses import ResponsesRequest
-from cairn.serve.http.protocol.refusal import JSON, Refusal, refusal_of
+from cairn.serve.http.protocol.responses import ResponsesRequest
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.tools.call import Call
 
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
 FIELDS = tuple({
@@ -67,8 +67,8 @@ FIELDS = tuple({
 })  # fmt: skip
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
              "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
-IN_THEIR_WORDS = {"messages": anthropic_error, "count_tokens": anthropic_error}
-TO_THE_ENGINE = (chat_completions, completions, embeddings, messages, responses)
+ERROR_FORMATS = {"messages": anthropic_error, "count_tokens": anthropic_error}
+GENERATING = (chat_completions, completions, embeddings, messages, responses)
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -93,8 +93,8 @@ class Endpoint:
     ) -> None:
         self.service, self.handle, self.guarded, self.body = service, handle, guarded, body
         self.name = handle.__name__
-        self.admits = handle in TO_THE_ENGINE
-        self.explained = IN_THEIR_WORDS.get(self.name, Refusal.response)
+        self.admits = handle in GENERATING
+        self.error_response = ERROR_FORMATS.get(self.name, Refusal.response)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         id = request_id(scope)
@@ -132,15 +132,15 @@ class Endpoint:
                 put_into(response, service.book.view(call.entry), call.wants_field)
             return response
         except Refusal as refusal:
-            return self.explained(refusal)
+            return self.error_response(refusal)
         except CairnError as error:
-            return self.explained(refusal_of(error, FIELDS, PROMPT_IN.get(self.name)))
+            return self.error_response(refusal_of(error, FIELDS, PROMPT_IN.get(self.name)))
         except Gone:
             raise
         except Exception:  # a bug: this request is answered, the server goes on
             log.exception("request %s failed", id)
             said = f"this is a bug in the server; its log has more about request {id}"
-            return self.explained(Refusal(500, said))
+            return self.error_response(Refusal(500, said))
 
 
 def _entry(scope: Scope) -> Entry | None:
@@ -165,7 +165,7 @@ def request_id(scope: Scope) -> str:
 
 
 async def models(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(ModelList(data=[_card(service, name) for name in service.config.names]))
+    return JSON(ModelList(data=[_card(service, name) for name in service.serving.models]))
 
 
 async def model(service: Service, call: Call, body: bytes) -> JSON:
@@ -173,7 +173,7 @@ async def model(service: Service, call: Call, body: bytes) -> JSON:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(id=name, created=service.created, max_model_len=service.backend.limits.context)
+    return ModelCard(id=name, created=service.created, max_model_len=service.serving.limits.context)
 
 
 async def health(service: Service, call: Call, body: bytes) -> JSON:

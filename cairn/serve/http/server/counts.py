@@ -23,7 +23,7 @@ from cairn.core.metrics import (
 from cairn.serve.engine.messages import Stats
 
 if TYPE_CHECKING:
-    from cairn.serve.http.ledger.ledger import Entry
+    from cairn.serve.http.ledger.entry import Entry
 
 GROWING = ("steps", "preempted", "prefix_tokens", "prefix_hits", "host_s", "device_s")  # of `Stats`
 RECENT = 4096  # times between tokens, for percentiles

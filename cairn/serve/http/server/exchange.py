@@ -1,54 +1,82 @@
-"""One request on its way through the server, from admission to its end.
+"""One HTTP request on its way through the server, from admission to its end.
 
-    jobs -> admitted -> submitted -> deltas ... -> the end, or nobody reads any more -> gone
+    GenerateRequest, ... --serving--> jobs -> admitted -> submitted -> deltas ... -> the end, or the client has left
+
+    next     -> deltas -> bytes -> send, which waits for a slow client
+    forward  -> deltas -> bytes -> straight to the socket, for as long as the client keeps up
 
 However an exchange ends, its requests in the engine end with it: a client that leaves, a deadline, an exception.
-Belongs to the thread of the event loop.
+Belongs to the thread of the event loop. How the events of a stream look is the endpoint's `Writer`.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from cairn.core.errors import CairnError
 from cairn.serve.answer import CompletionOutput
-from cairn.serve.engine_thread import Job
+from cairn.serve.answer_reader import AnswerReader, Push
 from cairn.serve.grammar import FOLLOWED
-from cairn.serve.http.endpoints.views import RequestView
-from cairn.serve.http.ledger.ledger import Entry
-from cairn.serve.http.ledger.ledger_reply import SaysLedger
+from cairn.serve.http.ledger.entry import Entry
+from cairn.serve.http.ledger.reply import LedgerSend, wants_header
+from cairn.serve.http.ledger.views import RequestView
 from cairn.serve.http.protocol.body import Gone
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
-from cairn.serve.http.server.following import Following, Push
-from cairn.serve.http.tools.call import Call
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import EventStream
+from cairn.serve.serving import GenerateRequest
 
-if TYPE_CHECKING:
-    from cairn.serve.http.server.service import Service
-
-MakeJobs = Callable[[Callable[[Job], None]], list[Job]]
 log = logging.getLogger("cairn")
 
 
+class Writer(Protocol):
+    """The events of one stream, as bytes."""
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        """Empty: there is nothing to see yet."""
+        ...
+
+    def last(self) -> bytes:
+        """When all answers have ended."""
+        ...
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """Instead of the rest."""
+        ...
+
+
 class Exchange:
-    """One request from admission to its end. `async with` it, and call `next` until `finished`."""
+    """One request from admission to its end. `async with` it, then `finish` or `stream` it."""
 
     def __init__(
-        self, service: "Service", call: Call, make_jobs: MakeJobs, following: Following
+        self,
+        service: Service,
+        call: Call,
+        requests: Sequence[GenerateRequest],
+        *,
+        stream: bool | None = None,
+        ledger: bool | None = None,
     ) -> None:
-        self._service, self._call, self._following = service, call, following
-        self.jobs = make_jobs(following.on_news)  # refuses bad requests, before anything is taken
+        """Refuses bad requests, before anything is taken. `ledger`: the body asks for it."""
+        self._service, self._call = service, call
+        call.streams, call.wants_field = bool(stream), bool(ledger)
+        call.wants_ledger = call.wants_field or wants_header(call.scope)
+        self._reader = AnswerReader(*service.reading)
+        self.jobs = service.serving.jobs(requests, self._reader.on_update, streamed=call.streams)
         self._left = len(self.jobs)
-        following.here = following.here and self._left == 1  # several are written together
+        if self._left > 1:
+            self._reader.same_thread = False  # several are written together
         self._ticket: Ticket | None = None
         self._watching: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._first = 0.0
-        self._last_of: dict[int, float] = {}  # when an answer had its last news
+        self._last_of: dict[int, float] = {}  # when an answer had its last update
 
     @property
     def finished(self) -> bool:
@@ -61,7 +89,7 @@ class Exchange:
 
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
-        if (reason := service.backend.dead()) is not None:
+        if (reason := service.serving.dead()) is not None:
             raise Refusal(
                 503, f"the engine is not available: {reason}", code="engine_dead", retry_after_s=10
             )
@@ -69,7 +97,7 @@ class Exchange:
         service.open.add(self)
         self._entry = self._begin()
         try:
-            service.backend.engine.submit(self.jobs)
+            service.serving.submit(self.jobs)
         except CairnError as problem:  # it ended between the two lines
             self._close("error")
             raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
@@ -89,16 +117,47 @@ class Exchange:
     ) -> None:
         self._close(self._status(error))
 
-    async def next(self) -> list[CompletionOutput]:
-        """What is new: deltas, each of one answer. Raises Gone when nobody reads, Refusal when the engine failed."""
+    async def finish(self) -> None:
+        """Until all answers have ended. Raises Gone when nobody reads, Refusal when the engine failed."""
+        while not self.finished:
+            await self._next()
+
+    async def stream(self, writer: Writer) -> None:
+        """As events, until all answers have ended. A refusal before the first event is raised."""
+        events, write = EventStream(self._call.send, self._call.headers), writer.write
+
+        def push(deltas: Sequence[CompletionOutput]) -> bool:
+            body = write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))
+            return events.write_now(body)
+
+        try:
+            while not self.finished:
+                body = b"".join(map(write, await self._next()))
+                if body:
+                    await events.write(body)
+                if events.direct:
+                    await self._forward(push)
+            await events.write(writer.last(), last=True)
+        except Refusal as refusal:
+            if not events.begun:
+                raise
+            await events.write(writer.refused(refusal), last=True)
+
+    def abort(self) -> None:
+        """End the answers where they are; the reader gets what there is."""
+        self._service.serving.abort(self.jobs)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    async def _next(self) -> list[CompletionOutput]:
+        """What is new: deltas, each of one answer."""
         self._entry.hand_over(time.monotonic())
-        deltas = await self._following.next()
+        deltas = await self._reader.next()
         self._note_all(deltas)
         return deltas
 
-    async def pour(self, push: Push) -> None:
-        """Hand what is new to `push` without waking this task for it, until it says False or all have ended."""
-
+    async def _forward(self, push: Push) -> None:
+        """Hand what is new to `push` without waking this task, until it returns False or all have ended."""
         entry = self._entry
 
         def noted(deltas: list[CompletionOutput]) -> bool:
@@ -108,22 +167,14 @@ class Exchange:
             return more
 
         if not self.finished:
-            await self._following.pour(noted)
-
-    def abort(self) -> None:
-        """End the answers where they are; the reader gets what there is."""
-        left = [job.request.id for job in self.jobs if not job.answer.finished]
-        if left:
-            self._service.backend.engine.abort(left)
-
-    # -- inside ----------------------------------------------------------------------------------
+            await self._reader.forward(noted)
 
     def _begin(self) -> Entry:
         call, book = self._call, self._service.book
         entry = call.entry = book.begin(call.id, call.scope["path"], call.arrived, self.jobs)
         entry.parent, entry.streamed = call.traceparent, call.streams
         if call.wants_ledger:
-            call.send = SaysLedger(call.send, self._view)
+            call.send = LedgerSend(call.send, self._view)
         return entry
 
     def _view(self) -> RequestView:
@@ -145,7 +196,7 @@ class Exchange:
             while (await self._call.receive())["type"] != "http.disconnect":
                 pass
             self.abort()
-            self._following.fail(Gone())
+            self._reader.fail(Gone())
 
     def _miss_deadline(self) -> None:
         if not self._first:
@@ -153,11 +204,11 @@ class Exchange:
             self.abort()
             said = f"no token came within the deadline of {deadline:g} s"
             refusal = Refusal(503, said, code="deadline", retry_after_s=deadline)
-            self._following.fail(refusal)
+            self._reader.fail(refusal)
 
     def _failed(self, reason: str) -> Refusal:
         """It may work a moment later, or elsewhere: an engine that fell is started again."""
-        if self._service.backend.dead() is not None:
+        if self._service.serving.dead() is not None:
             return Refusal(503, reason, code="engine_dead", retry_after_s=10)
         if FOLLOWED in reason:  # it led to where nothing is allowed: the request's fault, not ours
             return Refusal(400, reason, code="grammar_dead_end")
@@ -165,7 +216,7 @@ class Exchange:
         return Refusal(503, reason, code="engine_error", retry_after_s=1)
 
     def _note_all(self, deltas: list[CompletionOutput]) -> None:
-        """Count, and give the ticket its news."""
+        """Count, and tell the ticket what has begun."""
         entry, last_of = self._entry, self._last_of
         now = entry.last = entry.handing = time.monotonic()
         for delta in deltas:
@@ -173,7 +224,7 @@ class Exchange:
             last_of[delta.index] = now
             if before is None:
                 self._note_first(now)
-            else:
+            elif self._call.streams:
                 self._service.gaps.add(now - before)
                 entry.longest = max(entry.longest, now - before)
             if delta.finish_reason is not None:

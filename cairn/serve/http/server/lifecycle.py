@@ -18,17 +18,20 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
+import msgspec
 import uvicorn
 
 from cairn.core.errors import ConfigError
 from cairn.serve.http.server.api import Application, More
-from cairn.serve.http.server.backend import Backend, open_backend
 from cairn.serve.http.server.keys import Keys, read_keys
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.settings import ServerConfig
+from cairn.serve.serving import Serving, open_serving, runs_on_gpu
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+# Fewer than offline: every step then has a graph, and nobody waits long for the prompts of others.
+GPU_STEP_TOKENS = 4096
 MARGIN_S = 5.0  # after the drain, for the last bytes
 log = logging.getLogger("cairn")
 
@@ -105,9 +108,22 @@ def keep_what_is_loaded() -> None:
     gc.freeze()
 
 
+def open_server(config: ServerConfig) -> Serving:
+    """Load the model and start the engine: in processes of its own on GPUs, in a thread on a CPU."""
+    on_gpu, engine_config = runs_on_gpu(config), config.engine()
+    if on_gpu and config.max_num_batched_tokens is None:
+        engine_config = msgspec.structs.replace(
+            engine_config, max_num_batched_tokens=GPU_STEP_TOKENS
+        )
+    in_processes = config.engine_in == "process"
+    if config.engine_in == "auto":
+        in_processes = config.tensor_parallel_size > 1 or on_gpu
+    return open_serving(engine_config, config.names, in_processes)
+
+
 def serve(
     config: ServerConfig,
-    on_ready: Callable[[str, Backend], None] = lambda address, backend: None,
+    on_ready: Callable[[str, Serving], None] = lambda address, serving: None,
     keys: Keys | None = None,
     more: More = (),
 ) -> None:
@@ -117,9 +133,9 @@ def serve(
         log.warning("listening on %s without API keys: whoever reaches it may use it", config.host)
     bound = bind(config)
     try:
-        backend = open_backend(config)
+        serving = open_server(config)
         keep_what_is_loaded()
-        ready = partial(on_ready, address_of(bound), backend)
-        Server(Service(config, backend, keys), ready, more).run([bound])
+        ready = partial(on_ready, address_of(bound), serving)
+        Server(Service(config, serving, keys), ready, more).run([bound])
     finally:
         bound.close()

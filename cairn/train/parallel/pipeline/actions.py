@@ -59,6 +59,10 @@ class Schedule(msgspec.Struct, frozen=True):
     def splits_backward(self) -> bool:
         return any(action.kind == "W" for rank in self.ranks for action in rank)
 
+    def is_forward_only(self) -> bool:
+        """Whether no microbatch is walked backward: validation, log-probabilities of a reference."""
+        return all(action.kind == "F" for rank in self.ranks for action in rank)
+
 
 def stage_of(placement: Placement, size: int, rank: int, chunk: int) -> int:
     if placement == "v" and chunk % 2:

@@ -23,10 +23,10 @@ Key = tuple[str, int, int]  # F or I, the stage that gets it, microbatch
 
 
 class Compute(Protocol):
-    def forward(
-        self, chunk: int, microbatch: int, x_TD: Tensor | None, owed: Owed | None
-    ) -> Tensor:
-        """The chunk's output for the next stage; on the last stage the share of the loss. x None: first stage.
+    def forward(self, chunk: int, microbatch: int, x_TD: Tensor | None, owed: Owed | None) -> Any:
+        """The chunk's output for the next stage; on the last stage what its head makes. x None: first stage.
+
+        In a training step the head makes the share of the loss, a scalar that is walked backward.
 
         `owed`: where weight gradients of linear maps go, if they are to be computed later (see `deferred`).
         """
@@ -46,7 +46,7 @@ class Compute(Protocol):
 
 
 class Pipeline:
-    """One rank's executor; `run` is one step's forwards and backwards."""
+    """One rank's executor; `run` is one step's forwards and, where the schedule has them, backwards."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Pipeline:
         self.group, self.peer = group, peer
         self.last_backward = {a.chunk: a for a in schedule.ranks[rank] if a.kind in "BI"}
 
-    def run(self, compute: Compute) -> tuple[Tensor | None, list[Action]]:
-        """The sum of the losses, on the rank that has the last stage; and the actions as executed."""
+    def run(self, compute: Compute) -> tuple[dict[int, Any], list[Action]]:
+        """What the last stage made of each microbatch, empty on ranks without it; and the actions as executed."""
         step = _Step(self, compute)
         executed = []
         for op in self.ops:
@@ -72,7 +72,7 @@ class Pipeline:
                 step.do(op)
                 executed.append(op)
         step.finish()
-        return step.loss, executed
+        return step.outputs, executed
 
 
 class _Step:
@@ -84,8 +84,9 @@ class _Step:
         self.arrived: dict[Key, Tensor] = {}  # handed over on this rank, or received
         self.coming: dict[Key, tuple[Any, Tensor]] = {}
         self.leaving: list[tuple[Any, Tensor]] = []  # a tensor lives until it is sent
-        self.loss: Tensor | None = None
+        self.outputs: dict[int, Any] = {}  # of the last stage, by microbatch
         self.splits = self.schedule.splits_backward()
+        self.trains = not self.schedule.is_forward_only()
 
     # -- messages -----------------------------------------------------------------------------
 
@@ -112,8 +113,8 @@ class _Step:
         for handle, _ in self.leaving:
             handle.wait()
         if self.kept or self.coming or self.arrived:
-            raise RuntimeError(f"a step left something behind: {list(self.kept)} {list(self.coming)} "
-                               f"{list(self.arrived)}")  # fmt: skip
+            left = f"{list(self.kept)} {list(self.coming)} {list(self.arrived)}"
+            raise RuntimeError(f"a step left something behind: {left}")
 
     # -- actions ------------------------------------------------------------------------------
 
@@ -129,14 +130,14 @@ class _Step:
         stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
         x_TD = None
         if stage:
-            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_()
+            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_(self.trains)
         owed: Owed | None = [] if self.splits else None
         y = self.compute.forward(action.chunk, action.microbatch, x_TD, owed)
-        self.kept[action.chunk, action.microbatch] = (x_TD, y, owed)
+        if self.trains:
+            self.kept[action.chunk, action.microbatch] = (x_TD, y, owed)
         after = following(self.schedule, self.pipeline.rank, action)
         if after is None:
-            share = y.detach()
-            self.loss = share.clone() if self.loss is None else self.loss + share
+            self.outputs[action.microbatch] = y.detach() if self.trains else y
         else:
             self.arrived["F", after, action.microbatch] = y.detach()
 

@@ -47,6 +47,12 @@ def schedule(name: str, ranks: int, microbatches: int, chunks: int | None = None
     return Schedule(name, microbatches, tuple(map(tuple, orders)), chunks, kind.placement)
 
 
+def forward_only(ranks: int, microbatches: int, chunks: int, placement: Placement) -> Schedule:
+    """All microbatches through chunk after chunk, without a backward; any number of microbatches."""
+    order = tuple(Action("F", chunk, m) for chunk in range(chunks) for m in range(microbatches))
+    return Schedule("forward", microbatches, (order,) * ranks, chunks, placement)
+
+
 def fewest_microbatches(name: str, ranks: int) -> int:
     """How many a schedule needs before it can run at all."""
     return 2 * ranks if name == "dualpipev" else ranks if name == "interleaved" else 1

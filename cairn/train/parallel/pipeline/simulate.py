@@ -101,7 +101,8 @@ def needs(schedule: Schedule, rank: int, action: Action) -> list[Key]:
 
 
 def check_complete(schedule: Schedule) -> None:
-    """Each stage does one F and one backward of each microbatch, whole or in both parts."""
+    """Each stage does one F and one backward of each microbatch, whole or in both parts; or only F everywhere."""
+    complete = ("F",) if schedule.is_forward_only() else ("FB", "FIW")
     for rank, actions in enumerate(schedule.ranks):
         if len(set(actions)) != len(actions):
             twice = next(a for a in actions if actions.count(a) > 1)
@@ -110,7 +111,7 @@ def check_complete(schedule: Schedule) -> None:
         for chunk in range(schedule.chunks):
             for m in range(schedule.microbatches):
                 kinds = "".join(k for k in "FBIW" if Action(k, chunk, m) in have)  # type: ignore[arg-type]
-                if kinds not in ("FB", "FIW"):
+                if kinds not in complete:
                     raise ScheduleError(
                         f"{schedule.name}: rank {rank} does {kinds or 'nothing'} of microbatch {m} "
                         f"in chunk {chunk}",

@@ -1,0 +1,50 @@
+"""From a chat request to what the engine is asked for, and to the readers of its answers.
+
+    ChatRequest -template-> prompt -structure-> grammar -> GenerateRequest | a Reader for each answer
+
+Chat completions, messages and responses all begin here; how the answer is written is each endpoint's own.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.guide import Guide
+from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.chat.reader import Reader, keeps_marks, make_readers
+from cairn.serve.http.chat.structure import grammar_for, offer_of, thinking_of
+from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.protocol.sampling import sampling_of
+from cairn.serve.http.server.service import Service
+from cairn.serve.prompts import Prompt
+from cairn.serve.serving import GenerateRequest
+
+
+class PreparedChat(NamedTuple):
+    prompt: Prompt
+    request: GenerateRequest
+    readers: list[Reader]  # one for each answer
+
+
+async def prepare_chat(
+    service: Service,
+    chat: ChatRequest,
+    guide: Guide | None,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+) -> PreparedChat:
+    """`guide`: the shape that the answer has to have."""
+    offer = offer_of(service, chat)
+    prompt = await read_conversation(service, chat)
+    thinking = thinking_of(service, prompt.text or "")
+    grammar = await grammar_for(service, guide, offer, thinking)
+    guided = grammar is not None
+    most = service.most_tokens(max_tokens, len(prompt.token_ids))
+    params = SamplingParams(**sampling_of(chat), max_tokens=most, logprobs=logprobs)
+    if keeps_marks(service.tokenizer, offer, thinking, guided):
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+    request = GenerateRequest(
+        prompt.token_ids, params, chat.priority or 0, chat.cache_salt or "", grammar
+    )
+    return PreparedChat(prompt, request, make_readers(offer, thinking, guided, params.n))

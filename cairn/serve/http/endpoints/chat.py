@@ -1,0 +1,158 @@
+"""POST /v1/chat/completions: a conversation in, the next message out; whole or as a stream.
+
+messages -prepare-> GenerateRequest -exchange-> deltas -Reader-> parts of a message -> one document, or chunks
+"""
+
+import time
+
+import msgspec
+
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
+from cairn.serve.http.chat.reader import joined
+from cairn.serve.http.chat.structure import guide_of
+from cairn.serve.http.endpoints.logprobs import chat_logprobs
+from cairn.serve.http.protocol.answers import (
+    CachedTokens,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    Usage,
+    reason_of,
+)
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import HOLE, Template, event_bytes, last_events
+
+
+async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, ChatRequest)
+    model = service.check_model(asked.model)
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise Refusal(400, "top_logprobs is given, and logprobs is not true", param="top_logprobs")
+    service.admission.check(asked.n or 1)
+    most = asked.max_completion_tokens or asked.max_tokens
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    prepared = await prepare_chat(service, asked, guide_of(asked), most, logprobs)
+    reply = ChatReply(service, asked, prepared, model, call)
+    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
+    async with exchange:
+        if asked.stream:
+            await exchange.stream(ChunkWriter(reply, exchange))
+            return None
+        await exchange.finish()
+        return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
+
+
+class ChatReply:
+    """How the answers to one request are written."""
+
+    def __init__(
+        self, service: Service, asked: ChatRequest, prepared: PreparedChat, model: str, call: Call
+    ) -> None:
+        self.service, self.asked = service, asked
+        self.prompt, self.readers = prepared.prompt, prepared.readers
+        self.id, self.model, self.created = f"chatcmpl-{call.id}", model, int(time.time())
+
+    def whole(self, exchange: Exchange) -> ChatCompletion:
+        choices = []
+        for job in exchange.jobs:
+            done = job.answer.result()
+            reader = self.readers[done.index]
+            choice = ChatChoice(
+                index=done.index, message=joined(reader.push(done.text, True)), logprobs=self.logprobs(done),
+                finish_reason=reader.reason(reason_of(done)), stop_reason=done.stop_reason,
+            )  # fmt: skip
+            if self.asked.return_token_ids:
+                choice.token_ids = done.token_ids
+            choices.append(choice)
+        whole = ChatCompletion(id=self.id, created=self.created, model=self.model, choices=choices,
+                               usage=self.usage(exchange))  # fmt: skip
+        if self.asked.return_token_ids:
+            whole.prompt_token_ids = self.prompt.token_ids
+        return whole
+
+    def logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
+        if output.logprobs is None:
+            return None
+        top, tokenizer = self.asked.top_logprobs or 0, self.service.serving.opened.tokenizer
+        return ChatLogprobs(chat_logprobs(output.token_ids, output.logprobs, top, tokenizer))
+
+    def usage(self, exchange: Exchange) -> Usage:
+        made = sum(len(job.answer.whole.token_ids) for job in exchange.jobs)
+        asked = len(self.prompt.token_ids)
+        return Usage(prompt_tokens=asked, completion_tokens=made, total_tokens=asked + made,
+                     prompt_tokens_details=CachedTokens(exchange.cached))  # fmt: skip
+
+    def chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=self.id, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+    def chunks_of(self, delta: CompletionOutput) -> list[ChatChunkChoice]:
+        """What a client sees of a delta; the end is in the last of them."""
+        reader, index = self.readers[delta.index], delta.index
+        parts = reader.push(delta.text, delta.finished)
+        reason = reader.reason(reason_of(delta))
+        if not parts and (reason is not None or delta.logprobs or self.asked.return_token_ids):
+            parts = [ChatDelta()]
+        made = [ChatChunkChoice(index=index, delta=part) for part in parts]
+        if made:
+            made[0].logprobs = self.logprobs(delta)
+            made[-1].finish_reason = reason
+            if self.asked.return_token_ids:
+                made[0].token_ids = delta.token_ids
+        return made
+
+
+class ChunkWriter:
+    """The chunks of a stream as bytes. Most are nothing but more text, which takes a template and no Struct."""
+
+    def __init__(self, reply: ChatReply, exchange: Exchange) -> None:
+        self.reply, self.exchange = reply, exchange
+        asked = reply.asked
+        self._usage = None if asked.wants_usage else msgspec.UNSET  # of a chunk that has none
+        self._same = not (asked.wants_running_usage or asked.logprobs or asked.return_token_ids)
+        self._greeted: set[int] = set()
+        self._plain: dict[int, Template] = {}  # by answer, once all that follows is content
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        template = self._plain.get(delta.index)
+        if template is None or delta.finish_reason is not None:
+            return b"".join(map(event_bytes, self.chunks(delta)))
+        return template.fill(delta.text) if delta.text else b""
+
+    def chunks(self, delta: CompletionOutput) -> list[ChatChunk]:
+        """Any delta, as the documents that it is."""
+        reply, index = self.reply, delta.index
+        choices = reply.chunks_of(delta)
+        if index not in self._greeted:
+            self._greeted.add(index)
+            hello = ChatDelta(role="assistant", content="")
+            choices.insert(0, ChatChunkChoice(index=index, delta=hello))
+        if self._same and index not in self._plain and reply.readers[index].passes:
+            more = ChatChunkChoice(index=index, delta=ChatDelta(content=HOLE))
+            self._plain[index] = Template(reply.chunk([more], self._usage))
+        running = reply.asked.wants_running_usage
+        usage = reply.usage(self.exchange) if running else self._usage
+        return [reply.chunk([choice], usage) for choice in choices]
+
+    def last(self) -> bytes:
+        reply = self.reply
+        if not reply.asked.wants_usage:
+            return last_events()
+        return last_events(reply.chunk([], reply.usage(self.exchange)))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return last_events(refusal.body())

@@ -1,0 +1,59 @@
+"""What clients ask, as Structs. Unknown fields are ignored; one of the wrong type or range is a 400 with its name."""
+
+from typing import Any
+
+import msgspec
+
+from cairn.serve.http.protocol.sampling import (
+    AtLeastOne,
+    Count,
+    SamplingFields,
+    TopLogprobs,
+)
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]]
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: Count | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: AtLeastOne | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: text, or a conversation through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[Count]
+    skip_special_tokens: bool | None = None

@@ -1,0 +1,32 @@
+"""One HTTP request, as the endpoints and the ledger see it. Belongs to the thread of the event loop."""
+
+import time
+
+from starlette.types import Receive, Scope, Send
+
+from cairn.serve.http.ledger.entry import Entry
+
+
+class Call:
+    """One HTTP request, as an endpoint gets it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, holder: str, id: str) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.holder = holder  # of the API key
+        self.id = id
+        self.arrived = time.monotonic()
+        self.entry: Entry | None = None  # of the book, once it has been let in
+        self.streams = False
+        self.wants_ledger = False  # in the headers of its answer, or as a comment
+        self.wants_field = False  # in the body as well
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that the client has begun, as W3C writes it."""
+        given = (value for name, value in self.scope["headers"] if name == b"traceparent")
+        return next((value.decode("latin-1") for value in given), None)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Of every answer."""
+        return [(b"x-request-id", self.id.encode("latin-1", "replace"))]

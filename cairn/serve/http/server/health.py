@@ -1,0 +1,51 @@
+"""Is the engine getting anywhere? A server that answers "ok" while its engine hangs helps nobody.
+
+                                               status    /health  /live
+    work and no step for longer than allowed   stalled   503      503
+    the engine has ended                       dead      503      503
+    it has failed, and is being started again  starting  503      200
+    SIGTERM has come                           draining  503      200
+    else                                       ok        200      200
+
+`/health` is for who sends requests; `/live` for who would end the process: to do so while its engine is being started
+again, or while it finishes what runs, would only lose more. Pure: it is told what there is to see. One look costs
+nothing, so a probe may come as often as it likes.
+"""
+
+import time
+from collections.abc import Callable
+
+from cairn.serve.engine.messages import Stats
+from cairn.serve.http.protocol.answers import Health
+
+HOPELESS = ("stalled", "dead")  # it will not get well by itself
+
+
+class Progress:
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s, self._clock = patience_s, clock
+        self._steps = -1
+        self._since = clock()
+
+    def look(self, steps: int, busy: bool) -> float:
+        """Seconds that the engine has had work and taken no step."""
+        now = self._clock()
+        if steps != self._steps or not busy:
+            self._steps, self._since = steps, now
+        return now - self._since
+
+    def verdict(
+        self, stats: Stats, busy: bool, dead: str | None, restarting: str | None, draining: bool
+    ) -> Health:
+        still = self.look(stats.steps, busy)
+        counts = dict(running=stats.running, waiting=stats.waiting, steps=stats.steps)
+        if dead is not None:
+            return Health(status="dead", reason=dead, **counts)
+        if restarting is not None:
+            return Health(status="starting", reason=f"it starts again: {restarting}", **counts)
+        if still > self._patience_s:
+            reason = f"no step has ended for {still:.0f} s, with requests on their way"
+            return Health(status="stalled", reason=reason, **counts)
+        if draining:
+            return Health(status="draining", reason="the server is stopping", **counts)
+        return Health(status="ok", **counts)

@@ -1,0 +1,50 @@
+"""One request of the engine, the answer that its tokens become, and the reader that is told about it."""
+
+from collections.abc import Callable, Sequence
+
+from cairn.serve.answer import Answer, Found
+from cairn.serve.engine.request import Request
+from cairn.serve.guide import Guide
+
+
+class Job:
+    """A request and its answer. `on_update` is called in the engine's thread: it returns at once and raises nothing."""
+
+    __slots__ = (
+        "_begun",
+        "answer",
+        "detokenize_s",
+        "guide",
+        "max_tokens",
+        "on_update",
+        "pooled",
+        "prompt_logprobs",
+        "request",
+        "streamed",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        answer: Answer,
+        max_tokens: int,
+        on_update: Callable[["Job"], None],
+        *,
+        streamed: bool = True,
+        guide: Guide | None = None,
+    ) -> None:
+        self.request, self.answer, self.max_tokens = request, answer, max_tokens
+        self.on_update, self.streamed = on_update, streamed
+        self.guide = (
+            guide  # the source of the request's constraint, for an engine in another process
+        )
+        self.prompt_logprobs: Sequence[Found] | None = None
+        self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
+        self.detokenize_s = 0.0  # seconds that its text took to make
+        self._begun = False
+
+    def updated(self) -> None:
+        """Tell the reader: after every token of a streamed answer; else after the first token and at the end."""
+        if self.streamed or not self._begun or self.answer.finished:
+            self._begun = True
+            self.on_update(self)

@@ -1,0 +1,266 @@
+"""A model that takes requests: the one object under `LLM` and the HTTP server.
+
+    GenerateRequest --check size, make jobs--> Job, one for each answer --submit--> engine --on_update--> reader
+
+It knows the names that the model is served under, its tokenizer, its limits and its grammars; the engine runs in a
+thread of this process or in processes of its own. A thread costs nothing to reach and suits a CPU, where torch releases
+the interpreter for most of a step. GPUs get processes, so that sockets and text never delay the device.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from cairn.core.errors import RequestError, TokenizerError
+from cairn.models.checkpoint import default_device
+from cairn.models.runnable import OpenModel, open_model
+from cairn.models.tokenizer import Tokenizer
+from cairn.serve.answer import Answer
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.facts import facts_of
+from cairn.serve.engine.messages import Facts, Stats
+from cairn.serve.engine.request import Limits, Request, RequestId, check_request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start
+from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine_thread import EngineThread
+from cairn.serve.grammar import Grammar, Grammars, grammars_for
+from cairn.serve.guide import read_guide
+from cairn.serve.job import Job
+from cairn.serve.prompts import params_of_answers
+
+log = logging.getLogger("cairn")
+CLOSED = "the engine is closed"
+
+
+class EngineHost(Protocol):
+    """An engine, wherever it runs: `EngineThread` or `EngineProcesses`."""
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Call `on_update` in this loop's thread; before the first request. False: it is called in another one."""
+        ...
+
+    def submit(self, jobs: Sequence[Job]) -> None: ...
+
+    def abort(self, ids: Sequence[RequestId]) -> None: ...
+
+    def close(self) -> None: ...
+
+    def stats(self) -> Stats: ...
+
+    def recent(self) -> list[StepTimes]:
+        """The newest steps, oldest first."""
+        ...
+
+    def watch(self, seconds: float) -> None:
+        """Keep `stats`, `recent` and `page_map` fresh for so long."""
+        ...
+
+    def page_map(self) -> str:
+        """Empty while it is not known."""
+        ...
+
+    def restarting(self) -> str | None:
+        """Why it is being started again; requests wait meanwhile."""
+        ...
+
+    def dead(self) -> str | None:
+        """Why it takes no requests any more; None while it does."""
+        ...
+
+
+class ServedModel(NamedTuple):
+    """A name that requests may use."""
+
+    name: str
+    identity: bytes = b""  # of an adapter and its version; empty: the model itself
+
+
+class ModelNotServed(RequestError):
+    """No model of this name is served."""
+
+
+class GenerateRequest(NamedTuple):
+    """A prompt, and how its `params.n` answers are made."""
+
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    salt: str = ""
+    grammar: Grammar | None = None
+
+
+class Serving:
+    """A model that runs, under one name or several. May be used from any thread."""
+
+    def __init__(
+        self,
+        opened: OpenModel,
+        limits: Limits,
+        engine: EngineHost,
+        notes: Sequence[str] = (),
+        facts: Facts = Facts(),  # noqa: B008 (immutable)
+        names: Sequence[str] = (),
+    ) -> None:
+        self.opened, self.engine, self.notes, self.facts = opened, engine, list(notes), facts
+        self.models = {name: ServedModel(name) for name in names or [opened.name]}
+        # A request that outgrew the whole cache would fail half way, so it is refused before it starts.
+        context = min(limits.context, limits.capacity)
+        self.limits = msgspec.structs.replace(limits, context=context)
+        self._grammars = grammars_for(opened, limits.vocabulary)
+        self._ids = itertools.count()
+        self._reported: str | None = None
+
+    # -- what is served --------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.opened.name
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model of this name; None is the first one."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise ModelNotServed(f"there is no model {name[:200]!r}; this server has: {known}")
+        return self.models[name]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.opened.tokenizer is None:
+            raise self._no_tokenizer()
+        return self.opened.tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self.opened.tokenizer is not None
+
+    @property
+    def grammars(self) -> Grammars:
+        if self._grammars is None:
+            raise self._no_tokenizer()
+        return self._grammars
+
+    def _no_tokenizer(self) -> TokenizerError:
+        return TokenizerError(f"{self.name} has no tokenizer", hint="it reads and writes token ids")
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def jobs(
+        self,
+        requests: Sequence[GenerateRequest],
+        on_update: Callable[[Job], None],
+        *,
+        streamed: bool,
+    ) -> list[Job]:
+        """One job for each answer, indexed through. Refuses what the engine can never serve before any is made."""
+        for at, request in enumerate(requests):
+            try:
+                self._check(request)
+            except RequestError as error:
+                if len(requests) == 1:
+                    raise
+                raise RequestError(f"prompts[{at}]: {error.message}", hint=error.hint) from None
+        jobs: list[Job] = []
+        for request in requests:
+            jobs += self._jobs_of(request, len(jobs), on_update, streamed)
+        return jobs
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.engine.submit(jobs)
+
+    def abort(self, jobs: Sequence[Job]) -> None:
+        """Those that have ended already are left alone."""
+        open_ids = [job.request.id for job in jobs if not job.answer.finished]
+        if open_ids:
+            self.engine.abort(open_ids)
+
+    def _check(self, request: GenerateRequest) -> None:
+        prompt, params = request.prompt, request.params
+        if params.stop and not self.has_tokenizer:
+            raise RequestError(
+                f"stop is {params.stop}, and {self.name} has no tokenizer to find it with",
+                hint="use stop_token_ids",
+            )
+        placed = Request(0, prompt, params, priority=request.priority, salt=request.salt)
+        check_request(placed, self.limits)
+
+    def _jobs_of(
+        self,
+        request: GenerateRequest,
+        first_index: int,
+        on_update: Callable[[Job], None],
+        streamed: bool,
+    ) -> list[Job]:
+        prompt, grammar = request.prompt, request.grammar or self._grammar_of(request.params)
+        max_tokens = request.params.max_tokens or self.limits.context - len(prompt)
+        params = msgspec.structs.replace(
+            request.params, max_tokens=max_tokens, structured_outputs=None
+        )
+        jobs = []
+        for index, own in enumerate(params_of_answers(params), start=first_index):
+            made = Request(
+                next(self._ids),
+                prompt,
+                own,
+                priority=request.priority,
+                salt=request.salt,
+                eos_ids=self.opened.eos_ids,
+                constraint=None if grammar is None else grammar.start(),
+            )
+            answer = Answer(index, own, self.opened.tokenizer, prompt)
+            guide = None if grammar is None else grammar.guide
+            jobs.append(Job(made, answer, max_tokens, on_update, streamed=streamed, guide=guide))
+        return jobs
+
+    def _grammar_of(self, params: SamplingParams) -> Grammar | None:
+        guide = read_guide(structured_outputs=params.structured_outputs)
+        return None if guide is None else self.grammars.compile(guide)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def dead(self) -> str | None:
+        """Why the engine takes no requests any more. The reason goes to the log, once."""
+        reason = self.engine.dead()
+        if reason is not None and reason != self._reported and reason != CLOSED:
+            log.error("the engine takes no requests any more: %s", reason)
+        self._reported = reason
+        return reason
+
+    def close(self) -> None:
+        """End everything that runs. May be called again."""
+        if self._grammars is not None:
+            self._grammars.close()
+        self.engine.close()
+
+
+def open_serving(
+    config: EngineConfig, names: Sequence[str] = (), in_processes: bool | None = None
+) -> Serving:
+    """Load the model and start the engine; raises what keeps it from starting.
+
+    `in_processes`: None gives the engine processes of its own where several GPUs share the model.
+    """
+    if in_processes is None:
+        in_processes = config.tensor_parallel_size > 1
+    if not in_processes:
+        started = start(config)
+        limits, facts = started.engine.scheduler.limits, facts_of(started.engine)
+        host = EngineThread(started.engine)
+        return Serving(started.opened, limits, host, started.notes, facts, names)
+    from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
+
+    opened = open_model(config.model)
+    processes = EngineProcesses(config)
+    client = processes.client
+    return Serving(opened, client.limits, processes, client.notes, client.facts, names)
+
+
+def runs_on_gpu(config: EngineConfig) -> bool:
+    device = default_device() if config.device == "auto" else config.device
+    return device.startswith("cuda")

@@ -1,0 +1,140 @@
+"""What a model is trained for: a loss of each token, made of the log-probability of its target.
+
+    Rule(logp_T, streams) -> loss_T, slope_T          slope = d loss / d logp
+
+    share = sum over this microbatch's valid tokens of (loss + z * lse^2) / valid tokens of the whole step
+
+The divisor is global: whatever the microbatches, the padding and the ranks, the gradients that add up are those of one
+large batch. A rule sees the streams that the batch carries beside its tokens (`Batch.extra`) and knows no logits. Two
+forms that agree: the plain one asks torch, a chunk of tokens at a time, and computes each chunk's logits again in
+backward; the fused one asks our kernel, which has the gradient ready when the loss is. Neither holds all logits.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.loss.token_rule import applied, with_slope
+from cairn.models.layers import Vocabulary
+from cairn.models.spec import ModelSpec
+from cairn.train.parallel.vocabulary import log_probs
+
+if TYPE_CHECKING:
+    from cairn.train.data.batch import Batch
+
+IGNORED = -100
+CHUNK = 4096  # tokens whose logits exist at a time, in the plain form
+Streams = Mapping[str, Tensor]
+
+
+class Rule(Protocol):
+    """A loss per token. What it returns for a token whose target is IGNORED does not count."""
+
+    @property
+    def z_loss(self) -> float:
+        """Weight of lse^2 of each token that counts, which keeps logits from drifting."""
+        ...
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        """Whether the slope is -1 for every token: the kernel then needs one pass over the logits in place of two."""
+        ...
+
+    def __call__(self, logp_T: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
+        """Loss and slope of each token; no graph is recorded. `streams`: rows of `Batch.extra` for these tokens."""
+        ...
+
+
+class NextToken:
+    """Cross entropy: how surprised is the model by the next token?"""
+
+    is_cross_entropy = True
+
+    def __init__(self, z_loss: float = 0.0) -> None:
+        self.z_loss = z_loss
+
+    def __call__(self, logp_T: Tensor, streams: Streams) -> tuple[Tensor, Tensor]:
+        return -logp_T, torch.full_like(logp_T, -1.0)
+
+
+class Objective:
+    """A rule over all tokens of a microbatch: the `Loss` of a training step."""
+
+    def __init__(
+        self, spec: ModelSpec, rule: Rule | None = None, fused: bool = False, chunk: int = CHUNK
+    ) -> None:
+        self.rule: Rule = rule or NextToken()
+        self.softcap, self.chunk = spec.logit_softcap, chunk
+        self.fused = fused and not self.softcap  # the kernel has no soft-cap
+
+    def __call__(
+        self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch", valid: Tensor
+    ) -> Tensor:
+        if self.fused and vocabulary.shards.size == 1:
+            return self._by_kernel(hidden_TD, vocabulary.weight, batch, valid)
+        total = torch.zeros((), device=hidden_TD.device)
+        for begin in range(0, len(hidden_TD), self.chunk):
+            part = slice(begin, begin + self.chunk)
+            streams = {name: stream[part] for name, stream in batch.extra.items()}
+            arguments = (hidden_TD[part], vocabulary, batch.targets_T[part], streams)
+            if len(hidden_TD) <= self.chunk:
+                total = total + self._sum(*arguments)
+            else:
+                total = total + checkpoint(self._sum, *arguments, use_reentrant=False)
+        return total / valid
+
+    def _sum(
+        self, hidden_CD: Tensor, vocabulary: Vocabulary, targets_C: Tensor, streams: Streams
+    ) -> Tensor:
+        z_loss = self.rule.z_loss
+        logp_C, lse_C = log_probs(hidden_CD, vocabulary, targets_C, self.softcap, z_loss > 0)
+        counts_C = targets_C != IGNORED
+        loss_C, slope_C = applied(lambda x, _: self.rule(x, streams), logp_C, counts_C, slice(None))
+        total = with_slope(logp_C, loss_C, slope_C).sum()
+        return total if lse_C is None or not z_loss else total + z_loss * lse_C.square().sum()
+
+    def _by_kernel(
+        self, hidden_TD: Tensor, weight_VD: Tensor, batch: "Batch", valid: Tensor
+    ) -> Tensor:
+        """Divided on the way, so that gradients of 16 bits have the size that they will have in the end."""
+
+        def rule(logp_C: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+            streams = {name: stream[part] for name, stream in batch.extra.items()}
+            return self.rule(logp_C, streams)
+
+        weights_T = valid.float().reciprocal().expand(len(batch.targets_T)).contiguous()
+        return linear_cross_entropy(
+            hidden_TD,
+            weight_VD,
+            batch.targets_T,
+            reduction="sum",
+            weights_T=weights_T,
+            ignore_index=IGNORED,
+            z_loss=self.rule.z_loss,
+            token_rule=None if self.rule.is_cross_entropy else rule,
+        ).loss
+
+
+def token_losses(
+    logits_TV: Tensor, targets_T: Tensor, softcap: float = 0.0, z_loss: float = 0.0
+) -> Tensor:
+    """Cross entropy of each token, float32; 0 where the target is IGNORED. The specification of every other form."""
+    logits_TV = logits_TV.float() if logits_TV.dtype != torch.float64 else logits_TV
+    if softcap:
+        logits_TV = softcap * torch.tanh(logits_TV / softcap)
+    loss_T = F.cross_entropy(logits_TV, targets_T, reduction="none", ignore_index=IGNORED)
+    if z_loss:
+        squares_T = logits_TV.logsumexp(-1).square() * (targets_T != IGNORED)
+        loss_T = loss_T + z_loss * squares_T
+    return loss_T
+
+
+def valid_tokens(targets: list[Tensor], device: torch.device | str) -> Tensor:
+    """How many tokens of these microbatches have a loss; counted on the device."""
+    counts = [(targets_T != IGNORED).sum() for targets_T in targets]
+    return torch.stack(counts).sum().float() if counts else torch.zeros((), device=device)

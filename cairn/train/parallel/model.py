@@ -1,0 +1,232 @@
+"""A model over the ranks of a mesh: what a training step, a pass without gradients and a checkpoint ask of it.
+
+    forward_backward   every microbatch through the stages, gradients summed over the ranks that share the weights
+    forward            the same way without gradients: what a head makes of each token
+
+Which stages this rank holds and who looks after their gradients was decided by `parallelize`. One process is a mesh of
+one rank, and runs through the same lines without a message.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cairn.kernels.optim.grad_norm import square_sum
+from cairn.models.layers import Slot, Vocabulary
+from cairn.models.spec import ModelSpec
+from cairn.train.checkpoint.piece import Piece, whole
+from cairn.train.parallel.balance import BalancedRouter
+from cairn.train.parallel.collectives import all_reduce
+from cairn.train.parallel.data import Sync
+from cairn.train.parallel.expert import is_expert_weight
+from cairn.train.parallel.interface import Loss, TokenHead
+from cairn.train.parallel.layout import IN_V, Options, stages
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.microbatches import BatchHead, MakeAttend, Microbatches
+from cairn.train.parallel.outputs import Values, from_last_stage, in_batch_order
+from cairn.train.parallel.pipeline.actions import Action, holder
+from cairn.train.parallel.pipeline.run import Pipeline
+from cairn.train.parallel.pipeline.schedules import forward_only, schedule
+from cairn.train.parallel.pipeline.transfers import with_messages
+from cairn.train.parallel.rows import pieces_of_rows
+from cairn.train.parallel.stage import Stage
+from cairn.train.parallel.whole_matrices import Matrices, over_ranks
+
+if TYPE_CHECKING:
+    from cairn.train.data.batch import Batch
+
+TIED = "embedding.weight"
+
+
+class ParallelModel:
+    """This rank's part of a model, and the ranks that have the others."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        held: list[Stage],
+        syncs: list[Sync],
+        mesh: Mesh,
+        options: Options,
+        attend: MakeAttend | None = None,
+    ) -> None:
+        self.spec, self.stages, self.syncs = spec, held, syncs
+        self.mesh, self.options, self.attend = mesh, options, attend
+        self.data_rank, self.data_ranks = mesh.data_rank, mesh.data_ranks
+        self.slots: list[Slot] = list({s.name: s for stage in held for s in stage.slots()}.values())
+        self.whole = _whole_on_every_rank(self.slots)
+        self.executed: list[Action] = []  # of the last step, where there is a pipeline
+        self._pipelines: dict[tuple[int, bool], Pipeline] = {}
+        self.routers = {
+            path: module
+            for stage in held
+            for path, module in stage.named_modules()
+            if isinstance(module, BalancedRouter)
+        }
+
+    # -- one pass -------------------------------------------------------------------------------
+
+    def forward_backward(self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor) -> Tensor:
+        for sync in self.syncs:
+            sync.begin(len(batches))
+        for router in self.routers.values():
+            router.share = 1.0 / (len(batches) * self.data_ranks)
+
+        def head(hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch") -> Tensor:
+            return loss(hidden_TD, vocabulary, batch, valid)
+
+        work = self._microbatches(batches, head)
+        if self.mesh.size("pp") > 1:
+            outputs, self.executed = self._pipeline(len(work), trains=True).run(work)
+            shares = list(outputs.values())
+        else:
+            shares = self._one_after_another(work)
+        for sync in self.syncs:
+            sync.finish()
+        self._sum_partial_gradients()
+        for router in self.routers.values():
+            router.steer(self.mesh.group("replica"))
+        return self._share_of_data_rank(shares)
+
+    @torch.no_grad()
+    def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[Values]:
+        for sync in self.syncs:
+            sync.begin(0)
+        work = self._microbatches(batches, head)
+        pp, cp = self.mesh.size("pp"), self.mesh.group("cp")
+        if pp > 1 and batches:
+            found, _ = self._pipeline(len(work), trains=False).run(work)
+        else:
+            found = {number: work.forward(0, number, None, None) for number in range(len(work))}
+        for sync in self.syncs:
+            sync.after_forward()
+        values = [in_batch_order(found[n], cp, self.options.attention) for n in sorted(found)]
+        count = stages(self.mesh.layout, self.options)
+        placement = "v" if self.options.order in IN_V and count > 1 else "loop"
+        last, _ = holder(placement, pp, count - 1)
+        return from_last_stage(
+            values, self.mesh.group("pp"), self.mesh.peer("pp", last), self.mesh.device
+        )
+
+    def _microbatches(self, batches: "Sequence[Batch]", head: BatchHead) -> Microbatches:
+        return Microbatches(
+            self.stages, self.syncs, self.mesh, self.options, self.attend, batches, head
+        )
+
+    def _one_after_another(self, work: Microbatches) -> list[Tensor]:
+        shares = []
+        for number in range(len(work)):
+            share = work.forward(0, number, None, None)
+            last = number + 1 == len(work)
+            for sync in self.syncs:
+                sync.before_backward(last)
+            share.backward()
+            for sync in self.syncs:
+                sync.after_backward()
+            shares.append(share.detach())
+        return shares
+
+    def _pipeline(self, microbatches: int, trains: bool) -> Pipeline:
+        key = (microbatches, trains)
+        if key not in self._pipelines:
+            pp, rank, order = self.mesh.size("pp"), self.mesh.rank("pp"), self.options.order
+            if trains:
+                chunks = self.options.chunks if order == "interleaved" else None
+                plan = schedule(order, pp, microbatches, chunks)
+            else:
+                placement = "v" if order in IN_V else "loop"
+                plan = forward_only(pp, microbatches, len(self.stages), placement)
+            ops, peer = with_messages(plan)[rank], partial(self.mesh.peer, "pp")
+            self._pipelines[key] = Pipeline(plan, ops, rank, self.mesh.group("pp"), peer)
+        return self._pipelines[key]
+
+    @torch.no_grad()
+    def _sum_partial_gradients(self) -> None:
+        """Over ranks of tp or pp that have each computed a part of the same parameter's gradient."""
+        gradients = self.gradients()
+        if self.mesh.size("tp") > 1 and self.options.sequence_parallel:
+            cut = [gradients[name] for name in sorted(self.whole & gradients.keys())]
+            if cut:
+                flat = torch.cat([gradient.flatten() for gradient in cut])
+                dist.all_reduce(flat, group=self.mesh.group("tp"))
+                for gradient, part in zip(cut, flat.split([g.numel() for g in cut]), strict=True):
+                    gradient.copy_(part.view_as(gradient))
+        if self._is_on_both_ends(TIED) and TIED in gradients:
+            gradients[TIED].copy_(all_reduce(gradients[TIED], self.mesh.group("pp_ends")))
+
+    def _share_of_data_rank(self, shares: list[Tensor]) -> Tensor:
+        """The loss of this data rank's samples, on all its ranks."""
+        total = torch.zeros((), device=self.mesh.device)
+        for share in shares:
+            total += share
+        total = all_reduce(total, self.mesh.group("cp"))
+        return all_reduce(total, self.mesh.group("pp"))
+
+    # -- what the step and the checkpoint see ---------------------------------------------------
+
+    def sum_over_data(self, value: Tensor) -> Tensor:
+        return all_reduce(value, self.mesh.group("data"))
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {name: p for sync in self.syncs for name, p in sync.parameters().items()}
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: g for sync in self.syncs for name, g in sync.gradients().items()}
+
+    def grad_norm(self) -> Tensor:
+        """Each rank counts what it has, divided by how many ranks have the same."""
+        alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        for sync in self.syncs:
+            for name, gradient in sync.gradients().items():
+                copies = sync.copies * (self.mesh.size("tp") if name in self.whole else 1)
+                copies *= 2 if self._is_on_both_ends(name) else 1
+                alike.setdefault((copies, gradient.dtype), []).append(gradient)
+        total: Tensor | None = None
+        for (copies, _), found in alike.items():
+            part = square_sum_of(found) if copies == 1 else square_sum_of(found) / copies
+            total = part if total is None else total + part
+        if total is None:  # nothing of this rank is trained
+            total = torch.zeros((), device=self.mesh.device)
+        return all_reduce(total, self.mesh.everyone()).sqrt()
+
+    def zero_grad(self) -> None:
+        for sync in self.syncs:
+            sync.zero_grad()
+
+    def named_state(self, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Piece]:
+        rows = {name: span for sync in self.syncs for name, span in sync.rows.items()}
+        if tensors is not None:
+            return pieces_of_rows(self.slots, tensors, rows)
+        biases = {f"{path}.bias": whole(r.bias_E) for path, r in self.routers.items() if r.rate}
+        return pieces_of_rows(self.slots, self.parameters(), rows) | biases
+
+    def matrices(self) -> Matrices:
+        cut = self.mesh.size("fsdp") > 1
+        rows = self.mesh.group("replica") if cut or self.options.zero else None
+        mine = not cut or self.mesh.rank("dp") == 0  # copies of the same rows are not added
+        apart = is_expert_weight if self.mesh.size("ep") > 1 else lambda name: False
+        return over_ranks(self.slots, self.mesh.group("tp"), rows, mine, apart)
+
+    def _is_on_both_ends(self, name: str) -> bool:
+        """Whether the first and the last stage, on two ranks, both hold this parameter."""
+        if name != TIED or not self.spec.tied or self.options.order in IN_V:
+            return False
+        pp = self.mesh.size("pp")
+        return pp > 1 and self.mesh.rank("pp") in (0, pp - 1)
+
+
+def square_sum_of(gradients: Sequence[Tensor]) -> Tensor:
+    """Of all elements, float32; one kernel for all of them on a GPU."""
+    if gradients[0].is_cuda:
+        return square_sum([gradient.contiguous() for gradient in gradients])
+    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum()
+
+
+def _whole_on_every_rank(slots: list[Slot]) -> set[str]:
+    """Parameters that tensor parallelism does not cut."""
+    cut = {slot.parameter for slot in slots if slot.cut is not None}
+    return {slot.parameter for slot in slots} - cut

@@ -1,0 +1,125 @@
+"""Any layout behind the one interface: which parts of the model this rank holds, and how the ranks work together.
+
+    parallelize(spec, mesh)  ->  stages of this rank  ->  ParallelModel, a `Parallel`
+
+    tp, sp           the layers' own verbs (`tensor`)
+    pp               the executor (`pipeline.run`)
+    cp               the attend argument (`context`)
+    ep               the expert layers (`expert`)
+    dp, fsdp, zero   what becomes of gradients (`data`, `fsdp`, `zero`)
+
+Each is written without the others; here they meet, and nowhere else. Gradients are those of one process with the whole
+batch, whatever the layout.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from cairn.models.layers import Build
+from cairn.models.shards import ALONE, Shards
+from cairn.models.spec import ModelSpec
+from cairn.models.weights import fill_random
+from cairn.train.fused_forward import FusedLayers
+from cairn.train.parallel.data import Replicas, Sync
+from cairn.train.parallel.expert import Sharing, SpreadExperts, is_expert_weight
+from cairn.train.parallel.fsdp import Fsdp
+from cairn.train.parallel.layout import IN_V, Options, Work, check, stages
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.microbatches import MakeAttend
+from cairn.train.parallel.model import ParallelModel
+from cairn.train.parallel.pipeline.actions import Placement, stage_of
+from cairn.train.parallel.stage import ExpertMaker, Stage, share_of
+from cairn.train.parallel.tensor import SequenceShards, TensorShards
+from cairn.train.parallel.zero import Zero
+from cairn.train.products import PLAIN, Products, through_products
+from cairn.train.recompute_kinds import Recompute
+
+Fill = Callable[[Stage], None]  # gives a stage on the meta device its weights
+
+
+def parallelize(
+    spec: ModelSpec,
+    mesh: Mesh,
+    options: Options = Options(),  # noqa: B008
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    fill: Fill | None = None,
+    attend: MakeAttend | None = None,
+    recompute: Recompute = "none",
+    fused_context: int | None = None,
+    products: Products = PLAIN,
+    wide_sums: bool = True,
+) -> ParallelModel:
+    """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
+
+    `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
+    `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
+    """
+    check(mesh.layout, mesh.layout.world(), spec, Work(options=options))
+    is_fused = fused_context is not None
+    build = Build("meta", dtype, _shards(mesh, options), fused=is_fused or products is not PLAIN)
+    held = build_stages(spec, build, mesh, options)
+    for stage in held:
+        stage.recompute = recompute
+        (fill or partial(_fill_random, device=mesh.device, seed=seed))(stage)
+        if fused_context is not None:
+            stage.fuse(FusedLayers(spec, mesh.device, fused_context, products, recompute))
+        elif products is not PLAIN:
+            through_products(stage, products)
+    return ParallelModel(spec, held, _syncs(held, mesh, options, wide_sums), mesh, options, attend)
+
+
+def build_stages(spec: ModelSpec, build: Build, mesh: Mesh, options: Options) -> list[Stage]:
+    """The stages of this rank, on the meta device, one for each chunk."""
+    count = stages(mesh.layout, options)
+    placement: Placement = "v" if options.order in IN_V and count > 1 else "loop"
+    make = _expert_maker(mesh, options)
+    held: list[Stage] = []
+    for chunk in range(count // mesh.size("pp")):
+        number = stage_of(placement, mesh.size("pp"), mesh.rank("pp"), chunk)
+        known = next((s.embedding for s in held if s.embedding is not None), None)
+        held.append(Stage(spec, build, share_of(spec.layers, number, count), make, known))
+    return held
+
+
+def _expert_maker(mesh: Mesh, options: Options) -> ExpertMaker | None:
+    if mesh.size("ep") == 1 and not options.balance_loss and not options.balance_bias:
+        return None
+    how = Sharing(mesh.group("ep"), mesh.group("cp"), options.balance_loss, options.balance_bias)
+    return lambda build, spec, experts: SpreadExperts(build, spec, experts, how)
+
+
+def _shards(mesh: Mesh, options: Options) -> Shards:
+    if mesh.size("tp") == 1:
+        return ALONE
+    group = mesh.group("tp")
+    return SequenceShards(group) if options.sequence_parallel else TensorShards(group)
+
+
+def _fill_random(stage: Stage, device: str, seed: int) -> None:
+    blank = {
+        name for name, p in stage.named_parameters() if p.is_meta
+    }  # a shared one has its values
+    fill_random(stage, [s for s in stage.slots() if s.parameter in blank], device, seed)
+
+
+def _syncs(held: list[Stage], mesh: Mesh, options: Options, wide_sums: bool) -> list[Sync]:
+    """Who looks after which parameters: experts that are spread apart from all others."""
+    parameters = {name: p for stage in held for name, p in stage.named_parameters()}
+    experts = {n: p for n, p in parameters.items() if mesh.size("ep") > 1 and is_expert_weight(n)}
+    dense = {n: p for n, p in parameters.items() if n not in experts}
+    found: list[Sync] = []
+    if mesh.size("fsdp") > 1:
+        wide = torch.float32 if next(iter(parameters.values())).dtype != torch.float32 else None
+        apart, whole_ones = set(experts.values()), options.whole_gradients
+        found.append(Fsdp(held, mesh, apart, wide, options.reshard, whole_ones))
+    elif options.zero and mesh.group("replica") is not None:
+        found.append(Zero(dense, mesh.group("replica"), options.zero))
+    else:
+        found.append(Replicas(dense, mesh.group("replica"), wide=wide_sums))
+    if experts:
+        found.append(Replicas(experts, mesh.group("expert_replica")))
+    return found

@@ -1,0 +1,57 @@
+"""Forms of the loss against each other and against torch, with gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cairn.models.layers import Build, Vocabulary
+from cairn.models.presets import preset
+from cairn.train.data.batch import IGNORED, make_batch
+from cairn.train.objective import NextToken, Objective, token_losses, valid_tokens
+
+
+def problem(tokens=37, vocab=50, width=16):
+    vocabulary = Vocabulary(Build("cpu"), vocab, width)
+    vocabulary.weight.data.normal_()
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    targets = torch.randint(vocab, (tokens,))
+    targets[::5] = IGNORED
+    batch = make_batch(torch.zeros(tokens, dtype=torch.long), targets, [tokens], [0])
+    return vocabulary, hidden, batch
+
+
+def run(loss, vocabulary, hidden, batch, valid):
+    value = loss(hidden, vocabulary, batch, torch.tensor(float(valid)))
+    return value.detach(), *torch.autograd.grad(value, (hidden, vocabulary.weight))
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_every_form_gives_the_same(z_loss, softcap):
+    import msgspec
+
+    spec = msgspec.structs.replace(preset("tiny-qwen3"), logit_softcap=softcap)
+    vocabulary, hidden, batch = problem()
+    valid = int(valid_tokens([batch.targets_T], "cpu"))
+    logits = hidden @ vocabulary.weight.t()
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    value = F.cross_entropy(logits, batch.targets_T, ignore_index=IGNORED)
+    if z_loss:
+        value = value + z_loss * logits.logsumexp(-1).square()[batch.targets_T != IGNORED].mean()
+    expected = value.detach(), *torch.autograd.grad(value, (hidden, vocabulary.weight))
+    for loss in (
+        Objective(spec, NextToken(z_loss)),
+        Objective(spec, NextToken(z_loss), chunk=10),
+        Objective(spec, NextToken(z_loss), fused=True),
+    ):
+        for found, wanted in zip(
+            run(loss, vocabulary, hidden, batch, valid), expected, strict=True
+        ):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_tokens_without_a_target_have_neither_loss_nor_gradient():
+    vocabulary, hidden, batch = problem()
+    _, grad, _ = run(Objective(preset("tiny-qwen3"), NextToken(1e-2)), vocabulary, hidden, batch, 1)
+    assert grad[::5].abs().max() == 0
+    assert token_losses(hidden @ vocabulary.weight.t(), batch.targets_T, z_loss=1.0)[::5].max() == 0
