@@ -205,7 +205,7 @@ def test_other_wishes_hold_within_the_grammar(overlap):
     scored = {}
     for output in engine.run():
         if output.request is ignoring:
-            scored.setdefault("found", []).append(output.logprobs)
+            scored.setdefault("found", []).extend(output.logprobs)
     assert text_of(biased) == "7777"
     assert (len(long.outputs), set(text_of(long))) == (6 + 1, {"a"}) or len(text_of(long)) == 9
     assert (text_of(short), short.finish) == ("no", "stop")  # the grammar has no longer answer
