@@ -171,4 +171,5 @@ def ended_output(request: Request, found: Ended) -> Output:
 def output_of(
     request: Request, token: int | None, finished: bool, logprobs: TokenLogprobs | None = None
 ) -> Output:
-    return Output(request, token, finished, logprobs)
+    tokens = [] if token is None else [token]
+    return Output(request, tokens, finished, None if logprobs is None else [logprobs])
