@@ -57,6 +57,13 @@ class CacheGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return 1
         return -(-tokens // page_size) - self.first_page(tokens - 1, page_size)
 
+    def most_pages(self, tokens: int, page_size: int) -> int:
+        """Pages that one request of so many tokens may need at once, on its way there or at its end."""
+        if self.kind == "state":
+            return 1
+        pages = -(-tokens // page_size)
+        return min(pages, -(-(self.window - 1) // page_size) + 1) if self.window else pages
+
 
 ONE_GROUP = (CacheGroup(),)  # every layer keeps every token
 
@@ -117,6 +124,11 @@ def page_bytes(groups: Sequence[CacheGroup], page_size: int, value_bytes: float)
 def pages_of(groups: Sequence[CacheGroup], tokens: int, page_size: int) -> int:
     """Pages that one request of so many tokens holds in all groups together."""
     return sum(group.pages_of(tokens, page_size) for group in groups)
+
+
+def most_pages(groups: Sequence[CacheGroup], tokens: int, page_size: int) -> int:
+    """Pages that one request of so many tokens may need at once, in all groups together."""
+    return sum(group.most_pages(tokens, page_size) for group in groups)
 
 
 def _group_layers(counts: dict[int, int]) -> int:

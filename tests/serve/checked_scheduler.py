@@ -97,7 +97,7 @@ class CheckedScheduler:
         while len(self.in_flight) > keep:
             self.update()
 
-    def drain(self, depth: int = 0) -> None:
+    def drain_requests(self, depth: int = 0) -> None:
         """Everything that is left finishes, in a number of steps that its length bounds."""
         work = sum(request.end for request in self.alive)
         for _ in range(10 + 4 * work):
@@ -108,6 +108,10 @@ class CheckedScheduler:
         assert not self.alive, f"no progress: {self.alive}"
         while self.in_flight:
             self.update()
+
+    def drain(self, depth: int = 0) -> None:
+        """The same, and nothing is left behind."""
+        self.drain_requests(depth)
         usage = self.scheduler.blocks.usage()
         assert (usage.used, usage.free) == (0, self.limits.pages - 1)
         assert (self.scheduler.waiting, self.scheduler.running) == (0, 0)
@@ -121,6 +125,7 @@ class CheckedScheduler:
         for request in self.alive:
             assert request.outputs == self.expected[request][: len(request.outputs)]
         self._check_sharing()
+        self._check_windows()
 
     # -- what has to hold ------------------------------------------------------------------------
 
@@ -144,7 +149,9 @@ class CheckedScheduler:
         self.seen["ahead of the host"] += bool(step.chunks and self.in_flight)
         admitted = [chunk for chunk in step.chunks if chunk.first_page == 0]
         self.seen["prefix hit"] += sum(chunk.start > 0 for chunk in admitted)
-        pages = [page for chunk in admitted for page in chunk.pages]
+        pages = [page for chunk in admitted for page in chunk.pages if page]
+        self.seen["restored"] += len(step.restores)
+        self.seen["saved"] += len(step.saves)
         self.seen["shared in one step"] += len(set(pages)) < len(pages)
 
     def _check_budget(self, step: Step, budget: int) -> None:
@@ -199,13 +206,37 @@ class CheckedScheduler:
         assert request.stop_reason is None or not eos
         return (eos or last in params.stop_token_ids) and len(request.outputs) >= params.min_tokens
 
+    def _check_windows(self) -> None:
+        """A window holds what it sees, the page that is written, and a page for the tokens in flight."""
+        size = self.limits.page_size
+        for request in self.scheduler._running:
+            if request.computed < request.prefill_until + size:
+                continue  # the pages of a chunk are freed when the next page is needed
+            for group, table in zip(self.limits.groups, _tables(request), strict=False):
+                held = sum(page > 0 for page in table)
+                self.seen["window"] += held < len(table)
+                if group.kind == "window":
+                    assert held <= -(-(group.window - 1) // size) + 2
+
     def _check_sharing(self) -> None:
-        """A page in two tables stands at the same place and behind the same tokens and salt."""
+        """A page in two tables stands at the same place, in the same group, behind the same tokens and salt."""
         size = self.limits.page_size
         for one, other in combinations(self.scheduler._running, 2):
-            for page in set(one.blocks) & set(other.blocks):
-                at = one.blocks.index(page)
-                assert other.blocks.index(page) == at
+            theirs = _places(other)
+            for page, place in _places(one).items():
+                if page not in theirs:
+                    continue
+                assert theirs[page] == place
                 assert one.salt == other.salt
-                end = (at + 1) * size
+                end = (place[1] + 1) * size
                 assert (one.prompt + one.outputs)[:end] == (other.prompt + other.outputs)[:end]
+
+
+def _tables(request: Request) -> list[list[int]]:
+    return [request.blocks, *request.more_blocks]
+
+
+def _places(request: Request) -> dict[int, tuple[int, int]]:
+    """Of each page: its group, and its place in the table."""
+    tables = enumerate(_tables(request))
+    return {page: (g, at) for g, table in tables for at, page in enumerate(table) if page}

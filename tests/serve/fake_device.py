@@ -53,9 +53,11 @@ class FakeDevice:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.groups = [group for group in limits.groups if group.kind != "state"]
         self.entry: dict[tuple[int, int], int] = {}  # (page, offset)
+        self.state: dict[int, int] = {}  # page of a state: the entry of its last token
         self.salt: dict[int, str] = {}  # of whoever wrote to the page last
-        self.table: dict[int, list[int]] = {}  # by row
+        self.table: dict[int, list[list[int]]] = {}  # by row, of each group
         self.last: dict[int, int] = {}  # by row
 
     def launch(self, step: Step) -> list[int]:
@@ -65,27 +67,36 @@ class FakeDevice:
         """
         chunks = [chunk for chunk in step.chunks if chunk.request.state != "finished"]
         for chunk in chunks:
-            self._extend_table(chunk)
+            self._extend_tables(chunk)
+        for source, target in step.restores:
+            self.state[target] = self.state[source]
         for chunk in chunks:
             self._write(chunk)
         for chunk in chunks:
             self._check(chunk)
+        for source, target in step.saves:
+            self.state[target] = self.state.get(source, START)  # a lost request saves nothing
         for chunk in chunks:
             if chunk.samples:
-                entry = self._read(chunk.request.row, chunk.start + chunk.count - 1)
+                entry = self._read(chunk.request.row, 0, chunk.start + chunk.count - 1)
                 self.last[chunk.request.row] = choose(entry, self.limits.vocabulary)
         return [self.last[r.row] if r.state != "finished" else 0 for r in step.sampling]
 
-    def _extend_table(self, chunk: Chunk) -> None:
-        row, table = chunk.request.row, self.table
+    def _extend_tables(self, chunk: Chunk) -> None:
+        row, groups = chunk.request.row, len(self.groups)
         assert 0 <= row < self.limits.rows
-        if chunk.first_page == 0:
-            table[row] = []
+        assert len(chunk.pages) % groups == 0
+        if chunk.first_page == 0 and chunk.pages:
+            self.table[row] = [[] for _ in self.groups]
             assert chunk.start % self.limits.page_size == 0  # found pages are whole ones
-        assert chunk.first_page == len(table[row])
-        table[row] += chunk.pages
-        assert 0 not in table[row]
-        assert table[row] == chunk.request.blocks
+        held = [chunk.request.blocks, *chunk.request.more_blocks]
+        places = len(chunk.pages) // groups
+        for index, (group, table) in enumerate(zip(self.groups, self.table[row], strict=True)):
+            assert chunk.first_page <= len(table)
+            table[chunk.first_page : chunk.first_page + places] = chunk.pages[index::groups]
+            assert len(table) == len(held[index])
+            assert all(ours in (0, page) for ours, page in zip(held[index], table, strict=True))
+            assert group.kind == "window" or 0 not in table
 
     def _write(self, chunk: Chunk) -> None:
         row, request = chunk.request.row, chunk.request
@@ -96,25 +107,33 @@ class FakeDevice:
             else:
                 assert chunk.count == 1  # only a decoding request runs ahead of the host
                 token = self.last[row]
-            before = self._read(row, position - 1) if position else START
-            page, offset = self._slot(row, position)
-            self.entry[page, offset] = mix(before, token)
-            self.salt[page] = request.salt
+            before = self._read(row, 0, position - 1) if position else START
+            for index in range(len(self.groups)):
+                page, offset = self._slot(row, index, position)
+                assert page
+                self.entry[page, offset] = mix(before, token)
+                self.salt[page] = request.salt
+            for page in request.states:
+                self.state[page] = mix(self.state[page] if position else START, token)
 
     def _check(self, chunk: Chunk) -> None:
         """What the chunk attends to is its own prefix, whatever happened to the pages in between."""
-        end = chunk.start + chunk.count
-        seen = [self._read(chunk.request.row, position) for position in range(end)]
+        row, end, size = chunk.request.row, chunk.start + chunk.count, self.limits.page_size
         tokens = chunk.request.prompt + reference(chunk.request, self.limits)
         expected = entries(tokens[:end])
-        # Behind a stop that the host has not seen yet there is nothing right to compare with.
-        assert seen[: len(expected)] == expected
-        used = self.table[chunk.request.row][: -(-end // self.limits.page_size)]
-        assert {self.salt[page] for page in used} == {chunk.request.salt}
+        for index, group in enumerate(self.groups):
+            first = max(0, chunk.start - group.window + 1) if group.window else 0
+            seen = [self._read(row, index, position) for position in range(first, end)]
+            # Behind a stop that the host has not seen yet there is nothing right to compare with.
+            assert seen[: max(0, len(expected) - first)] == expected[first:]
+            used = self.table[row][index][first // size : -(-end // size)]
+            assert {self.salt[page] for page in used} == {chunk.request.salt}
+        if len(expected) == end:
+            assert all(self.state[page] == expected[-1] for page in chunk.request.states)
 
-    def _slot(self, row: int, position: int) -> tuple[int, int]:
+    def _slot(self, row: int, group: int, position: int) -> tuple[int, int]:
         index, offset = divmod(position, self.limits.page_size)
-        return self.table[row][index], offset
+        return self.table[row][group][index], offset
 
-    def _read(self, row: int, position: int) -> int:
-        return self.entry[self._slot(row, position)]
+    def _read(self, row: int, group: int, position: int) -> int:
+        return self.entry[self._slot(row, group, position)]

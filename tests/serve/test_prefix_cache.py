@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.serve.engine.block_manager import BlockManager
-from cairn.serve.engine.prefix_cache import PrefixCache
+from cairn.serve.engine.prefix_cache import Entry, PrefixCache
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 
@@ -29,39 +29,39 @@ def test_only_full_pages_are_found_and_one_token_stays_to_compute():
     blocks = BlockManager(20, SIZE)
     first = filled(blocks, range(10))
     for length, pages in ((4, 0), (5, 1), (8, 1), (9, 2), (10, 2), (14, 2)):
-        assert blocks.prefix.find(make(range(length))) == first.blocks[:pages]
+        assert blocks.prefix.find(make(range(length))).tables == [first.blocks[:pages]]
 
 
 def test_one_different_token_hides_everything_behind_it():
     blocks = BlockManager(20, SIZE)
     first = filled(blocks, range(16))
     other = [*range(6), 99, *range(7, 16)]
-    assert blocks.prefix.find(make([*other, 1])) == first.blocks[:1]
-    assert blocks.prefix.find(make([99, *range(1, 16)])) == []
+    assert blocks.prefix.find(make([*other, 1])).tables == [first.blocks[:1]]
+    assert blocks.prefix.find(make([99, *range(1, 16)])).tables == [[]]
 
 
 def test_the_same_tokens_behind_another_page_are_another_page():
     """The hash stands for the whole prefix, not for its own tokens."""
     blocks = BlockManager(20, SIZE)
     first = filled(blocks, [1, 2, 3, 4, 1, 2, 3, 4, 5])
-    assert blocks.prefix.find(make([1, 2, 3, 4, 5])) == first.blocks[:1]
-    assert blocks.prefix.find(make([9, 9, 9, 9, 1, 2, 3, 4, 5])) == []
+    assert blocks.prefix.find(make([1, 2, 3, 4, 5])).tables == [first.blocks[:1]]
+    assert blocks.prefix.find(make([9, 9, 9, 9, 1, 2, 3, 4, 5])).tables == [[]]
 
 
 def test_a_gap_hides_everything_behind_it():
     blocks = BlockManager(20, SIZE)
     first = filled(blocks, range(16))
     blocks.forget(first.blocks[1:2])
-    assert blocks.prefix.find(make(range(17))) == first.blocks[:1]
+    assert blocks.prefix.find(make(range(17))).tables == [first.blocks[:1]]
 
 
 def test_salts_do_not_meet():
     blocks = BlockManager(20, SIZE)
     plain, salted = filled(blocks, range(9)), filled(blocks, range(9), salt="tenant")
     assert set(plain.blocks).isdisjoint(salted.blocks)
-    assert blocks.prefix.find(make(range(9))) == plain.blocks[:2]
-    assert blocks.prefix.find(make(range(9), salt="tenant")) == salted.blocks[:2]
-    assert blocks.prefix.find(make(range(9), salt="somebody else")) == []
+    assert blocks.prefix.find(make(range(9))).tables == [plain.blocks[:2]]
+    assert blocks.prefix.find(make(range(9), salt="tenant")).tables == [salted.blocks[:2]]
+    assert blocks.prefix.find(make(range(9), salt="somebody else")).tables == [[]]
     # The salt changes the first page; those behind it differ because their parent does.
     assert set(plain.hashes).isdisjoint(salted.hashes)
 
@@ -69,13 +69,13 @@ def test_salts_do_not_meet():
 def test_prompt_logprobs_need_every_token_computed():
     blocks = BlockManager(20, SIZE)
     filled(blocks, range(9))
-    assert blocks.prefix.find(make(range(9), prompt_logprobs=0)) == []
+    assert blocks.prefix.find(make(range(9), prompt_logprobs=0)).tables == [[]]
 
 
 def test_switched_off_it_finds_and_keeps_nothing():
     blocks = BlockManager(20, SIZE, prefix_caching=False)
     request = filled(blocks, range(9))
-    assert blocks.prefix.find(make(range(9))) == []
+    assert blocks.prefix.find(make(range(9))).tables == [[]]
     assert request.hashes == []
     assert len(blocks.prefix) == 0
 
@@ -89,7 +89,7 @@ def test_a_decoded_page_is_found_exactly_when_it_is_full():
         request.outputs.append(token)
         blocks.publish(request, request.known)
     assert request.published == 2
-    assert blocks.prefix.find(make([*range(6), 70, 71, 5])) == request.blocks[:2]
+    assert blocks.prefix.find(make([*range(6), 70, 71, 5])).tables == [request.blocks[:2]]
 
 
 def test_hashes_of_prompt_and_outputs_are_those_of_one_long_prompt():
@@ -111,13 +111,13 @@ def test_two_pages_may_hold_the_same_and_either_is_found_without_the_other():
         blocks.publish(request, 8)
     assert one.blocks != two.blocks
     asking = make(range(8 + 1))
-    assert blocks.prefix.find(asking) == one.blocks
+    assert blocks.prefix.find(asking).tables == [one.blocks]
     for page in one.blocks:
         blocks.prefix.drop(page)
-    assert blocks.prefix.find(asking) == two.blocks
+    assert blocks.prefix.find(asking).tables == [two.blocks]
     for page in two.blocks:
         blocks.prefix.drop(page)
-    assert blocks.prefix.find(asking) == []
+    assert blocks.prefix.find(asking).tables == [[]]
     assert len(blocks.prefix) == 0
 
 
@@ -125,7 +125,7 @@ def test_a_page_that_was_never_filled_can_be_forgotten():
     blocks = BlockManager(20, SIZE)
     request = filled(blocks, range(9))
     blocks.forget(request.blocks[1:2])
-    assert blocks.prefix.find(make(range(9))) == request.blocks[:1]
+    assert blocks.prefix.find(make(range(9))).tables == [request.blocks[:1]]
     blocks.free(request)
     blocks.forget([1, 2, 3])
     blocks.check_integrity()
@@ -147,7 +147,7 @@ def test_hits_are_counted_once_per_request():
 
 def test_a_damaged_index_is_noticed():
     cache = PrefixCache(4, SIZE)
-    cache._hash_of[2] = b"x"
+    cache._entry_of[2] = Entry(0, b"x")
     with pytest.raises(ValueError, match="differ"):
         cache.check_integrity()
 
@@ -169,7 +169,7 @@ def test_what_is_found_is_what_brute_force_finds(prompts, salts, size):
             if pages is None:
                 break
             expected.append(pages[0])
-        assert blocks.prefix.find(request) == expected
+        assert blocks.prefix.find(request).tables == [expected]
         blocks.allocate(request, len(prompt))
         blocks.publish(request, len(prompt))
         for page, end in zip(request.blocks, range(size, len(prompt) + 1, size), strict=False):

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from checked_scheduler import CheckedScheduler, Question
+from fake_device import EOS
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cairn.models.cache import CacheGroup, most_pages
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.sampling_params import SamplingParams
 
@@ -43,6 +45,18 @@ prompts = st.builds(
 questions = st.tuples(prompts, parameters, st.integers(0, 1), st.sampled_from("aab"))
 
 
+FULL, NARROW, WIDE = CacheGroup(), CacheGroup("window", 3), CacheGroup("window", 7)
+STATE = CacheGroup("state")
+GROUPS = (
+    (FULL,),
+    (FULL, NARROW),
+    (NARROW, WIDE),
+    (FULL, NARROW, NARROW, WIDE),
+    (FULL, STATE),
+    (WIDE, FULL, STATE, STATE),
+)
+
+
 def shared(step_tokens: int, rows: int, part: float) -> int:
     """A budget where somebody decodes, between what all rows need and that of any step; or none."""
     return rows + int(part * (step_tokens - rows)) if part >= 0 and rows <= step_tokens else 0
@@ -58,11 +72,12 @@ limits_of_any_size = st.builds(
     rows=st.integers(1, 5),
     step_tokens=st.integers(1, 24),
     context=st.just(CONTEXT),
-    pages=st.integers(4, 24),
+    pages=st.integers(4, 40),
     page_size=st.integers(1, 4),
     vocabulary=st.just(VOCABULARY),
     policy=st.sampled_from(["fcfs", "shortest"]),
     prefill_chunk=st.sampled_from([0, 0, 1, 3]),
+    groups=st.sampled_from(GROUPS),
 )
 
 
@@ -129,20 +144,23 @@ def random_question(rng: random.Random) -> Question:
     return prompt, params, rng.choice([0, 0, 1]), rng.choice("aab")
 
 
-@pytest.mark.parametrize("seed", range(100 if THOROUGH else 4))
-@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(100 if THOROUGH else len(GROUPS)))
+@pytest.mark.parametrize("depth", [0, 1, 2] if THOROUGH else [0, 1])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
     """Hundreds of requests through a cache that holds a few, some aborted, at every depth of overlap."""
     rng = random.Random(f"{seed} {depth} {prefix_caching}")
-    page_size = rng.choice([1, 2, 4])
+    page_size, groups = rng.choice([1, 2, 4]), GROUPS[seed % len(GROUPS)]
+    least = 0.7 if FULL in groups else 1.0  # smaller windows never move
+    room = rng.uniform(least, 1.4)  # of the pages that the longest request may need
     limits = with_shared(
         part=rng.choice([-1, 0, 0.3]),
         rows=rng.randint(3, 8),
         step_tokens=rng.choice([8, 16, 64]),
         context=CONTEXT,
-        pages=1 + rng.randint(28, 56) // page_size,
+        pages=1 + int(room * most_pages(groups, CONTEXT, page_size)),
         page_size=page_size,
+        groups=groups,
         vocabulary=VOCABULARY,
         policy=rng.choice(["fcfs", "shortest"]),
         prefill_chunk=rng.choice([0, 0, 4]),
@@ -159,10 +177,19 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         engine.run(depth)
         engine.check()
     engine.drain(depth)
-    for event in ("preempted", "prefix hit" if prefix_caching else "length", "stop"):
+    stateful = engine.scheduler.blocks.stateful  # snapshots are few, and found only at their length
+    for event in (
+        "preempted",
+        "prefix hit" if prefix_caching and not stateful else "length",
+        "stop",
+    ):
         assert engine.seen[event], f"the soak met no {event}: {engine.seen}"
     if depth:
         assert engine.seen["ahead of the host"]
+    if engine.scheduler.blocks.windowed:
+        assert engine.seen["window"]
+    if stateful and prefix_caching:
+        assert engine.seen["saved"]
 
 
 def test_whoever_builds_upon_a_lost_step_is_lost_with_it() -> None:
@@ -188,3 +215,30 @@ def test_whoever_builds_upon_a_lost_step_is_lost_with_it() -> None:
         engine.drain(depth=1)
         met += engine.seen["lost with others"]
     assert met
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+def test_turns_of_conversations_find_what_the_turn_before_has_computed(groups) -> None:
+    """Eight users, four turns each, behind one system prompt: windows keep the hits of full attention, states most."""
+    hits = {}
+    for kinds in ((FULL,), groups):
+        rng = random.Random(1)
+        limits = Limits(
+            rows=4, step_tokens=16, context=200, pages=1000, page_size=2, vocabulary=VOCABULARY, groups=kinds
+        )  # fmt: skip
+        engine = CheckedScheduler(limits)
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        talks = [[7, 7, 3, 1, EOS] for _ in range(8)]
+        for _ in range(4):
+            asked = []
+            for talk in talks:
+                talk += [rng.randrange(1, VOCABULARY) for _ in range(rng.randint(2, 9))] + [EOS]
+                asked.append(engine.add(list(talk), params))
+            engine.drain_requests(depth=1)
+            for talk, request in zip(talks, asked, strict=True):
+                talk += [*request.outputs, EOS]
+        engine.drain()
+        hits[kinds] = engine.scheduler.blocks.prefix.statistics.hits
+        assert engine.seen["restored"] or STATE not in kinds
+    least = 0.5 if STATE in groups else 0.95
+    assert hits[groups] >= least * hits[FULL,]

@@ -1,24 +1,32 @@
 """Who holds which page of the KV cache.
 
 Pages are numbers from 1 to N - 1; what they hold is on the device, and this file has never seen it. Page 0 is the null
-page: padding points at it and nobody owns it. A request's table only grows at its end, and shared pages are full ones,
-which nobody writes again, so that no page is ever copied.
+page: padding points at it and nobody owns it. A request has a page table for each cache group, all equally long. A
+table only grows at its end, and shared pages are full ones, which nobody writes again, so that no page is ever copied.
 
     free --allocate--> held by one --found as a prefix--> held by several
       ^------------------free----------------------------------'    (a full page stays findable while it is free)
 
-Free pages are taken in this order: those without a hash, then the pages freed longest ago, and of one request its
-tail before its head, because a head is what others share.
+    full group     3 8 5 9 2 7          one page for every place
+    window group   0 0 0 4 6 1          what lies behind the window is freed while the request runs
+    state group    one page that changes with every token; snapshots of it are free pages that can be found
+
+All groups share one pool, because their pages are equally large: a split that is fixed in advance would be wrong for
+every other length of requests. Free pages are taken in this order: those without a hash; those that a window has left
+behind, unless another request is likely to branch off there (`anchors`); then the pages freed longest ago, and of one
+request its tail before its head, because a head is what others share.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from cairn.core.errors import RequestError
+from cairn.models.cache import ONE_GROUP, CacheGroup
+from cairn.serve.engine.anchors import anchors_of
 from cairn.serve.engine.free_list import FreeList
-from cairn.serve.engine.prefix_cache import PrefixCache
+from cairn.serve.engine.prefix_cache import Entry, Found, PrefixCache
 from cairn.serve.engine.request import Request
 
 
@@ -33,60 +41,159 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     free: int
     cached: int  # free, and would still be found as a prefix
+    groups: tuple[int, ...]  # used, of each cache group
+
+
+class Holding(msgspec.Struct, eq=False):
+    """How far the windows and states of a request that holds pages have come."""
+
+    filled: int = 0  # places of its tables that have pages in every group
+    behind: list[int] = []  # of each window group, places that are freed
+    anchors: list[int] = []  # lengths in pages where another request may branch off
+    left: list[tuple[int, Entry]] = []  # pages before an anchor that a window has left behind
 
 
 class BlockManager:
-    def __init__(self, pages: int, page_size: int, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        *,
+        prefix_caching: bool = True,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
+    ) -> None:
+        kinds = [group.kind for group in groups]
+        if kinds[:1] == ["state"] or kinds != sorted(kinds, key="state".__eq__):
+            raise ValueError(f"groups with a state come behind one with pages, not {kinds}")
         self.pages = pages
         self.page_size = page_size
-        self.prefix = PrefixCache(pages, page_size, prefix_caching)
+        self.groups = tuple(groups)
+        self.prefix = PrefixCache(pages, page_size, prefix_caching, self.groups)
+        self.windowed = "window" in kinds
+        self.stateful = "state" in kinds
+        self.restores: list[tuple[int, int]] = []  # pages to copy before the next step, from and to
+        self.saves: list[tuple[int, int]] = []  # and behind it
+        self._unsaved: list[tuple[Request, int, list[int]]] = []  # snapshots of this step
+        self._windows = [(i, group) for i, group in enumerate(groups) if group.kind == "window"]
+        self._full = kinds.count("full")
+        self._paged = self._full + len(self._windows)  # groups that have page tables
         self._free = FreeList(pages)
         self._holders = [0] * pages  # how many tables a page is in
+        self._group_of = [0] * pages  # of a page that is held
+        self._used = [0] * len(self.groups)
         self._cached = 0  # free pages that can be found
-        self._tables: dict[Request, None] = {}  # who holds pages, in the order they got them
+        self._tables: dict[Request, Holding] = {}  # who holds pages, in the order they got them
 
     @property
     def free_pages(self) -> int:
         return self._free.length
 
     def can_allocate(self, request: Request, upto_tokens: int) -> bool:
-        found = [] if request.blocks else self.prefix.find(request)
-        return self._missing(request, upto_tokens, found) <= self._available(found)
+        found = None if request.blocks else self.prefix.find(request)
+        return self._needed(request, upto_tokens, found) <= self._available(found)
 
     def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
-        """Pages until the table holds `upto_tokens`; returns the added ones, None if they are not there.
+        """Pages until the tables hold `upto_tokens`; None if they are not there, and nothing was touched.
 
-        A request without a table begins with what the prefix cache has, and is told so: `computed` is set.
-        A None has touched nothing.
+        Returns what was added, for each place one page of every group. A request without a table begins with what
+        the prefix cache has, and `computed` is set; its window groups get their pages chunk by chunk, by `prepare`.
         """
-        found = [] if request.blocks else self.prefix.find(request)
-        missing = self._missing(request, upto_tokens, found)
-        if missing > self._available(found):
+        found = None if request.blocks else self.prefix.find(request)
+        if found is None and self.windowed:
+            self._leave_behind(request)
+        if self._needed(request, upto_tokens, found) > self._available(found):
             return None
-        if not request.blocks:
+        first = len(request.blocks)
+        places = max(
+            -(-upto_tokens // self.page_size) - (first or (found.pages if found else 0)), 0
+        )
+        if found is not None:
             self._begin(request, found)
-        added = [self._take() for _ in range(missing)]
-        request.blocks += added
-        return found + added if found else added
+        later = found is not None and self.windowed
+        for index, table in enumerate(self._page_tables(request)):
+            if later and self.groups[index].kind == "window":
+                table += [0] * places
+            else:
+                table += [self._take(index) for _ in range(places)]
+        if not later:
+            self._tables[request].filled = len(request.blocks)
+        return self.entries(request, first, len(request.blocks))
+
+    def prepare(self, request: Request, upto_tokens: int) -> tuple[int, int, list[int]]:
+        """Give window groups pages for the tokens before `upto_tokens`, as far as there are free ones.
+
+        Returns how many tokens have pages in every group, and what was added: the first place, and the entries.
+        """
+        self._leave_behind(request)
+        holding, tables = self._tables[request], self._page_tables(request)
+        first = holding.filled
+        wanted = -(-upto_tokens // self.page_size) - first
+        places = max(0, min(wanted, self._free.length // len(self._windows)))
+        for index, _ in self._windows:
+            tables[index][first : first + places] = [self._take(index) for _ in range(places)]
+        holding.filled = first + places
+        ready = min(holding.filled * self.page_size, upto_tokens)
+        return ready, first, self.entries(request, first, holding.filled)
+
+    def entries(self, request: Request, first: int, last: int) -> list[int]:
+        """Places `first .. last` of its tables, for each place one page of every group."""
+        if not request.more_blocks:
+            return request.blocks[first:last]
+        tables = [table[first:last] for table in self._page_tables(request)]
+        return [page for place in zip(*tables, strict=True) for page in place]
 
     def free(self, request: Request) -> None:
-        """Give back the whole table, its tail first."""
+        """Give back all tables, their tails first."""
         if not request.blocks:
             return
-        del self._tables[request]
-        for page in reversed(request.blocks):
-            self._holders[page] -= 1
-            if self._holders[page] == 0:
-                if page in self.prefix:
-                    self._free.append(page)
-                    self._cached += 1
-                else:
-                    self._free.prepend(page)
-        request.blocks = []  # a chunk in flight may still show the old list
+        holding = self._tables.pop(request)
+        tables = self._page_tables(request)
+        for place in reversed(range(len(request.blocks))):
+            for table in tables:
+                if table[place]:
+                    self._release(table[place])
+        for page in request.states:
+            self._release(page)
+        for page, entry in holding.left:  # as recent as the rest of the conversation
+            if page in self._free and self.prefix.entry(page) is entry:
+                self._free.remove(page)
+                self._free.append(page)
+        # A chunk in flight may still show the old lists.
+        request.blocks, request.more_blocks, request.states = [], [], []
         request.computed = 0
 
     def publish(self, request: Request, filled: int) -> list[int]:
         return self.prefix.publish(request, filled)
+
+    def cut(self, request: Request, start: int, end: int) -> int:
+        """Where a chunk of these tokens has to end, so that a snapshot can be taken at an anchor."""
+        size = self.page_size
+        inside = (n * size for n in self._tables[request].anchors if start < n * size < end)
+        return next(inside, end)
+
+    def save_state(self, request: Request, computed: int) -> list[int]:
+        """Take a snapshot of the states if this is an anchor and there is room; returns its pages."""
+        length = computed // self.page_size
+        wanted = computed % self.page_size == 0 and length in self._tables[request].anchors
+        if not wanted or not self.prefix.enabled or self._free.length < len(request.states):
+            return []
+        snapshots = [self._take(index) for index in range(self._paged, len(self.groups))]
+        self._unsaved.append((request, length, snapshots))
+        self.saves += zip(request.states, snapshots, strict=True)
+        return snapshots
+
+    def take_copies(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Pages to copy before and behind the step that was just decided, from and to.
+
+        Its snapshots are free and findable from the next step on: this one restores before it saves.
+        """
+        for request, length, snapshots in self._unsaved:
+            self.prefix.publish_state(request, length, snapshots)
+            for page in snapshots:
+                self._release(page)
+        copies, self._unsaved = (self.restores, self.saves), []
+        self.restores, self.saves = [], []
+        return copies
 
     def forget(self, pages: Sequence[int]) -> None:
         """These pages were published, but the step that should have filled them never ran."""
@@ -97,7 +204,9 @@ class BlockManager:
 
     def usage(self) -> Usage:
         total, free = self.pages - 1, self._free.length
-        return Usage(total=total, used=total - free, free=free, cached=self._cached)
+        return Usage(
+            total=total, used=total - free, free=free, cached=self._cached, groups=tuple(self._used)
+        )
 
     def reset(self) -> None:
         """Forget every prefix, as after a change of the weights."""
@@ -110,47 +219,48 @@ class BlockManager:
         self.prefix.clear()
         self._cached = 0
 
-    def check_integrity(self) -> None:
-        """Raise with what is wrong: every page is free or held, and held as often as it is listed."""
-        try:
-            self._free.check_integrity()
-            self.prefix.check_integrity()
-        except ValueError as error:
-            raise IntegrityError(str(error)) from error
-        counted = Counter(page for request in self._tables for page in request.blocks)
-        for page in range(1, self.pages):
-            listed, held = counted[page], self._holders[page]
-            if listed != held or (page in self._free) == (held > 0):
-                raise IntegrityError(
-                    f"page {page} is in {listed} tables, is counted {held} times and is "
-                    f"{'free' if page in self._free else 'not free'}"
-                )
-        cached = sum(page in self.prefix for page in self._free)
-        if cached != self._cached:
-            raise IntegrityError(f"{cached} free pages can be found, {self._cached} are counted")
-        if counted[0] or self._holders[0]:
-            raise IntegrityError("the null page 0 is in a table")
+    # -- what is missing, and what is there ----------------------------------------------------------
 
-    def _missing(self, request: Request, upto_tokens: int, found: list[int]) -> int:
-        have = len(request.blocks) or len(found)
-        return max(-(-upto_tokens // self.page_size) - have, 0)
+    def _needed(self, request: Request, upto_tokens: int, found: Found | None) -> int:
+        """Pages for longer tables; of a request that begins, windows count with what they will need at once."""
+        places = -(-upto_tokens // self.page_size)
+        if found is None:
+            return max(places - len(request.blocks), 0) * self._paged
+        places = max(places - found.pages, 0)
+        needed = places * self._full + len(self.groups) - self._paged
+        for index, group in self._windows:
+            held = sum(page > 0 for page in found.tables[index])
+            needed += min(places, group.most_pages(upto_tokens, self.page_size) - held)
+        return needed
 
-    def _available(self, found: list[int]) -> int:
+    def _available(self, found: Found | None) -> int:
         """Free pages that are not themselves part of what was found."""
-        if not found:
+        if found is None or not found.pages:
             return self._free.length
-        return self._free.length - sum(self._holders[page] == 0 for page in found)
+        taken = (page for table in (*found.tables, found.states) for page in table if page)
+        return self._free.length - sum(self._holders[page] == 0 for page in taken)
 
-    def _begin(self, request: Request, found: list[int]) -> None:
-        for page in found:
-            if self._holders[page] == 0:
-                self._free.remove(page)
-                self._cached -= 1
-            self._holders[page] += 1
-        request.blocks += found
-        request.computed = len(found) * self.page_size
-        self.prefix.resume(request, len(found))
-        self._tables[request] = None
+    def _page_tables(self, request: Request) -> list[list[int]]:
+        return [request.blocks, *request.more_blocks]
+
+    # -- what changes hands -----------------------------------------------------------------------
+
+    def _begin(self, request: Request, found: Found) -> None:
+        for index, table in enumerate(found.tables):
+            for page in table:
+                if page:
+                    self._hold(page, index)
+        request.blocks, *request.more_blocks = [list(table) for table in found.tables]
+        request.computed = found.pages * self.page_size
+        self.prefix.resume(request, found.pages)
+        self._tables[request] = holding = Holding(filled=found.pages)
+        if self.windowed or self.stateful:
+            holding.anchors = anchors_of(request.prompt, request.eos_ids, self.page_size)
+            size = self.page_size
+            holding.behind = [g.first_page(request.computed, size) for _, g in self._windows]
+        if self.stateful:
+            request.states = [self._take(i) for i in range(self._paged, len(self.groups))]
+            self.restores += zip(found.states, request.states, strict=False)
         if request.ledger.preemptions == 0:
             request.cached = request.computed
             statistics = self.prefix.statistics
@@ -158,10 +268,102 @@ class BlockManager:
             statistics.tokens += len(request.prompt)
             statistics.hits += request.computed
 
-    def _take(self) -> int:
+    def _leave_behind(self, request: Request) -> None:
+        """Free what no window sees any more, whatever becomes of the tokens in flight."""
+        holding, tables = self._tables[request], self._page_tables(request)
+        next_token = min(request.computed, request.known - 1)  # rejected drafts are computed again
+        for at, (index, group) in enumerate(self._windows):
+            first = group.first_page(next_token, self.page_size)
+            for place in range(holding.behind[at], first):
+                page, tables[index][place] = tables[index][place], 0
+                self._leave(page, self._anchored(holding, group, place), holding)
+            holding.behind[at] = max(holding.behind[at], first)
+
+    def _anchored(self, holding: Holding, group: CacheGroup, place: int) -> bool:
+        """Is this page seen from behind an anchor, or from a page before it, where the same prompt would go on?"""
+        size = self.page_size
+        return any(group.first_page((n - 1) * size, size) <= place < n for n in holding.anchors)
+
+    def _leave(self, page: int, anchored: bool, holding: Holding) -> None:
+        entry = self.prefix.entry(page)
+        if anchored and entry is not None:
+            holding.left.append((page, entry))
+        self._release(page, keep=anchored)
+
+    def _hold(self, page: int, group: int) -> None:
+        if self._holders[page] == 0:
+            self._free.remove(page)
+            self._cached -= 1
+            self._group_of[page] = group
+            self._used[group] += 1
+        self._holders[page] += 1
+
+    def _release(self, page: int, keep: bool = True) -> None:
+        self._holders[page] -= 1
+        if self._holders[page]:
+            return
+        self._used[self._group_of[page]] -= 1
+        if page not in self.prefix:
+            self._free.prepend(page)
+            return
+        self._cached += 1
+        if keep:
+            self._free.append(page)
+        else:
+            self._free.recycle(page)
+
+    def _take(self, group: int) -> int:
         page = self._free.pop()
         if page in self.prefix:
             self._cached -= 1
             self.prefix.drop(page)
         self._holders[page] = 1
+        self._group_of[page] = group
+        self._used[group] += 1
         return page
+
+    # -- is everything still in order ---------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise with what is wrong: every page is free or held, and held as often as it is listed."""
+        try:
+            self._free.check_integrity()
+            self.prefix.check_integrity()
+        except ValueError as error:
+            raise IntegrityError(str(error)) from error
+        listed = list(self._listed())
+        counted = Counter(page for page, _ in listed)
+        for page in range(1, self.pages):
+            times, held = counted[page], self._holders[page]
+            if times != held or (page in self._free) == (held > 0):
+                raise IntegrityError(
+                    f"page {page} is in {times} tables, is counted {held} times and is "
+                    f"{'free' if page in self._free else 'not free'}"
+                )
+        for page, group in listed:
+            entry = self.prefix.entry(page)
+            if group != self._group_of[page] or (entry is not None and entry.group != group):
+                raise IntegrityError(f"page {page} is of group {self._group_of[page]}, not {group}")
+        used = Counter(self._group_of[page] for page in counted if page)
+        if [used[group] for group in range(len(self.groups))] != self._used:
+            raise IntegrityError(f"groups use {dict(used)} pages, {self._used} are counted")
+        cached = sum(page in self.prefix for page in self._free)
+        if cached != self._cached:
+            raise IntegrityError(f"{cached} free pages can be found, {self._cached} are counted")
+        if counted[0] or self._holders[0]:
+            raise IntegrityError("the null page 0 is in a table")
+
+    def _listed(self) -> Iterator[tuple[int, int]]:
+        """Every page that a request holds, with its group; the null page only where it must not stand."""
+        for request, holding in self._tables.items():
+            tables = self._page_tables(request)
+            if len({len(table) for table in tables}) != 1 or len(tables) != self._paged:
+                raise IntegrityError(f"the tables of {request!r} are not equally long")
+            behind = {index: holding.behind[at] for at, (index, _) in enumerate(self._windows)}
+            for index, table in enumerate(tables):
+                first = behind.get(index, 0)
+                last = holding.filled if index in behind else len(table)
+                if any(table[:first]) or any(table[last:]):
+                    raise IntegrityError(f"{request!r} holds pages outside {first} .. {last}")
+                yield from ((page, index) for page in table[first:last])
+            yield from ((page, index) for index, page in enumerate(request.states, self._paged))

@@ -1,10 +1,11 @@
 """The pages nobody uses, in the order in which they will be taken.
 
 A doubly linked list that lives in two arrays: a page is its own node, so that any page, also one in the middle that
-was just found in the prefix cache, leaves in constant time. Page 0 is never given out; it closes the circle.
+was just found in the prefix cache, leaves in constant time. Page 0 is never given out; it closes the circle. A second
+node that is no page, the border, separates what is of little use from what is kept as long as possible.
 
-    0 <-> 7 <-> 3 <-> 9 <-> 0          next: pop() takes 7
-          ^ taken first   ^ taken last
+    0 <-> 7 <-> 3 <-> border <-> 9 <-> 4 <-> 0          next: pop() takes 7
+          ^ prepend  ^ recycle         ^ append
 
 It knows nothing about what the pages hold. A page is in the list or not; adding it twice would be a bug of the caller,
 and is refused.
@@ -16,12 +17,13 @@ OUTSIDE = -1  # in `_next`: this page is not in the list
 
 
 class FreeList:
-    __slots__ = ("_next", "_previous", "length")
+    __slots__ = ("_border", "_next", "_previous", "length")
 
     def __init__(self, pages: int) -> None:
         """All pages from 1 to `pages` - 1, in ascending order."""
-        self._next = [*range(1, pages), 0]
-        self._previous = [pages - 1, *range(pages - 1)]
+        self._border = pages
+        self._next = [*range(1, pages + 1), 0]
+        self._previous = [pages, *range(pages)]
         self.length = pages - 1
 
     def __len__(self) -> int:
@@ -33,11 +35,14 @@ class FreeList:
     def __iter__(self) -> Iterator[int]:
         page = self._next[0]
         while page:
-            yield page
+            if page != self._border:
+                yield page
             page = self._next[page]
 
     def pop(self) -> int:
         page = self._next[0]
+        if page == self._border:
+            page = self._next[page]
         self.remove(page)
         return page
 
@@ -54,6 +59,10 @@ class FreeList:
         """To the end: taken last."""
         self._insert(page, self._previous[0], 0)
 
+    def recycle(self, page: int) -> None:
+        """Before the border: taken behind other such pages, and before every page that was appended."""
+        self._insert(page, self._previous[self._border], self._border)
+
     def prepend(self, page: int) -> None:
         """To the front: taken next."""
         self._insert(page, 0, self._next[0])
@@ -68,14 +77,15 @@ class FreeList:
 
     def check_integrity(self) -> None:
         """Both directions describe the same circle, and its length is the one that is counted."""
-        forward = list(self)
-        backward = []
+        forward = [0, *self]
+        around = [0]
         page = self._previous[0]
-        while page and len(backward) <= len(forward):
-            backward.append(page)
+        while page and len(around) <= len(forward) + 1:
+            if page != self._border:
+                around.insert(1, page)
             page = self._previous[page]
-        if backward != forward[::-1] or len(forward) != self.length:
+        if around != forward or len(forward) - 1 != self.length:
             raise ValueError(
-                f"the free list counts {self.length} pages, has {len(forward)} forwards and "
-                f"{len(backward)} backwards"
+                f"the free list counts {self.length} pages, has {len(forward) - 1} forwards and "
+                f"{len(around) - 1} backwards"
             )

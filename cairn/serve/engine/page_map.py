@@ -19,23 +19,21 @@ TENTHS = 10
 
 def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> str:
     """Of all pages but the null page 0."""
-    return page_map(blocks._holders[1:], blocks.prefix._hash_of[1:], cells)
+    return page_map(blocks._holders[1:], blocks.prefix._entry_of[1:], cells)
 
 
-def page_map(
-    holders: Sequence[int], hashes: Sequence[bytes | None], cells: int = MOST_CELLS
-) -> str:
-    """`holders`: how many requests hold a page; `hashes`: None where no prefix can be found."""
+def page_map(holders: Sequence[int], entries: Sequence[object], cells: int = MOST_CELLS) -> str:
+    """`holders`: how many requests hold a page; `entries`: None where no prefix can be found."""
     pages = len(holders)
     cells = min(cells, pages)
     edges = [pages * cell // cells for cell in range(cells + 1)] if cells else [0]
-    return "".join(_cell(holders[start:end], hashes[start:end]) for start, end in pairwise(edges))
+    return "".join(_cell(holders[start:end], entries[start:end]) for start, end in pairwise(edges))
 
 
-def _cell(holders: Sequence[int], hashes: Sequence[bytes | None]) -> str:
+def _cell(holders: Sequence[int], entries: Sequence[object]) -> str:
     size = len(holders)
     held = size - holders.count(0)
     if held:
         return str((held * TENTHS - 1) // size)
-    findable = size - hashes.count(None)
+    findable = size - entries.count(None)
     return "c" if 2 * findable >= size else "."

@@ -1,10 +1,17 @@
 """Which pages already hold the beginning of this prompt?
 
 A full page is known by a hash of its tokens and of the page before it, so that one hash stands for the whole prefix;
-the salt goes into the first. Two requests with the same prefix and salt find each other's pages, and nobody else's.
+the salt and the identity (weights, adapter) go into the first. Requests with the same prefix, salt and identity find
+each other's pages, and nobody else's.
 
     tokens   [ 5 8 2 9 ] [ 5 8 2 9 ] [ 7 7
     hash      h(root,..)  h(h1, ..)   -- not full: has no hash, is never shared
+
+Each cache group has pages of its own for the same hashes. A hit is the longest length that all groups accept:
+
+    full      every page from the beginning
+    window    the pages that the next token sees; the null page stands for those before
+    state     a snapshot at exactly that length
 
 The cache holds no page and frees none: a page that nobody uses stays findable until the block manager takes it for
 something else and calls `drop`. Pages are published when the step that fills them is scheduled, because later readers
@@ -12,10 +19,13 @@ run later on the same stream, and readers of the same step read a layer's keys a
 """
 
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import msgspec
 
+from cairn.models.cache import ONE_GROUP, CacheGroup
 from cairn.serve.engine.request import Request
 
 HASH_BYTES = 16
@@ -32,39 +42,68 @@ class HitStatistics(msgspec.Struct):
     hits: int = 0  # tokens of them that were found
 
 
+class Entry(NamedTuple):
+    """What a findable page holds."""
+
+    group: int
+    digest: bytes
+
+
+class Found(NamedTuple):
+    """The longest prefix that all groups have."""
+
+    pages: int  # its length
+    tables: list[list[int]]  # of each group with pages, all equally long; 0: not needed any more
+    states: list[
+        int
+    ]  # of each group with a state, the page of its snapshot; empty without a prefix
+
+
 class PrefixCache:
-    def __init__(self, pages: int, page_size: int, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        enabled: bool = True,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
+    ) -> None:
         self.page_size = page_size
         self.enabled = enabled
+        self.groups = tuple(groups)
         self.statistics = HitStatistics()
-        self._hash_of: list[bytes | None] = [None] * pages
-        # Mostly one page; more when two requests have filled the same prefix side by side.
-        self._pages_of: dict[bytes, list[int]] = {}
+        self._entry_of: list[Entry | None] = [None] * pages
+        # Of each group. Mostly one page; more when two requests have filled the same prefix side by side.
+        self._pages_of: list[dict[bytes, list[int]]] = [{} for _ in self.groups]
+        self._paged = sum(group.kind != "state" for group in self.groups)
 
     def __len__(self) -> int:
         """How many pages can be found."""
-        return sum(map(len, self._pages_of.values()))
+        return sum(len(pages) for known in self._pages_of for pages in known.values())
 
     def __contains__(self, page: int) -> bool:
-        return self._hash_of[page] is not None
+        return self._entry_of[page] is not None
 
-    def find(self, request: Request) -> list[int]:
-        """The longest run of pages that hold this request's prefix.
+    def entry(self, page: int) -> Entry | None:
+        return self._entry_of[page]
+
+    def find(self, request: Request) -> Found:
+        """The pages that hold this request's prefix.
 
         At least one token stays to be computed: a request needs the logits of its last token. One that wants
         log-probabilities or a vector of its prompt needs all of them, and finds nothing.
         """
+        nothing = Found(0, [[] for _ in range(self._paged)], [])
         if not self.enabled or request.params.whole_prompt:
-            return []
+            return nothing
         most = (request.known - 1) // self.page_size
         self._extend_hashes(request, most)
-        found: list[int] = []
-        for digest in request.hashes[:most]:
-            pages = self._pages_of.get(digest)
-            if pages is None:
-                break
-            found.append(pages[0])
-        return found
+        digests = request.hashes[:most]
+        length = self._accepted(digests)
+        if not length:
+            return nothing
+        tables = [self._table(index, digests, length) for index in range(self._paged)]
+        states = [known[digests[length - 1]][0] for known in self._pages_of[self._paged :]]
+        return Found(length, tables, states)
 
     def publish(self, request: Request, filled: int) -> list[int]:
         """Make the pages findable that the first `filled` tokens fill; returns the new ones.
@@ -76,12 +115,21 @@ class PrefixCache:
         if not self.enabled or full <= first:
             return []
         self._extend_hashes(request, full)
-        fresh = request.blocks[first:full]
-        for page, digest in zip(fresh, request.hashes[first:full], strict=True):
-            self._hash_of[page] = digest
-            self._pages_of.setdefault(digest, []).append(page)
+        fresh = []
+        for index, table in enumerate((request.blocks, *request.more_blocks)):
+            for page, digest in zip(table[first:full], request.hashes[first:full], strict=True):
+                if page:
+                    self._enter(page, index, digest)
+                    fresh.append(page)
         self.resume(request, full)
         return fresh
+
+    def publish_state(self, request: Request, length: int, snapshots: Sequence[int]) -> None:
+        """These pages hold the state behind `length` pages of tokens, one for each group with a state."""
+        if self.enabled:
+            self._extend_hashes(request, length)
+            for index, page in enumerate(snapshots, self._paged):
+                self._enter(page, index, request.hashes[length - 1])
 
     def resume(self, request: Request, pages: int) -> None:
         """The first `pages` of the request are findable; notes which output fills the next one."""
@@ -92,25 +140,74 @@ class PrefixCache:
 
     def drop(self, page: int) -> None:
         """The page is about to hold something else."""
-        digest = self._hash_of[page]
-        if digest is None:
+        entry = self._entry_of[page]
+        if entry is None:
             return
-        self._hash_of[page] = None
-        pages = self._pages_of[digest]
+        self._entry_of[page] = None
+        known = self._pages_of[entry.group]
+        pages = known[entry.digest]
         pages.remove(page)
         if not pages:
-            del self._pages_of[digest]
+            del known[entry.digest]
 
     def clear(self) -> None:
-        self._pages_of.clear()
-        self._hash_of = [None] * len(self._hash_of)
+        for known in self._pages_of:
+            known.clear()
+        self._entry_of = [None] * len(self._entry_of)
 
     def check_integrity(self) -> None:
-        listed = {page: digest for digest, pages in self._pages_of.items() for page in pages}
-        known = {page: digest for page, digest in enumerate(self._hash_of) if digest is not None}
-        if listed != known or len(listed) != len(self) or not all(self._pages_of.values()):
-            wrong = sorted(set(listed.items()) ^ set(known.items()))
+        listed = {
+            page: Entry(group, digest)
+            for group, known in enumerate(self._pages_of)
+            for digest, pages in known.items()
+            for page in pages
+        }
+        entries = {page: entry for page, entry in enumerate(self._entry_of) if entry is not None}
+        empty = any(not pages for known in self._pages_of for pages in known.values())
+        if listed != entries or len(listed) != len(self) or empty:
+            wrong = sorted(set(listed.items()) ^ set(entries.items()))
             raise ValueError(f"the two directions of the prefix cache differ: {wrong[:4]}")
+
+    # -- how long a prefix each group accepts ------------------------------------------------------
+
+    def _accepted(self, digests: Sequence[bytes]) -> int:
+        """In pages. A group that wants less than the others is asked first again, until all agree."""
+        length, agreed = len(digests), 0
+        while length and agreed < len(self.groups):
+            for index, group in enumerate(self.groups):
+                accepted = self._longest(index, group, digests, length)
+                agreed = agreed + 1 if accepted == length else 1
+                length = accepted
+                if agreed >= len(self.groups):
+                    break
+        return length
+
+    def _longest(self, index: int, group: CacheGroup, digests: Sequence[bytes], most: int) -> int:
+        known = self._pages_of[index]
+        if group.kind == "full":
+            return next((at for at in range(most) if digests[at] not in known), most)
+        length = most
+        while length:
+            first = length - 1
+            if group.kind == "window":
+                first = group.first_page(length * self.page_size, self.page_size)
+            # Every length from the missing page on needs that page, or its own snapshot.
+            missing = next(
+                (at for at in reversed(range(first, length)) if digests[at] not in known), None
+            )
+            if missing is None:
+                return length
+            length = missing
+        return 0
+
+    def _table(self, index: int, digests: Sequence[bytes], length: int) -> list[int]:
+        known, group = self._pages_of[index], self.groups[index]
+        first = group.first_page(length * self.page_size, self.page_size)
+        return [0] * first + [known[digest][0] for digest in digests[first:length]]
+
+    def _enter(self, page: int, group: int, digest: bytes) -> None:
+        self._entry_of[page] = Entry(group, digest)
+        self._pages_of[group].setdefault(digest, []).append(page)
 
     def _extend_hashes(self, request: Request, pages: int) -> None:
         hashes, size = request.hashes, self.page_size
@@ -118,15 +215,20 @@ class PrefixCache:
             return
         first = len(hashes) * size
         tokens = array("i", _slice(request, first, pages * size)).tobytes()
-        parent = hashes[-1] if hashes else _root(request.salt)
+        parent = hashes[-1] if hashes else _root(request.salt, request.identity)
         width = TOKEN_BYTES * size
         for at in range(0, len(tokens), width):
             parent = blake2b(parent + tokens[at : at + width], digest_size=HASH_BYTES).digest()
             hashes.append(parent)
 
 
-def _root(salt: str) -> bytes:
-    return blake2b(salt.encode(), digest_size=HASH_BYTES).digest() if salt else ROOT
+def _root(salt: str, identity: bytes) -> bytes:
+    """What the first page's hash begins with. Both have their length before them, so that none is part of another."""
+    if not salt and not identity:
+        return ROOT
+    parts = (salt.encode(), identity)
+    joined = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return blake2b(joined, digest_size=HASH_BYTES).digest()
 
 
 def _slice(request: Request, first: int, last: int) -> list[int]:

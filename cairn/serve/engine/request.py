@@ -10,12 +10,14 @@ clock, no queue and no page but the numbers of its own. It is compared by identi
 A request decodes when `total - computed` is 1. Its last token is never computed, only returned.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from cairn.core.errors import RequestError
+from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import NOTHING, Spent
@@ -38,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     page_size: int  # tokens
     vocabulary: int
     policy: Policy = "fcfs"
+    groups: tuple[CacheGroup, ...] = ONE_GROUP  # of layers, by what they keep in the cache
     prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
     shared_tokens: int = 0  # most tokens of a step in which somebody decodes; 0: as in any other
 
@@ -63,8 +66,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def capacity(self) -> int:
-        """How many tokens the whole cache holds."""
-        return (self.pages - 1) * self.page_size
+        """How many tokens of one request the whole cache holds; where all layers have windows, the whole context."""
+        size = self.page_size
+        places = range(1, max(self.pages - 1, -(-self.context // size)) + 1)
+        fit = bisect_right(
+            places, self.pages - 1, key=lambda n: most_pages(self.groups, n * size, size)
+        )
+        return fit * size
 
 
 class Ledger(msgspec.Struct):
@@ -100,9 +108,11 @@ class Request:
         "finish",
         "hashes",
         "id",
+        "identity",
         "ledger",
         "mark",
         "min_tokens",
+        "more_blocks",
         "most_outputs",
         "outputs",
         "params",
@@ -114,6 +124,7 @@ class Request:
         "row",
         "salt",
         "state",
+        "states",
         "stop_ids",
         "stop_reason",
         "total",
@@ -127,6 +138,7 @@ class Request:
         *,
         priority: int = 0,
         salt: str = "",
+        identity: bytes = b"",
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
     ) -> None:
@@ -136,6 +148,9 @@ class Request:
         self.params = params
         self.priority = priority  # lower runs first
         self.salt = salt  # requests of different salts share no page
+        self.identity = (
+            identity  # of the weights and adapter that compute it; others' pages are not found
+        )
         self.eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else self.eos_ids
@@ -152,7 +167,11 @@ class Request:
         self.end = 0  # len(prompt) + most_outputs
         self.prefill_until = 0  # tokens that were known at admission; behind them it decodes
         self.row = -1  # of the batch; -1: not running
-        self.blocks: list[int] = []  # its pages, in the order of its tokens
+        self.blocks: list[
+            int
+        ] = []  # its pages in the first cache group, in the order of its tokens
+        self.more_blocks: list[list[int]] = []  # and in each of the others; equally long
+        self.states: list[int] = []  # of each group with a state, the page that it lies in
         self.cached = 0  # tokens found in the prefix cache when it was first admitted
         # what the prefix cache remembers about it
         self.hashes: list[bytes] = []  # of its full pages; survive a preemption
@@ -191,7 +210,7 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
     _check_context(len(prompt), params, limits.context)
-    needed = -(-len(prompt) // limits.page_size)
+    needed = most_pages(limits.groups, len(prompt), limits.page_size)
     if needed > limits.pages - 1:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens and needs {needed} pages of {limits.page_size}, "

@@ -41,7 +41,9 @@ class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
     start: int
     count: int
     first_page: int  # where `pages` go in the request's table; 0 only right after admission
-    pages: Sequence[int]  # added to the table since the row's last chunk; prefix hits included
+    pages: Sequence[
+        int
+    ]  # added to the tables since the row's last chunk, prefix hits included; by place, then group
     samples: bool  # its last token is the request's last one, so the next one is sampled
 
 
@@ -63,6 +65,8 @@ class Step(msgspec.Struct, eq=False):
     preempted: list[Request] = []  # have lost row and pages, and wait again
     failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
     filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
+    restores: list[tuple[int, int]] = []  # pages of states to copy before it, from and to
+    saves: list[tuple[int, int]] = []  # and behind it
 
 
 class Scheduler:
@@ -72,7 +76,7 @@ class Scheduler:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
         self.blocks = blocks or BlockManager(
-            limits.pages, limits.page_size, prefix_caching=prefix_caching
+            limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
         self.preemptions = 0  # since the start
         self._requests: dict[RequestId, Request] = {}  # waiting and running
@@ -143,6 +147,8 @@ class Scheduler:
         if not step.preempted:
             budget = self._admit(step, budget)
         step.tokens = most - budget
+        if self.blocks.stateful:
+            step.restores, step.saves = self.blocks.take_copies()
         if step.chunks:
             self._in_flight.append(step)
         return step
@@ -200,8 +206,15 @@ class Scheduler:
         """The next part of what was known at admission; returns how many tokens it has."""
         start, total = request.computed, request.prefill_until
         count = min(total - start, budget, self.limits.prefill_chunk or budget)
-        end = request.computed = start + count
-        first_page = 0 if pages else len(request.blocks)
+        end, first_page = start + count, 0 if pages else len(request.blocks)
+        if self.blocks.stateful:
+            end = self.blocks.cut(request, start, end)
+        if self.blocks.windowed:
+            prepared = self._prepare(request, end, step)
+            if prepared is None:
+                return 0
+            end, first_page, pages = prepared
+        count, request.computed = end - start, end
         step.chunks.append(Chunk(request, start, count, first_page, pages, end == total))
         if end == total:
             step.sampling.append(request)
@@ -211,9 +224,30 @@ class Scheduler:
         step.read += end
         step.pairs += count * start + count * (count + 1) // 2
         filled = self.blocks.publish(request, end)
+        if self.blocks.stateful:
+            filled += self.blocks.save_state(request, end)
         if filled:
             step.filled.append((request, filled))
         return count
+
+    def _prepare(
+        self, request: Request, end: int, step: Step
+    ) -> tuple[int, int, Sequence[int]] | None:
+        """Where the next chunk can end, and what its window groups add to the tables for it.
+
+        None: there was not one page, and the request was the last of the running.
+        """
+        admitted = request in step.admitted
+        while True:
+            ready, first, added = self.blocks.prepare(request, end)
+            if ready > request.computed:
+                break
+            self._preempt(self._running[-1], step)
+            if request.state != "running":
+                return None
+        if admitted:
+            return ready, 0, self.blocks.entries(request, 0, len(request.blocks))
+        return ready, first if added else len(request.blocks), added
 
     def _grow(self, request: Request, upto: int, step: Step) -> list[int] | None:
         """Pages for a running request, taken from the last of the running if there are none.
@@ -304,12 +338,14 @@ class Scheduler:
         """Who has computed with what `step` did not write, and which findable pages hold it."""
         lost = {chunk.request: None for chunk in step.chunks}
         unwritten = {page for _, pages in step.filled for page in pages}
+        tables = sum(group.kind != "state" for group in self.limits.groups)
         for later in self._in_flight:
             if later.number < step.number:
                 continue
             filled = dict(later.filled)
             for chunk in later.chunks:  # whoever finds a page comes after the one who fills it
                 found = chunk.start // self.limits.page_size if chunk.first_page == 0 else 0
+                found *= tables
                 if chunk.request in lost or not unwritten.isdisjoint(chunk.pages[:found]):
                     lost[chunk.request] = None
                     unwritten.update(filled.get(chunk.request, ()))

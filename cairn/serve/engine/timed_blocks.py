@@ -5,8 +5,9 @@ engine. `allocate` is called for an admission, and for one token in a page's wor
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from cairn.models.cache import ONE_GROUP, CacheGroup
 from cairn.serve.engine.block_manager import BlockManager
 from cairn.serve.engine.request import Request
 
@@ -18,9 +19,10 @@ class TimedBlocks(BlockManager):
         page_size: int,
         *,
         prefix_caching: bool = True,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(pages, page_size, prefix_caching=prefix_caching)
+        super().__init__(pages, page_size, prefix_caching=prefix_caching, groups=groups)
         self._clock = clock
 
     def allocate(self, request: Request, upto_tokens: int) -> list[int] | None:

@@ -101,9 +101,9 @@ class HoldingBlocks(TimedBlocks):
 
     def _pass_on(self, giver: Request, taker: Request) -> None:
         """The table changes hands; who holds which page does not change."""
-        del self._tables[giver]
-        self._tables[taker] = None
+        self._tables[taker] = self._tables.pop(giver)
         taker.blocks, giver.blocks = giver.blocks, []
+        taker.more_blocks, giver.more_blocks = giver.more_blocks, []
 
 
 def _stand_in(request: Request) -> Request:
