@@ -19,8 +19,8 @@ from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
-from cairn.serve.engine.scheduler import Chunk, Step
 from cairn.serve.engine.shared_prefix import SharedPrefix
+from cairn.serve.engine.step import Chunk, Step
 
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
@@ -62,18 +62,17 @@ class GPURunner(Runner):
             with torch.inference_mode():
                 self.graphs.capture_common()
 
-    def _run(self, step: Step) -> Forward:
+    def _run(self, step: Step) -> tuple[Staged, Forward]:
         shared = self._shared_tokens(step)
         shape = self.graphs.ready(step.chunks, shared > 0) if self.graphs is not None else None
         if self.graphs is None or shape is None:
-            return self.forward(
-                self.batch.stage(step.chunks, shared=shared), step.chunks, shared > 0
-            )
-        self.batch.stage(step.chunks, shape.layout, shared)
-        return self.graphs.replay(shape)
+            staged = self.batch.stage(step.chunks, shared=shared)
+            return staged, self.forward(staged, step.chunks, shared > 0)
+        staged = self.batch.stage(step.chunks, shape.layout, shared)
+        return staged, self.graphs.replay(shape)
 
     def _shared_tokens(self, step: Step) -> int:
-        if step.prefill or step.admitted:
+        if step.prefill or step.admitted or self.limits.drafts:
             self.shared.forget()
             return 0
         return 0 if self.invariant else self.shared.tokens(step.sampling)
@@ -93,7 +92,7 @@ class GPURunner(Runner):
 
     def _forward(self, staged: Staged, extent: Extent) -> Forward:
         inputs = self.batch.make_inputs(staged)
-        one_each = extent.max_query == 1 and not self.invariant
+        one_each = extent.max_query == 1 and not self.invariant and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
         cascade = None
         if extent.shared:

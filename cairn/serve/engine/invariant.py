@@ -20,10 +20,11 @@ kernel as decode, and norms and log-softmax reduce a row within one program.
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
-from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
+from cairn.kernels.paged.step_inputs import Inputs
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
@@ -33,7 +34,7 @@ from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.pages import Paged, PagePool, gather
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 ROWS = 16  # every page size is a multiple of it
 NOBODY = -1
@@ -160,6 +161,7 @@ class InvariantRunner(Runner):
     def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
         inputs = self.batch.make_inputs(staged)
         positions = inputs.positions_T.tolist()
+        chunks = _where_they_begin(chunks, positions)
         hidden_TD: Tensor | None = None
         for group in fixed_groups(chunks):
             rows, tokens = _there(group)
@@ -173,7 +175,7 @@ class InvariantRunner(Runner):
         logits_SV = self._logits(hidden_TD[at], [positions[i] for i in at])
         position_S = inputs.positions_T[staged.sample_at_S] + 1
         tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
-        keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
+        self.keep(staged, tokens_S)
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
 
     def _pass(self, group: Group, chunks: Sequence[Chunk], inputs: Inputs) -> Tensor:
@@ -228,6 +230,15 @@ class InvariantRunner(Runner):
         logits_TV = self._logits(hidden_TD[: len(following)], positions)
         n = request.params.prompt_logprobs or 0
         return [self.sampler.logprobs(logits_TV, next_T, n)] if following else []
+
+
+def _where_they_begin(chunks: Sequence[Chunk], positions: Sequence[int]) -> list[Chunk]:
+    """Chunks with the starts that the step has: behind drafts in flight the scheduler could only hope."""
+    found, at = [], 0
+    for chunk in chunks:
+        found.append(msgspec.structs.replace(chunk, start=positions[at]) if chunk.ahead else chunk)
+        at += chunk.count
+    return found
 
 
 def _there(group: Group) -> tuple[list[int], list[int]]:
