@@ -101,7 +101,7 @@ def check_goes_on(config: Train, spec: ModelSpec) -> None:
         )
 
 
-def check_room(config: Train, spec: ModelSpec, frozen: int) -> None:
+def check_room(config: Train, spec: ModelSpec, frozen: int = 0) -> None:
     """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
     existing = _existing(config)
     free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config, frozen)
@@ -112,7 +112,7 @@ def check_room(config: Train, spec: ModelSpec, frozen: int) -> None:
         )
 
 
-def check_memory(config: Train, spec: ModelSpec, device: str, frozen: int) -> None:
+def check_memory(config: Train, spec: ModelSpec, device: str, frozen: int = 0) -> None:
     """Whether what is there between two steps fits, before it is allocated. One process: several divide it."""
     free = free_bytes(device)
     if config.parallel.world() > 1 or free is None:
