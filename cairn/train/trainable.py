@@ -17,7 +17,7 @@ import msgspec
 from torch import nn
 
 from cairn.core.errors import ConfigError, DataError
-from cairn.models.layers import Slot
+from cairn.models.build import Slot
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 

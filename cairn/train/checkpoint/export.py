@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from cairn.core.errors import DataError
+from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.hub import resolve
-from cairn.models.layers import Build
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model, random_model
 from cairn.train.checkpoint import folder as folders
