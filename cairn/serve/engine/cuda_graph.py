@@ -73,7 +73,7 @@ def mixed_sizes(limits: Limits) -> tuple[int, ...]:
 
 def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> Shape | None:
     """The smallest shape that holds these chunks; None if they have none. `shared`: as decoding finds it."""
-    exact = Layout.of(chunks)
+    exact = Layout.of(chunks, limits.page_tables)
     if exact.one_each and exact.samples == exact.sequences:
         sizes = cascade_sizes(limits.rows) if shared else decode_sizes(limits.rows)
         size = sizes[bisect_left(sizes, exact.sequences)]

@@ -76,7 +76,8 @@ class KVMemory:
 
 
 def layout_of(runner: Runner, pages: int) -> KVLayout:
-    pool, spec = runner.pool, runner.model.spec
+    pool = runner.pool
+    keys = pool.groups[0].planes[0]
     shards = runner.model.build.shards.size
     if shards != 1:
         raise ConfigError(
@@ -84,8 +85,8 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
             hint="tensor parallel 1 on both sides; the planner below knows more",
         )
     contents = Contents(
-        model=identity(runner.model), layers=spec.layers, kv_heads=spec.kv_heads,
-        width=spec.head_dim, dtype=str(pool.cache.dtype).removeprefix("torch."),
+        model=identity(runner.model), layers=pool.cache.shape[0], kv_heads=keys.heads,
+        width=keys.width, dtype=str(pool.cache.dtype).removeprefix("torch."),
     )  # fmt: skip
     return KVLayout(
         contents=contents, page_size=pool.page_size, pages=pages, heads_first=pool.heads_first
