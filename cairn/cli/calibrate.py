@@ -15,6 +15,7 @@ import msgspec
 
 from cairn.core.config import load
 from cairn.core.units import format_duration, format_rate
+from cairn.report.progress import Bar
 
 if TYPE_CHECKING:
     from cairn.hw.calibrate import Progress
@@ -164,17 +165,13 @@ def _reasons(ceilings: "Ceilings") -> dict[str, list[str]]:
 @contextmanager
 def progress_bar() -> Generator["Progress | None"]:
     """A bar on stderr where a person watches; nothing in a log."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    with Bar("starting", 1) as bar:
+        if not bar.shown:
+            yield None
+            return
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn())
-    # Drawn between the steps only: a thread that redraws would run beside what is measured.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bars:
-        bar = bars.add_task("starting", total=None)
-        yield lambda label, done, total: bars.update(
-            bar, description=label, completed=done, total=total, refresh=True
-        )
+        def show(label: str, done: int, total: int) -> None:
+            bar.what, bar.total = label, total
+            bar.update(done, now=True)
+
+        yield show

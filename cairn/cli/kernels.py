@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import tyro
 
-from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
 from cairn.core.units import format_bytes, format_duration
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.kernels.tooling.build import Job

@@ -36,6 +36,7 @@ VERBS = {
     "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
     "data": Verb("cairn.cli.train.data", "text and chats to token stores; train a tokenizer"),
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
+    "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
     "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),

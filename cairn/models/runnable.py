@@ -7,9 +7,6 @@ Where a choice is automatic, `summary` says what was chosen and why. Shows a pro
 stderr is a terminal.
 """
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,7 +22,8 @@ from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
-from cairn.models.weights import Progress, random_model
+from cairn.models.weights import random_model
+from cairn.report.progress import byte_progress
 
 RANDOM = "random:"
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
@@ -80,7 +78,7 @@ class OpenModel:
         if self.checkpoint is None:
             build = Build(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
-        with progress_bar(f"loading {self.name}", self.checkpoint.nbytes()) as progress:
+        with byte_progress(self.checkpoint.nbytes(), f"loading {self.name}") as progress:
             model = self.checkpoint.load(device, chosen, shards=shards, progress=progress)
         return Runnable(self.name, model, why, self.checkpoint.stored_bits())
 
@@ -109,20 +107,3 @@ def choose_dtype(
     if stored == torch.float16:
         return torch.float32, "CPUs multiply faster in float32 than in float16"
     return stored, "the weights have this type"
-
-
-@contextmanager
-def progress_bar(what: str, total_bytes: int) -> Iterator[Progress]:
-    """A bar with an estimate of the time left, on a terminal; silence elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total_bytes)
-        yield lambda done: bar.advance(task, done)

@@ -133,6 +133,8 @@ class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the state of the run is written to disk, and what is left at its end."""
+
     every: Count = 100
     """steps between two checkpoints; 0: only at the end"""
     keep: Positive = 2
@@ -144,10 +146,14 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the numbers of the run go, beside log.jsonl and validation.jsonl in its folder."""
+
     every: Positive = 10
-    """steps between two lines of the log"""
+    """steps between two lines, in log.jsonl and on the console; a terminal shows a bar instead"""
     tensorboard: bool = False
+    """write event files into the folder, if the package tensorboard is installed"""
     wandb: bool = False
+    """send them to Weights & Biases, if the package wandb is installed"""
 
 
 class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

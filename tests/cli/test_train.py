@@ -1,12 +1,15 @@
 """`cairn train` from the outside."""
 
+import io
 import json
 
 import pytest
+import torch
 
 from cairn.cli.main import main
-from cairn.cli.train.train import curve
+from cairn.cli.train.display import Display, curve
 from cairn.models.runnable import open_model
+from cairn.train.metrics_log import Record
 
 SMALL = ["--model.layers", "1", "--model.hidden", "32", "--data.sequence", "64", "--data.sequences", "4",
          "--data.microbatch", "4", "--data.vocab", "400"]  # fmt: skip
@@ -24,12 +27,16 @@ def test_the_tiny_recipe_trains_and_says_how_to_serve_it(tmp_path, capsys, monke
     text = opened.tokenizer.decode(opened.tokenizer.encode("Once upon a time"))
     assert text == "Once upon a time"
     assert opened.load("cpu").model.spec.layers == 1
-    # Once more is another run; with its folder it is the same one, which has nothing left to do.
-    again = ["train", "tiny-cpu", "--steps", "12", *SMALL]
-    assert main([*again, "--out", "runs/tiny-cpu"]) == 0
+    # Its folder is enough to go on: the recipe is in it.
+    assert main(["train", "--out", "runs/tiny-cpu"]) == 0
     assert "nothing left to do" in capsys.readouterr().out
-    assert main([*again, "--out", "runs/tiny-cpu", "--export-only"]) == 0
+    assert main(["train", "--out", "runs/tiny-cpu", "--export-only"]) == 0
     assert "step-00000012" in capsys.readouterr().out
+    assert main(["train", "--out", "runs/tiny-cpu", "--steps", "14", "--log.every", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "go on with: cairn train --out runs/tiny-cpu" in out
+    assert [line.split()[1] for line in err.splitlines()] == ["14/14"]
+    assert "steps = 14" in (tmp_path / "runs/tiny-cpu/recipe.toml").read_text()
 
 
 def test_a_printed_recipe_runs_after_an_edit(tmp_path, capsys, monkeypatch):
@@ -66,18 +73,28 @@ def test_bad_input_is_answered_at_once(args, words, tmp_path, capsys, monkeypatc
 
 
 def test_a_plan_says_what_a_run_needs(capsys):
-    assert main(["train", "qwen3-1.7b-1xh200", "--plan"]) == 0
+    assert main(["train", "qwen3-1.7b-1xh200", "--plan", "--device", "cuda"]) == 0
     told = capsys.readouterr().out
     assert "activations" in told
     assert "together" in told
     assert "one process" in told
+    assert "fused form" in told
+    # Of what runs here: on a CPU the plain form.
+    if not torch.cuda.is_available():
+        assert main(["train", "tiny-cpu", "--plan"]) == 0
+        told = capsys.readouterr().out
+        assert "plain form on cpu" in told
+        assert "--device cuda" in told
 
 
 def test_a_plan_of_several_ranks_is_of_one_of_them(capsys):
-    assert main(["train", "llama3-8b-8xh100", "--plan", "--json"]) == 0
+    assert main(["train", "llama3-8b-8xh100", "--plan", "--json", "--device", "cuda"]) == 0
     cut = json.loads(capsys.readouterr().out)
     assert cut["of"] == "each of 8 ranks (fsdp 8)"
-    assert main(["train", "llama3-8b-8xh100", "--plan", "--json", "--fsdp", "1"]) == 0
+    assert (
+        main(["train", "llama3-8b-8xh100", "--plan", "--json", "--fsdp", "1", "--device", "cuda"])
+        == 0
+    )
     whole = json.loads(capsys.readouterr().out)["bytes"]
     assert cut["bytes"]["states"] == pytest.approx(whole["states"] / 8, rel=0.01)
     assert cut["bytes"]["together"] < 80 * 2**30 < whole["together"]
@@ -95,3 +112,44 @@ def test_a_curve_goes_down_with_the_loss():
     drawn = curve([4.0, 3.0, 2.0, 1.0])
     assert drawn == "".join(sorted(drawn, reverse=True))
     assert curve([float("nan")]) == ""
+
+
+def record(step, loss=2.0, seconds=0.5):
+    return Record(
+        step=step, loss=loss, norm=1.0, lr=0.1, tokens=1, seconds=seconds, tokens_per_s=2e3
+    )
+
+
+def test_a_log_has_a_line_for_each_logged_step_with_the_time_left(capsys):
+    display = Display(steps=40, every=10)
+    for step in range(1, 41):
+        display.told(record(step, None if step == 20 else 2.5))
+    display.say("words")
+    out, err = capsys.readouterr()
+    assert out == "words\n"
+    lines = err.splitlines()
+    assert [line.split()[1] for line in lines] == ["1/40", "10/40", "20/40", "30/40", "40/40"]
+    assert lines[1] == "step 10/40 loss 2.5000 2k tokens/s, 0:15 left"
+    assert "not finite" in lines[2]
+    assert "left" not in lines[-1]
+
+
+def test_a_terminal_has_a_bar_and_words_stand_above_it(capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    display = Display(steps=40, every=10, as_json=True, err=terminal)
+    display.told(record(8))
+    assert "8/40" in terminal.getvalue()
+    assert "0:16 left" in terminal.getvalue()
+    display.say("held-out loss 1.5")
+    assert terminal.getvalue().endswith("\r\x1b[Kheld-out loss 1.5\n")
+    display.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_the_help_has_a_sentence_for_every_table(capsys):
+    assert main(["train", "--help"]) == 0
+    assert "Initialize self" not in capsys.readouterr().out

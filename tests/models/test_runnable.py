@@ -1,8 +1,5 @@
 """What runs is what was asked for, and where nobody asked, the choice says why."""
 
-import io
-import sys
-
 import pytest
 import tiny_checkpoints
 import tiny_tokenizers
@@ -12,7 +9,7 @@ from cairn.core.errors import CairnError
 from cairn.core.units import format_bytes, format_count
 from cairn.models import runnable
 from cairn.models.checkpoint import check_device, open_checkpoint
-from cairn.models.runnable import choose_dtype, open_model, progress_bar
+from cairn.models.runnable import choose_dtype, open_model
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -89,22 +86,3 @@ def test_a_random_model_needs_no_file():
 def test_what_is_no_device_for_models_is_refused(device):
     with pytest.raises(CairnError, match=f"{device!r} is not a device that models run on"):
         check_device(device)
-
-
-def test_progress_is_silent_where_nobody_looks(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with progress_bar("loading", 100) as progress:
-        progress(100)
-    assert sys.stderr.getvalue() == ""
-
-
-def test_progress_is_a_bar_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with progress_bar("loading stories", 2_000_000) as progress:
-        progress(2_000_000)
-    assert "loading stories" in sys.stderr.getvalue()
-    assert "2.0/2.0 MB" in sys.stderr.getvalue()

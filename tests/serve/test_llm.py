@@ -203,7 +203,7 @@ def test_a_bar_where_a_person_watches(capsys, monkeypatch):
     with answer_bar(2, 10, wanted=True) as show:
         show(1, 5, 9)
     assert capsys.readouterr() == ("", "")  # no terminal
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with answer_bar(2, 10, wanted=False) as show:
         show(1, 5, 9)
     assert capsys.readouterr().err == ""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.cli.bench import bench_comm, bench_serve, bench_train, throughput
-from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError
 from cairn.core.units import format_duration, format_rate
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.kernels.tooling.measure import Ceiling

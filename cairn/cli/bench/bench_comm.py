@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
 from cairn.core.units import format_bytes, format_duration
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.bench.transfer import Report, Row

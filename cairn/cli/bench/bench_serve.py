@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cairn.bench.load_row import Row, ServeReport
     from cairn.bench.load_search import Tried
     from cairn.bench.load_setup import Load, Setup
+    from cairn.bench.serve_bench import Progress
 
     Finished = Callable[[Row, list[Record]], None]
     Next = Callable[[list[Row]], Load | None]  # what to measure, after these
@@ -107,14 +108,20 @@ def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Fini
 async def _sweep(setup: "Setup", order: "Next", finished: "Finished") -> None:
     from cairn.bench.load_client import LoadClient
     from cairn.bench.serve_bench import find_model, measure, warm_up, warm_up_under
-    from cairn.cli.bench.load_progress import LoadProgress
+    from cairn.cli.bench.load_progress import line
+    from cairn.report.progress import StatusLine
 
     if not setup.target.model:
         async with LoadClient(setup.target) as client:
             target = msgspec.structs.replace(setup.target, model=await find_model(client))
         setup = msgspec.structs.replace(setup, target=target)
-    watch = LoadProgress()
+    status = StatusLine()
     rows: list[Row] = []
+
+    def watch(progress: "Progress") -> None:
+        if status.shown:
+            status.show(line(progress))
+
     async with LoadClient(setup.target) as client:
         await warm_up(client, setup)
         while (one := order(rows)) is not None:
@@ -123,7 +130,7 @@ async def _sweep(setup: "Setup", order: "Next", finished: "Finished") -> None:
                     await warm_up_under(client, setup, one, watch)
                 row, records = await measure(client, setup, one, len(rows), watch)
             finally:
-                watch.clear()
+                status.clear()
             rows.append(row)
             finished(row, records)
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.bench.train import Row, Setup

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import UsageError
 from cairn.core.units import format_duration, format_rate
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.bench.throughput import Bench, Row, Setup

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import DataError, UsageError, did_you_mean
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.cluster.simulate.history import History

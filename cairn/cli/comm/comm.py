@@ -15,11 +15,11 @@ from cairn.cli.comm.comm_bench import run_bench
 from cairn.cli.comm.comm_doctor import run_doctor
 from cairn.cli.comm.comm_export import run_export
 from cairn.cli.comm.comm_simulate import run_simulate
-from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import DataError, UsageError, did_you_mean
 from cairn.core.units import format_bytes, format_duration
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.comm.nccl_tuner import Rule

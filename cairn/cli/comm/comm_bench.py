@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import tyro
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import HardwareError, UsageError, did_you_mean
 from cairn.core.units import parse_bytes
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.comm.bench_sweep import Row, Spec

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import UsageError
 from cairn.core.units import format_duration, parse_bytes
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.comm.doctor.findings import Finding, Probe

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from cairn.cli.progress import Advance, progress
 from cairn.core.config import load
 from cairn.core.errors import DataError, UsageError
 from cairn.core.units import format_bytes, format_duration, parse_bytes
+from cairn.report.progress import Advance, progress
 
 if TYPE_CHECKING:
     from cairn.comm.simulate.collective import Outcome, Result

@@ -8,9 +8,9 @@ import tyro
 
 from cairn.cli.learn.lab import require_place
 from cairn.cli.plan.plan_train import write_page
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec

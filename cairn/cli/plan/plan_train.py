@@ -9,9 +9,9 @@ import msgspec
 import tyro
 
 from cairn.cli.learn.lab import require_place
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.errors import UsageError
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.plan.device import Device

@@ -8,12 +8,12 @@ import msgspec
 
 from cairn.bench.workload import WORKLOADS
 from cairn.cli.profile import profile_train
-from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
 from cairn.core.trace import make_place
 from cairn.core.units import format_duration, format_rate
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.bench.profile_serve import Ledger, Profile

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from cairn.cli.progress import progress
 from cairn.core.config import load
 from cairn.core.trace import make_place
 from cairn.core.units import format_bytes
+from cairn.report.progress import progress
 
 if TYPE_CHECKING:
     from cairn.bench.profile_train import TrainProfile

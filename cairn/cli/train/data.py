@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import tyro
 
-from cairn.cli.progress import progress
 from cairn.cli.subverbs import Subverb, dispatch
-from cairn.cli.train.data_progress import Advance, byte_progress
 from cairn.cli.train.data_report import facts, print_runs, report
 from cairn.cli.train.data_sample import run_sample
 from cairn.core.config import load
 from cairn.core.errors import ConfigError, UsageError
+from cairn.report.progress import byte_progress, progress
 
 if TYPE_CHECKING:
     from cairn.models.tokenizer import Tokenizer
-    from cairn.train.data.text_files import TextFile
+    from cairn.train.data.text_files import Advance, TextFile
 
 ABOUT = (
     "Training data: tokenize text and chats, train a tokenizer, look into a store, make text up."
@@ -312,7 +311,7 @@ def _tokenizer(name: str) -> "Tokenizer":
 
 
 def _read_texts(
-    files: "list[TextFile]", made_up: list[str], field: str, advance: Advance
+    files: "list[TextFile]", made_up: list[str], field: str, advance: "Advance"
 ) -> Iterator[str]:
     """What a tokenizer learns from: every document of the files, and a few thousand that are made up."""
     from cairn.train.data.documents import Reading, pieces

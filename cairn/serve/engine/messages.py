@@ -55,6 +55,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     guide: Guide | None = None  # of what its constraint is made, in every rank
 
 
+class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):
+    """From rank 0 to all ranks: the grammar of this submitted request is compiled."""
+
+    id: int
+
+
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     id: int
 
@@ -71,7 +77,7 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
     seconds: float
 
 
-Command = Submit | Abort | Stop | Watch
+Command = Submit | Admit | Abort | Stop | Watch
 
 
 # -- from the worker ------------------------------------------------------------------------------

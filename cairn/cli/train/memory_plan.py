@@ -1,0 +1,78 @@
+"""`cairn train RECIPE --plan`: what the run would need in memory, on the device that it would run on."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cairn.core.units import format_bytes, format_count
+from cairn.train.config import Train
+
+if TYPE_CHECKING:
+    from cairn.models.spec import ModelSpec
+    from cairn.train.memory import Memory
+
+
+def show_plan(config: Train, as_json: bool) -> int:
+    from cairn.models.checkpoint import default_device
+    from cairn.train.prepare import spec_of
+    from cairn.train.refuse import check_layout
+
+    spec = spec_of(config.model)
+    check_layout(config, spec, config.parallel.world())
+    device = default_device() if config.device == "auto" else config.device
+    fused = _is_fused(config, spec, device)
+    memory, whose = _memory(spec, config, fused)
+    sizes = {**memory.table(), "together": memory.total()}
+    if as_json:
+        about = {"family": spec.family, "parameters": spec.parameters(), "fused": fused}
+        print(
+            msgspec.json.encode({**about, "device": device, "of": whose, "bytes": sizes}).decode()
+        )
+        return 0
+    form = "fused" if fused else "plain"
+    about = f"{spec.family}, {format_count(spec.parameters())} parameters"
+    print(f"{about}, {form} form on {device}; {whose}:")
+    for name, size in sizes.items():
+        print(f"  {name:<12} {format_bytes(size):>12}")
+    if config.device == "auto" and device == "cpu":
+        print("this machine has no GPU; --device cuda plans for one")
+    return 0
+
+
+def _is_fused(config: Train, spec: "ModelSpec", device: str) -> bool:
+    """Whether the run would go through our kernels; as `prepare.choose_form` decides."""
+    from cairn.train.fused_forward import obstacle
+
+    if config.precision.kernels != "auto":
+        return config.precision.kernels == "fused"
+    return device != "cpu" and obstacle(spec) is None
+
+
+def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":
+    """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
+    from cairn.train.memory import predict
+
+    layout, precision, spread = config.parallel, config.precision, config.spread
+    if layout.world() == 1:
+        return predict(spec, config, fused), "one process"
+    if not fused or precision.kind != "bfloat16" or spread.zero or config.optim.offload:
+        return predict(spec, config, fused), f"one process, which {layout.words()} would divide"
+    from cairn.plan.train_cost import Choice, Job
+    from cairn.plan.train_memory import rank_memory
+
+    job = Job(
+        spec=spec,
+        sequence=config.data.sequence,
+        sequences=config.data.sequences,
+        states=config.optim.states,
+    )
+    choice = Choice(
+        layout=layout,
+        microbatch=config.data.microbatch,
+        recompute="selective" if precision.recompute == "auto" else precision.recompute,
+        order=spread.order,
+        chunks=spread.chunks,
+        sequence_parallel=spread.sequence_parallel,
+        whole_gradients=spread.whole_gradients,
+    )
+    return rank_memory(job, choice), f"each of {layout.world()} ranks ({layout.words()})"

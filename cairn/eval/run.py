@@ -1,0 +1,77 @@
+"""Scores of a model on several tasks: the one place that joins tasks and a model.
+
+for each task: requests -> the model -> results, in the same order -> metrics with intervals
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from cairn.core.errors import DataError
+from cairn.eval.intervals import Metric
+from cairn.eval.requests import (
+    Advance,
+    GenerateUntil,
+    LogLikelihood,
+    Model,
+    Request,
+    Result,
+    Rolling,
+)
+from cairn.eval.tasks.task import Sample, Task
+from cairn.report.progress import Bar
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    task: str
+    documents: int
+    metrics: dict[str, Metric]
+    seconds: float
+    samples: list[Sample]
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    tasks: list[TaskResult]
+
+
+def evaluate(
+    model: Model, tasks: Sequence[Task], done: Callable[[TaskResult], None] = lambda result: None
+) -> Evaluation:
+    """`done` is called with the result of each task as it comes."""
+    results = []
+    for task in tasks:
+        results.append(_one(model, task))
+        done(results[-1])
+    return Evaluation(model=model.name, tasks=results)
+
+
+def _one(model: Model, task: Task) -> TaskResult:
+    if not task.requests:
+        raise DataError(f"the task {task.name} has no documents", hint="use a larger --limit")
+    began = time.perf_counter()
+    # The engine has a bar of its own, which counts tokens.
+    shown = not isinstance(task.requests[0], GenerateUntil)
+    with Bar(task.name, len(task.requests), shown=shown) as bar:
+        results = answer(model, task.requests, bar.advance)
+    scores = task.score(results)
+    return TaskResult(
+        task=task.name,
+        documents=len(scores.samples),
+        metrics=scores.metrics,
+        seconds=time.perf_counter() - began,
+        samples=scores.samples,
+    )
+
+
+def answer(model: Model, requests: Sequence[Request], advance: Advance) -> list[Result]:
+    """The results of requests, which are all of one kind, in their order."""
+    likelihoods = [one for one in requests if isinstance(one, LogLikelihood)]
+    rolling = [one for one in requests if isinstance(one, Rolling)]
+    written = [one for one in requests if isinstance(one, GenerateUntil)]
+    if likelihoods:
+        return [*model.loglikelihood(likelihoods, advance)]
+    if rolling:
+        return [*model.rolling(rolling, advance)]
+    return [*model.generate_until(written, advance)]

@@ -1,0 +1,1 @@
+"""Tasks: documents that become requests, and results that become scores. Pure Python; no model, no torch."""

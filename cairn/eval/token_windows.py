@@ -1,0 +1,72 @@
+"""Which tokens a model reads, and which of them are scored. Pure Python.
+
+rolling_windows(4 tokens at once)             every token is scored once; windows share one token
+  P a b c | d e f g | h            reads      P is the prefix token: begin of text, or end of text
+    a b c   d e f g   h            scores
+
+strided_windows(window 4, stride 2)           each window has up to window - stride tokens of context
+  a b c d           reads abcd, scores  bcd
+      c d e f       reads cdef, scores   ef
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+Encode = Callable[[str], list[int]]
+
+
+class Span(NamedTuple):
+    """Tokens of which the last `scored` are scored, each after those before it."""
+
+    tokens: list[int]
+    scored: int
+
+
+def continuation_span(
+    context: str, continuation: str, encode: Encode, encode_plain: Encode, prefix: int, longest: int
+) -> Span:
+    """A continuation after its context, cut at the left to the `longest` tokens that a model can read.
+
+    Spaces at the end of the context belong to the continuation: tokens begin with their space. `encode` adds the
+    special tokens that the model expects, `encode_plain` none; `prefix` stands in for an empty context.
+    """
+    if context:
+        before = encode(context.rstrip())
+        after = encode(context + continuation)[len(before) :]
+    else:
+        after = encode_plain(continuation)
+        before = [prefix]
+        if after[:1] == before:
+            after = after[1:]
+    tokens = [*before, *after][-(longest + 1) :]
+    return Span(tokens, min(len(after), len(tokens) - 1))
+
+
+def rolling_windows(tokens: Sequence[int], prefix: int, window: int) -> list[Span]:
+    """lm-eval's windows: disjoint in what they score, with as much context as fits behind the first one."""
+    if not tokens:
+        return []
+    first = min(window, len(tokens))
+    spans = [Span([prefix, *tokens[:first]], first)]
+    done = first
+    while done < len(tokens):
+        scored = min(len(tokens) - done, window)
+        end = done + scored
+        spans.append(Span(list(tokens[end - window - 1 : end]), scored))
+        done = end
+    return spans
+
+
+def strided_windows(tokens: Sequence[int], window: int, stride: int) -> list[Span]:
+    """The sliding windows of transformers' guide to perplexity; the first token of the text is not scored."""
+    spans, scored_to = [], 0
+    for begin in range(0, len(tokens), stride):
+        end = min(begin + window, len(tokens))
+        part = list(tokens[begin:end])
+        scored = min(end - scored_to, len(part) - 1)
+        if scored > 0:
+            spans.append(Span(part, scored))
+        scored_to = end
+        if end == len(tokens):
+            break
+    return spans

@@ -1,0 +1,153 @@
+"""How far is it, and how long will it take? One line on stderr where a person watches, nothing in a log.
+
+    training  ━━━━━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌  212/480  0:33 left  loss 2.113
+
+The line is drawn by the thread that reports progress, at most ten times a second and in tens of microseconds: no
+second thread runs beside what is measured. Knows nothing about what is counted; needs only the standard library.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Self, TextIO
+
+from cairn.core.units import format_bytes
+
+REDRAW_S = 0.1
+WIDTH = 24  # characters of the bar itself
+LABEL = 40  # characters of the words behind it, in `progress`
+CLEAR = "\r\x1b[K"
+
+Advance = Callable[[str], None]  # a word about the step that is done
+
+
+class StatusLine:
+    """One line of a terminal that is written over and over; on anything else it writes nothing."""
+
+    def __init__(self, stream: TextIO | None = None, shown: bool = True) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.shown = shown and self._stream.isatty()
+
+    def show(self, text: str) -> None:
+        if self.shown:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"{CLEAR}{text[:width]}")
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove the line, so that something else can be printed."""
+        if self.shown:
+            self._stream.write(CLEAR)
+            self._stream.flush()
+
+
+class Bar:
+    """How much of a total is done, on a status line. A context manager: at its end the line is removed."""
+
+    def __init__(
+        self,
+        what: str,
+        total: float,
+        *,
+        done: float = 0,
+        in_bytes: bool = False,
+        shown: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`done`: where it begins, such as the step of a run that is resumed. `shown`: False never draws."""
+        self.what, self.total, self.words = what, total, ""
+        self.done = self._first = done
+        self._in_bytes, self._clock = in_bytes, clock
+        self._line = StatusLine(stream, shown)
+        self._began, self._drawn = clock(), float("-inf")
+        self._left_s: float | None = None
+
+    @property
+    def shown(self) -> bool:
+        return self._line.shown
+
+    def advance(self, count: float = 1, words: str | None = None) -> None:
+        self.update(self.done + count, words)
+
+    def update(
+        self,
+        done: float,
+        words: str | None = None,
+        *,
+        left_s: float | None = None,
+        now: bool = False,
+    ) -> None:
+        """Set how far it is and what stands behind the bar.
+
+        `left_s`: seconds until the end, where the caller knows better than the pace so far. `now`: draw even if it
+        was drawn a moment ago.
+        """
+        self.done, self.words = done, self.words if words is None else words
+        self._left_s = left_s
+        if self.shown and (now or self._clock() - self._drawn >= REDRAW_S):
+            self.draw()
+
+    def draw(self) -> None:
+        self._drawn = self._clock()
+        self._line.show(self.line())
+
+    def clear(self) -> None:
+        """Remove the line; the next update draws it again."""
+        self._line.clear()
+        self._drawn = float("-inf")
+
+    def left_s(self) -> float | None:
+        """Seconds until the end, by default at the pace so far; None before there is one."""
+        moved = self.done - self._first
+        if self._left_s is not None or moved <= 0:
+            return self._left_s
+        return (self._clock() - self._began) * max(self.total - self.done, 0) / moved
+
+    def line(self) -> str:
+        left = self.left_s()
+        parts = [self.what, bar(self.done / self.total if self.total else 0.0), self._counted()]
+        parts += [f"{clock_time(left)} left"] if left is not None else []
+        return "  ".join([*parts, self.words] if self.words else parts)
+
+    def _counted(self) -> str:
+        if self._in_bytes:
+            done, total = (format_bytes(count, "decimal") for count in (self.done, self.total))
+            return f"{done}/{total}"
+        return f"{self.done:,.0f}/{self.total:,.0f}"
+
+    def __enter__(self) -> Self:
+        if self.shown:
+            self.draw()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+
+@contextmanager
+def progress(total: int, what: str) -> Generator[Advance]:
+    """A bar of `total` steps; call the function with a word about each step that is done."""
+    with Bar(what, total) as line:
+        yield lambda label: line.update(line.done + 1, label[:LABEL], now=True)
+
+
+@contextmanager
+def byte_progress(total: int, what: str) -> Generator[Callable[[int], None]]:
+    """A bar of bytes; call the function with how many have just been read."""
+    with Bar(what, total, in_bytes=True) as line:
+        yield line.advance
+
+
+def bar(share: float, width: int = WIDTH) -> str:
+    full = round(width * min(max(share, 0.0), 1.0))
+    return "━" * full + "╌" * (width - full)
+
+
+def clock_time(seconds: float) -> str:
+    """0:33, 12:05, 1:02:03"""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

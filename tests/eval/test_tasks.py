@@ -1,0 +1,161 @@
+"""Tasks without a model: prompts out, answers in, scores."""
+
+import json
+import math
+
+import pytest
+from shared_data import shared
+
+from cairn.core.errors import DataError, UsageError
+from cairn.eval.requests import Likelihood
+from cairn.eval.run import evaluate
+from cairn.eval.tasks import gsm8k
+from cairn.eval.tasks.exact_match import INVALID, Equality, Filter
+from cairn.eval.tasks.find import open_task
+from cairn.eval.tasks.task import Settings
+
+STRICT, FLEXIBLE = (
+    gsm8k.FILTERS[f"exact_match,{name}"] for name in ("strict-match", "flexible-extract")
+)
+
+
+def lines(path, *objects):
+    path.write_text("".join(json.dumps(one) + "\n" for one in objects))
+    return str(path)
+
+
+# What lm-eval 0.4.13's RegexFilter extracts from the same texts.
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        ("She has 3 + 4 = 7.\n#### 7", "7", "7"),
+        ("#### 1,200\n\nor 5 dollars", "1,200", "5"),
+        ("It costs $3.50.", INVALID, "$3.50."),
+        ("#### -4 and #### 9", "-4", "9"),
+        ("no number", INVALID, INVALID),
+        ("...", INVALID, "..."),
+    ],
+)
+def test_answers_are_extracted_as_by_lm_eval(text, strict, flexible):
+    assert (STRICT.extract(text), FLEXIBLE.extract(text)) == (strict, flexible)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("72", True), ("$72", True), ("72.", True), ("7,2", True), ("72.0", False), ("", False)],
+)
+def test_answers_are_compared_as_by_lm_eval(answer, right):
+    assert gsm8k.EQUALITY.holds(answer, "48 / 2 = 24\nand so on\n#### 72") is right
+
+
+def test_equality_can_ignore_punctuation_and_case():
+    assert Equality(ignore_case=True, ignore_punctuation=True).holds("Paris!", "paris")
+    assert not Equality().holds("Paris", "paris")
+    assert Filter().extract("  x \n") == "x"
+
+
+def test_gsm8k_asks_as_lm_eval_does():
+    task = open_task("gsm8k", Settings(limit=3), shared("data", "tasks"))
+    asked = [request.context for request in task.requests]
+    assert all(one.count("Question:") == 6 and one.endswith("\nAnswer:") for one in asked)
+    # The first example that lm-eval 0.4.13 draws for the first problem, with its seed 1234.
+    assert asked[0].startswith("Question: ")
+    assert asked[0].rpartition("Question: ")[2].startswith("Janet’s ducks lay 16 eggs")
+    assert len({one.split("\n\nQuestion:")[0] for one in asked}) == 3
+    assert task.requests[0].until == ("Question:", "</s>", "<|im_end|>")
+    # A smaller limit asks the same questions with the same examples.
+    again = open_task("gsm8k", Settings(limit=1), shared("data", "tasks"))
+    assert again.requests[0] == task.requests[0]
+
+
+class Scripted:
+    """A model whose results are given by functions of the request."""
+
+    name = "scripted"
+
+    def __init__(self, **answers):
+        self.answers = answers
+
+    def __getattr__(self, kind):
+        def ask(requests, advance):
+            advance(len(requests))
+            return [self.answers[kind](request) for request in requests]
+
+        return ask
+
+
+def test_right_answers_to_gsm8k_score_one():
+    task = open_task("gsm8k", Settings(limit=8, shots=0), shared("data", "tasks"))
+    known = dict(zip([r.context for r in task.requests], task.questions, strict=True))
+    model = Scripted(generate_until=lambda request: known[request.context].expected)
+    result = evaluate(model, [task]).tasks[0]
+    assert result.metrics["exact_match,strict-match"].value == 1.0
+    assert result.documents == 8
+    wrong = Scripted(generate_until=lambda request: "#### 0")
+    assert evaluate(wrong, [task]).tasks[0].metrics["exact_match,flexible-extract"].value == 0.0
+
+
+@pytest.mark.parametrize("answer", [1, "B", "b", "four"])
+def test_multiple_choice_takes_the_likeliest_and_the_likeliest_per_character(tmp_path, answer):
+    question = {"question": "2 + 2", "choices": ["a very long answer", "four"], "answer": answer}
+    task = open_task(lines(tmp_path / "mc.jsonl", question), Settings())
+    logprobs = {" a very long answer": -9.0, " four": -10.0}  # per character the first wins
+    model = Scripted(loglikelihood=lambda r: Likelihood(logprobs[r.continuation], 1, False))
+    result = evaluate(model, [task]).tasks[0]
+    assert result.metrics["acc"].value == 0.0
+    assert result.metrics["acc_norm"].value == 0.0
+    model = Scripted(
+        loglikelihood=lambda r: Likelihood(2 * logprobs[r.continuation] + 12, 1, False)
+    )
+    assert evaluate(model, [task]).tasks[0].samples[0].answer == "a very long answer"
+
+
+def test_a_perplexity_counts_tokens_words_and_bytes(tmp_path):
+    name = lines(tmp_path / "text.jsonl", {"text": "to be or"}, {"text": "not to be é"})
+    task = open_task(name, Settings())
+    model = Scripted(
+        rolling=lambda request: [Likelihood(-2.0, 4, False), Likelihood(-4.0, 2, False)]
+    )
+    metrics = evaluate(model, [task]).tasks[0].metrics
+    assert metrics["perplexity"].value == pytest.approx(math.exp(12 / 12))
+    assert metrics["word_perplexity"].value == pytest.approx(math.exp(12 / 7))
+    assert metrics["byte_perplexity"].value == pytest.approx(math.exp(12 / 20))
+    assert metrics["bits_per_byte"].value == pytest.approx(12 / 20 / math.log(2))
+
+
+def test_examples_of_a_file_never_hold_the_question_itself(tmp_path):
+    questions = [{"question": f"q{at}", "answer": f"a{at}"} for at in range(6)]
+    task = open_task(lines(tmp_path / "qa.jsonl", *questions), Settings(shots=3, limit=4))
+    assert len(task.requests) == 4
+    for at, request in enumerate(task.requests):
+        *shown, asked = request.context.split("\n\n")
+        assert asked == f"Question: q{at}\nAnswer:"
+        assert len(shown) == 3
+        assert f"q{at}\n" not in "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "words"),
+    [
+        ('{"x": 1}', DataError, "no task"),
+        ("not json", DataError, "line 1"),
+        ("", DataError, "empty"),
+        ('{"question": "q", "choices": ["a", "b"], "answer": "z"}', DataError, "none of 2 choices"),
+        ('{"question": "q", "choices": ["a", ""], "answer": 0}', DataError, "empty choice"),
+    ],
+)
+def test_files_that_are_no_task_are_refused(tmp_path, content, error, words):
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    with pytest.raises(error, match=words):
+        open_task(str(path), Settings())
+
+
+def test_unknown_tasks_and_missing_folders_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="gsm8"):
+        open_task("gsm8", Settings())
+    with pytest.raises(DataError, match="gsm8k_test"):
+        open_task("gsm8k", Settings(), tmp_path)
+    path = lines(tmp_path / "qa.jsonl", {"question": "q", "answer": "a"})
+    with pytest.raises(DataError, match="9 examples"):
+        open_task(path, Settings(shots=9))
