@@ -18,7 +18,7 @@ from cairn.serve.engine.cuda_graph import (
 )
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 FULL, WINDOW, STATE = CacheGroup(), CacheGroup("window", 512), CacheGroup("state")
 GROUPS = st.sampled_from([(FULL,), (FULL, WINDOW, WINDOW), (FULL, STATE)])
@@ -31,7 +31,7 @@ def steps(draw):
     context = draw(st.integers(64, 4096))
     shared = draw(st.sampled_from([0, budget, draw(st.integers(rows, budget))]))
     limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
-                    page_size=page_size, vocabulary=9, shared_tokens=shared, groups=draw(GROUPS))  # fmt: skip
+                    page_size=page_size, vocabulary=9, mixed_step_tokens=shared, groups=draw(GROUPS))  # fmt: skip
     chunks = []
     for _ in range(draw(st.integers(1, min(rows, 12)))):
         left = budget - sum(chunk.count for chunk in chunks)
@@ -62,12 +62,12 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
         many_pages = exact.pages > (
             exact.sequences if decodes else min(MOST_NEW_PAGES, most_pages(limits))
         )
-        limited = limits.shared_tokens and exact.tokens > mixed_sizes(limits)[-1]
+        limited = limits.mixed_step_tokens and exact.tokens > mixed_sizes(limits)[-1]
         many_rows = exact.tokens > MOST_MIXED and exact.sequences + 1 > limits.rows
         assert many_pages or limited or many_rows
         return
     assert shape.shared == (shared and layout_decodes(shape.layout))
-    most = limits.shared_tokens
+    most = limits.mixed_step_tokens
     assert not 0 < most < min(exact.tokens, MOST_MIXED)  # takes longer than its launches
     layout = shape.layout
     assert sum(layout.sizes(tables)) <= words_of(limits)
@@ -84,7 +84,7 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
 @given(st.integers(1, 2000))
 def test_sizes_rise_to_the_limit(most):
     limits = Limits(rows=1, step_tokens=2 * most, context=64, pages=9, page_size=16, vocabulary=9,
-                    shared_tokens=most)  # fmt: skip
+                    mixed_step_tokens=most)  # fmt: skip
     for sizes in (
         decode_sizes(most),
         cascade_sizes(most),

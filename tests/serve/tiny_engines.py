@@ -48,8 +48,9 @@ def tiny_engine(
     pages: int | None = None,
     budget: int | None = None,
     groups: bool = True,
+    **more: Any,
 ) -> Engine:
-    """`pages`: of one cache group; there are as many for each of the model's."""
+    """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it."""
     # An invariant runner changes the expert layers of its model.
     net = fixed_model(family) if invariant else model(family)
     count = len(cache_groups(net.spec, grouped=groups and not plain))
@@ -60,7 +61,7 @@ def tiny_engine(
         enable_prefix_caching=prefix, batch_invariant=invariant,
     )  # fmt: skip
     opened = OpenModel(family, net.spec, None, (), None)
-    engine = start_with(opened, Runnable(family, net, "a test"), config).engine
+    engine = start_with(opened, Runnable(family, net, "a test"), config, **more).engine
     engine.overlap = overlap
     return engine
 

@@ -26,7 +26,7 @@ VARIANTS = [
         _inputs_kernel,
         dict.fromkeys(
             ("rows", "starts", "bounds", "first_pages", "page_bounds", "pages", "given", "table",
-             "last_tokens", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
+             "last_tokens", "kept_lengths", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
         ) | dict.fromkeys(
             ("table_stride", "tables_stride", "table_group", "slots_group", "tables_group"), "i32"
         ),

@@ -3,7 +3,7 @@
     GenerateRequest, ... --serving--> jobs -> admitted -> submitted -> deltas ... -> the end, or the client has left
 
     next     -> deltas -> bytes -> send, which waits for a slow client
-    forward  -> deltas -> bytes -> straight to the socket, for as long as the client keeps up
+    forward  -> deltas -> bytes -> send without a task, for as long as the client keeps up
 
 However an exchange ends, its requests in the engine end with it: a client that leaves, a deadline, an exception.
 Belongs to the thread of the event loop. How the events of a stream look is the endpoint's `Writer`.
@@ -138,11 +138,11 @@ class Exchange:
 
         try:
             while not self.finished:
-                body = b"".join(map(write, await self._next()))
-                if body:
+                if body := b"".join(map(write, await self._next())):
                     await events.write(body)
-                if events.direct:
+                if events.begun:
                     await self._forward(push)
+                    await events.flush()
             await events.write(writer.last(), last=True)
         except Refusal as refusal:
             if not events.begun:
