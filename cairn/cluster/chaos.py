@@ -168,10 +168,10 @@ class _Chaos:
 
     def _break(self, due: Due, seen: Seen) -> None:
         fault = due.fault
-        target = victim(fault.target, self.chance, len(seen.ranks), len(seen.agents))
+        target = victim(fault.target, self.chance, len(seen.ranks), len(seen.nodes))
         one = Happened(kind=fault.kind, target=" ".join(map(str, target)), step=seen.step)
-        before = seen.epoch
-        one.at = time.monotonic()
+        before = seen.life
+        one.at = time.time()  # as in the events of the run
         try:
             cut = self.network.inject(fault, target)
             one.what = cut or inject(fault, target, seen, self.run, self.chance)
@@ -179,12 +179,12 @@ class _Chaos:
             one.skipped = error.message
         self.happened.append(one)
         self.say(f"step {seen.step}: {fault.kind} {one.target}: {one.skipped or one.what}")
-        if one.skipped or fault.kind in QUIET or target[0] == "agent":
+        if one.skipped or fault.kind in QUIET or target[0] == "memory":
             time.sleep(0.2)  # let it be seen
             return
         limit = time.monotonic() + NOTICE_S
         self._until(
-            lambda seen: (seen.epoch > before and seen.training()) or time.monotonic() > limit
+            lambda seen: (seen.life > before and seen.training()) or time.monotonic() > limit
         )
 
     def _until(self, ready: Callable[[Seen], bool]) -> Seen | None:
@@ -206,7 +206,7 @@ class _Chaos:
         for one in self.happened:
             if one.kind == "slow":
                 self._notice(one, events)
-            if one.skipped or one.target.startswith("agent") or one.kind in QUIET:
+            if one.skipped or one.target.startswith("memory ") or one.kind in QUIET:
                 continue
             for place, (number, event) in enumerate(found):
                 if event.at >= one.at:
@@ -244,7 +244,7 @@ def complaints_of(report: Report, plan: Plan) -> list[str]:
         found.append(f"the losses differ by up to {off}")
     for one in report.faults:
         name = f"{one.kind} {one.target} at step {one.step}"
-        silent = one.kind in QUIET or one.target.startswith("agent")
+        silent = one.kind in QUIET or one.target.startswith("memory ")
         if one.skipped:
             continue
         if one.found_s is None and not silent:

@@ -44,13 +44,11 @@ class RankSeen(msgspec.Struct, frozen=True):
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What RUN/recovery/status.json says, as far as it matters here."""
 
-    epoch: int
-    supervisor: int
-    root: int
-    agents: dict[int, int]
+    life: int
+    driver: int
+    memories: dict[int, int]
     ranks: list[RankSeen]
     nodes: list[int]
-    slow: list[int] = []
 
     @property
     def step(self) -> int:
@@ -60,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.ranks) and all(one.phase == "training" for one in self.ranks)
 
     def pids(self) -> list[int]:
-        return [self.supervisor, *self.agents.values(), *(one.pid for one in self.ranks if one.pid)]
+        return [self.driver, *self.memories.values(), *(one.pid for one in self.ranks if one.pid)]
 
 
 def look(run: Path) -> Seen | None:
@@ -93,14 +91,12 @@ def inject(fault: Fault, target: tuple[str, int], seen: Seen, run: Path, chance:
 
 def pids_of(target: tuple[str, int], seen: Seen) -> list[int]:
     kind, number = target
-    if kind == "supervisor":
-        return [seen.supervisor]
-    if kind == "agent":
-        return [seen.agents[number]]
-    if kind == "memory":  # every agent and a rank: nothing is left to go back to but the disk
-        return [*seen.agents.values(), seen.ranks[-1].pid]
-    if kind == "node":  # the agent first, as when the power goes
-        return [seen.agents[number], *(one.pid for one in seen.ranks if one.node == number)]
+    if kind == "memory":
+        return [seen.memories[number]]
+    if kind == "memories":  # all of them and a rank: nothing is left to go back to but the disk
+        return [*filter(None, seen.memories.values()), seen.ranks[-1].pid]
+    if kind == "node":  # its memory first, as when the power goes
+        return [seen.memories[number], *(one.pid for one in seen.ranks if one.node == number)]
     return [one.pid for one in seen.ranks if one.rank == number]
 
 

@@ -4,7 +4,7 @@
     argv = ["cairn", "train", "{here}/tiny.toml"]  the job; {here}: the plan's folder; --out is added
     [[faults]]
     kind = "kill"                                  kill stop slow partition fill-disk corrupt-checkpoint flip-bit
-    target = "rank 2"                              rank N | any rank | agent N | node N | supervisor | memory
+    target = "rank 2"                              rank N | any rank | memory N | node N | memories
     between = [10, 40]                             a step at random in there; or at_step = 12
     times = 5
 
@@ -98,17 +98,16 @@ def schedule(plan: Plan) -> list[Due]:
 
 
 def victim(target: str, chance: random.Random, ranks: int, nodes: int) -> tuple[str, int]:
-    """(rank | agent | node | supervisor, its number)."""
+    """(rank | memory | node | memories, its number)."""
     match target.split():
         case ["any", "rank"]:
             return "rank", chance.randrange(ranks)
         case ["any", "process"]:
-            agents = [("agent", number) for number in range(nodes)]
-            every = [*(("rank", number) for number in range(ranks)), *agents, ("supervisor", 0)]
-            return chance.choice(every)
-        case [("supervisor" | "memory") as kind]:
-            return kind, 0
-        case [("rank" | "agent" | "node") as kind, number]:
+            memories = [("memory", number) for number in range(nodes)]
+            return chance.choice([*(("rank", number) for number in range(ranks)), *memories])
+        case ["memories"]:
+            return "memories", 0
+        case [("rank" | "memory" | "node") as kind, number]:
             count = ranks if kind == "rank" else nodes
             if int(number) >= count:
                 raise ConfigError(f"target {target!r}: there are {count}", hint=f"{kind}s count from 0")  # fmt: skip
@@ -116,7 +115,7 @@ def victim(target: str, chance: random.Random, ranks: int, nodes: int) -> tuple[
     raise ConfigError(f"target {target!r}", hint=TARGETS)
 
 
-TARGETS = "rank N, any rank, agent N, node N, supervisor, memory, any process"
+TARGETS = "rank N, any rank, memory N, node N, memories, any process"
 
 
 def _check(fault: Fault, where: str) -> None:
@@ -130,8 +129,8 @@ def _check(fault: Fault, where: str) -> None:
             f"{where}: between {list(fault.between)} is empty", hint="between = [5, 40]"
         )
     words = fault.target.split()
-    known = fault.target in ("any rank", "any process", "supervisor", "memory") or (
-        len(words) == 2 and words[0] in ("rank", "agent", "node") and words[1].isdecimal()
+    known = fault.target in ("any rank", "any process", "memories") or (
+        len(words) == 2 and words[0] in ("rank", "memory", "node") and words[1].isdecimal()
     )
     if not known:
         raise ConfigError(f"{where}: target {fault.target!r} is not known", hint=TARGETS)

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from cairn.cluster import records
-from cairn.cluster.failure import POLICIES
 from cairn.cluster.inventory import Cluster
 from cairn.cluster.resolve import Plan
 from cairn.core.cordon import DAY_S, Cordons, load, save
 from cairn.core.rank_failure import RankFailure, failures_in
+from cairn.core.restart_policy import POLICIES
 
 FILE = "cordons.json"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.cluster.failure import POLICIES, History, answer
 from cairn.core.rank_failure import RankFailure, found_in
+from cairn.core.restart_policy import POLICIES, History, answer
 
 CALM_S = 1800.0  # a job that ran so long has left its last failure behind
 UNLIMITED = 1 << 30

@@ -7,7 +7,8 @@
 
     STATE/cordons.json                 nodes that are left out, and why
 
-STATE is $CAIRN_JOBS, or cairn/jobs in the user's state folder. Knows no engine.
+STATE is $CAIRN_JOBS, or cairn/jobs in the user's state folder. Only its owner may read a run's folder: the job's
+environment may hold secrets. Knows no engine.
 """
 
 import os
@@ -20,6 +21,7 @@ import msgspec
 import psutil
 
 from cairn.cluster.job_file import job_toml, read_job
+from cairn.cluster.secret_env import write_private
 from cairn.cluster.spec import Job
 from cairn.core.errors import CairnError, ConfigError, UsageError, did_you_mean
 
@@ -89,7 +91,8 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
         address=address,
     )  # fmt: skip
     try:
-        record.folder.mkdir(parents=True)
+        record.folder.parent.mkdir(parents=True, exist_ok=True)
+        record.folder.mkdir(mode=0o700)
     except FileExistsError:
         raise NameTaken(
             f"a job '{job.name}' is being launched at this moment", hint="give one another name"
@@ -100,7 +103,7 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
             hint="CAIRN_JOBS=FOLDER names another place",
         ) from None
     record.logs.mkdir()
-    (record.folder / "job.toml").write_text(job_toml(job), encoding="utf-8")
+    write_private(record.folder / "job.toml", job_toml(job).encode())
     save(record)
     write_status(record, Status(state="queued", reason="submitted", since=time.time()))
     return record

@@ -9,7 +9,7 @@
 
 Exact for failures without memory (exponential) that may also strike a restart or a checkpoint: an interval of dt + w
 takes M e^(u0/M) (e^((dt+w)/M) - 1) on average, of which dt is productive. Pure; seconds throughout. Knows no cluster
-software: what a job does after a failure is `cluster/failure`.
+software: what a job does after a failure is `core/restart_policy`.
 """
 
 import math

@@ -40,6 +40,7 @@ def begin(record: Record) -> Record:
 
 def stop(record: Record, patience_s: float = 60.0) -> None:
     """SIGTERM to the supervisor, and wait until it has given everything back."""
+    before = records.read_status(record).state
     with contextlib.suppress(ProcessLookupError):
         if records.supervised(record):
             os.kill(record.supervisor, signal.SIGTERM)
@@ -53,5 +54,11 @@ def stop(record: Record, patience_s: float = 60.0) -> None:
         with contextlib.suppress(ChildProcessError):  # where we have started it ourselves
             os.waitpid(record.supervisor, os.WNOHANG)
         time.sleep(0.05)
-    if records.read_status(record).state == "lost":  # it was ended before it had begun
-        records.write_status(record, Status(state="stopped", reason="stopped before it started"))
+    if records.read_status(record).state == "lost":  # it ended without writing how
+        began = before not in ("queued", "starting")
+        reason = (
+            "stopped; its supervisor ended without a report"
+            if began
+            else "stopped before it started"
+        )
+        records.write_status(record, Status(state="stopped", reason=reason))

@@ -31,6 +31,8 @@ from cairn.comm.doctor.flight_recorder import trace_of
 from cairn.comm.doctor.traces import examine
 
 PATIENCE_S = 60.0  # nothing moved for so long, and somebody waits
+EARLY = 1 / 4  # of the patience, after which a process that writes no notes is named
+EVERY_S = 3.0  # between two notes, at most
 CALLS = 8  # of each group, in the note of a rank that stands still
 Say = Callable[[str], None]
 
@@ -59,7 +61,7 @@ class Watch:
         self.world, self.patience_s = world, patience_s
         self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
         self.heard: dict[int, tuple[int, float]] = {}  # last beat, and when
-        self.told = False
+        self.told = self.early = False
 
     def look(self, notes: dict[int, Note], now: float) -> str | None:
         """A sentence when there is something to say."""
@@ -69,9 +71,11 @@ class Watch:
             if self.heard.get(rank, (-1, 0.0))[0] != note.beat:
                 self.heard[rank] = (note.beat, now)
         quiet = now - max((when for _, when in self.seen.values()), default=now)
-        if quiet < self.patience_s:
-            again, self.told = self.told, False
+        if quiet < EARLY * self.patience_s:
+            again, self.told, self.early = self.told or self.early, False, False
             return "watchdog: the job goes on" if again else None
+        if quiet < self.patience_s:
+            return self._stopped(notes, now)
         silent = [r for r, (_, when) in self.heard.items() if now - when >= self.patience_s / 2]
         waiting = any(note.waits for note in notes.values())
         if self.told or not (waiting or silent):
@@ -80,6 +84,16 @@ class Watch:
             return None
         self.told = True
         return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
+
+    def _stopped(self, notes: dict[int, Note], now: float) -> str | None:
+        """A process that is stopped writes no notes: that is known long before the patience is over."""
+        late = {rank: now - when for rank, (_, when) in self.heard.items()}
+        stopped = [rank for rank, silent_s in late.items() if silent_s >= EARLY * self.patience_s]
+        if self.early or self.told or not stopped or len(stopped) == len(notes):
+            return None
+        self.early = True
+        who = ", ".join(f"rank {rank} on {notes[rank].host}" for rank in stopped)
+        return f"watchdog: no sign of life from {who} for {late[stopped[0]]:.0f} s: stopped, or swapped out?"
 
     def _still_to_hear(self, notes: dict[int, Note], silent: list[int]) -> bool:
         """Somebody writes notes, and has not said yet where it stands: on a busy machine it may only be slow."""
@@ -119,7 +133,7 @@ def watching(
         yield
         return
     stop = threading.Event()
-    pause = every_s or max(0.2, patience_s / 6)
+    pause = every_s or max(0.2, min(EVERY_S, patience_s / 6))
     body = _Body(rank, world, say, patience_s, _board())
     thread = threading.Thread(target=body.run, args=(stop, pause), name="watchdog", daemon=True)
     thread.start()

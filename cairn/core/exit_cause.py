@@ -10,7 +10,7 @@
     unknown      none of these
 
 Pure and table-driven: the first row that matches decides, so the rows stand in order of trust. What is done about a
-cause is policy and stands elsewhere (`cluster/failure`, `train/recovery/ladder`).
+cause is policy and stands elsewhere (`core/restart_policy`, `train/recovery/ladder`).
 """
 
 import re

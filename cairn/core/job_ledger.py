@@ -93,6 +93,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # queued, restarting, training, ended, failed
     ettr: float
     slow: list[Slow] = []
+    copied: int = -1  # the newest step that memory holds of every rank
+    doubled: int = -1  # and that two nodes hold
 
     def slow_now(self) -> list[Slow]:
         running = self.state in ("training", "restarting")
@@ -131,6 +133,7 @@ class Book:
         self.step = self.reached = 0
         self.state = "queued"
         self.now: float | None = None
+        self.copied = self.doubled = -1
 
     def ledger(self, now: float | None = None) -> Ledger:
         """The sums so far; `now`: until when what happens at the moment has lasted. Changes nothing."""
@@ -150,6 +153,8 @@ class Book:
             state=sums.state,
             ettr=sums.parts["productive"] / wall if wall > 0 else 0.0,
             slow=list(self.slow),
+            copied=self.copied,
+            doubled=self.doubled,
         )
 
     def safe(self, step: int) -> None:
@@ -327,6 +332,18 @@ CATALOGUE_JOB: tuple[Metric, ...] = (
         unit="ranks",
         across="max",
     ),
+    Gauge(
+        name="cairn_job_copied_steps",
+        help="The newest step of which memory holds every rank's state.",
+        unit="steps",
+        across="max",
+    ),
+    Gauge(
+        name="cairn_job_doubled_steps",
+        help="The newest step of which two nodes hold every rank's state.",
+        unit="steps",
+        across="max",
+    ),
 )
 
 
@@ -347,6 +364,8 @@ def metrics_text(ledger: Ledger) -> str:
     metrics.set("cairn_job_ettr_ratio", ledger.ettr)
     metrics.set("cairn_job_steps", ledger.steps)
     metrics.set("cairn_job_slow_ranks", len(ledger.slow_now()))
+    metrics.set("cairn_job_copied_steps", ledger.copied)
+    metrics.set("cairn_job_doubled_steps", ledger.doubled)
     return metrics.render()
 
 

@@ -88,7 +88,7 @@ LATENCY_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 CATALOGUE: tuple[Metric, ...] = (
     Counter(
         name="cairn_prompt_tokens_total",
-        help="Prompt tokens that were computed.",
+        help="Prompt tokens that were asked with, those found in the cache among them; each prompt once.",
         unit="tokens",
         labels=("model",),
     ),
@@ -107,7 +107,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     Histogram(
         name="cairn_time_per_output_token_seconds",
-        help="Between two generated tokens, averaged over one request, the first token left out.",
+        help="Between two generated tokens, averaged over one answer from its own first token on.",
         unit="seconds",
         labels=("model",),
         buckets=LATENCY_SECONDS,

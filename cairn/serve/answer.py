@@ -153,6 +153,24 @@ class Answer:
             self._show()
         return False
 
+    def push_all(
+        self,
+        tokens: Sequence[int],
+        finish: Finish | None = None,
+        stop_reason: int | str | None = None,
+        logprobs: Sequence[Found] | None = None,
+    ) -> bool:
+        """The next tokens, of which the last has the finish; what comes behind a stop string is dropped."""
+        last = len(tokens) - 1
+        for at, token in enumerate(tokens):
+            scored = None if logprobs is None else logprobs[at]
+            ends = finish if at == last and finish in ("stop", "length") else None
+            if self.push(token, ends, stop_reason, scored):
+                return True
+            if self.finished:
+                break
+        return False
+
     def end(
         self, finish: Finish, stop_reason: int | str | None = None, error: str | None = None
     ) -> None:

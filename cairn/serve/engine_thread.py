@@ -167,10 +167,12 @@ class EngineThread:
                 vector_D = self.engine.pools.pop(request)
                 job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
             finish = request.finish if output.finished else None
-            if output.token is None:
-                job.answer.end(finish or "error", error=request.error)
-            elif job.answer.push(output.token, finish, request.stop_reason, output.logprobs):
+            if job.answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
                 self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
+            if (
+                finish is not None and not job.answer.finished
+            ):  # without a token, or by an error behind one
+                job.answer.end(finish, error=request.error)
             now = time.monotonic()
             job.detokenize_s += now - began
             began = now

@@ -9,7 +9,9 @@ complete, the mask allows nothing else.
 """
 
 import asyncio
+import json
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ import numpy as np
 from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.guide import Guide
+from cairn.serve.json_schema import check_depth, without_annotations
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -33,7 +36,8 @@ REMEMBERED = 128  # compiled grammars
 # process. This much was tried with longer chains than MOST_CHARACTERS can spell.
 STACK_BYTES = 256 * 2**20
 # A space or two, or a line and its indentation: an end to models that would go on with spaces for ever.
-WHITESPACE = r" {0,2}|\r?\n[ \t]{0,40}"
+WHITESPACE = r" {0,2}|\r?\n[ \t]{0,20}"
+JSON_RULE = re.compile(r"%json\s*(?=\{)")
 FOLLOWED = "follow the grammar of this request"  # a part of the reason when an answer cannot go on
 _starting = threading.Lock()  # the size of a new thread's stack is a setting of the whole process
 
@@ -84,6 +88,11 @@ class GrammarConstraint:
         self.finished = token in self._ends
         return None
 
+    def copy(self) -> "GrammarConstraint":
+        twin = GrammarConstraint(self._matcher.deep_copy(), (self._own, self._wanted), self._ends)
+        twin.finished = self.finished
+        return twin
+
 
 class Grammars:
     """Compiles guides for one model, and remembers the last ones. Safe to share between threads."""
@@ -100,23 +109,24 @@ class Grammars:
 
     def compile(self, guide: Guide) -> Grammar:
         """Waits for it. RequestError: the guide is no grammar, or one that cannot be followed."""
-        return self._future(guide).result()
+        return self.compile_later(guide).result()
 
     async def compiled(self, guide: Guide) -> Grammar:
         """`compile` for an event loop, which goes on meanwhile."""
         # Shielded: others may wait for the same one, and outlive the one who gave up.
-        found = asyncio.wrap_future(self._future(guide))
+        found = asyncio.wrap_future(self.compile_later(guide))
         found.add_done_callback(lambda done: done.cancelled() or done.exception())  # was looked at
         return await asyncio.shield(found)
 
     def warm_up(self) -> Future[Grammar]:
         """Read the vocabulary now, which takes seconds for a large one, and not with the first request."""
-        return self._future(Guide("json_schema", "{}", "warm_up"))
+        return self.compile_later(Guide("json_schema", "{}", "warm_up"))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _future(self, guide: Guide) -> Future[Grammar]:
+    def compile_later(self, guide: Guide) -> Future[Grammar]:
+        """`compile` for a loop that must not wait; equal guides share one compilation."""
         with self._lock:
             found = self._known.get(guide)
             if found is None or (found.done() and (found.cancelled() or found.exception())):
@@ -133,12 +143,12 @@ class Grammars:
 
         table = self._table = self._table or self._read_vocabulary()
         limits = LLParserLimits(verbose_errors=False)
-        matcher = LLMatcher(table, _spelled(guide), log_level=0, limits=limits)
+        try:
+            matcher = LLMatcher(table, _spelled(guide), log_level=0, limits=limits)
+        except ValueError as problem:  # the compiler's reader of JSON
+            raise _not_followed(guide, str(problem)) from None
         if matcher.is_error():
-            raise RequestError(
-                f"{guide.field} cannot be followed: {_in_short(matcher.get_error())}",
-                hint=_HINTS[guide.kind],
-            )
+            raise _not_followed(guide, matcher.get_error())
         words = (-(-table.vocab_size // 32), -(-self.vocabulary // 32))
         grammar = Grammar(guide, matcher, words, frozenset(table.eos_tokens))
         if (why := grammar.start().dead_end()) is not None:
@@ -190,14 +200,36 @@ def _spelled(guide: Guide) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(guide.text)
         case _:
-            return LLMatcher.grammar_from_lark(guide.text)
+            return LLMatcher.grammar_from_lark(bounded_rules(guide.text))
+
+
+def bounded_rules(grammar: str) -> str:
+    """A Lark grammar whose `%json` rules have bounded whitespace, as schemas that stand alone have."""
+    parts, at = [], 0
+    for rule in JSON_RULE.finditer(grammar):
+        if rule.start() < at:  # text inside a schema
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(grammar, rule.end())
+        except (ValueError, RecursionError):  # the compiler says what is wrong with it
+            continue
+        parts += [grammar[at : rule.start()], json_rule(schema)]
+        at = end
+    return "".join([*parts, grammar[at:]])
 
 
 def json_rule(schema: object) -> str:
     """A JSON value within a Lark grammar, with the same whitespace as one that stands alone."""
+    check_depth(schema, "a schema of the grammar")
+    schema = without_annotations(schema)
     if isinstance(schema, dict):
         schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
     return f"%json {msgspec.json.encode(schema).decode()}"
+
+
+def _not_followed(guide: Guide, error: str) -> RequestError:
+    said = f"{guide.field} cannot be followed: {_in_short(error)}"
+    return RequestError(said, hint=_HINTS[guide.kind])
 
 
 def _submit(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from cairn.core.errors import RequestError, did_you_mean
+from cairn.serve.json_schema import check_depth, without_annotations
 
 Kind = Literal["json_schema", "regex", "lark"]
 FORMATS = ("text", "json_object", "json_schema")
@@ -73,7 +74,9 @@ def read_guide(
 
 
 def schema_guide(schema: Mapping[str, Any] | bool, field: str) -> Guide:
-    return Guide("json_schema", _bounded(msgspec.json.encode(schema).decode(), field), field)
+    check_depth(schema, field)
+    text = msgspec.json.encode(without_annotations(schema)).decode()
+    return Guide("json_schema", _bounded(text, field), field)
 
 
 def lark_guide(grammar: str, field: str) -> Guide:

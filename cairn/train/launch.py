@@ -20,7 +20,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -38,6 +39,12 @@ LOST = re.compile(r"[Cc]onnection (closed|reset|refused)|Broken pipe|timed out|T
 
 class RankFailed(CairnError):
     """A process of the run has failed; the others were ended."""
+
+    exit_status = 1
+
+
+class PeerLost(CairnError):
+    """Another rank has gone; this one only lost the connection to it."""
 
     exit_status = 1
 
@@ -114,6 +121,27 @@ def join_group(rank: int, world: int, address: str, device: str, hang_s: float =
         world_size=world,
         timeout=max(TIMEOUT, timedelta(seconds=2 * hang_s)),
     )
+
+
+@contextmanager
+def reporting_lost_peers(rank: int, hint: str) -> Iterator[None]:
+    """An error of torch about a lost connection becomes PeerLost, which is no bug of this process."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not LOST.search(str(error)):
+            raise
+        inside = _collective(error)
+        raise PeerLost(
+            f"rank {rank} lost the connection to another rank (last collective: {inside}): {_short(error)}",
+            hint=hint,
+        ) from None
+
+
+def _short(error: RuntimeError) -> str:
+    """Gloo's text, without its own file and its advice."""
+    text = str(error).splitlines()[0]
+    return text.rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0] or text
 
 
 def _child(

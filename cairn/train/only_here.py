@@ -9,6 +9,7 @@ that knows no locks (some network ones) is taken as it is.
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TextIO
 from cairn.core.errors import ConfigError
 
 FILE = ".running"
+SAME_JOB_S = 60.0  # for the process of an earlier life of the same job to end
 
 
 def check_free(folder: Path) -> None:
@@ -32,21 +34,40 @@ def check_free(folder: Path) -> None:
 
 
 @contextmanager
-def only_here(folder: Path) -> Iterator[None]:
-    """Refuses if another process is inside; the folder exists."""
+def only_here(folder: Path, job: str = "") -> Iterator[None]:
+    """Refuses if another process is inside; the folder exists.
+
+    `job`: a name that all lives of one job share. The life before may need a moment to end; it is waited for.
+    """
     with (folder / FILE).open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _taken(folder, file) from None
-        except OSError:  # no locks here
+        if not _locked(file, folder, job):
             yield
             return
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        of = f" of job {job}" if job else ""
+        file.write(f"process {os.getpid()} on {socket.gethostname()}{of}\n")
         file.flush()
-        yield
-        file.truncate(0)
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _locked(file: TextIO, folder: Path, job: str) -> bool:
+    """False where the file system knows no locks."""
+    deadline = time.monotonic() + SAME_JOB_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            file.seek(0)
+            same = job and file.read().strip().endswith(f" of job {job}")
+            if not same or time.monotonic() > deadline:
+                raise _taken(folder, file) from None
+        except OSError:
+            return False
+        time.sleep(0.1)
 
 
 def _taken(folder: Path, file: TextIO) -> ConfigError:

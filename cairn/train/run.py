@@ -50,7 +50,7 @@ def run(
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
     """`make_loop`: another loop around the same steps; a supervised run has its own."""
-    # A supervisor knows by itself when an old process is gone.
+    # With recovery the folder is held by whoever starts the ranks again (`local_driver`, `launched`).
     locked = rank == 0 and not config.recovery.on
     if locked:
         check_free(config.folder)

@@ -75,8 +75,10 @@ def test_a_job_runs_is_followed_and_is_remembered(folder, capfd):
     assert out.count("r0| hello") == 2
     assert out.splitlines()[-1] == "quick: done: all 2 nodes finished"
     status, out, _ = cairn(capfd, "jobs", "list")
-    assert "quick" in out
-    assert "done" in out
+    head, row = (line.split() for line in out.splitlines())
+    assert head == ["NAME", "ENGINE", "AGE", "STATE", "REASON"]
+    assert row[:2] == ["quick", "local"]
+    assert "done" in row
     status, out, err = cairn(capfd, "jobs", "stop", "quick")
     assert status == 2
     assert "job 'quick' has ended already: done" in err

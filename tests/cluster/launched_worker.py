@@ -17,10 +17,10 @@ import msgspec
 import torch
 
 from cairn.train.config import Train
+from cairn.train.recovery import launched
 from cairn.train.recovery.findings import read_found
-from cairn.train.recovery.launched import LaunchedLoop, run_launched
+from cairn.train.recovery.launched import LaunchedLoop
 from cairn.train.recovery.process_state import process_state
-from cairn.train.run import run
 
 FORGETFUL, STOPPED, HANGS, LOST = 3, 5, 7, 9
 SLOW = 12
@@ -31,25 +31,27 @@ def main(recipe: Path, folder: Path) -> None:
     config = msgspec.json.decode(recipe.read_bytes(), type=Train, dec_hook=lambda kind, value: kind(value))  # fmt: skip
     rank = int(os.environ["RANK"])
 
-    def train(make_loop):
-        def make(*args, **named):
-            loop = make_loop(*args, **named)
-            step, compute = loop._one_step, loop.state.parallel.forward_backward
+    step = LaunchedLoop._one_step
 
-            def stepped():
-                step()
-                fault(loop, rank, folder)
+    def stepped(loop):
+        step(loop)
+        fault(loop, rank, folder)
+
+    class Faulty(LaunchedLoop):
+        _one_step = stepped
+
+        def __init__(self, *args, **named):
+            super().__init__(*args, **named)
+            compute = self.state.parallel.forward_backward
 
             def computed(*args):
-                in_its_own_code(loop, rank, folder)
+                in_its_own_code(self, rank, folder)
                 return compute(*args)
 
-            loop._one_step, loop.state.parallel.forward_backward = stepped, computed
-            return loop
+            self.state.parallel.forward_backward = computed
 
-        return run(config, rank, make_loop=make)
-
-    run_launched(config, rank, train, "cpu")
+    launched.LaunchedLoop = Faulty
+    launched.run_launched(config, rank, "cpu")
 
 
 def fault(loop: LaunchedLoop, rank: int, folder: Path) -> None:

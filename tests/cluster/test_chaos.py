@@ -104,8 +104,7 @@ def test_victims():
     assert {victim("any rank", chance, 4, 2) for _ in range(50)} == {("rank", n) for n in range(4)}
     assert {victim("any process", chance, 2, 2)[0] for _ in range(50)} == {
         "rank",
-        "agent",
-        "supervisor",
+        "memory",
     }
     with pytest.raises(ConfigError, match="there are 4"):
         victim("rank 4", chance, 4, 2)

@@ -50,7 +50,7 @@ def test_it_says_who_is_missing_once_and_that_the_job_goes_on_once():
 
 
 def test_a_process_that_writes_no_more_notes_is_named():
-    watch = Watch(3, patience_s=10.0)
+    watch, spoken = Watch(3, patience_s=10.0), []
     for second in range(30):
         notes = {
             0: note(0, second, 6, waits=True),
@@ -59,8 +59,11 @@ def test_a_process_that_writes_no_more_notes_is_named():
         }
         said = watch.look(notes, float(second))
         if said:
-            break
-    assert "rank 1 on host1 writes no notes any more" in said
+            spoken.append((second, said))
+    (early, first), (_, whole) = spoken
+    assert early < 10  # long before the patience is over
+    assert "no sign of life from rank 1 on host1" in first
+    assert "rank 1 on host1 writes no notes any more" in whole
 
 
 def test_a_long_computation_in_which_nobody_waits_is_no_alarm():

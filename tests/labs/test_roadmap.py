@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from shared_data import shared
 
 from cairn.cli.main import VERBS, main
 from cairn.labs import roadmap
@@ -24,9 +25,33 @@ def items():
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def named():
+    return {name for topic in load().topics.values() for name in topic.names}
+
+
 def test_every_item_of_the_roadmap_is_a_topic():
-    named = {name for topic in load().topics.values() for name in topic.names}
-    assert [item for item in items() if item not in named] == []
+    assert [item for item in items() if item not in named()] == []
+
+
+def asked_for(text):
+    """The topics of the document that the roadmap was made from: between dots, up to a colon or a bracket."""
+    sections = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
+    for section in sections:
+        for topic in " ".join(section.split()).split(" · "):
+            yield re.split(r": | \(| \[", topic.strip(" ."))[0].strip(" .")
+
+
+def test_the_list_of_items_is_that_of_the_document_it_was_made_from():
+    """The list in this folder is ours; the document is not."""
+    topics = [topic for topic in asked_for(shared("roadmap.md").read_text()) if topic]
+    words = [set(re.findall(r"[a-z0-9]+", item.lower())) for item in items()]
+
+    def is_listed(topic):
+        wanted = set(re.findall(r"[a-z0-9]+", topic.lower()))
+        return any(len(wanted & found) >= 0.6 * len(wanted) for found in words)
+
+    assert len(topics) > 150
+    assert [topic for topic in topics if not is_listed(topic)] == []
 
 
 def test_nothing_points_nowhere():

@@ -16,7 +16,7 @@ from tiny_engines import at_rest
 
 from cairn.core.errors import RequestError
 from cairn.kernels.sampling.penalties import bits_reference
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
@@ -29,6 +29,7 @@ from cairn.serve.grammar import GrammarConstraint, Grammars
 from cairn.serve.guide import MOST_CHARACTERS, Guide, read_guide
 from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, TOOL_CALLS, parse_all, tool_parser
 from cairn.serve.http.tools.tools import hides_marks, read_tools, tool_guide
+from cairn.serve.json_schema import FORMATS
 
 VOCABULARY = 450  # more rows than tokens, and no multiple of 32
 EOS = 0
@@ -204,7 +205,7 @@ def test_other_wishes_hold_within_the_grammar(overlap):
     scored = {}
     for output in engine.run():
         if output.request is ignoring:
-            scored.setdefault("found", []).append(output.logprobs)
+            scored.setdefault("found", []).extend(output.logprobs)
     assert text_of(biased) == "7777"
     assert (len(long.outputs), set(text_of(long))) == (6 + 1, {"a"}) or len(text_of(long)) == 9
     assert (text_of(short), short.finish) == ("no", "stop")  # the grammar has no longer answer
@@ -406,6 +407,76 @@ def test_no_guide_at_all():
     assert read_guide() is None
     assert read_guide(response_format={"type": "text"}, structured_outputs={"regex": None}) is None
     assert read_guide(structured_outputs={"json_object": False}) is None
+
+
+def nested(levels):
+    schema = {"type": "string", "maxLength": 1}
+    for _ in range(levels):
+        schema = {
+            "type": "object",
+            "properties": {"a": schema},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
+    return schema
+
+
+def test_deep_schemas_are_followed_or_refused_with_their_depth():
+    deep = constraint(guided_json=nested(55))
+    text = '{"a":' * 55 + '"x"' + "}" * 55
+    for token in tokenizer().encode(text, special=False):
+        assert deep.accept(token) is None
+    assert deep.accept(EOS) is None
+    for levels in (64, 100, 3000):
+        said = f"guided_json is nested {2 * levels + 1} levels deep"
+        with pytest.raises(RequestError, match=said):
+            constraint(guided_json=nested(levels))
+        tool = {"type": "function", "function": {"name": "f", "parameters": nested(levels)}}
+        with pytest.raises(
+            RequestError, match=rf"tools\[0\].function.parameters is nested {2 * levels + 1}"
+        ):
+            read_tools([tool])
+
+
+def test_an_unknown_format_is_an_annotation_and_known_ones_hold():
+    schema = {
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "color", "const": "red"},
+            "when": {"type": "string", "format": "date"},
+            "same": {"const": {"format": "color"}},
+        },
+        "required": ["format", "when", "same"],
+        "additionalProperties": False,
+    }
+    fits = '{"format":"red","when":"2024-01-31","same":{"format":"color"}}'
+    for text, fine in ((fits, True), (fits.replace("2024-01-31", "today"), False)):
+        rule = constraint(guided_json=schema)
+        errors = [rule.accept(token) for token in tokenizer().encode(text, special=False)]
+        assert all(error is None for error in errors) == fine
+    for known in FORMATS:
+        constraint(guided_json={"type": "string", "format": known})
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("guide", [
+    {"guided_json": OBJECT}, {"guided_grammar": "start: %json " + json.dumps(OBJECT)},
+    {"guided_grammar": 'start: "" %json ' + json.dumps(OBJECT | {"description": "%json {}"}) + " x\nx: \"\""},
+    {"response_format": {"type": "json_object"}},
+])  # fmt: skip
+def test_whitespace_has_an_end(guide):
+    for prefix in ("{", '{"a"', '{"a":', '{"a": 1'):
+        rule = constraint(**guide)
+        for token in tokenizer().encode(prefix, special=False):
+            assert rule.accept(token) is None
+        newline, space = (tokenizer().encode(each, special=False)[0] for each in "\n ")
+        assert rule.accept(newline) is None
+        spaces = 0
+        while rule.accept(space) is None:
+            spaces += 1
+            assert spaces <= 20
 
 
 def test_any_json_object():

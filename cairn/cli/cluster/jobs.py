@@ -74,14 +74,19 @@ def run_list(args: list[str]) -> int:
     if not rows:
         print("no jobs; launch one: cairn launch examples/jobs/train-tiny.toml --on local")
         return 0
-    width = max(len(record.name) for record, _ in rows)
-    for record, status in rows:
-        number = f" #{record.number}" if options.all else ""
-        print(
-            f"{record.name:<{width}}{number}  {record.engine:<10}  {_age(record.created):>8}  "
-            f"{status.state:<10}  {status.reason}"
-        )
+    _print_table(rows, options.all)
     return 0
+
+
+def _print_table(rows: "list[tuple[Record, Status]]", numbered: bool) -> None:
+    cells = [("NAME", "ENGINE", "AGE", "STATE", "REASON")]
+    for record, status in rows:
+        name = f"{record.name} #{record.number}" if numbered else record.name
+        cells.append((name, record.engine, _age(record.created), status.state, status.reason))
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    for *row, reason in cells:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print(f"{line}  {reason}".rstrip())
 
 
 def run_logs(args: list[str]) -> int:

@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +132,12 @@ def _long(arg: str) -> str:
 
 def _train(config: Train, display: Display) -> "Finished":
     from cairn.models.checkpoint import default_device
-    from cairn.train.launch import from_environment, join_group, run_local
+    from cairn.train.launch import (
+        from_environment,
+        join_group,
+        reporting_lost_peers,
+        run_local,
+    )
     from cairn.train.prepare import spec_of
     from cairn.train.refuse import check_layout
     from cairn.train.run import run as run_training
@@ -155,13 +159,15 @@ def _train(config: Train, display: Display) -> "Finished":
     if started is not None and config.recovery.on:
         return _train_launched(config, started[0], display)
     if started is not None and world > 1:
-        join_group(*started, "env://", config.device)
-        return run_training(config, started[0], display.say, display.told)
+        again = f"go on from the newest complete checkpoint: {resume_command(config.folder)}"
+        with reporting_lost_peers(started[0], again):
+            join_group(*started, "env://", config.device)
+            return run_training(config, started[0], display.say, display.told)
     display.say(
         f"folder {config.folder}; after an interruption go on with: {resume_command(config.folder)}"
     )
     if config.recovery.on:
-        return _train_supervised(config, display)
+        return _train_on_nodes(config, display)
     if world == 1:
         return run_training(config, 0, display.say, display.told)
 
@@ -175,25 +181,17 @@ def _train(config: Train, display: Display) -> "Finished":
 def _train_launched(config: Train, rank: int, display: Display) -> "Finished":
     """Ranks that a launcher started one by one: their state comes from the memory of the nodes that are left."""
     from cairn.train.recovery.launched import run_launched
-    from cairn.train.run import run as run_training
 
-    def train(make_loop: Callable[..., Any]) -> "Finished":
-        return run_training(config, rank, display.say, display.told, make_loop)
-
-    return run_launched(config, rank, train, config.device)
+    return run_launched(config, rank, config.device, display.say, display.told)
 
 
-def _train_supervised(config: Train, display: Display) -> "Finished":
-    """The ranks under a supervisor that goes on when one of them dies (`[recovery]` of the recipe)."""
+def _train_on_nodes(config: Train, display: Display) -> "Finished":
+    """Ranks that are started again when one of them dies (`[recovery]` of the recipe)."""
     from cairn.models.checkpoint import default_device
-    from cairn.train.recovery.supervised import run_supervised
-    from cairn.train.run import run as run_training
-
-    def one_rank(config: Train, rank: int, make_loop: Callable[..., Any]) -> "Finished":
-        return run_training(config, rank, display.say, display.told, make_loop)
+    from cairn.train.recovery.local_driver import run_on_nodes
 
     device = default_device() if config.device == "auto" else config.device
-    return run_supervised(config, one_rank, device, display.say)
+    return run_on_nodes(config, device, display.say, display.told)
 
 
 def _export(config: Train, as_json: bool) -> int:

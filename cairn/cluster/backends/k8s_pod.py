@@ -8,6 +8,7 @@ from typing import Any
 
 from cairn.cluster.elastic import agent_env
 from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.secret_env import secrets_in
 from cairn.cluster.spec import Job
 from cairn.core.units import parse_duration
 
@@ -45,11 +46,37 @@ def resources(group: Group) -> Object:
 
 def environment(job: Job, group: Group) -> list[Object]:
     env = agent_env(job, group, folder=CHECKPOINTS, loopback=False)
+    hidden = secrets_in(group.env)
     named: list[Object] = [
-        {"name": name, "value": literal(value)} for name, value in sorted(env.items())
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": _secret(job, group), "key": name}}}
+        if name in hidden
+        else {"name": name, "value": literal(value)}
+        for name, value in sorted(env.items())
     ]
     own = {"fieldRef": {"fieldPath": "metadata.name"}}
     return [*named, {"name": "CAIRN_NODE", "valueFrom": own}]
+
+
+def secret_objects(plan: Plan) -> list[Object]:
+    """Tokens and passwords of the job's environment, one Secret for each role that has some."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": _secret(plan.job, group),
+                "labels": labels(plan.job, group.role),
+            },
+            "type": "Opaque",
+            "stringData": hidden,
+        }
+        for group in plan.groups
+        if (hidden := secrets_in(group.env))
+    ]
+
+
+def _secret(job: Job, group: Group) -> str:
+    return f"{job.name}-{group.role}-env"
 
 
 def literal(word: str) -> str:

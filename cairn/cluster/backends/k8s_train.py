@@ -29,6 +29,7 @@ from cairn.cluster.elastic import Rendezvous, agent_argv, rank_argv
 from cairn.cluster.job_file import job_json
 from cairn.cluster.pod_agent import MISTAKE
 from cairn.cluster.resolve import Group, Plan
+from cairn.cluster.secret_env import without_secrets
 from cairn.cluster.spec import Job, Topology
 
 PORT = 29400
@@ -206,9 +207,19 @@ def rayjob_objects(plan: Plan) -> list[Object]:
     """The job file as a ConfigMap; a Ray cluster of its size; `cairn launch` as what is run on it."""
     job = plan.job
     # On that cluster the job is alone: what decides between jobs has been decided when it exists.
-    roles = [msgspec.structs.replace(role, mig="", image=None) for role in job.roles]
+    # Secrets come with the environment of the workers' pods.
+    roles = [
+        msgspec.structs.replace(role, mig="", image=None, env=without_secrets(role.env))
+        for role in job.roles
+    ]
     inner = msgspec.structs.replace(
-        job, queue=None, priority=None, image=None, topology=Topology(), roles=roles
+        job,
+        env=without_secrets(job.env),
+        queue=None,
+        priority=None,
+        image=None,
+        topology=Topology(),
+        roles=roles,
     )
     if any(keeps_files(job, group) for group in plan.groups):
         kept = msgspec.structs.replace(job.checkpoint, folder=job.checkpoint.folder or CHECKPOINTS)

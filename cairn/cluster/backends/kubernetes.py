@@ -17,13 +17,14 @@ import msgspec
 
 from cairn.cluster import records
 from cairn.cluster.backends.interface import EngineMissing, EngineUnreachable, SubmitFailed
-from cairn.cluster.backends.k8s_pod import TOPOLOGY_KEYS, Object
+from cairn.cluster.backends.k8s_pod import TOPOLOGY_KEYS, Object, secret_objects
 from cairn.cluster.backends.k8s_serve import serving_objects
 from cairn.cluster.backends.k8s_status import status_of
 from cairn.cluster.backends.k8s_train import jobset_objects, rayjob_objects, volcano_objects
 from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import CannotRun, Plan
+from cairn.cluster.secret_env import write_private
 from cairn.core.rank_failure import first_of, found_in, told
 
 TARGETS = {"jobset": jobset_objects, "volcano": volcano_objects, "rayjob": rayjob_objects}
@@ -75,7 +76,7 @@ class Kubernetes:
 
     def submit(self, plan: Plan, record: Record) -> Record:
         made = objects(plan, self.target)
-        (record.folder / "objects.yaml").write_text(to_yaml(made))
+        write_private(record.folder / "objects.yaml", to_yaml(made).encode())
         record = msgspec.structs.replace(record, id=_id(made))
         records.save(record)
         done = self._kubectl("create", "--filename=-", given=to_yaml(made))
@@ -183,8 +184,8 @@ def objects(plan: Plan, target: str) -> list[Object]:
                 f"server '{plan.job.name}' has {len(plan.groups)} roles; on kubernetes it has one",
                 hint="launch each role as a job of its own",
             )
-        return serving_objects(plan)
-    return TARGETS[target](plan)
+        return [*secret_objects(plan), *serving_objects(plan)]
+    return [*secret_objects(plan), *TARGETS[target](plan)]
 
 
 def _check_names(plan: Plan) -> None:
@@ -235,7 +236,7 @@ def quantity(text: str) -> float:
 
 def _id(made: list[Object]) -> str:
     """`jobset.jobset.x-k8s.io/train-tiny`: what kubectl takes for the object that is the job."""
-    main = next(each for each in made if each["kind"] != "ConfigMap")
+    main = next(each for each in made if each["kind"] not in ("ConfigMap", "Secret"))
     group, _, version = main["apiVersion"].rpartition("/")
     kind = main["kind"].lower()
     return (

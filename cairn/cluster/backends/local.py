@@ -27,6 +27,7 @@ from cairn.cluster.leftovers import OF_A_RUN, end_leftovers, mark_of
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import Plan
 from cairn.cluster.seats import Handle, Seat
+from cairn.cluster.secret_env import write_private
 from cairn.cluster.undertaker import Undertaker
 from cairn.core.die_with_parent import die_with_parent
 
@@ -114,7 +115,7 @@ class Local:
         return render(plan)
 
     def submit(self, plan: Plan, record: Record) -> Record:
-        (record.folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+        write_private(record.folder / "plan.json", msgspec.json.encode(plan))
         return supervisor_process.begin(record)
 
     def status(self, record: Record) -> Status:

@@ -19,6 +19,7 @@ from cairn.cluster.elastic import Rendezvous, agent_argv, rank_argv
 from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import Plan
+from cairn.cluster.secret_env import write_private
 
 
 class Ray:
@@ -64,7 +65,7 @@ class Ray:
         return render(plan)
 
     def submit(self, plan: Plan, record: Record) -> Record:
-        (record.folder / "plan.json").write_bytes(msgspec.json.encode(plan))
+        write_private(record.folder / "plan.json", msgspec.json.encode(plan))
         return supervisor_process.begin(msgspec.structs.replace(record, address=self.address))
 
     def status(self, record: Record) -> Status:

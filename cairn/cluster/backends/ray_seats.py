@@ -26,6 +26,7 @@ LOCAL = "local"  # the address of a Ray that is started for one job, where there
 KNOCK_S = 5.0
 LAST_WORD_S = 10.0  # for an actor to end everything that it has started
 UNTIL_PLACED_S = 120.0  # how long a new node may die before it has started once
+UNANSWERED_S = 60.0  # a node whose actor does not answer for so long has gone, whatever Ray says
 STORE_BYTES = 100 << 20  # its object store: a job's nodes send no objects
 
 
@@ -38,13 +39,15 @@ class RayNode:
         self.running = False
         self.offset = 0
         self.patience = time.monotonic() + UNTIL_PLACED_S
+        self.asked_at = time.monotonic()
 
     def poll(self) -> int | None:
         import ray
 
         ready, _ = ray.wait([self.asked], timeout=0)
         if not ready:
-            return None
+            return self._unanswered()
+        self.asked_at = time.monotonic()
         try:
             answer = ray.get(self.asked)
         except ray.exceptions.RayError:  # the actor, its worker or its node has gone
@@ -55,7 +58,7 @@ class RayNode:
             time.sleep(0.5)
             self.actor, self.asked = self.make()
             return None
-        status = self._heard(answer) if self.running else None
+        status = self._logged(answer) if self.running else None
         self.running = True
         if status is None:
             self.asked = self.actor.look.remote(self.offset)
@@ -63,7 +66,14 @@ class RayNode:
             self._kill()
         return status
 
-    def _heard(self, answer: tuple[int | None, bytes]) -> int | None:
+    def _unanswered(self) -> int | None:
+        """If the raylet of the driver is killed, no call ever fails: it is only never answered."""
+        if not self.running or time.monotonic() - self.asked_at < UNANSWERED_S:
+            return None
+        self._kill()
+        return LOST
+
+    def _logged(self, answer: tuple[int | None, bytes]) -> int | None:
         status, data = answer
         if data:
             with self.log.open("ab") as out:

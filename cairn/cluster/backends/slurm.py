@@ -23,6 +23,7 @@ from cairn.cluster.backends.slurm_script import script
 from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.records import ENDED, Record, State, Status
 from cairn.cluster.resolve import Plan
+from cairn.cluster.secret_env import write_private
 from cairn.core.errors import CairnError
 from cairn.core.rank_failure import failures_in, first_of, told
 
@@ -85,7 +86,8 @@ class Slurm:
         if not containers and any(group.image for group in plan.groups):
             print("note: this Slurm has no pyxis, so the image is not used", file=sys.stderr)
         python = "python" if containers and plan.groups[0].image else sys.executable
-        path.write_text(script(plan, str(record.logs), dependencies, python, containers))
+        text = script(plan, str(record.logs), dependencies, python, containers)
+        write_private(path, text.encode())  # sbatch reads it as this user
         done = subprocess.run(
             ["sbatch", "--parsable", str(path)], capture_output=True, text=True, check=False
         )

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cairn.cluster.failure import POLICIES
 from cairn.core.rank_failure import RankFailure, first_of, found_in, summary
+from cairn.core.restart_policy import POLICIES
 
 NEVER = 3
 

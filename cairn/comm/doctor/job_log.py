@@ -3,6 +3,8 @@
     [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1241, OpType=ALLREDUCE, ...)
     Gloo connectFullMesh failed with ... remote=[127.0.0.1]:45001
     Detected mismatch between collectives on ranks. Rank 1 is running collective: ...
+    [.../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv operation to complete
+    watchdog: nothing has moved for 60 s. rank 1 on n7: ...           Cairn's own (`comm/watchdog`)
 
 torch prints the victims of a hang; the culprit is the rank that is not among them, or that stopped at a smaller
 number. Where the log cannot tell, the finding says who waited, and asks for dumps.
@@ -20,16 +22,24 @@ WORLD = re.compile(r"(?:world_size|WORLD_SIZE|nranks)[=: ]+(\d+)")
 LOOPBACK = re.compile(r"connectFullMesh failed.*?remote=\[?(127\.[\d.]+|::1)\]?")
 NO_MESH = re.compile(r"connectFullMesh failed[^\n]*")
 MISMATCH = re.compile(r"Detected mismatch between collectives on ranks\.\s*Rank (\d+)[^\n]*")
+GLOO = re.compile(r"Timed out waiting (\d+)ms for (\w+) operation to complete")
+OWN_RANK = re.compile(
+    r"\[rank(\d+)\]|^r(\d+)\|", re.MULTILINE
+)  # torch's prefix, and that of `cairn launch`
+WATCHDOG = re.compile(
+    r"watchdog: (?:nothing has moved for (\d+) s\. |no sign of life from )([^\n]+)"
+)
+RANK_ON = re.compile(r"rank (\d+) on ([\w.-]+)")
 CLOSED = re.compile(r"Connection (?:closed|reset) by peer \[([^\]]+)\][^\n]*")
 
 
 def looks_like(text: str) -> bool:
-    return any(rule.search(text) for rule in (CAUGHT, NO_MESH, MISMATCH, CLOSED))
+    return any(rule.search(text) for rule in (CAUGHT, NO_MESH, MISMATCH, WATCHDOG, GLOO, CLOSED))
 
 
 def examine_job_log(text: str) -> list[Finding]:
     """The first of these that applies: what follows it is its consequence."""
-    for rule in (_interface, _mismatch, _timeout, _closed):
+    for rule in (_interface, _mismatch, _timeout, _watchdog, _gloo, _closed):
         found = rule(text)
         if found is not None:
             return [found]
@@ -86,6 +96,38 @@ def _timeout(text: str) -> Finding | None:
         advice="give the flight-recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000, "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1): they name the rank that did not come",
     )  # fmt: skip
+
+
+def _watchdog(text: str) -> Finding | None:
+    """Cairn's own watchdog has compared all ranks, and names the one that the others wait for first."""
+    found = WATCHDOG.search(text)
+    if found is None:
+        return None
+    named = RANK_ON.search(found[2])
+    return Finding(
+        cause="hang",
+        where=f"rank {named[1]} on {named[2]}" if named else "the job",
+        evidence=[*([f"nothing moved for {found[1]} s"] if found[1] else []), found[2][:300]],
+        advice="look at that process: is it stopped (kill -CONT), out of memory, in a debugger, on a dead host? "
+        "With --recovery.on it is ended and the run goes on",
+    )
+
+
+def _gloo(text: str) -> Finding | None:
+    found = GLOO.search(text)
+    if found is None:
+        return None
+    waited = sorted({int(one or other) for one, other in OWN_RANK.findall(text)})
+    who = ranked(waited) if waited else "a rank"
+    return Finding(
+        cause="hang",
+        where="a peer of " + who,
+        evidence=[
+            f"{who} waited {int(found[1]) / 1000:g} s for a {found[2]} of gloo, and nothing came"
+        ],
+        advice="a rank that is not in this log did not take part: it hangs, is stopped, or is far slower. Run with "
+        "--recovery.on, or give the flight-recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000)",
+    )
 
 
 def _closed(text: str) -> Finding | None:

@@ -7,6 +7,7 @@ Arrays in MessagePack: a decode step of 256 requests is two lists of 256 numbers
 the client gives and never uses twice. Needs no torch, so neither does the client. Knows nothing about sockets.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -55,6 +56,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     guide: Guide | None = None  # of what its constraint is made, in every rank
 
 
+class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):
+    """From rank 0 to all ranks: the grammar of this submitted request is compiled."""
+
+    id: int
+
+
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     id: int
 
@@ -71,7 +78,7 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
     seconds: float
 
 
-Command = Submit | Abort | Stop | Watch
+Command = Submit | Admit | Abort | Stop | Watch
 
 
 # -- from the worker ------------------------------------------------------------------------------
@@ -134,16 +141,24 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
-    """What one step brought: `tokens[i]` to request `ids[i]`."""
+    """What one step brought: to request `ids[i]` its next token, or its next `counts[i]` tokens."""
 
     steps: int
     ids: list[int]
-    tokens: list[int]
-    logprobs: dict[int, Scored]  # by request, for its token of this step
+    tokens: list[int]  # of all requests, one behind the other
+    logprobs: dict[int, list[Scored]]  # by request, for its tokens of this step
     prompts: dict[int, list[Scored]]  # by request, with its first token
     ended: list[Ended]
     begun: dict[int, Begun] = {}  # by request, with its first token
     pooled: dict[int, bytes] = {}  # by request: its prompt as a vector of float32
+    counts: list[int] = []  # tokens of each request; empty: one each
+
+    def runs(self) -> Iterator[tuple[int, list[int]]]:
+        """Each request with its tokens."""
+        at = 0
+        for id, count in zip(self.ids, self.counts or [1] * len(self.ids), strict=True):
+            yield id, self.tokens[at : at + count]
+            at += count
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +34,7 @@ from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import (
     Abort,
+    Admit,
     Beat,
     Begun,
     Boot,
@@ -54,11 +56,12 @@ from cairn.serve.engine.page_map import map_of
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.start import Started, start
-from cairn.serve.grammar import grammars_for
+from cairn.serve.grammar import Grammar, grammars_for
 
 WATCHED_BEAT_S = 0.25  # while somebody looks
 MOST_STEPS = 512  # of one beat
 IDLE_MS = 200  # how often an idle worker looks whether it has been told to stop
+COMPILE_MS = 2  # the same while it waits for nothing but a grammar
 STACKS = "stacks"
 
 
@@ -71,6 +74,9 @@ class Worker:
         self.watched_until = 0.0  # somebody looks until then, on time.monotonic
         self.stop_at: float | None = None  # when the grace ends; None: nobody has asked to stop
         self._open: dict[int, None] = {}  # requests in the engine, in the order they came
+        self._compiling: dict[
+            int, tuple[Request, Future[Grammar]]
+        ] = {}  # and those that wait for their grammar
         size = boot.config.tensor_parallel_size
         folder, first = boot.folder, boot.rank == 0
         name = "commands" if first else f"orders-{boot.rank}"
@@ -112,16 +118,17 @@ class Worker:
         self.stop_at = deadline if self.stop_at is None else min(self.stop_at, deadline)
 
     def _done(self) -> bool:
-        return self.stop_at is not None and not self.engine.has_work
+        return self.stop_at is not None and not self.engine.has_work and not self._compiling
 
     def _next_commands(self) -> list[Command]:
         """What has arrived; waits for it if there is nothing else to do. What is for rank 0 stays here."""
-        if not self.engine.has_work and not self._inbox.poll(IDLE_MS):
-            return []
         commands: list[Command] = []
-        with suppress(zmq.Again):
-            while True:
-                commands += decode_commands(self._inbox.recv(zmq.NOBLOCK))
+        compiled = any(future.done() for _, future in self._compiling.values())
+        idle_ms = 0 if compiled else COMPILE_MS if self._compiling else IDLE_MS
+        if self.engine.has_work or self._inbox.poll(idle_ms):
+            with suppress(zmq.Again):
+                while True:
+                    commands += decode_commands(self._inbox.recv(zmq.NOBLOCK))
         for command in commands:
             if isinstance(command, Stop):
                 self.ask_to_stop(command.grace_s)
@@ -131,6 +138,7 @@ class Worker:
             commands = [_seeded(command) for command in commands]
         if self.stop_at is not None and time.monotonic() > self.stop_at:
             commands += [Abort(id) for id in self._open]
+        commands += [Admit(id) for id, (_, future) in self._compiling.items() if future.done()]
         return [command for command in commands if not isinstance(command, Stop | Watch)]
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
@@ -146,12 +154,25 @@ class Worker:
 
     def _obey(self, command: Command) -> Ended | None:
         """Carry out a command; what it ends."""
-        if isinstance(command, Abort):
-            request = self.engine.abort(command.id)
-            self._open.pop(command.id, None)
-            return None if request is None else ended_of(request)
-        if not isinstance(command, Submit):
-            return None
+        match command:
+            case Abort(id):
+                return self._abort(id)
+            case Admit(id):
+                return self._admit(*self._compiling.pop(id)) if id in self._compiling else None
+            case Submit():
+                return self._submit(command)
+        return None
+
+    def _abort(self, id: int) -> Ended | None:
+        self._open.pop(id, None)
+        if id in self._compiling:
+            request, _ = self._compiling.pop(id)
+            request.finish = "abort"
+            return ended_of(request)
+        request = self.engine.abort(id)
+        return None if request is None else ended_of(request)
+
+    def _submit(self, command: Submit) -> Ended | None:
         request = Request(
             command.id, command.prompt, command.params, priority=command.priority, salt=command.salt,
             eos_ids=command.eos_ids,
@@ -159,27 +180,43 @@ class Worker:
         try:
             if self.stop_at is not None:
                 raise RequestError("the engine is stopping", hint="try again when it is back")
-            if command.guide is not None:
-                if self._grammars is None:
-                    raise RequestError(f"{command.guide.field} is given, and there is no tokenizer")
-                request.constraint = self._grammars.compile(command.guide).start()
-            self.engine.add(request)
+            if command.guide is None:
+                self.engine.add(request)
+            elif self._grammars is None:
+                raise RequestError(f"{command.guide.field} is given, and there is no tokenizer")
+            else:  # beside the loop: everybody else's tokens would wait for it
+                request.ledger.arrived = self.engine.clock()
+                self._compiling[command.id] = request, self._grammars.compile_later(command.guide)
             self._open[command.id] = None
         except RequestError as problem:
-            request.finish, request.error = "error", str(problem)
-            return ended_of(request)
+            return self._refuse(request, problem)
         return None
 
+    def _admit(self, request: Request, compiled: "Future[Grammar]") -> Ended | None:
+        """Other ranks than the first may have to wait for the rest of their own compilation."""
+        try:
+            request.constraint = compiled.result().start()
+            self.engine.add(request)
+        except RequestError as problem:
+            return self._refuse(request, problem)
+        return None
+
+    def _refuse(self, request: Request, problem: RequestError) -> Ended:
+        self._open.pop(_number(request.id), None)
+        request.finish, request.error = "error", str(problem)
+        return ended_of(request)
+
     def _tokens(self, outputs: list[Output], ended: list[Ended]) -> Tokens:
-        ids, tokens, logprobs, prompts, begun, pooled = [], [], {}, {}, {}, {}
+        ids, tokens, counts, logprobs, prompts, begun, pooled = [], [], [], {}, {}, {}, {}
         for output in outputs:
             request, number = output.request, _number(output.request.id)
-            if output.token is not None:
+            if output.tokens:
                 ids.append(number)
-                tokens.append(output.token)
+                tokens += output.tokens
+                counts.append(len(output.tokens))
                 if output.logprobs is not None:
                     logprobs[number] = output.logprobs
-                if len(request.outputs) == 1:
+                if len(request.outputs) == len(output.tokens):  # its first
                     if not output.finished:
                         begun[number] = Begun(request.cached, request.ledger)
                     if request in self.engine.prompt_logprobs:
@@ -188,7 +225,10 @@ class Worker:
                         pooled[number] = vector_D.tobytes()
             if output.finished:
                 ended.append(ended_of(request))
-        return Tokens(self.engine.steps, ids, tokens, logprobs, prompts, ended, begun, pooled)
+        counts = [] if len(tokens) == len(ids) else counts
+        return Tokens(
+            self.engine.steps, ids, tokens, logprobs, prompts, ended, begun, pooled, counts
+        )
 
     def _report(self, report: Report) -> None:
         if self.boot.rank == 0:

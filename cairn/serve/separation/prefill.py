@@ -122,11 +122,7 @@ class PrefillSide:
             ask = self._asks.pop(str(output.request.id), None)
             if ask is None:
                 continue
-            if (
-                output.token is None
-                or output.request.finish != "length"
-                or ask.params.max_tokens == 1
-            ):
+            if not output.tokens or output.request.finish != "length" or ask.params.max_tokens == 1:
                 found.append(self._ended(output))
             else:
                 self._waiting.append((ask, output))
@@ -139,9 +135,13 @@ class PrefillSide:
         request = output.request
         self.blocks.let_go(request.id)
         return Ended(
-            id=str(request.id), token=output.token, finish=request.finish or "error",
-            stop_reason=request.stop_reason, error=request.error, logprobs=output.logprobs,
-        )  # fmt: skip
+            id=str(request.id),
+            token=output.tokens[0] if output.tokens else None,
+            finish=request.finish or "error",
+            stop_reason=request.stop_reason,
+            error=request.error,
+            logprobs=output.logprobs[0] if output.logprobs else None,
+        )
 
     def _offer_what_has_room(self) -> list[Handoff | Ended]:
         found: list[Handoff | Ended] = []
@@ -163,7 +163,7 @@ class PrefillSide:
         offer = self._desk.grant(name, table, len(ask.prompt))
         ledger = output.request.ledger
         return Handoff(
-            ask=ask, first=output.token or 0, offer=offer, logprobs=output.logprobs,
+            ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
             cached=output.request.cached, compute_s=ledger.first_token - ledger.scheduled,
         )  # fmt: skip
 

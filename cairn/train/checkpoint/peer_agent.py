@@ -159,19 +159,22 @@ class Agent:
                     self._send_one(copy, shard)
 
     def _send_one(self, copy: Written, shard: Shard) -> None:
-        """A copy that no other node takes counts all the same: the run goes on with one copy rather than with none."""
+        """A copy that no other node takes is settled all the same: the run goes on with one copy, and says so."""
         sums = part_sums(shard.view(copy.slot, copy.used), copy.cuts)
         shard.sums[copy.slot] = Sums(copy.cuts, sums)
         message = Put(
             copy.generation, copy.rank, copy.step, copy.used, copy.cuts, sums, shard.world
         )
         line = self.board.nodes
-        if self.peer is not None and self._sent(message, shard, copy.slot):
+        taken = self.peer is not None and self._sent(message, shard, copy.slot)
+        if taken:
             line["replicated_bytes"][self.node] += copy.used
         else:
             line["alone"][self.node] += 1
         if shard.step(copy.slot) == copy.step:  # still the same, so what was sent was whole
-            self.board.set(copy.rank, replicated=copy.step)
+            if taken:
+                self.board.set(copy.rank, replicated=copy.step)
+            self.board.set(copy.rank, settled=copy.step)
 
     def _sent(self, message: Put, shard: Shard, slot: int) -> bool:
         for _ in range(2):  # the other agent may be a new one

@@ -116,7 +116,7 @@ class PeerMemory:
         )
 
     def wait_until_safe(self, step: int, patience_s: float = ANSWER_S) -> bool:
-        """Whether every rank's copy of `step` is on two nodes."""
+        """Whether every rank's copy of `step` is settled: on two nodes, or refused by the second one."""
         deadline = time.monotonic() + patience_s
         while self.board.committed(self.world) < step:
             if time.monotonic() > deadline:

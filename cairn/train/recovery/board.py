@@ -1,6 +1,6 @@
 """What every process of a supervised run can see at a glance: one page of shared memory.
 
-    rank 0   pid  epoch  phase  beat  step  collectives  busy  copied  replicated  blocked | when each step ended
+    rank 0   pid  epoch  phase  beat  step  collectives  busy  copied  replicated  settled | when each step ended
     rank 1   ...
     node 0   agent's pid, when it began
 
@@ -39,6 +39,10 @@ RANK = np.dtype(
         ("resumed", "i8"),  # the step from which it really went on
         ("copied", "i8"),  # step of the newest copy in this node's memory
         ("replicated", "i8"),  # step of the newest copy in another node's memory
+        (
+            "settled",
+            "i8",
+        ),  # step of the newest copy that was sent on, or that no other node would take
         ("skipped", "i8"),  # copies left out because the one before was not safe yet
         ("blocked_ns", "i8"),  # in this life, spent waiting for checkpoints
         ("saved", "i8"),  # checkpoints on disk, in all lives
@@ -95,12 +99,12 @@ class Board:
         if not self.stopping():
             self.order(GO_ON)
         for name in RANK.names or ():
-            if name not in ("copied", "replicated", "saved", "saving_ns"):
+            if name not in ("copied", "replicated", "settled", "saved", "saving_ns"):
                 self.ranks[name] = 0
 
     def committed(self, world: int) -> int:
-        """The newest step that two nodes hold of every rank."""
-        return int(self.ranks["replicated"][:world].min())
+        """The newest step of which every rank's copy is settled: the older ones may be overwritten."""
+        return int(self.ranks["settled"][:world].min())
 
     def ends(self, rank: int, after: int) -> list[tuple[int, int]]:
         """(step, when it ended) of the steps after `after`, as far as they are remembered."""

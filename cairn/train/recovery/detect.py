@@ -21,7 +21,7 @@ from cairn.train.recovery.board import STARTING, TRAINING
 from cairn.train.recovery.settings import Recovery
 
 Kind = Literal["exit", "silence", "stuck", "late", "slow"]
-STARVED = 10
+STARVED = 10  # a rank that the kernel would run has so many times the patience: the machine is busy
 SLOW_STEPS = 3  # a rank is slow when it was in so many of the last steps
 KEPT = 1000  # steps that are waited for, until every rank has told of them
 LEAST_BUSY_S = 0.02  # steps shorter than this say nothing about who is slow
@@ -78,7 +78,9 @@ def judge(
     for one in seen:
         if not one.alive:
             return Finding("exit", one.rank, one.beat or started, "its process has ended")
-    quiet = [one for one in seen if one.beat and now - one.beat > patience(one, settings)]
+    quiet = [
+        one for one in seen if one.beat and now - one.beat > patience(one.state, settings.silent_s)
+    ]
     if quiet:
         worst = min(quiet, key=lambda one: one.beat)
         return Finding(
@@ -105,9 +107,9 @@ def verdict_of(finding: Finding) -> Verdict:
     return Verdict(verdict.cause, finding.why)
 
 
-def patience(one: Seen, settings: Recovery) -> float:
-    """A process that the kernel calls runnable is starved, not dead: a busy machine must not end a healthy run."""
-    return settings.silent_s * (STARVED if one.state in ("R", "S", "D") else 1)
+def patience(state: str, silent_s: float) -> float:
+    """How long a process may be silent. One that the kernel calls runnable is starved, not dead."""
+    return silent_s * (STARVED if state in ("R", "S", "D") else 1)
 
 
 def suspect(seen: Sequence[Seen]) -> Seen:

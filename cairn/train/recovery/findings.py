@@ -21,9 +21,9 @@ FINDINGS = "findings.jsonl"
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     since: float  # the last moment in which all was well
-    what: str  # silence, stuck, late, straggler, straggler over
+    what: str  # silence, stuck, late, straggler, straggler over; decision: what a driver has decided about an end
     cause: Cause
-    rank: int
+    rank: int  # -1: none is to blame
     node: str
     host: str
     step: int
@@ -35,6 +35,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> str:
         """Where strikes are counted: a name alone may move to another machine."""
         return f"{self.host}/{self.node}"
+
+    @property
+    def node_number(self) -> int | None:
+        """Of a node of this machine (`node-1`); other names say nothing."""
+        name, _, number = self.node.rpartition("-")
+        return int(number) if name == "node" and number.isdecimal() else None
 
     @property
     def ends(self) -> bool:

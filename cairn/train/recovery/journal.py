@@ -2,7 +2,7 @@
 
     ledger.json    where the wall time went (`core/job_ledger.Ledger`); `cairn jobs why` and the report read it
     metrics.prom   the same as Prometheus text
-    events.jsonl   what happened and when, for a supervisor that takes over
+    events.jsonl   what happened and when, for the next life of rank 0
     status.json    who runs where, at which step: process ids, nodes, phases; fault injection reads it
 
 Each file is replaced whole. A disk that is full costs these files, never the run: it is reported once. Knows files and
@@ -44,24 +44,18 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs where. Also all that a new supervisor has to know about the lives before."""
+    """Who runs where, on one machine."""
 
-    epoch: int
-    generation: int
-    worlds: dict[int, int]  # generation -> ranks
+    life: int  # how often the ranks were started before
     layout: Layout
     nodes: list[int]
     strikes: dict[int, int]
     failures: int
     cordoned: dict[int, str]  # node -> why
-    life: str  # one start of the command
-    root: int  # process ids
-    supervisor: int
-    agents: dict[int, int]
+    driver: int  # process ids
+    memories: dict[int, int]
     ranks: list[RankStatus]
-    committed: int  # the newest step that memory holds of everybody
-    slow: list[int] = []
-    trusted: bool = True  # whether memory may be gone on from
+    doubled: int  # the newest step that two nodes hold of every rank
 
 
 class Journal:
@@ -123,13 +117,6 @@ class Journal:
     def ledger(self) -> Ledger:
         return self.book.ledger(self.clock())
 
-    def write(self, status: Status, force: bool = False) -> None:
-        with self._tolerant():
-            fresh = self.folder / f".{STATUS}"
-            fresh.write_bytes(msgspec.json.encode(status))
-            fresh.replace(self.folder / STATUS)
-        self.write_sums(force)
-
     def write_sums(self, force: bool = False) -> None:
         now = time.monotonic()
         if force or now - self.written > EVERY_S:
@@ -158,6 +145,16 @@ class Journal:
 
 def _line(event: AnyEvent) -> bytes:
     return msgspec.json.encode(event) + b"\n"
+
+
+def write_status(run: Path, status: Status) -> None:
+    """A disk that is full leaves the one before."""
+    with contextlib.suppress(OSError):
+        folder = run / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / f".{STATUS}"
+        fresh.write_bytes(msgspec.json.encode(status))
+        fresh.replace(folder / STATUS)
 
 
 def read_status(run: Path) -> Status | None:

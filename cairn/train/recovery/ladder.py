@@ -9,7 +9,8 @@
     requeue    too few are left here: back to the scheduler, without the bad node
     stop       it would only fail again: a mistake in the program, or too many failures
 
-A pure function of the incident and of what is left; nothing is started here.
+A pure function of the incident and of what is left; which causes are tried again, and how often, is the table that
+launched jobs use, too (`core/restart_policy`). Nothing is started here.
 """
 
 from typing import Literal
@@ -17,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.exit_cause import Cause
+from cairn.core.restart_policy import POLICIES
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.templates import Fits, best_for, shrunk
@@ -79,10 +81,12 @@ def _slow(incident: Incident, left: Left, settings: Recovery, fits: Fits) -> Res
 
 def hopeless(incident: Incident, left: Left, settings: Recovery) -> str | None:
     """Why no rung can help; None: one may."""
-    if incident.cause == "user":
+    policy = POLICIES[incident.cause]
+    if policy.again == "never":
         return f"a mistake in the program would only fail again: {incident.why}"
-    if incident.cause in ("oom", "unknown") and incident.same_step >= 2:
-        return f"the third time at the same step: {incident.why}"
+    if policy.most is not None and incident.same_step >= policy.most:
+        times = incident.same_step + 1
+        return f"{times} times at the same step, {policy.most} are tried again: {incident.why}"
     if left.failures > settings.restarts:
         return f"{left.failures} failures, {settings.restarts} are allowed (recovery.restarts)"
     return None
@@ -94,10 +98,10 @@ def condemned(incident: Incident, left: Left, settings: Recovery) -> int | None:
         return None
     if incident.node_lost:
         return incident.node
-    blamed = incident.cause in ("hardware", "hang", "network", "corruption", "killed", "unknown")
-    if blamed and left.strikes.get(incident.node, 0) >= settings.same_place:
+    policy = POLICIES[incident.cause]
+    if policy.strike and left.strikes.get(incident.node, 0) >= settings.same_place:
         return incident.node
-    return incident.node if incident.cause == "hardware" else None
+    return incident.node if policy.cordon else None
 
 
 def _in_place(incident: Incident, left: Left) -> Response:

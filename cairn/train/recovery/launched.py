@@ -4,7 +4,8 @@
 
 The launcher starts ranks anew and replaces nodes; what is added here is where their state comes from. All ranks meet,
 decide together from which step they go on (`meeting`), read it from memory, and train with `GuardedLoop`'s copies and
-comparisons. A copy counts once all ranks have agreed that two nodes hold it. No supervisor: nobody decides alone; the
+comparisons. A copy counts once all ranks have agreed that it is
+made; rank 0 warns where no second node has taken it. No supervisor: nobody decides alone; the
 watch of rank 0's node finds who hangs and who is slow (`node_watch`).
 """
 
@@ -13,6 +14,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,17 +22,19 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from cairn.core.errors import CairnError
 from cairn.core.shared_secret import Secret, secret_from
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.peer_memory import PATIENCE_S
-from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, keep_at
+from cairn.train.checkpoint.peer_recall import Reach, Recall, ask_holdings, forget, keep_at
 from cairn.train.checkpoint.save import STORAGE_TIMEOUT
 from cairn.train.config import Train
-from cairn.train.launch import LOST, failure_of, join_group
+from cairn.train.launch import join_group, reporting_lost_peers
 from cairn.train.loop import Outcome
+from cairn.train.metrics_log import Record
+from cairn.train.only_here import only_here
 from cairn.train.recovery import node_memory
 from cairn.train.recovery.board import STARTING, Board
+from cairn.train.recovery.children import end_process
 from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Post, RecallFailed
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.meeting import Agreement, Arrived, Present, decide, secret_of
@@ -39,19 +43,25 @@ from cairn.train.recovery.node_watch import DUTY
 from cairn.train.recovery.process_state import process_state
 from cairn.train.recovery.stall_note import stall_path
 from cairn.train.recovery.stall_writer import StallWriter
+from cairn.train.run import run
 
 FOREVER = 2**62
 LOOPBACK = "127.0.0.1"
 
 
 def run_launched(
-    config: Train, rank: int, train: Callable[[Callable[..., Any]], Any], device: str
+    config: Train,
+    rank: int,
+    device: str,
+    say: Callable[[str], None] = print,
+    told: Callable[[Record], None] = lambda record: None,
+    address: str = "env://",
 ) -> Any:
-    """`train(make_loop)`: the whole of a rank's work, once it has joined the others."""
+    """The whole of a rank's work: it joins the others at `address`, agrees with them on a state, and trains."""
     world = config.parallel.world()
     leaving: Any = None
     if world > 1:
-        join_group(rank, world, "env://", device, config.recovery.stuck_s)
+        join_group(rank, world, address, device, config.recovery.stuck_s)
         # Others wait in it while rank 0 exports, which may take longer than any collective.
         leaving = dist.new_group(backend="gloo", timeout=STORAGE_TIMEOUT)
     node = node_memory.node_here()
@@ -86,34 +96,24 @@ def run_launched(
         LaunchedLoop, board=board, post=post, leads=agreement.leads, ledger=ledger,
         revive=revive if first else None,
     )  # fmt: skip
-    try:
-        result = train(make_loop)
+    with reporting_lost_peers(rank, "the launcher starts it again, and it goes on from memory"):
+        with _only_run(config, rank):
+            result = run(config, rank, say, told, make_loop)
         heart.stop()
         if leaving is not None:
             # In order: threads of a group that is left alone end the process with an error.
             dist.barrier(leaving)
             dist.destroy_process_group()
         return result
-    except RuntimeError as error:
-        if not LOST.search(str(error)):
-            raise
-        inside = failure_of(rank, error).collective
-        raise PeerLost(
-            f"rank {rank} lost another one (last collective: {inside}): {_short(error)}",
-            hint="the launcher starts it again, and it goes on from memory",
-        ) from None
 
 
-def _short(error: RuntimeError) -> str:
-    """Gloo's words, without its own file and its advice."""
-    text = str(error).splitlines()[0]
-    return text.rpartition(".cc:")[2].partition("] ")[2].partition(". ")[0] or text
-
-
-class PeerLost(CairnError):
-    """Another rank went away; this one is a bystander."""
-
-    exit_status = 1
+def _only_run(config: Train, rank: int) -> AbstractContextManager[None]:
+    """No other job writes to the folder; the driver of the nodes of one machine has made sure of it."""
+    if rank != 0 or os.environ.get(node_memory.SHARED):
+        return nullcontext()
+    config.folder.mkdir(parents=True, exist_ok=True)
+    name = os.environ.get("CAIRN_JOB_FAILURES") or os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return only_here(config.folder, name)
 
 
 class NodeBoard(Board):
@@ -121,7 +121,8 @@ class NodeBoard(Board):
 
     def __init__(self, node: node_memory.Node) -> None:
         super().__init__(node_memory.MOST_RANKS, 1, node.folder / node_memory.BOARD)
-        self.agreed = -1
+        self.agreed = -1  # the newest step of which every rank has a copy
+        self.doubled = -1  # the newest step of which two nodes hold every rank's copy
 
     def committed(self, world: int) -> int:
         return self.agreed
@@ -136,10 +137,16 @@ class LaunchedLoop(GuardedLoop):
         self.leads, self.ledger, self.revive = leads, ledger, revive
         self.peers.patience_s = 0.0  # the waiting is done in `_agree`
         self.forgotten = False
+        self.copies = self.single_copies = 0  # made; of those, held by one node only
+        self.single = False  # the last one was
         self.handed_to = 0  # the process that was given the last copy
 
     def run(self) -> Outcome:
         outcome = super().run()
+        if self.single_copies:
+            self.say(
+                f"note: {self.single_copies} of {self.copies} copies in memory were held by one node only"
+            )
         if self.ledger is not None and not outcome.stopped_early:
             self.ledger.ended()
         return outcome
@@ -184,8 +191,7 @@ class LaunchedLoop(GuardedLoop):
 
     def _copy(self) -> None:
         began = time.monotonic_ns()
-        memory = int(self.board.nodes["pid"][0])
-        if self.revive is not None and process_state(memory) in ("", "Z"):
+        if self.revive is not None and self._memory_ended():
             self.say("warning: the memory of this node was ended; another one takes its place")
             self.revive()
         self._agree(0.0 if self.copy_soon else PATIENCE_S)
@@ -193,24 +199,54 @@ class LaunchedLoop(GuardedLoop):
         self.handed_to = int(self.board.nodes["pid"][0])
         super()._copy()
 
+    def _memory_ended(self) -> bool:
+        """A memory that is stopped (a debugger, SIGSTOP) holds up every copy: after a while it is ended."""
+        memory = int(self.board.nodes["pid"][0])
+        deadline = time.monotonic() + self.settings.silent_s
+        while process_state(memory) == "T":
+            if time.monotonic() > deadline:
+                end_process(memory)
+            time.sleep(0.02)
+        return process_state(memory) in ("", "Z")
+
     def _agree(self, patience_s: float) -> None:
-        """The newest step of which every rank's copy is on two nodes; all ranks learn it after the same step."""
+        """The newest step that memory holds, and that two nodes hold; all ranks learn it after the same step."""
         line, rank = self.board.ranks, self.rank
         deadline = time.monotonic() + patience_s
-        while line["replicated"][rank] < line["copied"][rank] and time.monotonic() < deadline:
+        while line["settled"][rank] < line["copied"][rank] and time.monotonic() < deadline:
             memory = int(self.board.nodes["pid"][0])
             if memory != self.handed_to or process_state(memory) in ("", "Z"):
                 break  # it was ended before it had sent the copy on, and its successor knows nothing of it
             time.sleep(0.002)
-        safe = torch.tensor(int(line["replicated"][rank]))
+        steps = torch.tensor([int(line["settled"][rank]), int(line["replicated"][rank])])
         if self.control is not None:
-            dist.all_reduce(safe, dist.ReduceOp.MIN, group=self.control)
+            dist.all_reduce(steps, dist.ReduceOp.MIN, group=self.control)
         board: Any = self.board
-        board.agreed = int(safe)
+        board.agreed, board.doubled = steps.tolist()
+        self._report_copies(board)
         if board.agreed >= 0 and not self.forgotten and self.leads:
             reach = self.post.reach
             forget(reach.addresses[0], self.post.generation, FOREVER, reach.secret)
             self.forgotten = True  # what other layouts have left there is not needed any more
+
+    def _report_copies(self, board: "NodeBoard") -> None:
+        """Says when copies begin or cease to lie on one node only: then a lost node costs more than it should."""
+        self.copies += 1
+        alone = board.agreed > board.doubled
+        self.single_copies += alone
+        if alone and not self.single:
+            kept = (
+                f"step {board.doubled}" if board.doubled >= 0 else "the newest checkpoint on disk"
+            )
+            self.say(
+                f"warning: only one node holds the copies of step {board.agreed}: no other node took them; "
+                f"if that node is lost, the run goes back to {kept}"
+            )
+        if self.single and not alone:
+            self.say(f"two nodes hold the copies again, of step {board.doubled}")
+        self.single = alone
+        if self.ledger is not None:
+            self.ledger.copies(board.agreed, board.doubled)
 
 
 def _present(
@@ -254,10 +290,17 @@ def _set_out(agreement: Agreement, board: NodeBoard, rank: int, secret: Secret) 
         else:
             forget(own, agreement.generation, -1, secret)
     held = -1 if recall is None or recall.generation != agreement.generation else recall.step
-    board.set(rank, copied=held, replicated=held, blocked_ns=0, phase=STARTING, beat_ns=0, skipped=0)  # fmt: skip
+    doubled = _on_two_nodes(recall, held)
+    board.set(rank, copied=held, settled=held, replicated=doubled, blocked_ns=0, skipped=0)
+    board.set(rank, phase=STARTING, beat_ns=0)
     board.set(rank, step=agreement.back_to, resumed=agreement.back_to, collectives=0)
     board.set(rank, epoch=agreement.life, pid=os.getpid())
-    board.agreed = held
+    board.agreed, board.doubled = held, doubled
+
+
+def _on_two_nodes(recall: Recall | None, held: int) -> int:
+    """The step that is gone on from, if two nodes hold every rank's copy of it."""
+    return held if recall is not None and all(len(c.nodes) > 1 for c in recall.copies) else -1
 
 
 def _everybody(mine: Any, world: int) -> list[Any]:

@@ -71,8 +71,9 @@ class LaunchedLedger:
             self.journal.note(Paused(at=last, cause="grow"))
             return
         ended = [one for one in found if one.ends and one.at >= last - 1.0]
+        decided = [one for one in ended if one.what == "decision"]
         if ended:
-            self._tell_found(ended[0], last)
+            self._tell_found((decided or ended)[0], last)
             return
         failures = [one for one in written_failures() if one.at >= last - 1.0]
         own = min((one for one in failures if one.is_own), key=lambda one: one.at, default=None)
@@ -92,11 +93,14 @@ class LaunchedLedger:
         )  # fmt: skip
 
     def _tell_found(self, one: Found, last: float) -> None:
-        """A watch has ended a rank, and knows why."""
+        """A watch has ended a rank, or the driver has decided about an end: they know why, and at which step."""
+        if one.step > self.journal.book.step:
+            self.journal.note(Stepped(at=last, step=one.step))
         self.journal.note(
             Failed(
                 at=max(one.at, last), since=min(max(one.since, last), one.at), cause=one.cause,
-                rank=one.rank, host=one.host, why=f"at step {one.step}, {one.why}", rung=one.rung,
+                rank=one.rank if one.rank >= 0 else None, node=one.node_number, host=one.host,
+                why=f"at step {one.step}, {one.why}", rung=one.rung,
             )
         )  # fmt: skip
 
@@ -110,7 +114,7 @@ class LaunchedLedger:
         return self._tell_noticed(found[before:])
 
     def _tell_noticed(self, found: list[Found]) -> list[str]:
-        named = [one for one in found if one.cause == "straggler" and not one.ends]
+        named = [one for one in found if one.cause == "straggler" and one.what != "decision"]
         for one in named:
             about = dict(rank=one.rank, host=one.host, step=one.step, why=one.why)
             self.journal.note(Noticed(at=one.at, what=one.what, **about))  # type: ignore[arg-type]
@@ -142,6 +146,11 @@ class LaunchedLedger:
             self.journal.book.safe(safe)
             self.journal.write_sums()
         return news
+
+    def copies(self, made: int, doubled: int) -> None:
+        """The newest step that memory holds, and that two nodes hold."""
+        with self.lock:
+            self.journal.book.copied, self.journal.book.doubled = made, doubled
 
     def ended(self) -> None:
         self.over.set()

@@ -38,6 +38,7 @@ SOCKET, BOARD, ADDRESS, LOG, SECRET = "agent", "board", "address", "log", "secre
 START_S = 60.0
 LET_GO_S = 10.0
 TICK_S = 0.2
+LAUNCHER, SHARED = "CAIRN_NODE_LAUNCHER", "CAIRN_NODE_SHARED"  # in the environment of a rank
 
 
 class NodeMemoryMissing(CairnError):
@@ -49,6 +50,7 @@ class Node(NamedTuple):
 
     folder: Path
     launcher: int  # the process whose life is the node's life
+    shared: bool = False  # the launcher has other nodes, too: it does not end with this one
 
     @property
     def path(self) -> str:
@@ -91,10 +93,24 @@ class Node(NamedTuple):
 
 def node_here() -> Node:
     """The node of this rank: what its launcher started. `cluster.rank` stands between the two and says which it is."""
-    launcher = int(os.environ.get("CAIRN_NODE_LAUNCHER") or os.getppid())
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    return _node(launcher, os.environ["CAIRN_NODE"] if os.environ.get(SHARED) else "")
+
+
+def node_of_driver(number: int) -> Node:
+    """A node of this process, which has several of them; its folder is made."""
+    node = _node(os.getpid(), f"node-{number}")
+    node.folder.mkdir(mode=0o700, exist_ok=True)
+    _check_ours(node.folder)
+    return node
+
+
+def _node(launcher: int, name: str) -> Node:
+    """`name`: of the node, where its launcher is the driver of several."""
     born = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
-    name = f"cairn-node-{os.getuid()}-{launcher}-{born}"  # process numbers are used again
-    return Node(Path(tempfile.gettempdir()) / name, launcher)
+    folder = f"cairn-node-{os.getuid()}-{launcher}-{born}"  # process numbers are used again
+    home = Path(tempfile.gettempdir()) / (f"{folder}-{name}" if name else folder)
+    return Node(home, launcher, shared=bool(name))
 
 
 def secret_in(folder: Path) -> Secret | None:
@@ -127,6 +143,8 @@ def start(node: Node, host: str, settings: Recovery, run: Path | None, secret: S
         sys.executable, "-m", "cairn.train.recovery.node_memory", str(node.folder),
         "--host", host, "--follow", str(node.launcher), "--silent", str(settings.silent_s),
     ]  # fmt: skip
+    if node.shared:
+        argv.append("--shared")
     if run is not None and settings.metrics_port:
         argv += ["--metrics", str(settings.metrics_port), "--run", str(run)]
     null = os.open(os.devnull, os.O_RDWR)
@@ -166,6 +184,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--follow", type=int, required=True)
+    parser.add_argument("--shared", action="store_true")
     parser.add_argument("--silent", type=float, default=3.0)
     parser.add_argument("--metrics", type=int, default=0)
     parser.add_argument("--run", type=Path)
@@ -189,7 +208,8 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
     board = Board(MOST_RANKS, 1, folder / BOARD)
     agent = Agent(0, doors, None, board, secret_in(folder), _log)
     threading.Thread(target=agent.run, daemon=True).start()
-    watch = NodeWatch(folder, board, given.host, given.follow, given.silent)
+    launcher_alone = None if given.shared else given.follow
+    watch = NodeWatch(folder, board, given.host, launcher_alone, given.silent)
     fresh = folder / f".{ADDRESS}"
     fresh.write_text(doors.address)
     fresh.replace(folder / ADDRESS)
@@ -198,7 +218,7 @@ def _live(given: argparse.Namespace, launcher: int) -> None:
             serve_metrics(given.run / FOLDER / METRICS, given.metrics)
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
-    while not poll.poll(TICK_S * 1e3):
+    while not poll.poll(TICK_S * 1e3) and not watch.left:
         watch.tick()
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from cairn.core.epitaph import Epitaph, write_epitaph
 from cairn.train.recovery.board import DONE, Board
+from cairn.train.recovery.detect import patience
 from cairn.train.recovery.findings import Found, read_found, write_found
 from cairn.train.recovery.node_sight import Duty, NodeSight, Order, ranks_of, sight_of, stall_of
 from cairn.train.recovery.oversight import LEAVE, Oversight, answer
@@ -31,7 +32,6 @@ DUTY, DOOR = (
     "duty.json",
     "watch",
 )  # in the node's folder: what is to be done, where this watch is reached
-STARVED = 5  # a rank that can run has so many times the patience: a busy machine must not end it
 TELL_S = 0.4  # between two messages to the leader
 CALL_S = 1.0  # for a connection to it
 LAST_LINE_S = 1.0  # for the line that a rank's wrapper writes about its end, before the node leaves
@@ -73,14 +73,16 @@ class Link:
 
 class NodeWatch:
     def __init__(
-        self, folder: Path, board: Board, host: str, launcher: int, silent_s: float
+        self, folder: Path, board: Board, host: str, launcher: int | None, silent_s: float
     ) -> None:
+        """`launcher`: ended when the node has to leave; None where it has other nodes, too."""
         self.folder, self.board, self.launcher, self.silent_s = folder, board, launcher, silent_s
         self.door = _door(folder, host)
         self.duty: Duty | None = None
         self.told: dict[int, int] = {}  # rank -> the last step that was told
         self.tell_at = self.call_at = 0.0
         self.leave_at: float | None = None
+        self.left = False  # this node is not to be used any more
         self.link: Link | None = None  # to the leader
         self.others: dict[Link, str] = {}  # of the leader: link -> the node behind it
         self.oversight: Oversight | None = None
@@ -100,7 +102,7 @@ class NodeWatch:
         self._hear_duty()
         now = time.monotonic()
         if self.leave_at is not None and now >= self.leave_at:
-            os.kill(self.launcher, signal.SIGKILL)
+            self._leave()
         if self.duty is None or now < self.tell_at:
             return
         self.tell_at = now + TELL_S
@@ -109,6 +111,17 @@ class NodeWatch:
             self._lead(self.oversight, sight, now)
         else:
             self._follow(sight, now)
+
+    def _leave(self) -> None:
+        """With all that runs here."""
+        self.left = True
+        if self.launcher is not None:
+            os.kill(self.launcher, signal.SIGKILL)
+            return
+        for pid in self.board.ranks["pid"].tolist():
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _hear_duty(self) -> None:
         path = self.folder / DUTY
@@ -243,11 +256,7 @@ def end_silent(
             board.ranks["pid"][rank] = 0  # its number may be given to somebody else
             continue
         silent = (now - beat) / 1e9
-        if (
-            not beat
-            or line["phase"] == DONE
-            or silent <= silent_s * (1 if state == "T" else STARVED)
-        ):
+        if not beat or line["phase"] == DONE or silent <= patience(state, silent_s):
             continue
         how = "stopped" if state == "T" else "swapped out, or held up in native code"
         why = f"no sign of life for {silent:.1f} s: the process is {how}"

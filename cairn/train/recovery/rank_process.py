@@ -1,38 +1,63 @@
-"""One rank of a supervised run, from fork to its last word.
+"""One rank on a node of this machine, from fork to its last message.
 
-    sign of life -> join the others -> train (GuardedLoop) -> "done" | "paused" | "failed" through the pipe
+    join the others -> run_launched -> "said", "record", ... then "done" | "paused" | "failed" through the pipe
 
-A rank that loses its supervisor is ended by the kernel. What it says when it fails is what `launch` says of any rank.
+A node is a group of ranks with a memory of its own (`node_memory`). The kernel ends a rank whose driver is gone. Its
+errors are those of any rank (`launch`).
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
-import signal
 import warnings
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cairn.core.die_with_parent import die_with_parent
 from cairn.train.config import Train
-from cairn.train.launch import failure_of, join_group
-from cairn.train.recovery.board import STARTING, Board
-from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Paused, Post
-from cairn.train.recovery.stall_note import stall_path
-from cairn.train.recovery.stall_writer import StallWriter
+from cairn.train.launch import failure_of
+from cairn.train.recovery.node_memory import LAUNCHER, SHARED
+from cairn.train.stop_signals import obey_parent
 
-Word = Literal["done", "paused", "failed"]
+Word = Literal["said", "record", "done", "paused", "failed"]
 NAMESPACES = "CAIRN_NODE_NAMESPACES"  # of the nodes, by name, with commas between them
 CLONE_NEWNET = 0x40000000
-RankFunction = Callable[[Train, int, Callable[..., Any]], Any]
-"""(config, rank, what makes the loop) -> what rank 0 returns; called when the process group exists"""
+LEAVE_S = 5.0
 
 
-class Rank:
-    """The supervisor's hold on a rank: its process, its pipe, its last word."""
+class Placement(NamedTuple):
+    """All that a rank process is given; inherited by fork, so nothing is pickled."""
+
+    config: Train
+    rank: int
+    node: int
+    local: int  # its number on the node
+    life: int  # how often the ranks were started before
+    least: int  # ranks with which the run could go on
+    driver: int  # process id
+    folder: Path  # where the ranks of a life meet
+    device: str
+
+    def environment(self) -> dict[str, str]:
+        """As a launcher of many machines would set it."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.config.parallel.world()),
+            "LOCAL_RANK": str(self.local),
+            "CAIRN_NODE": node_name(self.node),
+            LAUNCHER: str(self.driver),
+            SHARED: "1",
+            "CAIRN_JOB_ATTEMPT": str(self.life),
+            "CAIRN_JOB_REPLACES": "driver",
+            "CAIRN_JOB_LEAST": str(self.least),
+        }
+
+
+class LocalRank:
+    """The driver's handle of a rank: its process, its pipe, its last message."""
 
     def __init__(self, process: Any, pipe: Connection, node: int) -> None:
         self.process, self.pipe, self.node = process, pipe, node
@@ -43,74 +68,87 @@ class Rank:
     def over(self) -> bool:
         return self.word is not None
 
-    def listen(self) -> None:
-        """Its last word, or that it ended without one."""
-        if self.over:
-            return
+    def listen(self, say: Callable[[str], None], told: Callable[[Any], None]) -> None:
+        """Passes on its text and its steps' records; notes its last message, or that it ended without one."""
         try:
-            if self.pipe.poll():
-                self.word, self.value = self.pipe.recv()
+            while not self.over and self.pipe.poll():
+                word, value = self.pipe.recv()
+                if word == "said":
+                    say(value)
+                elif word == "record":
+                    told(value)
+                else:
+                    self.word, self.value = word, value
         except (EOFError, OSError):
-            self.process.join(5)
+            self.process.join(LEAVE_S)
             self.word, self.value = "gone", self.process.exitcode
 
 
-class Assignment:
-    """All that a rank process is given; inherited by fork, so nothing is pickled."""
-
-    def __init__(
-        self, config: Train, post: Post, board: Board, epoch: int, folder: Path, device: str,
-        train: RankFunction,
-    ) -> None:  # fmt: skip
-        """`folder`: where the ranks meet, and where one that stands still leaves a note."""
-        self.config, self.post, self.board, self.epoch = config, post, board, epoch
-        self.folder, self.device, self.train = folder, device, train
-
-    @property
-    def address(self) -> str:
-        """Of the rendezvous: every epoch has its own."""
-        return f"file://{self.folder}/rendezvous-{self.epoch}"
+def node_name(node: int) -> str:
+    return f"node-{node}"
 
 
-def rank_main(sender: Connection, given: Assignment) -> None:
-    post, board = given.post, given.board
-    enter_network(post.reach.node)
+def start_rank(given: Placement) -> LocalRank:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_rank_main, args=(sender, given))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork with threads
+        process.start()
+    sender.close()
+    return LocalRank(process, receiver, given.node)
+
+
+def end_ranks(ranks: list[LocalRank]) -> None:
+    """Those that are done may leave by themselves; all others are killed, stopped ones too."""
+    for rank in ranks:
+        if rank.process.is_alive():
+            if rank.word in ("done", "paused"):
+                rank.process.join(LEAVE_S)
+            rank.process.kill()
+    for rank in ranks:
+        rank.process.join()
+        rank.pipe.close()
+
+
+def _rank_main(sender: Connection, given: Placement) -> None:
+    from cairn.train.recovery.guarded_loop import Paused
+    from cairn.train.recovery.launched import run_launched
+
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    enter_network(given.node)
+    os.environ.update(given.environment())
+    obey_parent()
     die_with_parent()
-    board.set(post.rank, pid=os.getpid(), epoch=given.epoch, phase=STARTING)
-    settings = given.config.recovery
-    stall = StallWriter(stall_path(given.folder, post.rank), settings.stuck_s)
-    heart = Heart(board, post.rank, settings.heartbeat_s, stall)
-    heart.start()
+
     word: tuple[Word, Any]
     try:
-        word = ("done", _work(given))
+        _share_cores(given)
+        address = f"file://{given.folder}/rendezvous-{given.life}"
+        result = run_launched(
+            given.config,
+            given.rank,
+            given.device,
+            say=lambda text: sender.send(("said", text)),
+            told=lambda record: sender.send(("record", record)),
+            address=address,
+        )
+        word = ("done", result if given.rank == 0 else None)
     except Paused:
-        word = ("paused", board.ranks["step"][post.rank].item())
-    except BaseException as error:  # noqa: BLE001  the supervisor decides what it means
-        word = ("failed", failure_of(post.rank, error))
-    sender.send(word)
+        word = ("paused", None)
+    except BaseException as error:  # noqa: BLE001  the driver decides what it means
+        word = ("failed", failure_of(given.rank, error))
+    with contextlib.suppress(BrokenPipeError):
+        sender.send(word)
     sender.close()
     os._exit(0 if word[0] != "failed" else 1)  # threads of a broken group must not keep it
 
 
-def _work(given: Assignment) -> Any:
+def _share_cores(given: Placement) -> None:
     import torch
-    import torch.distributed as dist
 
-    post = given.post
     if given.device == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // post.world))
-    if post.world > 1:
-        hang_s = given.config.recovery.stuck_s
-        join_group(post.rank, post.world, given.address, given.device, hang_s)
-    make_loop = partial(GuardedLoop, board=given.board, post=post)
-    result = given.train(given.config, post.rank, make_loop)
-    if post.world > 1:
-        dist.barrier()
-    return result if post.rank == 0 else None
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // given.config.parallel.world()))
 
 
 def enter_network(node: int) -> None:
@@ -124,26 +162,3 @@ def enter_network(node: int) -> None:
         raise OSError(ctypes.get_errno(), f"the network of node {node} cannot be entered")
     os.close(descriptor)
     os.environ["GLOO_SOCKET_IFNAME"] = "cairn0"
-
-
-def start_rank(given: Assignment, node: int) -> Rank:
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=rank_main, args=(sender, given))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork with threads
-        process.start()
-    sender.close()
-    return Rank(process, receiver, node)
-
-
-def end_ranks(ranks: list[Rank]) -> None:
-    """Those that are done may leave by themselves; all others are killed, stopped ones too."""
-    for rank in ranks:
-        if rank.process.is_alive():
-            if rank.word in ("done", "paused"):
-                rank.process.join(5)
-            rank.process.kill()
-    for rank in ranks:
-        rank.process.join()
-        rank.pipe.close()

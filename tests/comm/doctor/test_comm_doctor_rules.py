@@ -1,14 +1,17 @@
 """Rules on made-up facts: the culprit is named whoever it is, and noise is nobody's fault."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.comm.doctor.diagnose import diagnose
 from cairn.comm.doctor.findings import Call, Probe, RankFacts, Trace
 from cairn.comm.doctor.job_log import examine_job_log
 from cairn.comm.doctor.pairs import examine_probe
 from cairn.comm.doctor.traces import examine
+from cairn.comm.watchdog import Note, Watch
 
 WORLDS = st.integers(2, 12)
 
@@ -209,3 +212,34 @@ def test_what_torch_itself_found_is_passed_on():
     text = "RuntimeError: [../gloo/pair.cc:1] Connection closed by peer [10.0.0.7]:4711"
     assert [(one.cause, one.where) for one in examine_job_log(text)] == [("hang", "10.0.0.7")]
     assert examine_job_log("step 3 loss 2.1") == []
+
+
+GLOO = (
+    "[rank0]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+    "Timed out waiting 600000ms for recv operation to complete"
+)
+
+
+def test_an_ordinary_timeout_of_gloo_is_known(tmp_path):
+    (found,) = examine_job_log(GLOO)
+    assert (found.cause, found.where) == ("hang", "a peer of rank 0")
+    assert "rank 0 waited 600 s for a recv of gloo" in found.evidence[0]
+    log = tmp_path / "worker-0.log"
+    log.write_text("step 3 loss 2.1\n" + GLOO.replace("[rank0]:", "r1|"))
+    assert diagnose([log]).findings[0].where == "a peer of rank 1"
+
+
+def test_every_line_of_the_watchdog_is_known_to_the_doctor():
+    notes = {
+        0: Note(rank=0, host="n6", beat=1, moved="a", waits=["gloo:all_reduce #4"]),
+        1: Note(rank=1, host="n7", beat=1, moved="a"),
+    }
+    watch, lines = Watch(2, 60.0), []
+    for now in range(0, 200, 3):
+        notes[0] = msgspec.structs.replace(notes[0], beat=now)  # rank 1 is stopped
+        lines += filter(None, [watch.look(notes, float(now))])
+    assert len(lines) == 2
+    assert [(one.cause, one.where) for line in lines for one in examine_job_log(line)] == [
+        ("hang", "rank 1 on n7")
+    ] * 2
+    assert "no sign of life from rank 1 on n7 for 15 s" in lines[0]

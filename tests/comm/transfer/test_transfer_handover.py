@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_ends import closing, make_end
+from transfer_inprocess import Fabric, Faults
 from transfer_oracle import garbage, store, whole_cache
 
 from cairn.comm.transfer.errors import TransferError
 from cairn.comm.transfer.give import Give, offer_of
 from cairn.comm.transfer.handshake import Side
-from cairn.comm.transfer.inprocess import Fabric, Faults
 from cairn.comm.transfer.kv import REGION, Contents, KVLayout, kv_shards
 from cairn.comm.transfer.lease import Terms
 from cairn.comm.transfer.runs import NO_RUNS, Runs

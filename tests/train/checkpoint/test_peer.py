@@ -299,6 +299,7 @@ def test_an_agent_of_another_job_takes_no_copy_and_training_goes_on_with_one(nod
     assert peer.save(5, state(0, 5), {})
     assert peer.wait_until_safe(5)
     assert net.board.nodes["alone"].tolist() == [1, 0]
+    assert int(net.board.ranks["replicated"][0]) < 5  # nobody says that two nodes hold it
 
 
 def test_a_connection_that_says_nothing_keeps_nobody_waiting(nodes):

@@ -24,7 +24,7 @@ from cairn.train.checkpoint.save import NotSaved, write_pieces
 from cairn.train.config import Checkpoint, Optim, Precision
 from cairn.train.launch import failure_of
 from cairn.train.metrics_log import read_log
-from cairn.train.recovery.inquest import evidence_of
+from cairn.train.recovery.evidence import evidence_of
 
 
 def logged(folder):

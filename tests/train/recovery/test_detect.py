@@ -136,8 +136,8 @@ def test_the_board_remembers_when_steps_ended():
     ends = board.ends(1, 0)
     assert [step for step, _ in ends] == list(range(11, RING + 11))
     assert [when for _, when in ends] == sorted(when for _, when in ends)
-    board.set(1, replicated=30)
-    board.set(0, replicated=20)
+    board.set(1, settled=30)
+    board.set(0, settled=20)
     assert board.committed(2) == 20
     board.begin_epoch(3)
     assert (board.ends(1, 0), board.committed(2)) == ([], 20)

@@ -43,7 +43,7 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
     ),
     Counter(
         name="cairn_cached_prompt_tokens_total",
-        help="Prompt tokens that were found in the prefix cache.",
+        help="Prompt tokens that were found in the prefix cache by the first answer to a prompt.",
         unit="tokens",
         labels=("model",),
     ),

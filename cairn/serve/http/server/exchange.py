@@ -3,7 +3,7 @@
     GenerateRequest, ... --serving--> jobs -> admitted -> submitted -> deltas ... -> the end, or the client has left
 
     next     -> deltas -> bytes -> send, which waits for a slow client
-    forward  -> deltas -> bytes -> straight to the socket, for as long as the client keeps up
+    forward  -> deltas -> bytes -> send without a task, for as long as the client keeps up
 
 However an exchange ends, its requests in the engine end with it: a client that leaves, a deadline, an exception.
 Belongs to the thread of the event loop. How the events of a stream look is the endpoint's `Writer`.
@@ -30,6 +30,7 @@ from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import EventStream
+from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
 
 log = logging.getLogger("cairn")
@@ -76,7 +77,12 @@ class Exchange:
         self._watching: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._first = 0.0
-        self._last_of: dict[int, float] = {}  # when an answer had its last update
+        self._first_of: dict[int, float] = {}  # when an answer had its first update
+        self._last_of: dict[int, float] = {}  # and its last
+        self._prompts: dict[int, Job] = {}  # by the identity of its ids: the first job of a prompt
+        for job in self.jobs:
+            self._prompts.setdefault(id(job.request.prompt), job)
+        self._uncounted = set(self._prompts)  # prompts that are not in the metrics yet
 
     @property
     def finished(self) -> bool:
@@ -84,8 +90,8 @@ class Exchange:
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were found in the cache."""
-        return self.jobs[0].request.cached
+        """Prompt tokens that were found in the cache. Later answers to a prompt find what the first one computed."""
+        return sum(job.request.cached for job in self._prompts.values())
 
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
@@ -132,11 +138,11 @@ class Exchange:
 
         try:
             while not self.finished:
-                body = b"".join(map(write, await self._next()))
-                if body:
+                if body := b"".join(map(write, await self._next())):
                     await events.write(body)
-                if events.direct:
+                if events.begun:
                     await self._forward(push)
+                    await events.flush()
             await events.write(writer.last(), last=True)
         except Refusal as refusal:
             if not events.begun:
@@ -223,6 +229,7 @@ class Exchange:
             before = last_of.get(delta.index)
             last_of[delta.index] = now
             if before is None:
+                self._first_of[delta.index] = now
                 self._note_first(now)
             elif self._call.streams:
                 self._service.gaps.add(now - before)
@@ -247,13 +254,22 @@ class Exchange:
         job = next(job for job in self.jobs if job.answer.index == delta.index)
         tokens = len(job.answer.whole.token_ids)
         metrics.add("cairn_finished_requests_total", model=model, reason=delta.finish_reason or "")
-        metrics.add("cairn_prompt_tokens_total", len(job.request.prompt), model=model)
-        metrics.add("cairn_cached_prompt_tokens_total", job.request.cached, model=model)
+        self._count_prompt(job)
         metrics.add("cairn_generated_tokens_total", tokens, model=model)
         metrics.observe("cairn_request_seconds", now - self._call.arrived, model=model)
         if tokens > 1:
-            each = (now - self._first) / (tokens - 1)
+            each = (now - self._first_of[delta.index]) / (tokens - 1)
             metrics.observe("cairn_time_per_output_token_seconds", each, model=model)
+
+    def _count_prompt(self, job: Job) -> None:
+        """Once, however many answers it has."""
+        prompt = id(job.request.prompt)
+        if prompt in self._uncounted:
+            self._uncounted.discard(prompt)
+            metrics, model = self._service.metrics, self._service.model
+            cached = self._prompts[prompt].request.cached
+            metrics.add("cairn_prompt_tokens_total", len(job.request.prompt), model=model)
+            metrics.add("cairn_cached_prompt_tokens_total", cached, model=model)
 
     def _close(self, status: str) -> None:
         self._service.open.discard(self)

@@ -19,6 +19,7 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.serve.grammar import json_rule
 from cairn.serve.guide import Guide, lark_guide, literal
 from cairn.serve.http.tools.tool_parser import CLOSE, OPEN, PYTHON_TAG, TOOL_CALLS, ToolFormat
+from cairn.serve.json_schema import check_depth
 
 Choice = Literal["none", "auto", "required"]
 CHOICES = ("none", "auto", "required")
@@ -128,6 +129,7 @@ def _function(tool: object, where: str) -> tuple[str, Mapping[str, Any]]:
         parameters = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.function.parameters is no object", hint="it is a JSON schema")
+    check_depth(parameters, f"{where}.function.parameters")
     return name, parameters
 
 

@@ -1,6 +1,7 @@
 """Real processes are killed, stopped and corrupted; the run goes on, and its losses are those of an unbroken one."""
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -8,10 +9,11 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from itertools import product
 
 import msgspec
 import pytest
-from supervised_runs import (
+from local_runs import (
     MODEL,
     config,
     die,
@@ -20,28 +22,32 @@ from supervised_runs import (
     left_behind,
     logged,
     once,
-    supervised,
+    recovered,
     unbroken,
 )
+from tiny_runs import recipe
 
 from cairn.core.errors import ConfigError
 from cairn.core.job_ledger import METRICS, read_ledger
+from cairn.train.checkpoint.peer_recall import keep_at
 from cairn.train.launch import RankFailed
 from cairn.train.parallel.layout import Layout
+from cairn.train.recovery import guarded_loop, launched
 from cairn.train.recovery.journal import read_status
 from cairn.train.recovery.metrics_page import serve_metrics
+from cairn.train.run import run
 
 KILLS = int(os.environ.get("CAIRN_TEST_KILLS", "5"))  # 50 in the nightly form
 
 
 @pytest.mark.timeout(120 + 20 * KILLS)
 def test_any_process_may_be_killed_and_the_losses_are_the_unbroken_ones(tmp_path):
-    """Ranks, agents, the supervisor: drawn by chance, one after another in one run; equal to the bit."""
+    """Ranks and memories: drawn by chance, one after another in one run; equal to the bit."""
     steps = 6 * KILLS
     unbroken(config(tmp_path / "a", steps=steps))
     folder = tmp_path / "b"
     chance = random.Random(90)
-    victims = [*range(4), *range(4), "agent 0", "agent 1", "supervisor"]
+    victims = [*range(4), *range(4), "memory 0", "memory 1"]
     plan = {6 * n + chance.randint(1, 3): chance.choice(victims) for n in range(KILLS)}
 
     def fault(loop):
@@ -52,17 +58,13 @@ def test_any_process_may_be_killed_and_the_losses_are_the_unbroken_ones(tmp_path
             return
         if isinstance(whom, int):
             die()
-        status = read_status(folder)
-        if whom == "supervisor":
-            os.kill(status.supervisor, signal.SIGKILL)
-            time.sleep(60)  # the kernel ends this rank with it
-        os.kill(status.agents[int(whom[-1])], signal.SIGKILL)
+        os.kill(read_status(folder).memories[int(whom[-1])], signal.SIGKILL)
 
-    finished = supervised(config(folder, steps=steps, restarts=2 * KILLS), fault)
+    finished = recovered(config(folder, steps=steps, restarts=2 * KILLS), fault)
     assert finished.outcome.step == steps
     assert logged(folder) == logged(tmp_path / "a")
     ledger = read_ledger(folder)
-    noticed = [step for step, whom in plan.items() if not str(whom).startswith("agent")]
+    noticed = [step for step, whom in plan.items() if not str(whom).startswith("memory")]
     assert [incident.step for incident in ledger.incidents] == noticed
     assert all(0 <= incident.steps_lost <= 5 for incident in ledger.incidents)
     assert sum(ledger.parts.values()) == pytest.approx(ledger.wall)
@@ -70,7 +72,7 @@ def test_any_process_may_be_killed_and_the_losses_are_the_unbroken_ones(tmp_path
     assert left_behind(folder) == []
 
 
-def test_a_stopped_rank_a_stopped_agent_and_a_flipped_bit_are_found(tmp_path):
+def test_a_stopped_rank_a_stopped_memory_and_a_flipped_bit_are_found(tmp_path):
     unbroken(config(tmp_path / "a", steps=17))
     folder = tmp_path / "b"
 
@@ -80,10 +82,10 @@ def test_a_stopped_rank_a_stopped_agent_and_a_flipped_bit_are_found(tmp_path):
             flip_bit(loop)
         if (step, rank) == (7, 3) and once(folder, "stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
-        if (step, rank) == (11, 0) and once(folder, "agent"):
-            os.kill(read_status(folder).agents[1], signal.SIGSTOP)
+        if (step, rank) == (11, 0) and once(folder, "memory"):
+            os.kill(read_status(folder).memories[1], signal.SIGSTOP)
 
-    supervised(config(folder, steps=17), fault)
+    recovered(config(folder, steps=17), fault)
     assert logged(folder) == logged(tmp_path / "a")
     bit, hang = read_ledger(folder).incidents
     assert (bit.cause, bit.rank, bit.step, bit.back_to) == ("corruption", 1, 5, 0)
@@ -103,7 +105,7 @@ def test_every_sample_once_through_kill_shrink_and_grow(tmp_path):
         """Writes down which samples this rank has read in which step of which life."""
         ids = list(loop.feeder._make(loop.state.samples - 4)[0].ids)
         ids += [i for batch in loop.feeder._make(loop.state.samples - 4)[1:] for i in batch.ids]
-        epoch = int(loop.board.head["epoch"][0])
+        epoch = int(os.environ["CAIRN_JOB_ATTEMPT"])
         line = json.dumps([epoch, loop.state.step, ids])
         with (folder / f"seen-{epoch}-{loop.rank}.jsonl").open("a") as file:
             file.write(line + "\n")
@@ -115,7 +117,7 @@ def test_every_sample_once_through_kill_shrink_and_grow(tmp_path):
             time.sleep(0.25)  # until the node is back
 
     said = []
-    supervised(config(folder, rejoin_s=0.5), fault, lambda text: said.append(text))
+    recovered(config(folder, rejoin_s=0.5), fault, lambda text: said.append(text))
     ledger = read_ledger(folder)
     assert [incident.rung for incident in ledger.incidents] == ["heal", "shrink"]
     assert "grow" in ledger.by_cause["restart"]
@@ -125,7 +127,7 @@ def test_every_sample_once_through_kill_shrink_and_grow(tmp_path):
         for line in path.read_text().splitlines():
             epoch, step, ids = json.loads(line)
             lives.setdefault(step, {}).setdefault(epoch, []).extend(ids)
-    ranks = {len(list(folder.glob(f"seen-{epoch}-*"))) for epoch in range(1, 5)}
+    ranks = {len(list(folder.glob(f"seen-{epoch}-*"))) for epoch in range(4)}
     assert ranks == {4, 2}
     stayed = [sorted(by_epoch[max(by_epoch)]) for _, by_epoch in sorted(lives.items())]
     assert stayed == [list(range(4 * step, 4 * step + 4)) for step in range(24)]
@@ -145,7 +147,7 @@ def test_a_pipeline_is_rebuilt_for_the_ranks_that_are_left(tmp_path):
         if loop.state.step == 7 and loop.rank == 0 and once(folder, "node"):
             kill_node(folder, 0)
 
-    supervised(config(folder, steps=12, layout=Layout(pp=4), model=model), fault)
+    recovered(config(folder, steps=12, layout=Layout(pp=4), model=model), fault)
     (incident,) = read_ledger(folder).incidents
     assert (incident.rung, incident.back_to) == ("template", 5)
     assert read_status(folder).layout == Layout(pp=2)
@@ -165,7 +167,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_a_rank_that_never_comes_back
                 time.sleep(0.1)
 
     asked = dict(spare_nodes=1, stuck_s=6)
-    supervised(config(folder, steps=12, layout=Layout(dp=2), **asked), fault)
+    recovered(config(folder, steps=12, layout=Layout(dp=2), **asked), fault)
     incidents = {incident.step: incident for incident in read_ledger(folder).incidents}
     lost, hang = incidents[8], incidents[10]
     assert (lost.rung, lost.node, lost.back_to) == ("spare", 1, 5)
@@ -178,18 +180,18 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_a_rank_that_never_comes_back
 
 
 def test_both_copies_lost_and_the_disk_carries_on(tmp_path):
-    """Both agents and a rank at once: nothing is left in memory."""
+    """Both memories and a rank at once: nothing is left in memory."""
     unbroken(config(tmp_path / "a", steps=12, layout=Layout(dp=2), every=4))
     folder = tmp_path / "b"
 
     def fault(loop):
         if loop.state.step == 7 and loop.rank == 0 and once(folder, "all"):
             loop.saver.wait()
-            for pid in read_status(folder).agents.values():
+            for pid in read_status(folder).memories.values():
                 os.kill(pid, signal.SIGKILL)
             die()
 
-    supervised(config(folder, steps=12, layout=Layout(dp=2), every=4, rejoin_s=1000), fault)
+    recovered(config(folder, steps=12, layout=Layout(dp=2), every=4, rejoin_s=1000), fault)
     (incident,) = read_ledger(folder).incidents
     assert incident.back_to == 4
     assert [row[0] for row in logged(folder)] == list(range(1, 13))
@@ -202,14 +204,15 @@ def test_a_mistake_of_the_program_is_told_and_not_tried_again(tmp_path):
             raise ZeroDivisionError("the program's own")
 
     with pytest.raises(RankFailed, match="the program's own"):
-        supervised(config(tmp_path, layout=Layout(dp=2)), fault)
+        recovered(config(tmp_path, layout=Layout(dp=2)), fault)
     ledger = read_ledger(tmp_path)
     assert (ledger.state, ledger.incidents[0].rung) == ("failed", "stop")
     assert left_behind(tmp_path) == []
 
 
-def test_disk_object_store_and_the_end_on_request(tmp_path):
+def test_disk_object_store_and_the_end_on_request(tmp_path, monkeypatch):
     """Stopped by SIGTERM with a checkpoint; the disk is lost; the same command goes on from the far copy."""
+    monkeypatch.setattr(guarded_loop, "every_steps", lambda *measured: 11)
     folder, far = tmp_path / "run", f"file://{tmp_path}/far"
 
     def wanted(steps):
@@ -217,24 +220,24 @@ def test_disk_object_store_and_the_end_on_request(tmp_path):
         return config(folder, steps=steps, layout=Layout(dp=2), **settings)
 
     def fault(loop):
-        if loop.state.step == 4:  # a save costs so little that one every 3 steps is far too often
+        if loop.state.step == 7:  # there was a save after step 6
             (folder / f"every-{loop.rank}").write_text(str(loop.config.checkpoint.every))
         if (loop.state.step, loop.rank) == (4, 1) and once(folder, "kill"):
             loop.saver.wait()
             die()
         if loop.state.step == 7 and loop.rank == 0:
-            os.kill(read_status(folder).root, signal.SIGTERM)
+            os.kill(read_status(folder).driver, signal.SIGTERM)
             time.sleep(0.5)
 
     said = []
-    stopped = supervised(wanted(100), fault, said.append).outcome
+    stopped = recovered(wanted(100), fault, said.append).outcome
     assert stopped.stopped_early
     assert 7 <= stopped.step < 100
     (ended,) = [read_ledger(folder).incidents[0].cause]
     assert ended == "killed"
-    assert all(int((folder / f"every-{rank}").read_text()) > 3 for rank in range(2))
+    assert [(folder / f"every-{rank}").read_text() for rank in range(2)] == ["11", "11"]
     shutil.rmtree(folder / "checkpoints")
-    finished = supervised(wanted(stopped.step + 2)).outcome
+    finished = recovered(wanted(stopped.step + 2)).outcome
     assert finished.step == stopped.step + 2
     assert [row[0] for row in logged(folder)] == list(range(1, finished.step + 1))
     assert read_ledger(folder).incidents == []  # a ledger is of one start of the command
@@ -254,8 +257,7 @@ def test_a_rank_that_computes_slowly_is_named_and_replaced_if_that_is_asked_for(
             loop.state.loss = late
 
     said, asked = [], dict(spare_nodes=1, slow_action="replace")
-    supervised(config(tmp_path, steps=9, layout=Layout(dp=2), **asked), slow, said.append)
-    assert read_status(tmp_path).slow[0] == 1
+    recovered(config(tmp_path, steps=9, layout=Layout(dp=2), **asked), slow, said.append)
     assert '"what":"straggler","rank":1' in (tmp_path / "recovery" / "events.jsonl").read_text()
     ledger = read_ledger(tmp_path)
     first = ledger.incidents[0]
@@ -283,6 +285,43 @@ def test_the_ledger_is_served_as_metrics(tmp_path):
 
 def test_more_nodes_than_ranks_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"recovery.nodes 3 for 2 ranks"):
-        supervised(config(tmp_path, layout=Layout(dp=2), nodes=3))
+        recovered(config(tmp_path, layout=Layout(dp=2), nodes=3))
     with pytest.raises(ConfigError, match="4 ranks do not divide"):
-        supervised(config(tmp_path, nodes=3))
+        recovered(config(tmp_path, nodes=3))
+
+
+def test_copies_that_no_other_node_takes_are_reported(tmp_path, monkeypatch):
+    """The peer of the copies cannot be reached: nobody says that two nodes hold them."""
+    nowhere = "127.0.0.1:9"
+    monkeypatch.setattr(
+        launched, "keep_at", lambda at, keeper, secret: keep_at(at, nowhere, secret)
+    )
+    said = []
+    recovered(config(tmp_path, steps=12, layout=Layout(dp=2)), say=said.append)
+    (warned,) = [text for text in said if text.startswith("warning: only one node holds")]
+    assert "the run goes back to the newest checkpoint on disk" in warned
+    assert [text for text in said if "copies in memory were held by one node only" in text]
+    assert read_status(tmp_path).doubled == -1
+    ledger = read_ledger(tmp_path)
+    assert (ledger.copied, ledger.doubled) == (5, -1)
+    metrics = (tmp_path / "recovery" / METRICS).read_text()
+    assert "cairn_job_doubled_steps -1" in metrics
+
+
+@pytest.mark.parametrize(("first", "second"), [*product(["plain", "recovery"], repeat=2)])
+def test_two_runs_never_share_a_folder(tmp_path, first, second):
+    start = {
+        "plain": lambda: run(recipe(tmp_path, steps=10**6), say=lambda text: None),
+        "recovery": lambda: recovered(config(tmp_path, steps=10**6, layout=Layout(dp=2))),
+    }
+    holder = multiprocessing.get_context("fork").Process(target=start[first])
+    holder.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(ConfigError, match=f"another run writes to .* process {holder.pid} on"):
+            start[second]()
+    finally:
+        holder.kill()
+        holder.join()

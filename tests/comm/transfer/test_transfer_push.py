@@ -1,40 +1,12 @@
-"""Streaming's arithmetic, and fresh weights pushed from a trainer to a server over every transport."""
-
-import itertools
+"""Fresh weights pushed from a trainer to a server over every transport."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transfer_ends import KINDS, closing, make_end, settle
 
 from cairn.comm.transfer.plan import make_plan
 from cairn.comm.transfer.runs import Runs
-from cairn.comm.transfer.stream import exposed_s, timeline
 from cairn.comm.transfer.weights import REGION, Held, pack, rows_of, share_of
-from cairn.core.errors import ConfigError
-
-SECONDS = st.floats(0, 10)
-
-
-@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=12))
-def test_streaming_exposes_at_least_the_last_layer_and_at_most_everything(layers):
-    compute, transfer = ([pair[side] for pair in layers] for side in (0, 1))
-    exposed = exposed_s(compute, transfer)
-    slack = 1e-9
-    assert transfer[-1] - slack <= exposed <= sum(transfer) + slack
-    hops = timeline(compute, transfer)
-    for before, after in itertools.pairwise(hops):
-        assert after.start_s >= before.end_s  # one wire
-        assert after.start_s >= after.ready_s
-
-
-def test_a_fast_wire_exposes_one_layer_and_a_slow_one_what_does_not_fit():
-    assert exposed_s([1.0] * 4, [0.25] * 4) == 0.25
-    assert exposed_s([1.0] * 4, [2.0] * 4) == 5.0  # 1 + 4 * 2 - 4
-    assert exposed_s([], []) == 0.0
-    with pytest.raises(ConfigError, match="2 layers are computed and 1 travel"):
-        exposed_s([1.0, 1.0], [1.0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Supervised runs for tests: four small ranks on two nodes, and faults at exact steps."""
+"""Runs with recovery for tests: four small ranks on two nodes, and faults at exact steps."""
 
 import os
 import signal
@@ -14,8 +14,9 @@ from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.journal import read_status
+from cairn.train.recovery.launched import LaunchedLoop
+from cairn.train.recovery.local_driver import run_on_nodes
 from cairn.train.recovery.settings import Recovery
-from cairn.train.recovery.supervised import run_supervised
 from cairn.train.run import run
 
 DATA = Data(sources=["random"], sequence=16, sequences=4, microbatch=1)
@@ -32,30 +33,25 @@ def config(folder, steps=24, layout=Layout(dp=4), model=MODEL, every=0, **recove
 
 
 def unbroken(wanted):
-    """The same layout without a supervisor."""
+    """The same layout without faults and without a driver."""
     run_local(
         wanted.parallel.world(), lambda rank, world: run(wanted, rank, say=lambda t: None).outcome
     )
 
 
-def supervised(wanted, fault=lambda loop: None, say=lambda text: None):
+def recovered(wanted, fault=lambda loop: None, say=lambda text: None):
     """`fault(loop)` runs in every rank after every step, copies included."""
+    step = LaunchedLoop._one_step
 
-    def train(config, rank, make_loop):
-        def make(*args, **named):
-            loop = make_loop(*args, **named)
-            step = loop._one_step
+    def stepped(loop):
+        step(loop)
+        fault(loop)
 
-            def stepped():
-                step()
-                fault(loop)
-
-            loop._one_step = stepped
-            return loop
-
-        return run(config, rank, lambda text: None, make_loop=make)
-
-    return run_supervised(wanted, train, say=say)
+    LaunchedLoop._one_step = stepped  # the ranks are forked from this process
+    try:
+        return run_on_nodes(wanted, say=say)
+    finally:
+        LaunchedLoop._one_step = step
 
 
 def once(folder: Path, name: str) -> bool:
@@ -73,11 +69,11 @@ def die() -> None:
 
 
 def kill_node(folder: Path, node: int) -> None:
-    """Its agent and its ranks, as when the power goes."""
+    """Its memory and its ranks, as when the power goes."""
     status = read_status(folder)
     assert status is not None
     mine = os.getpid()
-    pids = [status.agents[node], *(r.pid for r in status.ranks if r.node == node)]
+    pids = [status.memories[node], *(r.pid for r in status.ranks if r.node == node)]
     others = [pid for pid in pids if pid != mine]
     for pid in others:  # none may tell of another's end before its own
         os.kill(pid, signal.SIGSTOP)
@@ -100,5 +96,5 @@ def left_behind(folder: Path) -> list[int]:
     """Processes of a run that still live."""
     status = read_status(folder)
     assert status is not None
-    pids = [status.supervisor, *status.agents.values(), *(rank.pid for rank in status.ranks)]
+    pids = [*status.memories.values(), *(rank.pid for rank in status.ranks)]
     return [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]

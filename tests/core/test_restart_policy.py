@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.cluster.failure import POLICIES, History, decide
 from cairn.core.exit_cause import CAUSES, Evidence
+from cairn.core.restart_policy import POLICIES, History, decide
 
 KILLED = Evidence(status=-9)
 USER = Evidence(status=1, words="KeyError: 'x'")

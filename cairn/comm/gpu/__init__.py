@@ -1,1 +1,0 @@
-"""Collectives of our own on GPUs: small all-reduces over memory that the ranks of a node share."""

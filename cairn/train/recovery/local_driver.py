@@ -1,0 +1,349 @@
+"""A run with recovery on one machine: its nodes are groups of ranks, and this process starts them again.
+
+    cairn train  (driver)
+     |-- rank 0, rank 1  ..  memory of node 0   copies, and the watch that finds who hangs (`node_memory`, `node_watch`)
+     '-- rank 2, rank 3  ..  memory of node 1
+
+    start the ranks -> listen --all done--> result
+        ^                |---a rank has ended--> whose fault? (`evidence`) -> what now? (`ladder`) --.
+        |                '---a node is back--> pause after a copy in memory -> larger layout --------|
+        '--------------------------------------------------------------------------------------------'
+
+The ranks are those of a launched job (`launched`): they agree among themselves from which step they go on. If the
+driver is killed the kernel ends all of them, and the same command goes on from disk.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.core.events import instant
+from cairn.core.job_ledger import Ended, Failed
+from cairn.train.checkpoint.peer_placement import node_of
+from cairn.train.config import Train
+from cairn.train.launch import Failure, RankFailed, first_failure
+from cairn.train.metrics_log import Record
+from cairn.train.only_here import only_here
+from cairn.train.recovery import evidence
+from cairn.train.recovery.board import GO_ON, PAUSE, PHASES, STARTING, STOP, Board
+from cairn.train.recovery.children import adopt_orphans, end_process
+from cairn.train.recovery.findings import Found, read_found, write_found
+from cairn.train.recovery.journal import Journal, RankStatus, Status, write_status
+from cairn.train.recovery.ladder import Incident, Left, Response, grown, respond
+from cairn.train.recovery.local_layouts import check_nodes, layouts_that_fit
+from cairn.train.recovery.node_memory import Node, node_of_driver
+from cairn.train.recovery.process_state import process_state
+from cairn.train.recovery.rank_process import (
+    LocalRank,
+    Placement,
+    end_ranks,
+    node_name,
+    start_rank,
+)
+from cairn.train.stop_signals import forwarding, send
+
+TICK_S = 0.1
+Say = Callable[[str], None]
+
+
+class Requeue(CairnError):
+    """Too little is left here to go on; a scheduler has to find other nodes."""
+
+    exit_status = 75  # EX_TEMPFAIL: try again elsewhere
+
+
+def run_on_nodes(
+    config: Train,
+    device: str = "cpu",
+    say: Say = print,
+    told: Callable[[Record], None] = lambda record: None,
+) -> Any:
+    """What rank 0 returned, however many ranks died on the way. `told` gets each step's record from rank 0."""
+    check_nodes(config)
+    config.folder.mkdir(parents=True, exist_ok=True)
+    with only_here(config.folder), tempfile.TemporaryDirectory(prefix="cairn-") as folder:
+        driver = LocalDriver(config, device, say, Path(folder), told)
+        try:
+            with forwarding(driver.pids) as stopping:
+                return driver.run(stopping)
+        finally:
+            driver.end()
+
+
+class LocalDriver:
+    def __init__(
+        self,
+        config: Train,
+        device: str,
+        say: Say,
+        folder: Path,
+        told: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self.asked, self.config, self.device, self.say = config, config, device, say
+        self.told = told
+        self.settings, self.folder = config.recovery, folder
+        self.fits = layouts_that_fit(config)
+        count = self.settings.nodes + self.settings.spare_nodes
+        self.homes: list[Node] = [node_of_driver(number) for number in range(count)]
+        self.boards: list[Board] = [home.board() for home in self.homes]
+        self.nodes = list(range(self.settings.nodes))
+        self.ranks: list[LocalRank] = []
+        self.life = self.failures = 0
+        self.strikes: dict[int, int] = {}
+        self.cordoned: dict[int, str] = {}
+        self.lost_at: dict[int, float] = {}
+        self.same: tuple[str, int, int] = ("", -1, 0)  # cause, step, how often in a row
+        self.known = 0  # findings of earlier lives
+        self.stopping = threading.Event()
+        adopt_orphans(True)  # a memory whose rank has ended is ours to wait for
+
+    # -- the run --------------------------------------------------------------------------------------
+
+    def run(self, stopping: threading.Event) -> Any:
+        self.stopping = stopping
+        while True:
+            self._start()
+            result = self._watch()
+            if result is not None:
+                if result[0].outcome.stopped_early:
+                    self._close_ledger(Ended(at=time.time()))
+                return result[0]
+            end_ranks(self.ranks)
+            self.life += 1
+
+    def _start(self) -> None:
+        world = self.config.parallel.world()
+        self.known = len(read_found(self.config.folder)) if self.life else 0
+        for board in self.boards:
+            board.order(STOP if self.stopping.is_set() else GO_ON)
+            board.ranks["phase"][:world] = board.ranks["pid"][:world] = 0
+        local: dict[int, int] = {}
+        self.ranks = []
+        for rank in range(world):
+            node = node_of(rank, world, self.nodes)
+            local[node] = local.get(node, -1) + 1
+            self.ranks.append(start_rank(self._placement(rank, node, local[node])))
+        self.started, self.trained = time.monotonic(), False
+
+    def _placement(self, rank: int, node: int, local: int) -> Placement:
+        left = self._left()
+        least = self.config.parallel.world() if left.spares else 1
+        return Placement(
+            config=self.config, rank=rank, node=node, local=local, life=self.life, least=least,
+            driver=os.getpid(), folder=self.folder, device=self.device,
+        )  # fmt: skip
+
+    def _watch(self) -> tuple[Any] | None:
+        """The result, once all are done; None when the ranks have to be started again."""
+        while True:
+            wait([rank.pipe for rank in self.ranks if not rank.over], timeout=TICK_S)
+            self._listen()
+            self._write_status()
+            words = {rank.word for rank in self.ranks}
+            if words == {"done"}:
+                end_ranks(self.ranks)
+                return (self.ranks[0].value,)
+            if words <= {"paused", "done"}:
+                return None
+            if words & {"failed", "gone"} or self._late():
+                self._answer()
+                return None
+            self._grow_if_possible()
+
+    def _listen(self) -> None:
+        for rank in self.ranks:
+            rank.listen(self.say, self.told)
+
+    def _late(self) -> bool:
+        """Whether a rank has not begun to train in time; it is ended, and so the cause is known."""
+        phases = [int(self._line(rank)["phase"]) for rank in range(len(self.ranks))]
+        self.trained = self.trained or min(phases) > STARTING
+        waited = time.monotonic() - self.started
+        if self.trained or waited <= self.settings.start_s:
+            return False
+        rank = phases.index(min(phases))
+        why = f"not started after {waited:.0f} s"
+        self._record("late", "hang", rank, self.ranks[rank].node, why, "heal", time.time() - waited)
+        send([self.ranks[rank].process.pid], 9)
+        return True
+
+    def _line(self, rank: int) -> Any:
+        """What the board of its node shows of a rank."""
+        return self.boards[self.ranks[rank].node].ranks[rank]
+
+    # -- a rank has ended ------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        failures = evidence.collect(self.ranks, self._memory_gone, self._listen)
+        incident, since = self._incident(failures)
+        end_ranks(self.ranks)
+        self.failures += 1
+        if incident.node is not None:
+            self.strikes[incident.node] = self.strikes.get(incident.node, 0) + 1
+        response = respond(incident, self._left(), self.settings, self.fits)
+        if (
+            response.rung == "tell"
+        ):  # it has ended all the same: the ranks start again where they were
+            response = msgspec.structs.replace(response, rung="heal")
+        self._record(
+            "decision", incident.cause, incident.rank, incident.node, incident.why, response.rung, since
+        )  # fmt: skip
+        self.say(f"{_who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}")  # fmt: skip
+        instant("recovery", cause=incident.cause, rung=response.rung)
+        if response.rung in ("stop", "requeue"):
+            self._close_ledger(
+                Failed(at=time.time(), since=since, cause=incident.cause, why=incident.why,
+                       rank=incident.rank, node=incident.node, rung=response.rung),
+                Ended(at=time.time(), finished=False),
+            )  # fmt: skip
+            raise self._error(incident, response, failures)
+        self._apply(response, incident)
+
+    def _incident(self, failures: list[Failure]) -> tuple[Incident, float]:
+        """And since when all was not well any more, by the wall clock."""
+        found = [one for one in read_found(self.config.folder)[self.known :] if one.ends]
+        blame = evidence.blame(self.ranks, failures, found)
+        rank = blame.rank
+        node = None if rank is None else self.ranks[rank].node
+        lost = blame.cause != "straggler" and self._node_lost(node)
+        cause = "hardware" if lost and blame.cause == "killed" else blame.cause
+        step = int(self._line(rank or 0)["step"])
+        repeated = self.same[2] + 1 if self.same[:2] == (cause, step) else 0
+        self.same = (cause, step, repeated)
+        beat = int(self._line(rank or 0)["beat_ns"]) / 1e9 or self.started
+        since = found[0].since if found else time.time() - (time.monotonic() - beat)
+        incident = Incident(
+            cause=cause, why=f"node {node} is gone" if lost else blame.why, rank=rank, node=node,
+            node_lost=lost, same_step=repeated,
+        )  # fmt: skip
+        return incident, since
+
+    def _node_lost(self, node: int | None) -> bool:
+        """A rank that reports a lost connection lives, and so does its node."""
+        here = [rank for rank in self.ranks if rank.node == node]
+        return node is not None and self._memory_gone(node) and all(r.word == "gone" for r in here)
+
+    def _memory_gone(self, node: int) -> bool:
+        pid = int(self.boards[node].nodes["pid"][0])
+        return pid > 0 and process_state(pid) in ("", "Z", "X")
+
+    def _record(
+        self, what: str, cause: Any, rank: int | None, node: int | None, why: str, rung: str, since: float
+    ) -> None:  # fmt: skip
+        """For the ledger, which rank 0 of the next life goes on with."""
+        at = time.time()
+        write_found(
+            self.config.folder,
+            Found(at=at, since=min(since, at), what=what, cause=cause, rank=-1 if rank is None else rank,
+                  node="" if node is None else node_name(node), host="", why=why, rung=rung,
+                  step=max((int(self._line(n)["step"]) for n in range(len(self.ranks))), default=0)),
+        )  # fmt: skip
+
+    def _left(self) -> Left:
+        whole = self.settings.nodes + self.settings.spare_nodes
+        spares = tuple(n for n in range(whole) if n not in self.nodes and n not in self.cordoned)
+        per_node = -(-self.asked.parallel.world() // self.settings.nodes)
+        return Left(
+            layout=self.asked.parallel, nodes=tuple(self.nodes), spares=spares,
+            ranks_per_node=per_node, strikes=self.strikes, failures=self.failures,
+        )  # fmt: skip
+
+    def _apply(self, response: Response, incident: Incident) -> None:
+        self.nodes = list(response.nodes) or self.nodes
+        for node in response.cordon:
+            self.cordoned[node] = incident.why
+            self.lost_at[node] = time.monotonic()
+        if response.layout is not None:
+            self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
+
+    def _error(self, incident: Incident, response: Response, failures: list[Failure]) -> CairnError:
+        if response.rung == "requeue":
+            return Requeue(
+                f"{response.why} ({incident.cause}: {incident.why})",
+                hint="submit it again with the same --out: it goes on from the newest checkpoint",
+            )
+        if failures:
+            return first_failure(failures)
+        return RankFailed(
+            f"rank {incident.rank}: {incident.why}; {response.why}",
+            hint="run it again with the same --out: it goes on from the newest complete checkpoint",
+        )
+
+    # -- growing back ----------------------------------------------------------------------------------
+
+    def _grow_if_possible(self) -> None:
+        """A node that was lost is used again; the ranks pause after a copy in memory, and nothing is lost."""
+        board = self.boards[self.nodes[0]]
+        whole_again = self.config.parallel.world() == self.asked.parallel.world()
+        line = self._line(0)
+        young = not self.trained or line["step"] <= line["resumed"]
+        if whole_again or young or board.paused() or board.stopping() or self.stopping.is_set():
+            return
+        now = time.monotonic()
+        back = tuple(n for n, at in self.lost_at.items() if now - at > self.settings.rejoin_s)
+        response = grown(self._left(), back, self.fits)
+        if response is None or response.layout is None:
+            return
+        for node in back:
+            for table in (self.cordoned, self.lost_at, self.strikes):
+                table.pop(node, None)
+        self.nodes = sorted(response.nodes)
+        self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
+        self.say(f"{response.why}; the ranks pause after this step")
+        for one in self.boards:
+            one.order(PAUSE)
+
+    # -- what others see, and the end ------------------------------------------------------------------
+
+    def pids(self) -> list[int]:
+        return [rank.process.pid for rank in self.ranks if rank.process.exitcode is None]
+
+    def _write_status(self) -> None:
+        lines = [self._line(rank) for rank in range(len(self.ranks))]
+        ranks = [
+            RankStatus(
+                number, int(line["pid"]), rank.node, PHASES[int(line["phase"])], int(line["step"]),
+                int(line["address"]), int(line["bytes"]),
+            )
+            for number, (rank, line) in enumerate(zip(self.ranks, lines, strict=True))
+        ]  # fmt: skip
+        status = Status(
+            life=self.life, layout=self.config.parallel, nodes=self.nodes, strikes=self.strikes,
+            failures=self.failures, cordoned=self.cordoned, driver=os.getpid(), ranks=ranks,
+            memories={n: int(board.nodes["pid"][0]) for n, board in enumerate(self.boards)},
+            doubled=min((int(line["replicated"]) for line in lines), default=-1),
+        )  # fmt: skip
+        write_status(self.config.folder, status)
+
+    def _close_ledger(self, *events: Any) -> None:
+        """What rank 0 cannot write any more."""
+        go_on = self.life > 0 or self.trained
+        journal = Journal(self.config.folder, go_on=go_on, clock=time.time, say=self.say)
+        for event in events:
+            journal.note(event)
+        journal.close()
+
+    def end(self) -> None:
+        end_ranks(self.ranks)
+        for home, board in zip(self.homes, self.boards, strict=True):
+            end_process(int(board.nodes["pid"][0]))
+            shutil.rmtree(home.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._write_status()
+        adopt_orphans(False)
+
+
+def _who(incident: Incident) -> str:
+    if incident.rank is None:
+        return "the run"
+    return f"rank {incident.rank} on node {incident.node}"
