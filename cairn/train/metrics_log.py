@@ -53,7 +53,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Line = Record | HeldOut
-Kind = TypeVar("Kind", Record, HeldOut)
+Kind = TypeVar("Kind", bound=Line)
 
 
 class Sink(Protocol):
