@@ -105,7 +105,8 @@ class Round:
 
     def __init__(self, kind: str, folder: Path, chance: random.Random, world: int) -> None:
         self.kind, self.folder, self.chance, self.world = kind, folder, chance, world
-        self.said = folder.with_suffix(".txt")
+        # Not on the disk that is filled.
+        self.said = (folder.parent if kind == "full" else folder).with_suffix(".txt")
         self.recovery = kind == "kill" and chance.random() < 0.5
         self.at = chance.randint(EVERY + 1, STEPS - 6)
         self.broken: list[str] = []
