@@ -16,7 +16,8 @@ from cairn.models.runnable import OpenModel
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Landed
-from cairn.serve.engine.scheduler import Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Step
 from cairn.serve.engine_thread import EngineThread
 from cairn.serve.serving import Serving
 

@@ -19,7 +19,7 @@ from cairn.models.spec import ModelSpec
 from cairn.plan.device import Device
 from cairn.plan.layer_cost import WIDTH, layer_cost
 from cairn.plan.train_cost import collective
-from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step
 
 HOST_S = 0.20e-3  # of the loop that does not hide behind the device
 KERNELS_PER_LAYER, LAUNCH_S = 8, 0.88e-6  # inside a graph
@@ -53,7 +53,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     memory = device.bytes_per_s
 
     def seconds(step: Step) -> float:
-        tokens, rows = step.tokens, len(step.sampling)
+        tokens, rows = step.tokens, step.draws
         decode, prompt, pairs = 0.0, 0, 0
         common: dict[
             int, int

@@ -24,6 +24,9 @@ CONTEXT_TOKENS = (
 )
 
 
+UNREADABLE = "the text of the answer could not be made"  # how such an error begins
+
+
 class Logprob(msgspec.Struct, frozen=True):
     logprob: float
     rank: int | None  # 1 is the likeliest; None: not among those that were asked for
@@ -153,6 +156,24 @@ class Answer:
             self._show()
         return False
 
+    def push_all(
+        self,
+        tokens: Sequence[int],
+        finish: Finish | None = None,
+        stop_reason: int | str | None = None,
+        logprobs: Sequence[Found] | None = None,
+    ) -> bool:
+        """The next tokens, of which the last has the finish; what comes behind a stop string is dropped."""
+        last = len(tokens) - 1
+        for at, token in enumerate(tokens):
+            scored = None if logprobs is None else logprobs[at]
+            ends = finish if at == last and finish in ("stop", "length") else None
+            if self.push(token, ends, stop_reason, scored):
+                return True
+            if self.finished:
+                break
+        return False
+
     def end(
         self, finish: Finish, stop_reason: int | str | None = None, error: str | None = None
     ) -> None:
@@ -168,6 +189,12 @@ class Answer:
         self.whole.finish_reason, self.whole.stop_reason = finish, stop_reason
         self.whole.error = error
         self._show()
+
+    def fail(self, problem: str) -> None:
+        """Its text cannot be made: it ends with what it has, and what is held back is left where it is."""
+        if not self.finished:
+            self.whole.finish_reason, self.whole.error = "error", f"{UNREADABLE}: {problem}"
+            self._show()
 
     def result(self) -> CompletionOutput:
         self.whole.text = "".join(self._pieces)

@@ -107,20 +107,20 @@ class RemoteJob:
             self._know(begun)
         self.job.prompt_logprobs, self.job.pooled = prompt, pooled
 
-    def put(self, token: int, scored: Scored | None, ended: Ended | None) -> None:
+    def put(self, tokens: list[int], scored: list[Scored] | None, ended: Ended | None) -> None:
         """The last token is told that it is the last, because it may have no text."""
         job, answer = self.job, self.job.answer
         if self._left:  # by a stop string, and this came behind it
             return
         began = time.monotonic()
         try:
-            if ended is None or ended.finish not in ("stop", "length"):
-                answer.push(token, None, None, scored)
+            if ended is None:
+                answer.push_all(tokens, None, None, scored)
             else:
-                answer.push(token, ended.finish, ended.stop_reason, scored)
+                answer.push_all(tokens, ended.finish, ended.stop_reason, scored)
         except Exception as problem:
             log.exception("the text of request %s could not be made", job.request.id)
-            answer.end("error", error=described(problem))
+            answer.fail(described(problem))
         if ended is not None:
             self.end(ended)
         job.detokenize_s += time.monotonic() - began

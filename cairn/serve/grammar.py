@@ -88,6 +88,11 @@ class GrammarConstraint:
         self.finished = token in self._ends
         return None
 
+    def copy(self) -> "GrammarConstraint":
+        twin = GrammarConstraint(self._matcher.deep_copy(), (self._own, self._wanted), self._ends)
+        twin.finished = self.finished
+        return twin
+
 
 class Grammars:
     """Compiles guides for one model, and remembers the last ones. Safe to share between threads."""

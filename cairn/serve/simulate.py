@@ -23,7 +23,8 @@ from cairn.hw.roofline import floor
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId
-from cairn.serve.engine.scheduler import Advance, Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Advance, Step
 
 KERNELS_PER_LAYER = 8  # two norms, qkv, rope with the cache write, attention, output, up, down
 
@@ -137,7 +138,7 @@ class _Run:
 
     def _stamp(self, advance: Advance) -> None:
         ledger = advance.request.ledger
-        if len(advance.request.outputs) == 1 and advance.token is not None:
+        if len(advance.request.outputs) == len(advance.tokens) > 0:
             ledger.first_token = self.now
         if advance.finished:
             ledger.finished = self.now
@@ -243,7 +244,7 @@ class StepCosts:
                 else:  # the same in closed form: this is where a long simulation spends its time
                     attention += count * self._pair_flops * (new * (2 * start + new + 1) // 2)
                     seen += count * (start + new)
-        tokens, sampled = step.tokens, len(step.sampling)
+        tokens, sampled = step.tokens, step.draws
         flops = 2 * self._body * tokens + 2 * self._head * sampled + attention
         weights = self._weights_read(tokens) + (self._head if sampled else 0)
         written = tokens * self.spec.layers

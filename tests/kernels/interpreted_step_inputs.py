@@ -36,15 +36,22 @@ def steps(draw):
         )
     )
     rows = draw(st.permutations(range(8)))
-    state = State(torch.randint(1, 999, (8, TABLE)).int(), torch.randint(0, 99, (8,)).int())
     starts = [start for _, start, _, _ in sequences]
+    lengths = torch.randint(0, 99, (8,)).int()
+    unknown = draw(st.lists(st.booleans(), min_size=len(starts), max_size=len(starts)))
+    for b, row in enumerate(rows[: len(starts)]):
+        lengths[row] = starts[b]
+    table, last = torch.randint(1, 999, (8, TABLE)).int(), torch.randint(0, 99, (8,)).int()
+    state = State(table, last, lengths)
     counts = [count for _, _, count, _ in sequences]
     needed = [-(-(start + count) // PAGE) for start, count in zip(starts, counts, strict=True)]
     new = [min(n, total) for (_, _, _, n), total in zip(sequences, needed, strict=True)]
-    tokens = torch.randint(-1, 99, (sum(counts),)).int()
+    tokens = torch.randint(-3, 99, (sum(counts),)).int()
     decided = Decided(
         integers(-1 if padded else row for (padded, *_), row in zip(sequences, rows, strict=False)),
-        integers(starts),
+        integers(
+            -1 if on_device else start for start, on_device in zip(starts, unknown, strict=True)
+        ),
         bounds(counts),
         integers(total - n for total, n in zip(needed, new, strict=True)),
         bounds(new),
@@ -77,7 +84,7 @@ def test_like_the_reference(example):
 
 
 def test_tokens_are_kept_for_the_rows_that_are_there():
-    state = State(torch.zeros(3, 1).int(), integers([7, 8, 9]))
+    state = State(torch.zeros(3, 1).int(), integers([7, 8, 9]), integers([0, 0, 0]))
     keep_tokens(state, integers([1, 2, 3]), integers([2, -1, 0]), impl="triton")
     assert state.last_token_N.tolist() == [3, 8, 1]
 
@@ -85,7 +92,7 @@ def test_tokens_are_kept_for_the_rows_that_are_there():
 def test_room_that_is_too_small_is_named():
     decided = Decided(integers([0]), integers([0]), integers([0, 2]), integers([0]), integers([0, 1]),
                       integers([5]), integers([1, 2]))  # fmt: skip
-    state = State(torch.zeros(1, 4).int(), integers([0]))
+    state = State(torch.zeros(1, 4).int(), integers([0]), integers([0]))
     small = Inputs(*(torch.zeros(1).int() for _ in range(4)), torch.zeros(1, 4).int())
     with pytest.raises(ValueError, match=r"^inputs\.tokens_T: wanted room for 2, got 1"):
         step_inputs(decided, state, PAGE, small)

@@ -48,6 +48,7 @@ from cairn.kernels.paged.step_inputs import decode_step, keep_tokens, step_input
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_turned import quantize_turned
+from cairn.kernels.sampling.accept_tokens import accept_tokens, random_draws
 from cairn.kernels.sampling.logprobs import LogProbs, logprobs
 from cairn.kernels.sampling.penalties import count, penalize, random_penalties
 from cairn.kernels.sampling.sampling import random_batch, sample
@@ -250,6 +251,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     ),
     (step_inputs, step()),
     (keep_tokens, dict(state=step()["state"], tokens_B=ids(1, 2), rows_B=ids(0, 2))),
+    (accept_tokens, dict(zip(("drawn", "state"), seeded(random_draws, 3, 2, "cpu"), strict=True))),
 ]
 
 
@@ -327,7 +329,11 @@ def _answer(function: Any, arguments: dict[str, Any]) -> str:
     except ValueError as error:
         return str(error)
     except IndexError as error:  # whether a row or a page exists is a matter of values
-        return "" if function.__name__ in ("count", "keep_tokens", "step_inputs") else repr(error)
+        return (
+            ""
+            if function.__name__ in ("accept_tokens", "count", "keep_tokens", "step_inputs")
+            else repr(error)
+        )
     except Exception as error:  # noqa: BLE001
         return repr(error)
     return ""

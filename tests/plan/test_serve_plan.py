@@ -53,8 +53,8 @@ def test_the_budget_of_a_mixed_step_is_the_engines():
     served = Served(spec=preset("llama-3.1-70b"), device=H200, tp=4)
     space = room(served)
     expected = tokens_within(0.025, 4 * H200.flops_per_s, served.spec, space.rows, 16384)
-    assert limits(served, space, 4096, 25.0).shared_tokens == expected > 0
-    assert limits(served, space, 4096).shared_tokens == 0
+    assert limits(served, space, 4096, 25.0).mixed_step_tokens == expected > 0
+    assert limits(served, space, 4096).mixed_step_tokens == 0
 
 
 def test_memory_adds_up_and_the_cache_fits():

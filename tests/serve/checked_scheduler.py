@@ -8,23 +8,27 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from fake_device import EOS, FakeDevice, reference
+from noisy_drafter import NoisyDrafter
 
 from cairn.core.errors import RequestError
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Step
 
 Question = tuple[list[int], SamplingParams, int, str]  # prompt, parameters, priority, salt
 
 
 class CheckedScheduler:
-    def __init__(self, limits: Limits, prefix_caching: bool = True) -> None:
+    def __init__(self, limits: Limits, prefix_caching: bool = True, accuracy: float = 0.0) -> None:
+        """`accuracy` of the drafts, of which `limits` says how many."""
         self.limits = limits
-        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+        self.expected: dict[Request, list[int]] = {}
+        drafter = NoisyDrafter(self.expected, accuracy, limits.vocabulary)
+        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, drafter=drafter)
         self.device = FakeDevice(limits)
         self.alive: list[Request] = []
         self.heard: dict[Request, list[int]] = {}  # what update reported
-        self.expected: dict[Request, list[int]] = {}
         self.in_flight: deque[tuple[Step, list[int]]] = deque()
         self.names = 0
         self.seen: Counter[str] = Counter()  # has the test met what it is there for?
@@ -82,8 +86,7 @@ class CheckedScheduler:
     def update(self) -> None:
         step, sampled = self.in_flight.popleft()
         for advance in self.scheduler.update(step, sampled):
-            if advance.token is not None:
-                self.heard[advance.request].append(advance.token)
+            self.heard[advance.request] += advance.tokens
             assert self.heard[advance.request] == advance.request.outputs
             assert advance.finished == (advance.request.state == "finished")
             if advance.finished and advance.request.finish != "error":
@@ -147,6 +150,11 @@ class CheckedScheduler:
         self.seen["preempted in flight"] += sum(r.pending > 0 for r in step.preempted)
         self.seen["outgrown"] += len(step.failed)
         self.seen["ahead of the host"] += bool(step.chunks and self.in_flight)
+        self.seen["drafts"] += sum(map(len, step.drafts))
+        self.seen["ahead of drafts"] += sum(chunk.ahead for chunk in step.chunks)
+        self.seen["drafts ahead of drafts"] += sum(
+            len(chunk.drafts) for chunk in step.chunks if chunk.ahead
+        )
         admitted = [chunk for chunk in step.chunks if chunk.first_page == 0]
         self.seen["prefix hit"] += sum(chunk.start > 0 for chunk in admitted)
         pages = [page for chunk in admitted for page in chunk.pages if page]
@@ -164,7 +172,7 @@ class CheckedScheduler:
             assert chunk.count >= 1
             assert chunk.start + chunk.count < request.end  # the last token is never computed
             assert len(request.outputs) + request.pending <= request.most_outputs
-            if self.limits.prefill_chunk:
+            if self.limits.prefill_chunk and not chunk.drafts:
                 assert chunk.count <= self.limits.prefill_chunk
 
     def _check_order(self, step: Step, before: list[Request], budget: int) -> None:
@@ -175,7 +183,8 @@ class CheckedScheduler:
         left_out = [r for r in before if r not in ran and r.state == "running" and r.total < r.end]
         for request in left_out:
             alone = len(before) == 1 and request.pending > 0
-            assert alone or step.tokens == budget
+            uncertain = request.drafted and len(request.outputs) < request.min_tokens
+            assert alone or uncertain or step.tokens == budget
         line = list(self.scheduler._waiting)
         places = [self._place(request) for request in (*step.admitted, *line)]
         assert places == sorted(places)
@@ -216,7 +225,8 @@ class CheckedScheduler:
                 held = sum(page > 0 for page in table)
                 self.seen["window"] += held < len(table)
                 if group.kind == "window":
-                    assert held <= -(-(group.window - 1) // size) + 2
+                    drafts = -(-3 * self.limits.drafts // size)  # of all steps in flight
+                    assert held <= -(-(group.window - 1) // size) + 2 + drafts
 
     def _check_sharing(self) -> None:
         """A page in two tables stands at the same place, in the same group, behind the same tokens and salt."""

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 
 from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step
 
 EOS = 0
 START = 1
@@ -59,6 +59,7 @@ class FakeDevice:
         self.salt: dict[int, str] = {}  # of whoever wrote to the page last
         self.table: dict[int, list[list[int]]] = {}  # by row, of each group
         self.last: dict[int, int] = {}  # by row
+        self.length: dict[int, int] = {}  # by row, behind a step that verified drafts
 
     def launch(self, step: Step) -> list[int]:
         """Run the step; returns its samples, which the host gets to see when it calls update.
@@ -76,11 +77,30 @@ class FakeDevice:
             self._check(chunk)
         for source, target in step.saves:
             self.state[target] = self.state.get(source, START)  # a lost request saves nothing
-        for chunk in chunks:
-            if chunk.samples:
-                entry = self._read(chunk.request.row, 0, chunk.start + chunk.count - 1)
-                self.last[chunk.request.row] = choose(entry, self.limits.vocabulary)
-        return [self.last[r.row] if r.state != "finished" else 0 for r in step.sampling]
+        starts = {chunk.request: self._start(chunk) for chunk in chunks}
+        drawn = []
+        for chunk in step.chunks:
+            if chunk.request in starts:
+                drawn += self._draw(chunk, starts[chunk.request])
+            else:
+                drawn += [0] * chunk.samples
+        return drawn
+
+    def _start(self, chunk: Chunk) -> int:
+        return self.length[chunk.request.row] if chunk.ahead else chunk.start
+
+    def _draw(self, chunk: Chunk, start: int) -> list[int]:
+        """A token behind each of the last ones; those behind drafts that do not hold are nonsense."""
+        row, end = chunk.request.row, start + chunk.count
+        entries = [self._read(row, 0, at) for at in range(end - chunk.samples, end)]
+        drawn = [choose(entry, self.limits.vocabulary) for entry in entries]
+        if drawn:
+            held = 0
+            while held < len(chunk.drafts) and chunk.drafts[held] == drawn[held]:
+                held += 1
+            self.last[row] = drawn[held]
+            self.length[row] = end - len(chunk.drafts) + held
+        return drawn
 
     def _extend_tables(self, chunk: Chunk) -> None:
         row, groups = chunk.request.row, len(self.groups)
@@ -99,13 +119,16 @@ class FakeDevice:
             assert group.kind == "window" or 0 not in table
 
     def _write(self, chunk: Chunk) -> None:
-        row, request = chunk.request.row, chunk.request
-        for position in range(chunk.start, chunk.start + chunk.count):
-            known = request.prompt + request.outputs
-            if position < len(known):
+        row, request, start = chunk.request.row, chunk.request, self._start(chunk)
+        known = request.prompt + request.outputs
+        drafted = start + chunk.count - len(chunk.drafts)
+        for position in range(start, start + chunk.count):
+            if position >= drafted:
+                token = chunk.drafts[position - drafted]
+            elif position < len(known):
                 token = known[position]
             else:
-                assert chunk.count == 1  # only a decoding request runs ahead of the host
+                assert drafted - start == 1  # only a decoding request runs ahead of the host
                 token = self.last[row]
             before = self._read(row, 0, position - 1) if position else START
             for index in range(len(self.groups)):
@@ -118,11 +141,12 @@ class FakeDevice:
 
     def _check(self, chunk: Chunk) -> None:
         """What the chunk attends to is its own prefix, whatever happened to the pages in between."""
-        row, end, size = chunk.request.row, chunk.start + chunk.count, self.limits.page_size
+        row, start, size = chunk.request.row, self._start(chunk), self.limits.page_size
+        end = start + chunk.count - len(chunk.drafts)
         tokens = chunk.request.prompt + reference(chunk.request, self.limits)
         expected = entries(tokens[:end])
         for index, group in enumerate(self.groups):
-            first = max(0, chunk.start - group.window + 1) if group.window else 0
+            first = max(0, start - group.window + 1) if group.window else 0
             seen = [self._read(row, index, position) for position in range(first, end)]
             # Behind a stop that the host has not seen yet there is nothing right to compare with.
             assert seen[: max(0, len(expected) - first)] == expected[first:]

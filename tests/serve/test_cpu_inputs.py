@@ -28,13 +28,17 @@ def test_numpy_makes_what_the_reference_makes(sequences, seed):
     total, new = sum(counts), sum(fresh)
     tokens = numbers(total)
     tokens[torch.rand(total, generator=generator) < 0.4] = -1
+    tokens[torch.rand(total, generator=generator) < 0.1] = -5  # a row of the embedding arena
     bounds = integers([0, *torch.tensor(counts).cumsum(0).tolist()])
     page_bounds = integers([0, *torch.tensor(fresh).cumsum(0).tolist()])
     first = integers((start + count) // PAGE for start, count in zip(starts, counts, strict=True))
-    decided = Decided(
-        integers(there), integers(starts), bounds, first, page_bounds, numbers(new), tokens
-    )
-    state = State(numbers(ROWS, PAGES), numbers(ROWS))
+    lengths = numbers(ROWS, high=20)
+    known = torch.rand(len(starts), generator=generator) < 0.7
+    given = torch.where(known, integers(starts), -1).int()
+    for row, start in zip(rows, starts, strict=True):
+        lengths[row] = start
+    decided = Decided(integers(there), given, bounds, first, page_bounds, numbers(new), tokens)
+    state = State(numbers(ROWS, PAGES), numbers(ROWS), lengths)
     made = []
     for make in (step_inputs, inputs_on_cpu):
         mine = State(*(part.clone() for part in state))

@@ -159,8 +159,8 @@ def test_soak(overlap, monkeypatch):
                 aborted.add(request)
         for out in engine.step():
             assert out.request not in ended | aborted  # nothing after the end
-            if out.token is not None:
-                tokens.setdefault(out.request, []).append(out.token)
+            if out.tokens:
+                tokens.setdefault(out.request, []).extend(out.tokens)
             if out.finished:
                 ended.add(out.request)
                 engine.prompt_logprobs.pop(out.request, None)

@@ -117,7 +117,7 @@ def test_logprobs_are_the_log_softmax_of_the_reference_s_logits():
     found = {}
     for output in engine.run():
         if output.request in wanted:
-            found.setdefault(output.request, []).append(output.logprobs)
+            found.setdefault(output.request, []).extend(output.logprobs)
         else:
             assert output.logprobs is None
     assert {len(request.outputs) for request in silent} == {14}

@@ -16,7 +16,7 @@ from tiny_engines import at_rest
 
 from cairn.core.errors import RequestError
 from cairn.kernels.sampling.penalties import bits_reference
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.tokenizer import SpecialTokens, Tokenizer
@@ -205,7 +205,7 @@ def test_other_wishes_hold_within_the_grammar(overlap):
     scored = {}
     for output in engine.run():
         if output.request is ignoring:
-            scored.setdefault("found", []).append(output.logprobs)
+            scored.setdefault("found", []).extend(output.logprobs)
     assert text_of(biased) == "7777"
     assert (len(long.outputs), set(text_of(long))) == (6 + 1, {"a"}) or len(text_of(long)) == 9
     assert (text_of(short), short.finish) == ("no", "stop")  # the grammar has no longer answer

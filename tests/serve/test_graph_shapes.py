@@ -16,7 +16,7 @@ from cairn.serve.engine.cuda_graph import (
 )
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 
 @st.composite
@@ -26,7 +26,7 @@ def steps(draw):
     context = draw(st.integers(64, 4096))
     shared = draw(st.sampled_from([0, budget, draw(st.integers(rows, budget))]))
     limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
-                    page_size=page_size, vocabulary=9, shared_tokens=shared)  # fmt: skip
+                    page_size=page_size, vocabulary=9, mixed_step_tokens=shared)  # fmt: skip
     chunks = []
     for _ in range(draw(st.integers(1, min(rows, 12)))):
         left = budget - sum(chunk.count for chunk in chunks)
@@ -53,7 +53,7 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
     if shape is None:
         return
     assert shape.shared == (shared and layout_decodes(shape.layout))
-    most = limits.shared_tokens
+    most = limits.mixed_step_tokens
     assert not 0 < most < min(exact.tokens, MOST_MIXED)  # takes longer than its launches
     layout = shape.layout
     assert sum(layout.sizes()) <= words_of(limits)
@@ -70,7 +70,7 @@ def test_a_shape_holds_its_step_and_has_room(step, shared):
 @given(st.integers(1, 2000))
 def test_sizes_rise_to_the_limit(most):
     limits = Limits(rows=1, step_tokens=2 * most, context=64, pages=9, page_size=16, vocabulary=9,
-                    shared_tokens=most)  # fmt: skip
+                    mixed_step_tokens=most)  # fmt: skip
     for sizes in (
         decode_sizes(most),
         cascade_sizes(most),

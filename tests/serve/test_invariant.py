@@ -8,7 +8,7 @@ from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 from cairn.serve.engine.invariant import NOBODY, ROWS, fixed_groups
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 MINE = prompt_of(41, seed=1)
 OTHERS = [prompt_of(n, seed=n) for n in (15, 16, 33, 19)]
@@ -18,7 +18,7 @@ def heard(engine, mine: Request) -> list[tuple[int, float, list[tuple[int, float
     """Tokens and log-probabilities of one request, unrounded."""
     outputs = [out for out in engine.run() if out.request is mine]
     prompt = engine.prompt_logprobs.pop(mine, [])
-    return prompt + [(out.token, *out.logprobs) for out in outputs]
+    return prompt + [(out.tokens, out.logprobs) for out in outputs]
 
 
 CROWDED = [dict(overlap=True), dict(chunked=True, tight=True), dict(prefix=False, budget=7)]

@@ -23,9 +23,9 @@ class Heard:
         assert not self.tokens
         self.begun += 1
 
-    def put(self, token, scored, ended):
+    def put(self, tokens, scored, ended):
         assert not self.ends
-        self.tokens.append(token)
+        self.tokens += tokens
         self.ends += [ended] if ended else []
         self.pending += 1
 

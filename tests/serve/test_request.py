@@ -160,8 +160,8 @@ def test_what_just_fits_is_taken(prompt, params):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"rows": 0}, {"pages": 1}, {"step_tokens": 0}, {"page_size": -1}, {"policy": "longest"}, {"shared_tokens": 3},
-     {"shared_tokens": 65},
+    [{"rows": 0}, {"pages": 1}, {"step_tokens": 0}, {"page_size": -1}, {"policy": "longest"}, {"mixed_step_tokens": 3},
+     {"mixed_step_tokens": 65},
      {"prefill_chunk": -1}, {"context": 1.5}, {"vocabulary": 0}, {"vocabulary": 2**32}],
 )  # fmt: skip
 def test_limits_that_no_engine_can_have(fields):

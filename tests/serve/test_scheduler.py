@@ -23,7 +23,7 @@ def test_a_prompt_is_one_chunk_and_then_one_token_a_step():
     assert (request.computed, request.pending, request.row) == (20, 1, 0)
     assert first.admitted == [request]
     (advance,) = scheduler.update(first, [7])
-    assert (advance.request, advance.token, advance.finished) == (request, 7, False)
+    assert (advance.request, advance.tokens, advance.finished) == (request, (7,), False)
     (chunk,) = turn(scheduler).chunks
     assert (chunk.start, chunk.count, chunk.first_page, list(chunk.pages)) == (20, 1, 2, [])
     assert request.outputs == [7, 5]
@@ -50,7 +50,7 @@ def test_decode_is_not_held_up_by_a_long_prompt():
 
 
 def test_a_step_is_smaller_where_somebody_would_wait():
-    scheduler = Scheduler(limits(step_tokens=64, shared_tokens=24))
+    scheduler = Scheduler(limits(step_tokens=64, mixed_step_tokens=24))
     added(scheduler, make(1, prompt=100))
     assert [counts(turn(scheduler)) for _ in range(3)] == [[64], [36], [1]]  # nobody waits; alone
     added(scheduler, make(2, prompt=40))
@@ -207,8 +207,8 @@ def test_a_request_that_outgrows_the_cache_fails_alone_with_numbers():
     )
     assert ids(step) == [2]  # the next one runs in the same step
     failed, fresh = scheduler.update(step, [5])
-    assert (failed.request, failed.token, failed.finished) == (large, None, True)
-    assert (fresh.request, fresh.token, fresh.finished) == (small_one, 5, False)
+    assert (failed.request, failed.tokens, failed.finished) == (large, (), True)
+    assert (fresh.request, fresh.tokens, fresh.finished) == (small_one, (5,), False)
     scheduler.check_integrity()
 
 

@@ -62,8 +62,15 @@ def shared(step_tokens: int, rows: int, part: float) -> int:
     return rows + int(part * (step_tokens - rows)) if part >= 0 and rows <= step_tokens else 0
 
 
-def with_shared(part: float, **fields: Any) -> Limits:
-    return Limits(**fields, shared_tokens=shared(fields["step_tokens"], fields["rows"], part))
+def with_shared(part: float, drafts: int = 0, **fields: Any) -> Limits:
+    """A state cannot go back behind drafts that do not hold, so there are none with one."""
+    if any(group.kind == "state" for group in fields.get("groups", ())):
+        drafts = 0
+    return Limits(
+        **fields,
+        drafts=drafts,
+        mixed_step_tokens=shared(fields["step_tokens"], fields["rows"], part),
+    )
 
 
 limits_of_any_size = st.builds(
@@ -77,14 +84,16 @@ limits_of_any_size = st.builds(
     vocabulary=st.just(VOCABULARY),
     policy=st.sampled_from(["fcfs", "shortest"]),
     prefill_chunk=st.sampled_from([0, 0, 1, 3]),
+    drafts=st.sampled_from([0, 0, 1, 3]),
     groups=st.sampled_from(GROUPS),
 )
+accuracies = st.sampled_from([0.0, 0.5, 0.9, 1.0])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(limits=limits_of_any_size, prefix_caching=st.booleans())
-    def start(self, limits: Limits, prefix_caching: bool) -> None:
-        self.engine = CheckedScheduler(limits, prefix_caching)
+    @initialize(limits=limits_of_any_size, prefix_caching=st.booleans(), accuracy=accuracies)
+    def start(self, limits: Limits, prefix_caching: bool, accuracy: float) -> None:
+        self.engine = CheckedScheduler(limits, prefix_caching, accuracy)
 
     @rule(several=st.lists(questions, min_size=1, max_size=5))
     def add(self, several: list[Question]) -> None:
@@ -164,8 +173,9 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         vocabulary=VOCABULARY,
         policy=rng.choice(["fcfs", "shortest"]),
         prefill_chunk=rng.choice([0, 0, 4]),
+        drafts=[0, 1, 3, 5][(seed + depth) % 4],
     )
-    engine = CheckedScheduler(limits, prefix_caching)
+    engine = CheckedScheduler(limits, prefix_caching, accuracy=rng.choice([0.5, 0.9]))
     for _ in range(120):
         if rng.random() < 0.4:
             for _ in range(rng.randint(1, 4)):
@@ -186,6 +196,11 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         assert engine.seen[event], f"the soak met no {event}: {engine.seen}"
     if depth:
         assert engine.seen["ahead of the host"]
+    if limits.drafts:
+        speculation = engine.scheduler.speculation
+        assert speculation is not None
+        assert 0 < speculation.accepted < speculation.drafted
+        assert engine.seen["drafts ahead of drafts"] or not depth
     if engine.scheduler.blocks.windowed:
         assert engine.seen["window"]
     if stateful and prefix_caching:

@@ -63,7 +63,7 @@ def test_a_request_preempted_in_flight_still_gets_its_token():
     third = scheduler.schedule()
     assert third.chunks == []  # two cannot come back before its token is known
     advances = scheduler.update(first, [5, 6])
-    assert [(advance.request, advance.token) for advance in advances] == [(two, 6)]
+    assert [(advance.request, advance.tokens) for advance in advances] == [(two, (6,))]
     assert two.outputs == [6]
     fourth = scheduler.schedule()
     (chunk,) = fourth.chunks

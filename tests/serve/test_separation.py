@@ -140,7 +140,7 @@ def test_pages_that_are_gone_are_computed_again():
     while pair.decode.has_work:
         pair.prefill.step()
         for output in pair.decode.step():
-            tokens[output.request.id].append(output.token)
+            tokens[output.request.id] += output.tokens
     assert list(tokens.values()) == [greedy("qwen3", prompt) for prompt in PROMPTS[:3]]
     assert all("given its pages away" in one.why_not for one in pair.decode.arrivals)
     rest(pair)
@@ -155,7 +155,7 @@ def test_a_prefill_side_that_dies_before_its_pages_were_read():
     pair.decode.add(handoff)
     tokens = [handoff.first]
     while pair.decode.has_work:
-        tokens += [output.token for output in pair.decode.step()]
+        tokens += [token for output in pair.decode.step() for token in output.tokens]
     assert tokens == greedy("qwen3", ask.prompt)
     assert pair.decode.arrivals[0].why_not is not None
     at_rest(pair.decode.engine)
@@ -196,7 +196,7 @@ def test_aborted_anywhere_leaves_nothing():
     def turn():
         pair.prefill.step(0.001)
         for output in pair.decode.step():
-            tokens[output.request.id].append(output.token)
+            tokens[output.request.id] += output.tokens
 
     while len(tokens["r4"]) < 3:
         turn()

@@ -13,7 +13,8 @@ from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.scheduler import Chunk, Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.simulate import Arrival, StepCosts, roofline_step_seconds, simulate
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12

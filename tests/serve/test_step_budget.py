@@ -3,7 +3,7 @@
 import torch
 
 from cairn.models.presets import preset
-from cairn.serve.engine.step_budget import matmul_rate, shared_tokens, tokens_within
+from cairn.serve.engine.step_budget import matmul_rate, mixed_step_tokens, tokens_within
 
 H200 = 676e12
 
@@ -31,4 +31,4 @@ def test_a_rate_is_measured_or_the_vendors_or_not_known(tmp_path, monkeypatch):
 
 def test_there_is_no_limit_on_a_cpu_or_where_none_is_asked_for():
     spec, weight = preset("tiny"), torch.empty(1)
-    assert shared_tokens(spec, weight, 1, 25.0, 8, 64) == 0
+    assert mixed_step_tokens(spec, weight, 1, 25.0, 8, 64) == 0

@@ -46,7 +46,9 @@ def tiny_engine(
     rows: int = 16,
     pages: int | None = None,
     budget: int | None = None,
+    **more: Any,
 ) -> Engine:
+    """`more`: as `start_with` takes it."""
     config = EngineConfig(
         model=family, device="cpu", dtype="float32", block_size=PAGE, max_num_seqs=rows, plain=plain,
         max_num_batched_tokens=budget or (24 if chunked else 512),
@@ -56,7 +58,7 @@ def tiny_engine(
     # An invariant runner changes the expert layers of its model.
     net = fixed_model(family) if invariant else model(family)
     opened = OpenModel(family, net.spec, None, (), None)
-    engine = start_with(opened, Runnable(family, net, "a test"), config).engine
+    engine = start_with(opened, Runnable(family, net, "a test"), config, **more).engine
     engine.overlap = overlap
     return engine
 

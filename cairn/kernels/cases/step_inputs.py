@@ -25,7 +25,7 @@ VARIANTS = [
         _inputs_kernel,
         dict.fromkeys(
             ("rows", "starts", "bounds", "first_pages", "page_bounds", "pages", "given", "table",
-             "last_tokens", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
+             "last_tokens", "kept_lengths", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
         ) | {"table_stride": "i32", "tables_stride": "i32"},
         {"PAGE": 64, "BLOCK": BLOCK, "OVERLAP": True},
         {"num_warps": 2},

@@ -3,8 +3,10 @@
 The host says, for each sequence of the step: which row of state it has, how many tokens it has computed, how many it
 computes now, and which pages it has got since. From that one launch makes
 
-    tokens     given by the host, or (-1) what was sampled for the row in the step before, which the host need not know
-    positions  of each token in its sequence
+    tokens     given by the host, or (-1) what was sampled for the row in the step before, which the host need not know;
+               -2 - r stands for row r of the embedding arena and stays as it is
+    positions  of each token in its sequence; a start of -1 is the row's length on the device, which only that knows
+               while drafts of an earlier step are being verified (`accept_tokens` keeps it)
     slots      page * page_size + place, where its key and value go; -1 for padding
     lengths    of each sequence, this step included; 0 for padding
     tables     the pages of each sequence, in the order of the step; undefined beyond its length
@@ -33,12 +35,12 @@ class Decided(NamedTuple):
     """What the host decides about the B sequences and T tokens of a step; all int32."""
 
     rows_B: Tensor  # row of state, -1: padding
-    starts_B: Tensor  # tokens computed before
+    starts_B: Tensor  # tokens computed before; -1: the row's length on the device
     bounds_B1: Tensor  # which tokens of the step belong to which sequence
     first_page_B: Tensor  # where in the row's table the new pages go
     page_bounds_B1: Tensor  # which of the new pages belong to which sequence
     pages: Tensor
-    tokens_T: Tensor  # -1: the one sampled last
+    tokens_T: Tensor  # -1: the one sampled last; below: a row of the embedding arena
 
 
 class State(NamedTuple):
@@ -46,6 +48,7 @@ class State(NamedTuple):
 
     table_NP: Tensor
     last_token_N: Tensor
+    length_N: Tensor  # tokens computed and accepted; kept by steps that verify drafts, and read after those
 
 
 class Inputs(NamedTuple):
@@ -72,13 +75,15 @@ def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs
     same = tokens == len(decided.tokens_T)
     require(same, "tokens_T", f"{tokens} tokens, as the bounds have", len(decided.tokens_T))
     row_T = row_T.clamp(min=0)
-    positions_T = (decided.starts_B[owner_T] + place_T).masked_fill(padding_T, 0)
+    kept_B = state.length_N[rows_B.clamp(min=0)]
+    starts_B = torch.where(decided.starts_B < 0, kept_B, decided.starts_B)
+    positions_T = (starts_B[owner_T] + place_T).masked_fill(padding_T, 0)
     slots_T = state.table_NP[row_T, positions_T // page_size] * page_size + positions_T % page_size
-    given_T = torch.where(decided.tokens_T < 0, state.last_token_N[row_T], decided.tokens_T)
+    given_T = torch.where(decided.tokens_T == -1, state.last_token_N[row_T], decided.tokens_T)
     inputs.positions_T[:tokens] = positions_T
     inputs.slots_T[:tokens] = slots_T.masked_fill(padding_T, -1)
     inputs.tokens_T[:tokens] = given_T.masked_fill(padding_T, 0)
-    lengths_B = decided.starts_B + decided.bounds_B1.diff()
+    lengths_B = starts_B + decided.bounds_B1.diff()
     inputs.lengths_B[: len(rows_B)] = lengths_B.masked_fill(rows_B < 0, 0)
     inputs.tables_BP[: len(rows_B)] = state.table_NP[rows_B.clamp(min=0)]
 
@@ -93,7 +98,7 @@ def _page_at(index, row_table, new, first, mask):
 
 @triton.jit
 def _inputs_kernel(
-    rows, starts, bounds, first_pages, page_bounds, pages, given, table, last_tokens,
+    rows, starts, bounds, first_pages, page_bounds, pages, given, table, last_tokens, kept_lengths,
     tokens, positions, slots, lengths, tables, table_stride, tables_stride,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -114,6 +119,8 @@ def _inputs_kernel(
             tl.store(slots + at, tl.full([BLOCK], -1, tl.int32), mask=mask)
         return
     start = tl.load(starts + b)
+    if start < 0:
+        start = tl.load(kept_lengths + row)
     first = tl.load(first_pages + b)
     new = pages + tl.load(page_bounds + b)
     known = first + tl.load(page_bounds + b + 1) - tl.load(page_bounds + b)
@@ -126,7 +133,7 @@ def _inputs_kernel(
         token = tl.load(given + at, mask=mask, other=0)
         position = start + i + lane
         page = _page_at(position // PAGE, row_table, new, first, mask)
-        tl.store(tokens + at, tl.where(token < 0, last, token), mask=mask)
+        tl.store(tokens + at, tl.where(token == -1, last, token), mask=mask)
         tl.store(positions + at, position, mask=mask)
         tl.store(slots + at, page * PAGE + position % PAGE, mask=mask)
     for i in tl.range(0, known, BLOCK, num_stages=1):
@@ -176,6 +183,7 @@ def _check_step(decided: Decided, state: State, inputs: Inputs) -> int:
         rows = tokens if name.endswith("_T") else sequences
         require(len(tensor) >= rows, f"inputs.{name}", f"room for {rows}", len(tensor))
     _check_numbers("last_token_N", state.last_token_N, state.table_NP.shape[:1], first)
+    _check_numbers("length_N", state.length_N, state.table_NP.shape[:1], first)
     return sequences
 
 
@@ -222,7 +230,8 @@ def decode_step(
     bounds_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
     decided = Decided(rows_B, integers(sequences) + length - 1, bounds_B1, integers(sequences) + pages,
                       integers(sequences + 1), integers(0), integers(sequences) - 1)  # fmt: skip
-    state = State(torch.randint(1, 9999, (sequences, pages), device=device).int(), rows_B * 3)
+    table_NP = torch.randint(1, 9999, (sequences, pages), device=device).int()
+    state = State(table_NP, rows_B * 3, integers(sequences))
     ones = [integers(sequences) for _ in range(4)]
     room = Inputs(ones[0], ones[1], ones[2], ones[3], integers(sequences, pages))
     return decided, state, page_size, room

@@ -10,7 +10,8 @@ arrival, so here each is brought up to that moment first. No clock, no device.
 from collections.abc import Callable, Iterable, Sequence
 
 from cairn.serve.engine.request import Limits, Request
-from cairn.serve.engine.scheduler import Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Step
 
 StepSeconds = Callable[[Step], float]
 

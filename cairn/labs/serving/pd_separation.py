@@ -34,7 +34,7 @@ def tpots(count: int, rate: float, prompt: int, prefix: bool) -> list[float]:
     from cairn.plan.device import device
     from cairn.plan.serve_cost import Served, step_seconds
     from cairn.serve.engine.request import Limits
-    from cairn.serve.engine.scheduler import Step
+    from cairn.serve.engine.step import Step
     from cairn.serve.simulate import Arrival, simulate
 
     served = Served(spec=preset("qwen3-8b"), device=device("h200"))

@@ -18,11 +18,13 @@ from torch import Tensor
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
 from cairn.serve.engine.request import Limits
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 TURNS = 4  # pinned arrays: more than there are steps in flight
 SAMPLED_LAST = -1  # a token that only the device knows
+LENGTH_ON_DEVICE = -1  # a start that only the device knows
 NOBODY = -1  # a row of padding
+NO_BOUNDS: tuple[int, ...] = ()
 
 
 class Layout(NamedTuple):
@@ -33,19 +35,23 @@ class Layout(NamedTuple):
     pages: int
     samples: int
     max_query: int  # no sequence has more tokens, padding included
+    verifies: bool = False  # sequences have drafts, or begin where only the device knows
 
     def sizes(self) -> tuple[int, ...]:
-        b = self.sequences
-        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, self.samples, self.samples, 1)
+        b, s = self.sequences, self.samples
+        bounds = b + 1 if self.verifies else 0
+        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, s, s, 1, bounds)
 
     @staticmethod
-    def of(chunks: Sequence[Chunk]) -> "Layout":
+    def of(chunks: Sequence[Chunk], drafts: bool = False) -> "Layout":
+        """`drafts`: some of them may have drafts, or be ahead of some."""
         return Layout(
             len(chunks),
             sum(chunk.count for chunk in chunks),
             sum(len(chunk.pages) for chunk in chunks),
             sum(chunk.samples for chunk in chunks),
             max((chunk.count for chunk in chunks), default=1),
+            drafts and any(chunk.ahead or chunk.drafts for chunk in chunks),
         )
 
     @staticmethod
@@ -55,7 +61,7 @@ class Layout(NamedTuple):
 
     @property
     def one_each(self) -> bool:
-        return self.max_query == 1
+        return self.max_query == 1 and not self.verifies
 
     def padding(self, sequences: int, tokens: int) -> list[int]:
         """How many tokens each of the sequences gets that make a step of so many fill this layout."""
@@ -76,7 +82,8 @@ def most_pages(limits: Limits) -> int:
 def words_of(limits: Limits) -> int:
     """Room for any step. Twice its sequences and tokens: the layout of a graph may have padding."""
     rows, tokens = 2 * limits.rows, 2 * limits.step_tokens
-    return sum(Layout(rows, tokens, most_pages(limits), limits.rows, 1).sizes())
+    samples = limits.rows * (1 + limits.drafts)
+    return sum(Layout(rows, tokens, most_pages(limits), samples, 1, limits.drafts > 0).sizes())
 
 
 class Staged(NamedTuple):
@@ -86,6 +93,13 @@ class Staged(NamedTuple):
     sample_at_S: Tensor  # which tokens of the step are followed by one that is sampled
     sample_rows_S: Tensor
     shared_1: Tensor  # tokens that all sequences begin with, as far as somebody has counted them
+    sample_bounds_B1: (
+        Tensor  # which samples belong to which sequence; empty in a step that verifies nothing
+    )
+
+    @property
+    def verifies(self) -> bool:
+        return len(self.sample_bounds_B1) > 0
 
 
 class Batch:
@@ -99,7 +113,7 @@ class Batch:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.state = State(integers(rows, table), integers(rows))
+        self.state = State(integers(rows, table), integers(rows), integers(rows))
         # Twice as much as a step can have: the layout of a graph may have padding.
         self.inputs = Inputs(
             integers(2 * tokens), integers(2 * tokens), integers(2 * tokens), integers(2 * rows),
@@ -115,7 +129,7 @@ class Batch:
         self, chunks: Sequence[Chunk], layout: Layout | None = None, shared: int = 0
     ) -> Staged:
         """Send what was decided; with a `layout` of more sequences, the rest is padding."""
-        layout = layout or Layout.of(chunks)
+        layout = layout or Layout.of(chunks, self.limits.drafts > 0)
         self._turn = (self._turn + 1) % TURNS
         host = self._host[self._turn]
         used = _write(host.numpy(), chunks, layout, shared)
@@ -133,13 +147,17 @@ class Batch:
         for size in layout.sizes():
             parts.append(words[start : start + size])
             start += size
-        *decided, sample_at, sample_rows, shared = parts
-        return Staged(Decided(*decided), sample_at, sample_rows, shared)
+        *decided, sample_at, sample_rows, shared, sample_bounds = parts
+        return Staged(Decided(*decided), sample_at, sample_rows, shared, sample_bounds)
 
     def make_inputs(self, staged: Staged) -> Inputs:
         """Tokens, positions, slots, lengths and tables of the step; new pages enter the rows' tables."""
         make = step_inputs if self.device.type == "cuda" else inputs_on_cpu
         make(staged.decided, self.state, self.limits.page_size, self.inputs)
+        return self.inputs_of(staged)
+
+    def inputs_of(self, staged: Staged) -> Inputs:
+        """Where the inputs of this step lie once they have been made."""
         tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
         room = self.inputs
         return Inputs(
@@ -150,31 +168,55 @@ class Batch:
 
 def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int) -> int:
     """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
-    tokens = [token for chunk in chunks for token in tokens_of(chunk)]
+    known = tokens_with_drafts if layout.verifies else tokens_of
+    tokens = [token for chunk in chunks for token in known(chunk)]
     padding = layout.padding(len(chunks), len(tokens))
     blank = [0] * len(padding)
-    bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
+    rows = [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding)
+    starts = [chunk.start for chunk in chunks]
+    sample_bounds: Sequence[int] | np.ndarray = NO_BOUNDS
+    if layout.one_each and layout.samples == layout.sequences:  # every row decodes a token
+        bounds = np.arange(layout.sequences + 1)
+        sample_at, sample_rows = [*range(len(chunks)), *blank], rows
+    else:
+        bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
+        drawn = [(bounds[b + 1] - i, chunk.request.row)
+                 for b, chunk in enumerate(chunks) for i in range(chunk.samples, 0, -1)]  # fmt: skip
+        drawn += [(0, NOBODY)] * (layout.samples - len(drawn))
+        sample_at, sample_rows = [at for at, _ in drawn], [row for _, row in drawn]
+    if layout.verifies:
+        sample_bounds = np.cumsum([0, *(chunk.samples for chunk in chunks), *blank])
+        starts = [LENGTH_ON_DEVICE if chunk.ahead else chunk.start for chunk in chunks]
     pages = [page for chunk in chunks for page in chunk.pages]
-    sampling = [(bounds[b + 1] - 1, chunk.request.row) for b, chunk in enumerate(chunks)
-                if chunk.samples]  # fmt: skip
-    sampling += [(0, NOBODY)] * (layout.samples - len(sampling))
     parts: tuple[Sequence[int] | np.ndarray, ...] = (
-        [chunk.request.row for chunk in chunks] + [NOBODY] * len(padding),
-        [chunk.start for chunk in chunks] + blank,
+        rows,
+        starts + blank,
         bounds,
         [chunk.first_page for chunk in chunks] + blank,
         np.cumsum([0, *(len(chunk.pages) for chunk in chunks), *blank]),
         pages + [0] * (layout.pages - len(pages)),
         tokens + [0] * (layout.tokens - len(tokens)),
-        [at for at, _ in sampling],
-        [row for _, row in sampling],
+        sample_at,
+        sample_rows,
         [shared],
+        sample_bounds,
     )
     start = 0
     for part, size in zip(parts, layout.sizes(), strict=True):
-        words[start : start + size] = part
-        start += size
+        if size:
+            words[start : start + size] = part
+            start += size
     return start
+
+
+def tokens_with_drafts(chunk: Chunk) -> list[int]:
+    """`tokens_of`, where drafts follow the chunk's last token, or are in flight before it."""
+    if not chunk.drafts and not chunk.ahead:
+        return tokens_of(chunk)
+    request = chunk.request
+    if chunk.ahead or chunk.start >= request.known:
+        return [SAMPLED_LAST, *chunk.drafts]
+    return [request.outputs[-1], *chunk.drafts]
 
 
 def tokens_of(chunk: Chunk) -> list[int]:

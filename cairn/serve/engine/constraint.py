@@ -29,3 +29,7 @@ class Constraint(Protocol):
     def accept(self, token: int) -> str | None:
         """Go on by a token. None: it did; else why it cannot, which ends the request."""
         ...
+
+    def copy(self) -> "Constraint":
+        """Another one in the same state: it follows drafts, of which nobody knows yet whether they hold."""
+        ...

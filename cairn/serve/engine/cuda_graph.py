@@ -4,6 +4,7 @@ A launch from Python costs tens of microseconds, a node of a graph less than one
 there are is pure arithmetic (`shape_of`): close together, so that little is computed for padding.
 
     decode     one token for each sequence
+    verify     a token and its drafts for each sequence: rows of at most so many tokens, whatever each of them has
     cascade    the same behind pages that all sequences share; in fewer sizes, because padding costs less there
     mixed      a few thousand tokens of anybody: what a server meets all the time, so shapes differ in tokens alone
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
@@ -27,7 +28,7 @@ from cairn.core.events import instant, span
 from cairn.serve.engine.batch import Layout, most_pages
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 WARM_RUNS = 1  # before a capture: what is compiled or allocated lazily is so by then
 MOST_NEW_PAGES = 4096  # of all sequences of a step that is not a decode step
@@ -71,28 +72,47 @@ def mixed_sizes(limits: Limits) -> tuple[int, ...]:
     return tuple(sorted({size for size in sizes if size < most} | {most}))
 
 
+@functools.cache
+def verify_widths(drafts: int) -> tuple[int, ...]:
+    """Tokens that a row of a verifying step may have: 1, 2, 4, ..; the last is a token and all its drafts."""
+    return tuple(sorted({2**n for n in range(6) if 2**n <= drafts} | {1 + drafts}))
+
+
 def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> Shape | None:
     """The smallest shape that holds these chunks; None if they have none. `shared`: as decoding finds it."""
-    exact = Layout.of(chunks)
+    exact = Layout.of(chunks, limits.drafts > 0)
     if exact.one_each and exact.samples == exact.sequences:
         sizes = cascade_sizes(limits.rows) if shared else decode_sizes(limits.rows)
         size = sizes[bisect_left(sizes, exact.sequences)]
         return Shape(Layout.decode(size), shared=shared) if exact.pages <= size else None
+    if exact.verifies and exact.samples == exact.tokens:
+        widths, sizes = verify_widths(limits.drafts), decode_sizes(limits.rows)
+        width = widths[bisect_left(widths, exact.max_query)]
+        shape = verify_shape(sizes[bisect_left(sizes, exact.sequences)], width, limits)
+        fits = shape.layout.tokens <= 2 * limits.step_tokens and exact.pages <= shape.layout.pages
+        return shape if fits else None
     if exact.pages > _most_new_pages(limits):
         return None
     sizes = mixed_sizes(limits)
     if exact.tokens <= sizes[-1]:
-        return mixed_shape(sizes[bisect_left(sizes, exact.tokens)], limits)
-    if sizes[-1] == limits.shared_tokens:
+        return mixed_shape(sizes[bisect_left(sizes, exact.tokens)], limits, exact.verifies)
+    if sizes[-1] == limits.mixed_step_tokens:
         return None
     return _large_shape(exact, all(chunk.start == 0 for chunk in chunks), limits)
 
 
-def mixed_shape(tokens: int, limits: Limits) -> Shape:
+def verify_shape(rows: int, width: int, limits: Limits) -> Shape:
+    """Rows of up to `width` tokens. As many sequences again have the padding of those that are shorter."""
+    pages = rows * (1 + -(-width // limits.page_size))
+    return Shape(Layout(2 * rows, rows * width, pages, rows * width, width, verifies=True))
+
+
+def mixed_shape(tokens: int, limits: Limits, verifies: bool = False) -> Shape:
     """Any chunks of so many tokens: room for all rows, and for one more that has the padding."""
     longest = 1 << (mixed_sizes(limits)[-1] - 1).bit_length()
     rows, pages = limits.rows, _most_new_pages(limits)
-    return Shape(Layout(rows + 1, tokens, pages, rows, max(2, longest)))
+    samples = min(rows * (1 + limits.drafts), rows + tokens) if verifies else rows
+    return Shape(Layout(rows + 1, tokens, pages, samples, max(2, longest), verifies))
 
 
 def _most_new_pages(limits: Limits) -> int:
@@ -107,8 +127,9 @@ def _large_shape(exact: Layout, fresh: bool, limits: Limits) -> Shape | None:
     sequences = next((n for n in SEQUENCES if n >= exact.sequences + padding), None)
     if sequences is None or sequences > 2 * limits.rows:
         return None
-    samples = min(sequences, limits.rows)
-    return Shape(Layout(sequences, tokens, _most_new_pages(limits), samples, most), fresh)
+    samples = min(sequences, limits.rows) * (1 + limits.drafts if exact.verifies else 1)
+    pages = _most_new_pages(limits)
+    return Shape(Layout(sequences, tokens, pages, samples, most, exact.verifies), fresh)
 
 
 class Graphs:
@@ -152,6 +173,10 @@ class Graphs:
         mixed = [mixed_shape(size, limits) for size in mixed_sizes(limits)]
         decode = [Shape(Layout.decode(size)) for size in decode_sizes(limits.rows)]
         decode += [Shape(Layout.decode(size), shared=True) for size in cascade_sizes(limits.rows)]
+        if limits.drafts:
+            sizes, width = decode_sizes(limits.rows), 1 + limits.drafts
+            fitting = [size for size in sizes if size * width <= 2 * limits.step_tokens]
+            mixed += [verify_shape(size, width, limits) for size in fitting]
         for shape in (*reversed(mixed), *reversed(decode)):
             if shape not in self._captured:
                 self.capture(shape)

@@ -11,7 +11,7 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.kernels.paged.cascade import split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
-from cairn.models.fused import Fused, obstacle
+from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cuda_graph import Graphs, Shape
@@ -19,8 +19,8 @@ from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
-from cairn.serve.engine.scheduler import Chunk, Step
 from cairn.serve.engine.shared_prefix import SharedPrefix
+from cairn.serve.engine.step import Chunk, Step
 
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
 
@@ -37,13 +37,12 @@ class GPURunner(Runner):
     ) -> None:
         super().__init__(model, limits, dtype)
         self.invariant = invariant
-        self.why_plain = obstacle(model.spec, model.build.fused) if fused else "as asked"
-        if invariant and self.why_plain:
+        if invariant and not fused:
             raise ConfigError(
-                f"batch_invariant is not to be had on a GPU for this model: {self.why_plain}",
-                hint="run it on a CPU, or without batch_invariant",
+                "batch_invariant on a GPU needs the fused form",
+                hint="leave out --plain, or run on a CPU",
             )
-        self.fused = None if self.why_plain else Fused(model, limits.context, invariant)
+        self.fused = Fused(model, limits.context, invariant) if fused else None
         group = model.spec.heads // model.spec.kv_heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (model.spec.head_dim - 1).bit_length()
@@ -62,18 +61,17 @@ class GPURunner(Runner):
             with torch.inference_mode():
                 self.graphs.capture_common()
 
-    def _run(self, step: Step) -> Forward:
+    def _run(self, step: Step) -> tuple[Staged, Forward]:
         shared = self._shared_tokens(step)
         shape = self.graphs.ready(step.chunks, shared > 0) if self.graphs is not None else None
         if self.graphs is None or shape is None:
-            return self.forward(
-                self.batch.stage(step.chunks, shared=shared), step.chunks, shared > 0
-            )
-        self.batch.stage(step.chunks, shape.layout, shared)
-        return self.graphs.replay(shape)
+            staged = self.batch.stage(step.chunks, shared=shared)
+            return staged, self.forward(staged, step.chunks, shared > 0)
+        staged = self.batch.stage(step.chunks, shape.layout, shared)
+        return staged, self.graphs.replay(shape)
 
     def _shared_tokens(self, step: Step) -> int:
-        if step.prefill or step.admitted:
+        if step.prefill or step.admitted or self.limits.drafts:
             self.shared.forget()
             return 0
         return 0 if self.invariant else self.shared.tokens(step.sampling)
@@ -93,7 +91,7 @@ class GPURunner(Runner):
 
     def _forward(self, staged: Staged, extent: Extent) -> Forward:
         inputs = self.batch.make_inputs(staged)
-        one_each = extent.max_query == 1 and not self.invariant
+        one_each = extent.max_query == 1 and not self.invariant and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
         cascade = None
         if extent.shared:

@@ -20,20 +20,21 @@ kernel as decode, and norms and log-softmax reduce a row within one program.
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
+from cairn.kernels.paged.step_inputs import Inputs
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import FeedForward
+from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.pages import Paged, PagePool, gather
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 ROWS = 16  # every page size is a multiple of it
 NOBODY = -1
@@ -67,9 +68,7 @@ class Block:
     def __init__(self, rows: Sequence[int], block: int, length: int, pages_P: Tensor) -> None:
         self.rows_R = torch.tensor(rows)
         self.keys = (block + 1) * ROWS
-        self.length = (
-            length  # of the sequence: what lies behind it in the last page is somebody else's
-        )
+        self.length = length  # of the sequence; what lies behind it in its last page is not its own
         self.pages_P = pages_P
         self.query_G1 = torch.arange(block * ROWS, self.keys)[:, None]
 
@@ -120,14 +119,14 @@ def _attend(q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, rule: Rul
     return out_KMC.unflatten(1, (-1, ROWS)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-class FixedExperts(nn.Module):
+class FixedExperts(Sublayer):
     """A mixture of experts in which an expert sees all rows of the group, and those count that chose it."""
 
     def __init__(self, layer: ExpertLayer) -> None:
         super().__init__()
         self.layer = layer
 
-    def forward(self, x_GD: Tensor) -> Tensor:
+    def plain(self, x_GD: Tensor, step: Step) -> Tensor:
         layer = self.layer
         weights_GN, chosen_GN = layer.router(x_GD)
         y_GD = torch.zeros_like(x_GD)
@@ -143,9 +142,8 @@ class FixedExperts(nn.Module):
 def fix_experts(model: Transformer) -> None:
     """From here on the model computes its experts by whole groups; the weights stay where they are."""
     for layer in model.layers:
-        feed_forward: FeedForward | ExpertLayer | Tensor | nn.Module = layer.feed_forward
-        if isinstance(feed_forward, ExpertLayer):
-            layer.feed_forward = FixedExperts(feed_forward)
+        if isinstance(layer.feed_forward, ExpertLayer):
+            layer.feed_forward = FixedExperts(layer.feed_forward)
 
 
 class InvariantRunner(Runner):
@@ -160,6 +158,7 @@ class InvariantRunner(Runner):
     def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
         inputs = self.batch.make_inputs(staged)
         positions = inputs.positions_T.tolist()
+        chunks = _where_they_begin(chunks, positions)
         hidden_TD: Tensor | None = None
         for group in fixed_groups(chunks):
             rows, tokens = _there(group)
@@ -173,7 +172,7 @@ class InvariantRunner(Runner):
         logits_SV = self._logits(hidden_TD[at], [positions[i] for i in at])
         position_S = inputs.positions_T[staged.sample_at_S] + 1
         tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
-        keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
+        self.keep(staged, tokens_S)
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
 
     def _pass(self, group: Group, chunks: Sequence[Chunk], inputs: Inputs) -> Tensor:
@@ -228,6 +227,15 @@ class InvariantRunner(Runner):
         logits_TV = self._logits(hidden_TD[: len(following)], positions)
         n = request.params.prompt_logprobs or 0
         return [self.sampler.logprobs(logits_TV, next_T, n)] if following else []
+
+
+def _where_they_begin(chunks: Sequence[Chunk], positions: Sequence[int]) -> list[Chunk]:
+    """Chunks with the starts that the step has: behind drafts in flight the scheduler could only hope."""
+    found, at = [], 0
+    for chunk in chunks:
+        found.append(msgspec.structs.replace(chunk, start=positions[at]) if chunk.ahead else chunk)
+        at += chunk.count
+    return found
 
 
 def _there(group: Group) -> tuple[list[int], list[int]]:

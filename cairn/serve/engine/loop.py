@@ -10,7 +10,7 @@ its own requests with the reason and no others. Not thread-safe: one thread owns
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cairn.core.errors import CairnError
@@ -18,7 +18,8 @@ from cairn.core.events import span
 from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
-from cairn.serve.engine.scheduler import Advance, Scheduler, Step
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 
 REMEMBERED = 4096  # steps in the ledger
@@ -29,9 +30,9 @@ class Output(NamedTuple):
     """What a step brought to one request."""
 
     request: Request
-    token: int | None  # None: it ended without one
+    tokens: Sequence[int]  # several where drafts held; none: it ended without one
     finished: bool
-    logprobs: TokenLogprobs | None = None
+    logprobs: list[TokenLogprobs] | None = None  # of each of them, if they were asked for
 
 
 class Engine:
@@ -170,26 +171,31 @@ class Engine:
             if request.state != "finished":
                 self.pools.add(request, part)
         advances = self.scheduler.update(step, landed.tokens)
+        if step.drafts:  # those that held, which `_spend` could not know
+            more = sum(len(advance.tokens) for advance in advances) - len(step.sampling)
+            self.spent = self.spent._replace(sampled=self.spent.sampled + more)
         return self._outputs(advances, landed.logprobs)
 
     def _outputs(
-        self, advances: list[Advance], logprobs: dict[Request, TokenLogprobs] | None = None
+        self, advances: list[Advance], logprobs: dict[Request, list[TokenLogprobs]] | None = None
     ) -> list[Output]:
         now = self.clock()
         outputs = []
         for advance in advances:
             request = advance.request
-            if request.ledger.first_token == 0.0 and advance.token is not None:
+            if request.ledger.first_token == 0.0 and advance.tokens:
                 request.ledger.first_token = now
                 request.ledger.prefill = self.spent.since(request.mark)
                 request.mark = self.spent
             if advance.finished:
                 self._close(request, now)
-                if advance.token is None:
+                if not advance.tokens:
                     self.prompt_logprobs.pop(request, None)
                     self.pools.pop(request)
             found = logprobs.get(request) if logprobs else None
-            outputs.append(Output(request, advance.token, advance.finished, found))
+            if found is not None:
+                found = found[: len(advance.tokens)]
+            outputs.append(Output(request, advance.tokens, advance.finished, found))
         return outputs
 
     def _close(self, request: Request, now: float) -> None:

@@ -7,6 +7,7 @@ Arrays in MessagePack: a decode step of 256 requests is two lists of 256 numbers
 the client gives and never uses twice. Needs no torch, so neither does the client. Knows nothing about sockets.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -100,6 +101,10 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     host_s: float = 0.0  # of all steps, as in `Spent`
     device_s: float = 0.0
     at: float = 0.0  # when it was so, on time.monotonic
+    remote_prefills: int = 0  # prompts that another server computed, since the start
+    prefill_fallbacks: int = (
+        0  # prompts that were asked for elsewhere and computed here, since the start
+    )
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -140,16 +145,24 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
-    """What one step brought: `tokens[i]` to request `ids[i]`."""
+    """What one step brought: to request `ids[i]` its next token, or its next `counts[i]` tokens."""
 
     steps: int
     ids: list[int]
-    tokens: list[int]
-    logprobs: dict[int, Scored]  # by request, for its token of this step
+    tokens: list[int]  # of all requests, one behind the other
+    logprobs: dict[int, list[Scored]]  # by request, for its tokens of this step
     prompts: dict[int, list[Scored]]  # by request, with its first token
     ended: list[Ended]
     begun: dict[int, Begun] = {}  # by request, with its first token
     pooled: dict[int, bytes] = {}  # by request: its prompt as a vector of float32
+    counts: list[int] = []  # tokens of each request; empty: one each
+
+    def runs(self) -> Iterator[tuple[int, list[int]]]:
+        """Each request with its tokens."""
+        at = 0
+        for id, count in zip(self.ids, self.counts or [1] * len(self.ids), strict=True):
+            yield id, self.tokens[at : at + count]
+            at += count
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cairn.serve.engine.request import Request
-from cairn.serve.engine.scheduler import Chunk
+from cairn.serve.engine.step import Chunk
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 

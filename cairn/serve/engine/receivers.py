@@ -25,8 +25,8 @@ class Receiver(Protocol):
         """What comes with the first token, just before it."""
         ...
 
-    def put(self, token: int, scored: Scored | None, ended: Ended | None) -> None:
-        """The next token; `ended`: it is the last one."""
+    def put(self, tokens: list[int], scored: list[Scored] | None, ended: Ended | None) -> None:
+        """The next tokens, often one, and if asked for their log-probabilities; `ended`: they are the last ones."""
         ...
 
     def end(self, ended: Ended) -> None:
@@ -53,10 +53,10 @@ def deliver(report: Tokens, receivers: Receivers) -> None:
     scores, ends = report.logprobs, {ended.id: ended for ended in report.ended}
     gone = {id: receivers.pop(id, None) for id in ends}
     waiting: list[asyncio.Future[None]] = []
-    for id, token in zip(report.ids, report.tokens, strict=True):
+    for id, tokens in report.runs():
         receiver = receivers.get(id) or gone.get(id)
         if receiver is not None:
-            receiver.put(token, scores.get(id), ends.pop(id, None))
+            receiver.put(tokens, scores.get(id), ends.pop(id, None))
             if (future := receiver.wake()) is not None:
                 waiting.append(future)
     for id, ended in ends.items():  # without a token

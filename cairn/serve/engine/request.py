@@ -7,7 +7,8 @@ clock, no queue and no page but the numbers of its own. It is compared by identi
             <---- computed: KV entries written, or to be written by steps already scheduled ---->
             <---------------------- total = len(prompt) + len(outputs) + pending ---------------->
 
-A request decodes when `total - computed` is 1. Its last token is never computed, only returned.
+A request decodes when `total - computed` is 1. Its last token is never computed, only returned. While drafts of it are
+being verified, both count as if all of them held; they go down again when some turn out not to.
 """
 
 from bisect import bisect_right
@@ -27,6 +28,7 @@ State = Literal["waiting", "running", "finished"]
 Finish = Literal["stop", "length", "abort", "error"]
 Policy = Literal["fcfs", "shortest"]
 LARGEST_VOCABULARY = 2**31
+MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 
@@ -42,19 +44,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: Policy = "fcfs"
     groups: tuple[CacheGroup, ...] = ONE_GROUP  # of layers, by what they keep in the cache
     prefill_chunk: int = 0  # most prompt tokens of one request in a step; 0: only the budget counts
-    shared_tokens: int = 0  # most tokens of a step in which somebody decodes; 0: as in any other
+    mixed_step_tokens: int = (
+        0  # most tokens of a step in which somebody decodes; 0: as in any other
+    )
+    drafts: int = 0  # most drafted tokens of one request that a step verifies
 
     def __post_init__(self) -> None:
         for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
             _at_least(name, getattr(self, name), 1)
         _at_least("pages", self.pages, 2)  # page 0 is never given out
         _at_least("prefill_chunk", self.prefill_chunk, 0)
-        _at_least("shared_tokens", self.shared_tokens, 0)
-        if self.shared_tokens and not self.rows <= self.shared_tokens <= self.step_tokens:
+        _at_least("mixed_step_tokens", self.mixed_step_tokens, 0)
+        if self.mixed_step_tokens and not self.rows <= self.mixed_step_tokens <= self.step_tokens:
             raise RequestError(
-                f"shared_tokens is {self.shared_tokens}",
+                f"mixed_step_tokens is {self.mixed_step_tokens}",
                 hint=f"all {self.rows} rows decode in a step of at most {self.step_tokens} tokens",
             )
+        if not 0 <= self.drafts <= MOST_DRAFTS:
+            raise RequestError(f"drafts is {self.drafts}", hint=f"it can be up to {MOST_DRAFTS}")
         if self.vocabulary > LARGEST_VOCABULARY:
             raise RequestError(f"vocabulary is {self.vocabulary}", hint="a token id has 31 bits")
         if self.policy not in ("fcfs", "shortest"):
@@ -62,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def budget(self, decoding: bool) -> int:
         """Most tokens of the next step."""
-        return self.shared_tokens or self.step_tokens if decoding else self.step_tokens
+        return self.mixed_step_tokens or self.step_tokens if decoding else self.step_tokens
 
     @property
     def capacity(self) -> int:
@@ -102,11 +109,14 @@ class Request:
         "cached",
         "computed",
         "constraint",
+        "drafted",
         "end",
         "eos_ids",
         "error",
+        "expected",
         "finish",
         "hashes",
+        "hoped",
         "id",
         "identity",
         "ledger",
@@ -125,6 +135,7 @@ class Request:
         "salt",
         "state",
         "states",
+        "steps_in_flight",
         "stop_ids",
         "stop_reason",
         "total",
@@ -177,6 +188,11 @@ class Request:
         self.hashes: list[bytes] = []  # of its full pages; survive a preemption
         self.published = 0  # how many pages of `blocks` have been offered to others
         self.publish_at = 0  # this many outputs fill the next page
+        # what a drafter is asked with; only where there is one
+        self.drafted = 0  # drafts in flight: so many of `pending` may not come
+        self.steps_in_flight = 0  # that draw tokens for it
+        self.expected = 0  # tokens that those steps bring, as far as is known
+        self.hoped: list[int] = []  # the first of them, as the drafter guesses
         # how it ended
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None  # the stop token id or string; None for eos
@@ -186,7 +202,7 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Sampled tokens in flight: a scheduled step makes them, the host has not seen them."""
+        """Tokens in flight, if every draft holds: a scheduled step makes them, the host has not seen them."""
         return self.total - len(self.prompt) - len(self.outputs)
 
     @property

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
+from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Batch, Staged
@@ -23,7 +24,7 @@ from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampler import Sampler, special
-from cairn.serve.engine.scheduler import Chunk, Step
+from cairn.serve.engine.step import Chunk, Step
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
 
@@ -43,8 +44,10 @@ class PromptLogprobs(NamedTuple):
 
 
 class Landed(NamedTuple):
-    tokens: list[int]  # one for each sampling chunk, in order
-    logprobs: dict[Request, TokenLogprobs]  # of requests that asked, for the token of this step
+    tokens: list[
+        int
+    ]  # drawn for each sampling chunk, in order: one, and one for each of its drafts
+    logprobs: dict[Request, list[TokenLogprobs]]  # of requests that asked, for all that was drawn
     prompt_logprobs: dict[Request, PromptLogprobs]
     pooled: dict[Request, Part] = {}  # noqa: RUF012  of requests that want a vector of their prompt
 
@@ -84,24 +87,18 @@ class Runner:
         for request in step.admitted:
             self.sampler.admit(request)
         self.sampler.flush()
-        done = self._run(step)
-        tokens_S = done.tokens_S
+        staged, done = self._run(step)
         if any(map(special, step.sampling)):
-            staged_rows = self._sample_rows(step)
-            tokens_S = self.sampler.sample_special(
-                done.logits_SV[: len(staged_rows)], done.position_S[: len(staged_rows)],
-                staged_rows, step.sampling,
-            )  # fmt: skip
-            keep_tokens(self.batch.state, tokens_S, staged_rows)
-        return self._flight(step, done._replace(tokens_S=tokens_S))
+            done = done._replace(tokens_S=self._sample_special(step, staged, done))
+        return self._flight(step, done)
 
-    def _run(self, step: Step) -> Forward:
+    def _run(self, step: Step) -> tuple[Staged, Forward]:
         staged = self.batch.stage(step.chunks)
-        return self.forward(staged, step.chunks)
+        return staged, self.forward(staged, step.chunks)
 
     def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:
         inputs = self.batch.make_inputs(staged)
-        one_each = all(chunk.count == 1 for chunk in chunks)
+        one_each = all(chunk.count == 1 for chunk in chunks) and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
         attend = Paged(self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B,
                        inputs.tables_BP, bounds)  # fmt: skip
@@ -124,15 +121,31 @@ class Runner:
         logits_SV = logits(hidden_TD if all_of_them else hidden_TD[at_S])
         position_S = position_S + 1
         tokens_S = self.sampler.sample(logits_SV, position_S, staged.sample_rows_S)
-        keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
+        self.keep(staged, tokens_S)
         return Forward(hidden_TD, logits_SV, position_S, tokens_S)
 
-    def _sample_rows(self, step: Step) -> Tensor:
-        rows = [request.row for request in step.sampling]
-        return torch.tensor(rows, dtype=torch.int32, device=self.device)
+    def keep(self, staged: Staged, tokens_S: Tensor) -> None:
+        """What the next step begins with: the last tokens, and of rows with drafts how many of them held."""
+        if not staged.verifies:
+            keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
+            return
+        decided, inputs = staged.decided, self.batch.inputs_of(staged)
+        drawn = Drawn(decided.rows_B, decided.bounds_B1, staged.sample_bounds_B1, inputs.tokens_T,
+                      inputs.positions_T, tokens_S)  # fmt: skip
+        accept_tokens(drawn, self.batch.state)
+
+    def _sample_special(self, step: Step, staged: Staged, done: Forward) -> Tensor:
+        """Drawn again, with what only some requests ask for; in place of the tokens that were kept."""
+        count, tokens_S = step.draws, done.tokens_S.clone()
+        rows_S = staged.sample_rows_S[:count]
+        tokens_S[:count] = self.sampler.sample_special(
+            done.logits_SV[:count], done.position_S[:count], rows_S, step.sampling, step.drafts
+        )
+        self.keep(staged, tokens_S)
+        return tokens_S
 
     def _flight(self, step: Step, done: Forward) -> "Flight":
-        count = len(step.sampling)
+        count = step.draws
         flight = Flight(self._to_host(done.tokens_S[:count]), step)
         wanted = [r.params.logprobs for r in step.sampling if r.params.logprobs is not None]
         if wanted:
@@ -190,14 +203,18 @@ class Flight:
         """Wait, and read."""
         if self.event is not None:
             self.event.synchronize()
-        chosen: dict[Request, TokenLogprobs] = {}
+        chosen: dict[Request, list[TokenLogprobs]] = {}
         if self.logprobs is not None:
-            for request, found in zip(self.step.sampling, _rows(self.logprobs), strict=True):
+            rows, at = _rows(self.logprobs), 0
+            drafts = self.step.drafts or [()] * len(self.step.sampling)
+            for request, guessed in zip(self.step.sampling, drafts, strict=True):
+                drawn = rows[at : at + 1 + len(guessed)]
+                at += len(drawn)
                 if (n := request.params.logprobs) is not None:
-                    chosen[request] = found._replace(top=found.top[:n])
+                    chosen[request] = [found._replace(top=found.top[:n]) for found in drawn]
         prompts = {chunk.request: PromptLogprobs(chunk.start, [row for part in parts for row in _rows(part)])
                    for chunk, parts in self.prompts if parts}  # fmt: skip
-        pooled = {chunk.request: Part(chunk.start, chunk.samples, part_D.numpy())
+        pooled = {chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
                   for chunk, part_D in self.pooled}  # fmt: skip
         return Landed(self.tokens_S.tolist(), chosen, prompts, pooled)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from cairn.kernels.sampling.logprobs import LogProbs, logprobs
 from cairn.kernels.sampling.penalties import Penalties, count, penalize, words
 from cairn.kernels.sampling.sampling import Parameters, sample
+from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.cpu_sampling import sample_on_cpu
 from cairn.serve.engine.request import Request
 
@@ -34,6 +35,59 @@ class Mirror(NamedTuple):
     top_p_N: np.ndarray
     min_p_N: np.ndarray
     top_k_N: np.ndarray
+
+
+class Draw(NamedTuple):
+    """One token that is drawn for a request."""
+
+    request: Request
+    index: int  # which of its outputs it will be
+    mask_W: np.ndarray | None  # what its grammar allows there
+
+    @property
+    def is_short(self) -> bool:
+        """Must it not end the answer?"""
+        return self.index < self.request.min_tokens
+
+
+class Runs:
+    """What a step with drafts draws, by depth: depth d is drawn behind a request's d-th draft."""
+
+    def __init__(self, requests: Sequence[Request], drafts: Sequence[Sequence[int]]) -> None:
+        self.requests, self.drafts = requests, drafts
+        self.longest = 1 + max(map(len, drafts))
+        self._first = [0, *np.cumsum([1 + len(guessed) for guessed in drafts]).tolist()]
+        self._followed = {  # by a grammar that goes ahead with the drafts
+            i: request.constraint.copy()
+            for i, request in enumerate(requests)
+            if request.constraint is not None and drafts[i]
+        }
+
+    def at_depth(self, depth: int) -> list[int]:
+        return [i for i, guessed in enumerate(self.drafts) if len(guessed) >= depth]
+
+    def places(self, depth: int) -> list[int]:
+        return [self._first[i] + depth for i in self.at_depth(depth)]
+
+    def next_drafts(self, depth: int) -> list[int]:
+        """The draft that the draw has to equal; -1 behind the last one."""
+        guesses = [self.drafts[i] for i in self.at_depth(depth)]
+        return [guessed[depth] if len(guessed) > depth else -1 for guessed in guesses]
+
+    def draws(self, depth: int) -> list[Draw]:
+        """Call it for one depth after another: grammars follow the drafts."""
+        return [self._draw(i, depth) for i in self.at_depth(depth)]
+
+    def _draw(self, i: int, depth: int) -> Draw:
+        request, drafts = self.requests[i], self.drafts[i]
+        index = _drawn_last(request) - len(drafts) + depth
+        if depth == 0:
+            return Draw(request, index, _mask(request.constraint))
+        ahead = self._followed.get(i)
+        if ahead is not None and ahead.accept(drafts[depth - 1]) is not None:
+            del self._followed[i]  # it allows no such draft, so this one will not be drawn either
+            ahead = None
+        return Draw(request, index, _mask(ahead))
 
 
 class Sampler:
@@ -80,12 +134,48 @@ class Sampler:
         position_S: Tensor,
         rows_S: Tensor,
         requests: Sequence[Request],
+        drafts: Sequence[Sequence[int]] = (),
     ) -> Tensor:
-        """For a step in which somebody wants more than the common parameters."""
-        scores_SV = self._biased(logits_SV, requests)
-        counted = any(_penalised(request) for request in requests)
-        penalties = self._penalties if counted else None
-        allowed_SW = self._allowed(requests)
+        """For a step in which somebody wants more than the common parameters. `drafts`: as `Step.drafts`."""
+        if drafts:
+            return self._sample_runs(logits_SV, position_S, rows_S, Runs(requests, drafts))
+        draws = [Draw(r, _drawn_last(r), _mask(r.constraint)) for r in requests]
+        return self._sample_each(logits_SV, position_S, rows_S, draws, rows_S)
+
+    def _sample_runs(
+        self, logits_SV: Tensor, position_S: Tensor, rows_S: Tensor, runs: "Runs"
+    ) -> Tensor:
+        """All first draws, then all second ones, ..: a penalty counts the drafts before, a grammar follows them."""
+        tokens_S = torch.zeros(len(rows_S), dtype=torch.int32, device=self.device)
+        holds_R = torch.ones(len(runs.requests), dtype=torch.bool, device=self.device)
+        for depth in range(runs.longest):
+            who = torch.tensor(runs.at_depth(depth), device=self.device)
+            at = torch.tensor(runs.places(depth), device=self.device)
+            rows = rows_S[at]
+            counted = torch.where(
+                holds_R[who], rows, -1
+            )  # behind a draft that does not hold nothing counts
+            found = self._sample_each(
+                logits_SV[at], position_S[at], rows, runs.draws(depth), counted
+            )
+            tokens_S[at] = found
+            guessed = torch.tensor(runs.next_drafts(depth), dtype=torch.int32, device=self.device)
+            holds_R[who] &= found == guessed
+        return tokens_S
+
+    def _sample_each(
+        self,
+        logits_SV: Tensor,
+        position_S: Tensor,
+        rows_S: Tensor,
+        draws: Sequence["Draw"],
+        counted_S: Tensor,
+    ) -> Tensor:
+        """One draw for each row; `counted_S`: rows whose penalties count it, -1 elsewhere."""
+        scores_SV = self._biased(logits_SV, draws)
+        wanted = [_penalised(draw.request) for draw in draws]
+        penalties = self._penalties if any(wanted) else None
+        allowed_SW = self._allowed(draws)
         if scores_SV.is_cuda:
             tokens_S = sample(
                 scores_SV, self.parameters, position_S, rows_B=rows_S, penalties=penalties,
@@ -95,36 +185,35 @@ class Sampler:
             penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S, allowed_BW=allowed_SW)
             tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)
         if penalties is not None:
-            wanted = [_penalised(request) for request in requests]
             mine_S = torch.tensor(wanted, device=self.device)
-            count(penalties, tokens_S, torch.where(mine_S, rows_S, -1).int())
+            count(penalties, tokens_S, torch.where(mine_S, counted_S, -1).int())
         return tokens_S
 
     def logprobs(self, logits_SV: Tensor, tokens_S: Tensor, n: int) -> LogProbs:
         return logprobs(logits_SV, tokens_S, n)
 
-    def _allowed(self, requests: Sequence[Request]) -> Tensor | None:
+    def _allowed(self, draws: "Sequence[Draw]") -> Tensor | None:
         """What the requests' grammars allow, [S, W]; None: nobody has one. The device computes logits meanwhile."""
-        if all(request.constraint is None for request in requests):
+        if all(draw.mask_W is None for draw in draws):
             return None
-        shape, pinned = (len(requests), words(self.vocabulary)), self.device.type == "cuda"
+        shape, pinned = (len(draws), words(self.vocabulary)), self.device.type == "cuda"
         allowed_SW = torch.full(shape, -1, dtype=torch.int32, pin_memory=pinned)
         rows = allowed_SW.numpy()
-        for s, request in enumerate(requests):
-            if request.constraint is not None:
-                mask = request.constraint.mask()
-                short = _too_short(request)
-                rows[s] = _without(mask, request.eos_ids | request.stop_ids) if short else mask
+        for s, (request, _, mask_W) in enumerate(draws):
+            if mask_W is not None:
+                ends = request.eos_ids | request.stop_ids
+                rows[s] = _without(mask_W, ends) if draws[s].is_short else mask_W
         return allowed_SW.to(self.device, non_blocking=True)
 
-    def _biased(self, logits_SV: Tensor, requests: Sequence[Request]) -> Tensor:
+    def _biased(self, logits_SV: Tensor, draws: "Sequence[Draw]") -> Tensor:
         """In float32: logit bias added, and what must not end a short answer yet ruled out."""
         at: list[int] = []
         tokens: list[int] = []
         changes: list[float] = []
-        for s, request in enumerate(requests):
+        for s, draw in enumerate(draws):
+            request = draw.request
             bias = dict(request.params.logit_bias or {})
-            if _too_short(request) and request.constraint is None:  # else the mask says so
+            if draw.is_short and request.constraint is None:  # else the mask says so
                 bias |= dict.fromkeys(request.eos_ids | request.stop_ids, -torch.inf)
             at += [s] * len(bias)
             tokens += bias.keys()
@@ -155,7 +244,7 @@ class Sampler:
 def special(request: Request) -> bool:
     """Does it want more than one kernel gives?"""
     asked = bool(request.params.logit_bias) or request.constraint is not None
-    return asked or _too_short(request) or _penalised(request)
+    return asked or len(request.outputs) < request.min_tokens or _penalised(request)
 
 
 def _without(words_W: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
@@ -167,9 +256,13 @@ def _without(words_W: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
     return fewer_W if fewer_W.any() else words_W
 
 
-def _too_short(request: Request) -> bool:
-    """Must the token that is being sampled not end the answer? It is the last of those in flight."""
-    return request.total - len(request.prompt) - 1 < request.min_tokens
+def _drawn_last(request: Request) -> int:
+    """Which of its outputs the newest step draws, when that has no drafts: the last of those in flight."""
+    return request.total - len(request.prompt) - 1
+
+
+def _mask(constraint: Constraint | None) -> np.ndarray | None:
+    return None if constraint is None else constraint.mask()
 
 
 def _penalised(request: Request) -> bool:

@@ -15,6 +15,10 @@ gives its pages back and is computed again later.
 trust, and the token that the host does not know yet is taken on the device from the row's last sample. A request that
 turns out to have stopped has run one step too many; that result is dropped. A request with a constraint is the
 exception: what may come next depends on the token before, so it waits until that is known.
+
+With a drafter, a decoding request computes its last token and the drafts behind it in one step, and a token is drawn
+behind each. Drafts hold as far as they are what was drawn; `update` gives back the rest. Until then positions advance
+as if all of them held, and the device, which knows better, corrects them (`Chunk.ahead`).
 """
 
 from bisect import insort
@@ -22,65 +26,41 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-import msgspec
-
-from cairn.core.errors import RequestError
+from cairn.core.errors import ConfigError, RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
-from cairn.serve.engine.waiting_line import WaitingLine
+from cairn.serve.engine.speculate.drafter import Drafter
+from cairn.serve.engine.speculate.speculation import Speculation
+from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step
+from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
 
 
-# Chunks and advances are made for every request in every step. A Struct that the garbage collector need not
-# look at (a request points to none of them) costs a fifth of a NamedTuple.
-class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Tokens `start .. start + count` of one request, computed in one step."""
-
-    request: Request
-    start: int
-    count: int
-    first_page: int  # where `pages` go in the request's table; 0 only right after admission
-    pages: Sequence[
-        int
-    ]  # added to the tables since the row's last chunk, prefix hits included; by place, then group
-    samples: bool  # its last token is the request's last one, so the next one is sampled
-
-
-class Advance(msgspec.Struct, frozen=True, eq=False, gc=False):
-    request: Request
-    token: int | None  # None: it failed, and there is none
-    finished: bool
-
-
-class Step(msgspec.Struct, eq=False):
-    number: int
-    chunks: list[Chunk] = []
-    sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
-    tokens: int = 0  # of all chunks together
-    prefill: int = 0  # of those, known before
-    read: int = 0  # entries of the cache that attention looks at, summed over the chunks
-    pairs: int = 0  # of a query and a key
-    admitted: list[Request] = []  # have got a row in this step
-    preempted: list[Request] = []  # have lost row and pages, and wait again
-    failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
-    filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
-    restores: list[tuple[int, int]] = []  # pages of states to copy before it, from and to
-    saves: list[tuple[int, int]] = []  # and behind it
-
-
 class Scheduler:
     def __init__(
-        self, limits: Limits, *, prefix_caching: bool = True, blocks: BlockManager | None = None
+        self,
+        limits: Limits,
+        *,
+        prefix_caching: bool = True,
+        blocks: BlockManager | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
+        speculates = drafter is not None and limits.drafts > 0
+        if speculates and any(group.kind == "state" for group in limits.groups):
+            raise ConfigError(
+                f"{limits.drafts} drafts in a step, and layers of this model keep a state",
+                hint="a state cannot go back behind drafts that do not hold; serve it without a drafter",
+            )
+        self.speculation = Speculation(drafter) if drafter is not None and speculates else None
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
         self.preemptions = 0  # since the start
         self._requests: dict[RequestId, Request] = {}  # waiting and running
-        self._waiting = WaitingLine(limits.policy)
+        self._waiting = WaitingQueue(limits.policy)
         self._running: list[Request] = []  # by (priority, arrival)
         self._rows = list(range(limits.rows))  # free ones, a heap: the lowest is taken first
         self._in_flight: deque[Step] = deque()  # scheduled, not updated
@@ -147,6 +127,8 @@ class Scheduler:
         if not step.preempted:
             budget = self._admit(step, budget)
         step.tokens = most - budget
+        if self.speculation is not None and any(chunk.drafts for chunk in step.chunks):
+            step.drafts = [chunk.drafts for chunk in step.chunks if chunk.samples]
         if self.blocks.stateful:
             step.restores, step.saves = self.blocks.take_copies()
         if step.chunks:
@@ -155,7 +137,7 @@ class Scheduler:
 
     def _continue_running(self, step: Step, budget: int) -> int:
         """One chunk for each running request; returns what is left of the budget."""
-        page_size = self.limits.page_size
+        page_size, speculation = self.limits.page_size, self.speculation
         chunks, sampling = step.chunks, step.sampling
         seen = 0  # by the tokens that are decoded
         for request in self._running:  # may lose its last ones while the loop runs
@@ -169,12 +151,15 @@ class Scheduler:
                 continue  # its last token is in flight
             if request.constraint is not None and request.pending:
                 continue  # what may follow the token in flight is not known
+            if speculation is not None:
+                budget -= self._verify(request, speculation, budget, step)
+                continue
             first_page, pages = len(request.blocks), NO_PAGES
             if total > first_page * page_size:
                 pages = self._grow(request, total, step)
                 if pages is None:
                     continue
-            chunks.append(Chunk(request, total - 1, 1, first_page, pages, True))
+            chunks.append(Chunk(request, total - 1, 1, first_page, pages, 1))
             sampling.append(request)
             request.computed = total
             request.total = total + 1
@@ -215,10 +200,12 @@ class Scheduler:
                 return 0
             end, first_page, pages = prepared
         count, request.computed = end - start, end
-        step.chunks.append(Chunk(request, start, count, first_page, pages, end == total))
+        step.chunks.append(Chunk(request, start, count, first_page, pages, int(end == total)))
         if end == total:
             step.sampling.append(request)
             request.total = total + 1
+            if self.speculation is not None:
+                self.speculation.launch(request, 0)
         request.ledger.prefill_chunks += 1
         step.prefill += count
         step.read += end
@@ -228,6 +215,36 @@ class Scheduler:
             filled += self.blocks.save_state(request, end)
         if filled:
             step.filled.append((request, filled))
+        return count
+
+    def _verify(self, request: Request, speculation: Speculation, budget: int, step: Step) -> int:
+        """A decoding request's last token and the drafts behind it; returns how many tokens that is."""
+        if request.drafted and len(request.outputs) < request.min_tokens:
+            return 0  # whether the next token may end the answer depends on how many drafts hold
+        total, size = request.total, self.limits.page_size
+        later = max(len(self._running) - len(step.chunks) - 1, 0)  # each of them needs a token
+        most = min(self.limits.drafts, budget - 1 - later, request.end - total - 1)
+        guesses = speculation.guess(request, most)
+        drafts = guesses[:most] if most > 0 else []
+        first_page, pages = len(request.blocks), NO_PAGES
+        if drafts and total + len(drafts) > first_page * size:
+            pages = self.blocks.allocate(request, total + len(drafts))
+            if pages is None:  # nobody loses pages for drafts
+                drafts, pages = drafts[: max(first_page * size - total, 0)], NO_PAGES
+        if not pages and total > first_page * size:
+            pages = self._grow(request, total, step)
+            if pages is None:
+                return 0
+        count = 1 + len(drafts)
+        step.chunks.append(
+            Chunk(request, total - 1, count, first_page, pages, count, drafts, request.drafted > 0)
+        )
+        step.sampling.append(request)
+        speculation.launch(request, len(drafts), guesses)
+        request.computed = total - 1 + count
+        request.total = total + count
+        step.read += request.computed
+        step.pairs += count * (total - 1) + count * (count + 1) // 2
         return count
 
     def _prepare(
@@ -286,19 +303,22 @@ class Scheduler:
 
     # -- what a step brought ---------------------------------------------------------------------
 
-    def update(self, step: Step, sampled: Sequence[int]) -> list[Advance]:
-        """Take in the tokens of a step, one for each of `step.sampling`; steps come in order."""
-        self._land(step, len(sampled))
-        advances = [Advance(request, None, True) for request in step.failed]
+    def update(self, step: Step, drawn: Sequence[int]) -> list[Advance]:
+        """Take in a token for each of `step.sampling`, and one for each of their drafts; steps come in order."""
+        self._land(step, len(drawn))
+        advances = [Advance(request, NO_TOKENS, True) for request in step.failed]
         ended = False
-        for request, token in zip(step.sampling, sampled, strict=True):
+        pairs = zip(step.sampling, drawn, strict=True)
+        if self.speculation is not None:
+            pairs = self.speculation.land(step, drawn)
+        for request, token in pairs:
             if request.state == "finished":
-                continue  # aborted, or stopped a step ago
+                continue  # aborted, or stopped before this token
             constraint = request.constraint
             if constraint is not None and (error := constraint.accept(token)) is not None:
                 request.error = error
                 self._finish(request, "error")
-                advances.append(Advance(request, None, True))
+                advances.append(Advance(request, NO_TOKENS, True))
                 ended = True
                 continue
             outputs = request.outputs
@@ -317,10 +337,10 @@ class Scheduler:
             elif count >= request.most_outputs:
                 self._finish(request, "length")
                 ended = finished = True
-            advances.append(Advance(request, token, finished))
+            advances.append(Advance(request, (token,), finished))
         if ended:
             self._sweep()
-        return advances
+        return _joined(advances) if step.drafts else advances
 
     def fail(self, step: Step, error: str) -> list[Advance]:
         """The step did not run: end its requests, and those that built upon what it should have written."""
@@ -332,7 +352,7 @@ class Scheduler:
             request.error = error
             self._finish(request, "error")
         self._sweep()
-        return [Advance(request, None, True) for request in (*step.failed, *ended)]
+        return [Advance(request, NO_TOKENS, True) for request in (*step.failed, *ended)]
 
     def _consequences(self, step: Step) -> tuple[dict[Request, None], set[int]]:
         """Who has computed with what `step` did not write, and which findable pages hold it."""
@@ -351,11 +371,10 @@ class Scheduler:
                     unwritten.update(filled.get(chunk.request, ()))
         return lost, unwritten
 
-    def _land(self, step: Step, sampled: int) -> None:
-        if len(step.sampling) != sampled:
-            raise ValueError(
-                f"step {step.number} samples {len(step.sampling)} tokens, not {sampled}"
-            )
+    def _land(self, step: Step, drawn: int) -> None:
+        wanted = step.draws if step.drafts else len(step.sampling)
+        if wanted != drawn:
+            raise ValueError(f"step {step.number} samples {wanted} tokens, not {drawn}")
         if not step.chunks:
             return
         if not self._in_flight or self._in_flight[0] is not step:
@@ -411,3 +430,14 @@ class Scheduler:
 
 def _order(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
+
+
+def _joined(advances: list[Advance]) -> list[Advance]:
+    """One for each request, with all its tokens."""
+    joined: list[Advance] = []
+    for advance in advances:
+        if joined and joined[-1].request is advance.request:
+            tokens = (*joined.pop().tokens, *advance.tokens)
+            advance = Advance(advance.request, tokens, advance.finished)
+        joined.append(advance)
+    return joined

@@ -19,8 +19,8 @@ from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.cpu_layout import turn_weights
-from cairn.serve.engine.cpu_weights import Form, pack_weights, packed
+from cairn.serve.engine.cpu_layout import transpose_weights
+from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pages import page_bytes
@@ -38,7 +38,8 @@ from cairn.serve.engine.sizing import (
     size_pages,
     step_bytes,
 )
-from cairn.serve.engine.step_budget import shared_tokens
+from cairn.serve.engine.speculate.drafter import Drafter
+from cairn.serve.engine.step_budget import mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
@@ -75,11 +76,21 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
 
 
 def start_with(
-    opened: OpenModel, runnable: Runnable, config: EngineConfig, *, sole: bool = False
+    opened: OpenModel,
+    runnable: Runnable,
+    config: EngineConfig,
+    *,
+    sole: bool = False,
+    drafter: Drafter | None = None,
+    drafts: int = 0,
 ) -> Started:
-    """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read."""
+    """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
+
+    `drafter` proposes up to `drafts` tokens of each request for a step to verify.
+    """
     model = runnable.model
     limits, sizes = choose_limits(runnable, config)
+    limits = msgspec.structs.replace(limits, drafts=drafts)
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
@@ -91,16 +102,16 @@ def start_with(
     blocks = TimedBlocks(
         limits.pages, limits.page_size, prefix_caching=config.enable_prefix_caching
     )
-    scheduler = Scheduler(limits, blocks=blocks)
+    scheduler = Scheduler(limits, blocks=blocks, drafter=drafter)
     notes = [
         runnable.summary(),
         f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
     ]
-    if limits.shared_tokens:
+    if limits.mixed_step_tokens:
         notes.append(
-            f"at most {limits.shared_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
+            f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
         )
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
@@ -124,9 +135,11 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
         step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
         sizes = size_pages(spec, memory, fraction, page_size, of_page, step, rows, context)
     policy: Policy = "shortest" if config.scheduling_policy == "shortest" else "fcfs"
-    shared = shared_tokens(spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens)
+    shared = mixed_step_tokens(
+        spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens
+    )
     limits = Limits(
-        rows=rows, step_tokens=step_tokens, shared_tokens=shared, context=context, pages=sizes.pages,
+        rows=rows, step_tokens=step_tokens, mixed_step_tokens=shared, context=context, pages=sizes.pages,
         page_size=page_size, vocabulary=spec.vocab, policy=policy, prefill_chunk=config.long_prefill_token_threshold,
     )  # fmt: skip
     return limits, sizes
@@ -174,10 +187,10 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
             hint=f"leave out --weights, or --{mode.replace('_', '-')}",
         )
-    form = cast(Form, "float" if exact else config.weights)
-    notes = [pack_weights(runnable.model, form, runnable.bits, release=sole)]
+    choice = cast(Choice, "float" if exact else config.weights)
+    notes = [pack_weights(runnable.model, choice, runnable.bits, release=sole)]
     if not exact and not packed(runnable.model):
-        notes.append(turn_weights(runnable.model))
+        notes.append(transpose_weights(runnable.model))
     return notes
 
 

@@ -24,10 +24,10 @@ OF_LARGE = 0.88  # what products of a thousand rows reach of large ones
 NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
-def shared_tokens(
+def mixed_step_tokens(
     spec: ModelSpec, weight: "torch.Tensor", ranks: int, step_ms: float, rows: int, step_tokens: int
 ) -> int:
-    """For `Limits.shared_tokens`; 0: no limit."""
+    """For `Limits.mixed_step_tokens`; 0: no limit."""
     if not step_ms or not weight.is_cuda:
         return 0
     import torch

@@ -115,11 +115,10 @@ class Stream:
         with self._lock:
             self._begun, self._prompt, self._pooled = begun, prompt, pooled
 
-    def put(self, token: int, scored: Scored | None, ended: Ended | None) -> None:
+    def put(self, tokens: list[int], scored: list[Scored] | None, ended: Ended | None) -> None:
         with self._lock:
-            self._tokens.append(token)
-            if scored is not None:
-                self._logprobs.append(scored)
+            self._tokens += tokens
+            self._logprobs += scored or []
             self.ended = ended
 
     def end(self, ended: Ended) -> None:

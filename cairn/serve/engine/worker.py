@@ -207,15 +207,16 @@ class Worker:
         return ended_of(request)
 
     def _tokens(self, outputs: list[Output], ended: list[Ended]) -> Tokens:
-        ids, tokens, logprobs, prompts, begun, pooled = [], [], {}, {}, {}, {}
+        ids, tokens, counts, logprobs, prompts, begun, pooled = [], [], [], {}, {}, {}, {}
         for output in outputs:
             request, number = output.request, _number(output.request.id)
-            if output.token is not None:
+            if output.tokens:
                 ids.append(number)
-                tokens.append(output.token)
+                tokens += output.tokens
+                counts.append(len(output.tokens))
                 if output.logprobs is not None:
                     logprobs[number] = output.logprobs
-                if len(request.outputs) == 1:
+                if len(request.outputs) == len(output.tokens):  # its first
                     if not output.finished:
                         begun[number] = Begun(request.cached, request.ledger)
                     if request in self.engine.prompt_logprobs:
@@ -224,7 +225,10 @@ class Worker:
                         pooled[number] = vector_D.tobytes()
             if output.finished:
                 ended.append(ended_of(request))
-        return Tokens(self.engine.steps, ids, tokens, logprobs, prompts, ended, begun, pooled)
+        counts = [] if len(tokens) == len(ids) else counts
+        return Tokens(
+            self.engine.steps, ids, tokens, logprobs, prompts, ended, begun, pooled, counts
+        )
 
     def _report(self, report: Report) -> None:
         if self.boot.rank == 0:

@@ -96,8 +96,8 @@ class Separated:
             ended += self._found(found, answers, arriving.now())
         for output in self.decode.step() if self.decode.has_work else ():
             answer = answers[str(output.request.id)]
-            if output.token is not None:
-                answer.add(output.token, arriving.now())
+            for token in output.tokens:
+                answer.add(token, arriving.now())
             if output.finished:
                 ended += answer.close(output.request.finish or "error", output.request.error)
         return ended

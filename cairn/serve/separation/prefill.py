@@ -68,11 +68,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class PrefillSide:
     def __init__(
-        self, engine: Engine, *, transport: str = "shm", staged: bool | None = None, terms: Terms = TERMS,
+        self,
+        engine: Engine,
+        *,
+        transport: str = "shm",
+        host: str = "127.0.0.1",
+        staged: bool | None = None,
+        terms: Terms = TERMS,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        """`host`: the address that the transport listens on, where it listens on one."""
         self.engine, self.blocks = engine, hold_pages(engine)
-        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}")
+        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}", host=host)
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
         self._desk = Desk(self.transport, side, terms, clock)
@@ -122,11 +129,7 @@ class PrefillSide:
             ask = self._asks.pop(str(output.request.id), None)
             if ask is None:
                 continue
-            if (
-                output.token is None
-                or output.request.finish != "length"
-                or ask.params.max_tokens == 1
-            ):
+            if not output.tokens or output.request.finish != "length" or ask.params.max_tokens == 1:
                 found.append(self._ended(output))
             else:
                 self._waiting.append((ask, output))
@@ -139,9 +142,13 @@ class PrefillSide:
         request = output.request
         self.blocks.let_go(request.id)
         return Ended(
-            id=str(request.id), token=output.token, finish=request.finish or "error",
-            stop_reason=request.stop_reason, error=request.error, logprobs=output.logprobs,
-        )  # fmt: skip
+            id=str(request.id),
+            token=output.tokens[0] if output.tokens else None,
+            finish=request.finish or "error",
+            stop_reason=request.stop_reason,
+            error=request.error,
+            logprobs=output.logprobs[0] if output.logprobs else None,
+        )
 
     def _offer_what_has_room(self) -> list[Handoff | Ended]:
         found: list[Handoff | Ended] = []
@@ -163,7 +170,7 @@ class PrefillSide:
         offer = self._desk.grant(name, table, len(ask.prompt))
         ledger = output.request.ledger
         return Handoff(
-            ask=ask, first=output.token or 0, offer=offer, logprobs=output.logprobs,
+            ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
             cached=output.request.cached, compute_s=ledger.first_token - ledger.scheduled,
         )  # fmt: skip
 

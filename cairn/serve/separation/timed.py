@@ -93,8 +93,8 @@ def generate_alone(
             continue
         for output in engine.step():
             answer = answers[str(output.request.id)]
-            if output.token is not None:
-                answer.add(output.token, arriving.now())
+            for token in output.tokens:
+                answer.add(token, arriving.now())
             if output.finished:
                 left -= answer.close(output.request.finish or "error", output.request.error)
     return [answers[ask.id] for ask in asks]

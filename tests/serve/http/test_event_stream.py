@@ -6,6 +6,7 @@ import threading
 
 import live_server
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from cairn.serve.http.protocol.answers import (
     Completion,
     CompletionChoice,
 )
-from cairn.serve.http.server.sse import HOLE, Template, event_bytes
+from cairn.serve.http.server.sse import HOLE, EventStream, Template, event_bytes
 from cairn.serve.job import Job
 
 ENCODABLE = st.text(st.characters(exclude_categories=["Cs"]))
@@ -137,6 +138,87 @@ def test_what_push_raises_is_raised_where_it_is_waited_for():
             await reader.next()
 
     asyncio.run(main())
+
+
+class Socket:
+    """An ASGI `send` that waits, in layers of coroutines, while the client is behind."""
+
+    def __init__(self):
+        self.sent, self.room = [], asyncio.Event()
+        self.room.set()
+
+    async def __call__(self, message):
+        await self._drained()
+        self.sent.append(message.get("body", b""))
+
+    async def _drained(self):
+        while not self.room.is_set():
+            await self.room.wait()
+
+
+def test_a_write_without_a_task_waits_in_the_next_task():
+    async def main():
+        socket = Socket()
+        events = EventStream(socket)
+        await events.write(b"1")
+        assert events.write_now(b"2")
+        assert events.write_now(b"")
+        assert socket.sent == [b"", b"1", b"2"]  # the headers, and what followed
+        socket.room.clear()
+        assert not events.write_now(b"3")
+        assert socket.sent[-1] == b"2"
+        flushing = asyncio.create_task(events.flush())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not flushing.done()
+        socket.room.set()
+        await flushing
+        await events.flush()  # nothing is left
+        assert events.write_now(b"4")
+        await events.write(b"5", last=True)
+        assert socket.sent[2:] == [b"2", b"3", b"4", b"5"]
+
+    asyncio.run(main())
+
+
+def test_a_suspended_write_can_be_cancelled_and_can_fail():
+    async def main():
+        socket = Socket()
+        events = EventStream(socket)
+        socket.room.clear()
+        assert not events.write_now(b"1")
+        flushing = asyncio.create_task(events.flush())
+        await asyncio.sleep(0)
+        flushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
+        assert socket.sent == []
+
+        async def broken(message):
+            await asyncio.sleep(0)
+            raise OSError("the socket is gone")
+
+        events = EventStream(broken)
+        assert not events.write_now(b"1")
+        with pytest.raises(OSError, match="gone"):
+            await events.flush()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("implementation", ["h11", "httptools"])
+def test_both_of_uvicorns_protocols_stream_alike(tiny_folder, implementation, monkeypatch):
+    config = uvicorn.Config.__init__
+    monkeypatch.setattr(
+        uvicorn.Config,
+        "__init__",
+        lambda self, *args, **kwargs: config(self, *args, **kwargs | {"http": implementation}),
+    )
+    body = dict(prompt="Once", max_tokens=40, temperature=0, stream=True, n=2, ignore_eos=True)
+    with live_server.live(tiny_folder) as server:
+        said = _texts(server.http, "/v1/completions", body)
+        whole = server.http.post("/v1/completions", json=body | {"stream": False}).json()["choices"]
+    assert said == {one["index"]: (one["text"], "length") for one in whole}
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

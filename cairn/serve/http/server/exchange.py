@@ -3,7 +3,7 @@
     GenerateRequest, ... --serving--> jobs -> admitted -> submitted -> deltas ... -> the end, or the client has left
 
     next     -> deltas -> bytes -> send, which waits for a slow client
-    forward  -> deltas -> bytes -> straight to the socket, for as long as the client keeps up
+    forward  -> deltas -> bytes -> send without a task, for as long as the client keeps up
 
 However an exchange ends, its requests in the engine end with it: a client that leaves, a deadline, an exception.
 Belongs to the thread of the event loop. How the events of a stream look is the endpoint's `Writer`.
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from cairn.core.errors import CairnError
-from cairn.serve.answer import CompletionOutput
+from cairn.serve.answer import UNREADABLE, CompletionOutput
 from cairn.serve.answer_reader import AnswerReader, Push
 from cairn.serve.grammar import FOLLOWED
 from cairn.serve.http.ledger.entry import Entry
@@ -138,11 +138,11 @@ class Exchange:
 
         try:
             while not self.finished:
-                body = b"".join(map(write, await self._next()))
-                if body:
+                if body := b"".join(map(write, await self._next())):
                     await events.write(body)
-                if events.direct:
+                if events.begun:
                     await self._forward(push)
+                    await events.flush()
             await events.write(writer.last(), last=True)
         except Refusal as refusal:
             if not events.begun:
@@ -219,6 +219,8 @@ class Exchange:
         if FOLLOWED in reason:  # it led to where nothing is allowed: the request's fault, not ours
             return Refusal(400, reason, code="grammar_dead_end")
         log.error("request %s failed: %s", self._call.id, reason)
+        if reason.startswith(UNREADABLE):  # a bug of ours, which would happen again
+            return Refusal(500, reason, code="detokenize_error")
         return Refusal(503, reason, code="engine_error", retry_after_s=1)
 
     def _note_all(self, deltas: list[CompletionOutput]) -> None:

@@ -2,16 +2,17 @@
 
     data: {...}\\n\\n  ...  data: [DONE]\\n\\n
 
-`send` of the server waits while the socket's buffer is full, and `write_now` says that it is; meanwhile tokens stay
-where they are made, in the answer (`following`), so that a slow reader costs the memory of its own answer and nothing
-more. One that reads nothing at all is disconnected by the kernel (`stall_timeout`). Knows no endpoint.
+Everything goes through ASGI's `send`, which waits while the socket's buffer is full. `write_now` runs it without a
+task, up to where it would wait, and then says so; meanwhile tokens stay in the answer (`answer_reader`), so that a slow
+reader costs the memory of its own answer and nothing more. One that reads nothing at all is disconnected by the kernel
+(`stall_timeout`). Knows no endpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import msgspec
 from starlette.types import Send
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -47,37 +48,48 @@ class Template:
         return self._before + _encode(text) + self._after
 
 
-def _uvicorn_behind(send: Send) -> RequestResponseCycle | None:
-    """The connection of uvicorn that `send` belongs to; None where something is in between, such as CORS.
+class Suspended:
+    """A call that was begun outside of a task and has to wait: awaited in a task, it goes on where it stopped."""
 
-    A call of `send` for every token is a third of what the token costs. So the chunks of a stream that has begun are
-    written past it, in the same framing, and `send` sees only the beginning and the end.
-    """
-    cycle = getattr(send, "__self__", None)
-    return cycle if isinstance(cycle, RequestResponseCycle) else None
+    __slots__ = ("_rest", "_waits_for")
+
+    def __init__(self, rest: Generator[Any, Any, None], waits_for: object) -> None:
+        self._rest, self._waits_for = rest, waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:  # noqa: BLE001  cancellation goes where it would have gone
+                resume, value = self._rest.throw, error
+            else:
+                resume = self._rest.send
+            try:
+                waits_for = resume(value)
+            except StopIteration:
+                return
 
 
 class EventStream:
-    __slots__ = ("_cycle", "_headers", "_send", "begun")
+    __slots__ = ("_headers", "_send", "_suspended", "begun")
 
     def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._send, self._headers = send, headers
-        self._cycle = _uvicorn_behind(send)
+        self._suspended: Suspended | None = None
         self.begun = False
 
-    @property
-    def direct(self) -> bool:
-        """Can `write_now` be used?"""
-        return self._cycle is not None and self.begun and self._cycle.chunked_encoding is True
-
     def write_now(self, body: bytes) -> bool:
-        """As `write`, but at once. False: the client is behind or has left; use that one next."""
-        cycle = self._cycle
-        if cycle is None or cycle.disconnected:
-            return False
-        if body:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return not cycle.flow.write_paused
+        """As `write`, for a callback of the event loop. False: the client is behind; await `flush` next."""
+        if not body:
+            return True
+        rest: Any = self._send(_body(body, last=False)).__await__()
+        try:
+            waits_for = next(rest)
+        except StopIteration:  # as nearly always: it has been written
+            return True
+        self._suspended = Suspended(rest, waits_for)
+        return False
 
     async def write(self, body: bytes, last: bool = False) -> None:
         """Events that are encoded already, in one write; the headers before the first ones."""
@@ -85,4 +97,14 @@ class EventStream:
             self.begun = True
             headers = [*HEADERS, *self._headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+        await self._send(_body(body, last))
+
+    async def flush(self) -> None:
+        """Wait until what `write_now` has begun is written."""
+        if self._suspended is not None:
+            suspended, self._suspended = self._suspended, None
+            await suspended
+
+
+def _body(body: bytes, last: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": not last}

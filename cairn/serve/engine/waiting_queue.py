@@ -16,7 +16,7 @@ Place = tuple[int, int, int]
 Entry = tuple[int, int, int, Request]  # arrivals differ, so two requests are never compared
 
 
-class WaitingLine:
+class WaitingQueue:
     """A sorted list with its head at the end, where a list is cheap to shorten."""
 
     def __init__(self, policy: Policy) -> None:

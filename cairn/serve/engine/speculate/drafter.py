@@ -1,0 +1,35 @@
+"""Who guesses the next tokens of a request, and how many of the guesses hold. Pure Python.
+
+    propose --> drafts d1 d2 d3 --one step--> drawn s0 s1 s2 s3 --accepted--> s0 .. as far as d1 == s0, d2 == s1, ...
+
+The sampler draws the largest of score + noise, and noise is a function of seed, position and token: a draw depends on
+what is before it and on nothing else. So a draft that equals the draw before it is followed by the draw that would have
+been made without drafts. Whatever a drafter proposes, the answer is the same; only the number of steps differs. That
+holds for every kind of sampling, penalties and grammars included, and for temperature 0.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from cairn.serve.engine.request import Request
+
+
+class Drafter(Protocol):
+    """Guesses on the host. Deterministic: the ranks of a tensor-parallel group ask their own, and have to agree."""
+
+    def propose(self, request: "Request", hoped: Sequence[int], most: int) -> Sequence[int]:
+        """Up to `most` tokens that may follow the prompt, the outputs and `hoped`, which is still in flight.
+
+        It is asked for one more than a step verifies: for the token that is drawn behind the last draft. Fewer, or
+        none, is an answer, too.
+        """
+        ...
+
+
+def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """The run of draws that holds: `drawn` has one more than `drafts`, and the first of them always holds."""
+    for at, draft in enumerate(drafts):
+        if drawn[at] != draft:
+            return list(drawn[: at + 1])
+    return list(drawn)

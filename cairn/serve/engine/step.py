@@ -1,0 +1,55 @@
+"""A step as data: which tokens of which requests it computes, and what it brings them. Pure Python.
+
+Step: chunks, ... --runner--> drawn tokens --Scheduler.update--> Advance for each request that got some
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cairn.serve.engine.request import Request
+
+NO_TOKENS: tuple[int, ...] = ()
+
+
+# Chunks and advances are made for every request in every step. A Struct that the garbage collector need not
+# look at (a request points to none of them) costs a fifth of a NamedTuple.
+class Chunk(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Tokens `start .. start + count` of one request, computed in one step."""
+
+    request: Request
+    start: int
+    count: int
+    first_page: int  # where `pages` go in the request's table; 0 only right after admission
+    pages: Sequence[int]  # added to the tables since the row's last chunk; by place, then group
+    samples: int  # its last tokens that are followed by one that is drawn: 1, and 1 for each draft
+    drafts: Sequence[int] = ()  # its last tokens, which nobody has drawn yet
+    ahead: bool = False  # drafts are in flight: `start` is right if all hold, and the device knows
+
+
+class Advance(msgspec.Struct, frozen=True, eq=False, gc=False):
+    request: Request
+    tokens: Sequence[int]  # several where drafts held; none: it failed
+    finished: bool
+
+
+class Step(msgspec.Struct, eq=False):
+    number: int
+    chunks: list[Chunk] = []
+    sampling: list[Request] = []  # the requests of the chunks that sample, in the order of chunks
+    drafts: list[Sequence[int]] = []  # of each of those; empty where nobody has any
+    tokens: int = 0  # of all chunks together
+    prefill: int = 0  # of those, known before
+    read: int = 0  # entries of the cache that attention looks at, summed over the chunks
+    pairs: int = 0  # of a query and a key
+    admitted: list[Request] = []  # have got a row in this step
+    preempted: list[Request] = []  # have lost row and pages, and wait again
+    failed: list[Request] = []  # cannot go on, alone; `error` says why, `update` reports them
+    filled: list[tuple[Request, list[int]]] = []  # pages that this step makes findable
+    restores: list[tuple[int, int]] = []  # pages of states to copy before it, from and to
+    saves: list[tuple[int, int]] = []  # and behind it
+
+    @property
+    def draws(self) -> int:
+        """How many tokens it draws."""
+        return len(self.sampling) + sum(map(len, self.drafts))
