@@ -8,6 +8,7 @@ does whatever is submitted later: nobody is left waiting.
 """
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -19,10 +20,11 @@ from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.loop import Engine, Output, described
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_map import map_of
-from cairn.serve.engine.request import RequestId
+from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.job import Job
 
+log = logging.getLogger("cairn")
 CLOSE_TIMEOUT_S = 30.0  # to wait for a step that is under way when the engine is closed
 
 
@@ -138,7 +140,7 @@ class EngineThread:
         try:
             self.engine.add(job.request)
         except CairnError as problem:
-            job.answer.end("error", error=str(problem))
+            self._finish(job, "error", str(problem))
             job.updated()
             return
         self._jobs[job.request.id] = job
@@ -147,7 +149,7 @@ class EngineThread:
         job = self._jobs.pop(id, None)
         if job is not None:
             self.engine.abort(id)
-            job.answer.end("abort")
+            self._finish(job, "abort")
             job.updated()
 
     def _deliver(self, outputs: Sequence[Output]) -> None:
@@ -166,13 +168,7 @@ class EngineThread:
             if request.params.pooling is not None:
                 vector_D = self.engine.pools.pop(request)
                 job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
-            finish = request.finish if output.finished else None
-            if job.answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
-                self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
-            if (
-                finish is not None and not job.answer.finished
-            ):  # without a token, or by an error behind one
-                job.answer.end(finish, error=request.error)
+            self._write(job, output)
             now = time.monotonic()
             job.detokenize_s += now - began
             began = now
@@ -181,6 +177,29 @@ class EngineThread:
             updated.append(job)
         for job in updated:
             job.updated()
+
+    def _write(self, job: Job, output: Output) -> None:
+        """Add the text of new tokens to an answer. An exception ends this request and no other."""
+        request, answer = output.request, job.answer
+        finish = request.finish if output.finished else None
+        try:
+            if answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
+                self.engine.abort(request.id, "stop", answer.whole.stop_reason)
+            if finish is not None and not answer.finished:  # without a token, or by an error
+                answer.end(finish, error=request.error)
+        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+            self._fail(job, problem)
+            self.engine.abort(request.id, "error")
+
+    def _finish(self, job: Job, finish: Finish, error: str | None = None) -> None:
+        try:
+            job.answer.end(finish, error=error)
+        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+            self._fail(job, problem)
+
+    def _fail(self, job: Job, problem: Exception) -> None:
+        log.error("the text of request %s could not be made", job.request.id, exc_info=problem)
+        job.answer.fail(described(problem))
 
     def _end(self, reason: str) -> None:
         with self._lock:
@@ -196,6 +215,6 @@ class EngineThread:
         for job in left:
             if broken is None and job.request.id in self._jobs:
                 self.engine.abort(job.request.id)
-            job.answer.end("error" if broken else "abort", error=broken)
+            self._finish(job, "error" if broken else "abort", broken)
             job.updated()
         self._jobs.clear()

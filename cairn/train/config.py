@@ -39,6 +39,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab: Count = 0
     """0: the preset's; with a tokenizer of the data, the tokenizer's"""
     context: Count = 0
+    frozen: list[str] = []
+    """weights that keep their values, by name with * and ?: embedding.*, layers.0.*, *.attention.*; empty: none"""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

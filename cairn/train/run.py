@@ -68,7 +68,7 @@ def _run(
     make_loop: Callable[..., Loop],
 ) -> Finished:
     world, folder, state = config.parallel.world(), config.folder, prepared.state
-    memory = predict(state.spec, state.config, prepared.fused)
+    memory = predict(state.spec, state.config, prepared.fused, prepared.frozen)
     if rank == 0:
         (folder / RECIPE).write_text(to_toml(config), encoding="utf-8")
         keep_tokenizer(prepared.corpus, config, folder / TOKENIZER)

@@ -112,7 +112,6 @@ def test_one_process_balances_its_experts(tmp_path):
     (bias,) = (p.tensor for n, p in prepared.state.pieces().items() if n.endswith("router.bias"))
     assert set(bias.tolist()) <= {-0.5, 0.0, 0.5}
     assert bias.any()
-    assert any("exported model routes without" in note for note in prepared.notes)
 
 
 def test_a_folder_that_is_a_file_is_refused_before_anything_is_made(tmp_path):

@@ -20,6 +20,7 @@ def stats_of(engine: Engine) -> Stats:
     return Stats(
         engine.steps, scheduler.waiting, scheduler.running, usage.total, usage.used, usage.cached, found.tokens,
         found.hits, scheduler.preemptions, spent.prefill, spent.sampled, spent.host, spent.device, time.monotonic(),
+        getattr(engine, "remote_prefills", 0), getattr(engine, "prefill_fallbacks", 0),
     )  # fmt: skip
 
 

@@ -68,11 +68,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class PrefillSide:
     def __init__(
-        self, engine: Engine, *, transport: str = "shm", staged: bool | None = None, terms: Terms = TERMS,
+        self,
+        engine: Engine,
+        *,
+        transport: str = "shm",
+        host: str = "127.0.0.1",
+        staged: bool | None = None,
+        terms: Terms = TERMS,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        """`host`: the address that the transport listens on, where it listens on one."""
         self.engine, self.blocks = engine, hold_pages(engine)
-        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}")
+        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}", host=host)
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
         self._desk = Desk(self.transport, side, terms, clock)

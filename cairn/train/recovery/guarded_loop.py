@@ -191,7 +191,7 @@ class GuardedLoop(Loop):
         began = time.monotonic_ns()
         self.agents = self._agents()
         self._read(0)  # the recent losses are part of the state
-        about = self.state.about(self.source.fingerprint, self.world)
+        about = self.state.about(self.batches.fingerprint, self.world)
         pieces, inspect = self.state.pieces(), self._compare
         if (
             self.state.device.type == "cuda"
