@@ -35,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
     weights: str = "auto"
-    """how weights are multiplied with: float (exact), fp8 (dense models), on a CPU int8, int4; auto: as the file has them"""
+    """form of the weights: float (exact), fp8 (dense models), on a CPU int8 or int4; auto: as few bits as the file"""
     max_model_len: int | None = None
     """longest request, prompt and answer together; default: what the model was made for"""
     max_num_seqs: int = DEFAULT_SEQUENCES
