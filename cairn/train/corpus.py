@@ -36,9 +36,15 @@ def open_corpus(data: Data, seed: int, vocab: int, learnt: Tokenizer | None = No
         raise ConfigError("the source random does not blend with others", hint="use it alone")
     tokenizer = choose_tokenizer(data, seed, learnt)
     source = open_blend(
-        data.sources, data.weights, tokenizer, data.sequence, seed, boundaries=data.document_mask,
-        too_long=data.too_long, column=data.field,
-    )  # fmt: skip
+        data.sources,
+        data.weights,
+        tokenizer,
+        data.sequence,
+        seed,
+        boundaries=data.document_mask,
+        too_long=data.too_long,
+        column=data.field,
+    )
     return Corpus(source, tokenizer, id_limit(tokenizer))
 
 

@@ -90,7 +90,7 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
     corpus = open_corpus(config.data, config.seed, spec.vocab, learnt)
     spec = _fitted(spec, corpus, config, start is not None)
-    return corpus, with_choice_bias(spec, config.spread), start
+    return corpus, with_choice_bias(spec, config.balance), start
 
 
 def spec_of(model: Model) -> ModelSpec:
@@ -167,7 +167,7 @@ def assemble(
     parallel = parallelize(
         spec,
         Mesh.join(config.parallel, str(device)),
-        config.spread,
+        config.strategy,
         dtype=dtype_of(precision),
         seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
@@ -176,6 +176,7 @@ def assemble(
         fused_context=config.data.sequence if fused else None,
         products=make_products(precision.fp8),
         wide_sums=precision.masters,
+        balance=config.balance,
         trainable=trainable,
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
@@ -201,10 +202,10 @@ def _base(config: Train, start: Checkpoint | None) -> Base | None:
 
 def _idle(config: Train) -> list[str]:
     """What the pipeline's schedule costs, where it is much."""
-    pp, order, microbatches = config.parallel.pp, config.spread.order, config.microbatches
+    pp, order, microbatches = config.parallel.pp, config.strategy.order, config.microbatches
     if pp == 1:
         return []
-    chunks = config.spread.chunks if order == "interleaved" else None
+    chunks = config.strategy.chunks if order == "interleaved" else None
     share = simulate(schedule(order, pp, microbatches, chunks)).bubble
     if share < MUCH_IDLE:
         return []

@@ -51,9 +51,14 @@ def open_source(
         files = find_files([path])
         counts = cache_folder() / "parquet" / f"{mix(*str(path.absolute()).encode()):016x}.json"
         return ParquetStream(
-            files, tokenizer, sequence_length, seed,
-            column=column, boundaries=boundaries, counts=counts,
-        )  # fmt: skip
+            files,
+            tokenizer,
+            sequence_length,
+            seed,
+            column=column,
+            boundaries=boundaries,
+            counts=counts,
+        )
     tokens = open_tokens(path)
     made_with = tokens.header.made_with if isinstance(tokens, Store) else ""
     check_same(tokens.tokenizer, tokenizer, str(path), made_with)
@@ -79,11 +84,16 @@ def open_blend(
         raise ConfigError("there is no data to train on", hint='name a source, such as "stories"')
     sources = [
         open_source(
-            name, tokenizer, sequence_length, seed,
-            boundaries=boundaries, too_long=too_long, column=column,
+            name,
+            tokenizer,
+            sequence_length,
+            seed,
+            boundaries=boundaries,
+            too_long=too_long,
+            column=column,
         )
         for name in names
-    ]  # fmt: skip
+    ]
     if len(sources) == 1:
         return sources[0]
     return Blend(sources, weights or [1.0] * len(sources))
