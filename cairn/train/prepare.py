@@ -55,6 +55,7 @@ from cairn.train.state import TrainState
 from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
 TOKENIZER = "tokenizer"  # of a run, in its folder
+TEXT_CACHE = "data"  # of a run, in its folder
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
@@ -88,9 +89,16 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     start = _open_start(config.model)
     spec = start.spec if start else shape_of(config.model)
     learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    corpus = open_corpus(config.data, config.seed, spec.vocab, learnt)
+    corpus = open_corpus(
+        config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
+    )
     spec = _fitted(spec, corpus, config, start is not None)
     return corpus, with_choice_bias(spec, config.balance), start
+
+
+def _text_cache(config: Train) -> Path | None:
+    """Where text files of the run are kept as tokens: with the run, if it has a folder."""
+    return config.out / TEXT_CACHE if config.out else None
 
 
 def spec_of(model: Model) -> ModelSpec:
