@@ -40,7 +40,7 @@ from cairn.serve.http.endpoints.ollama import (
     ollama_error,
 )
 from cairn.serve.http.endpoints.prefill import prefill
-from cairn.serve.http.endpoints.responses import responses
+from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.ledger.endpoints import (
     engine,
@@ -264,6 +264,8 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         post("/v1/responses", responses),
+        get("/v1/responses/{id}", response),
+        Route("/v1/responses/{id}", Endpoint(service, delete_response), methods=["DELETE"]),
         get("/v1/models", models),
         get("/v1/models/{name:path}", model),
         post("/cairn/prefill", prefill),
