@@ -138,7 +138,7 @@ class Paged:
             return self.lengths_B
         # By search rather than by repetition, whose size the host would have to know: a CUDA graph holds this.
         token_T = torch.arange(
-            len(self.slots_T), dtype=self.bounds_B1.dtype, device=self.bounds_B1.device
+            len(self.positions_T), dtype=self.bounds_B1.dtype, device=self.bounds_B1.device
         )
         owner_T = torch.searchsorted(self.bounds_B1, token_T, right=True) - 1
         return self.lengths_B[owner_T.clamp(max=len(self.lengths_B) - 1)]
