@@ -88,6 +88,9 @@ class SamplingParams(
         _check_stops(self)
         _check_logit_bias(self.logit_bias)
         _require(self.pooling in POOLINGS, "pooling", self.pooling, "mean, last or None")
+        shape = self.structured_outputs
+        fine = shape is None or isinstance(shape, dict | msgspec.Struct)
+        _require(fine, "structured_outputs", shape, "StructuredOutputs, or a dict of its fields")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             value = getattr(self, name)
             _require(isinstance(value, bool), name, value, "True or False")
@@ -168,13 +171,12 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
 
 
 def _real(name: str, value: object, allowed: Meta) -> None:
-    low, high = allowed.ge, allowed.le
-    above = f"between {low} and {high}"
-    if allowed.gt is not None:
-        low, above = allowed.gt, f"above {allowed.gt} and at most {high}"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    open_low = allowed.gt is not None
+    low, high = (allowed.gt if open_low else allowed.ge) or 0, allowed.le or 0
+    above = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
     # A NaN fails the comparison, infinity the upper bound.
-    fine = is_number and low <= value <= high and value != allowed.gt
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fine = is_number and (low < value if open_low else low <= value) and value <= high
     _require(fine, name, value, above)
 
 
