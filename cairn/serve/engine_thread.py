@@ -8,10 +8,13 @@ does whatever is submitted later: nobody is left waiting.
 """
 
 import asyncio
+import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from cairn.core.errors import CairnError, ConfigError
@@ -21,8 +24,10 @@ from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_map import map_of
 from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.job import Job
 
+log = logging.getLogger("cairn")
 CLOSE_TIMEOUT_S = 30.0  # to wait for a step that is under way when the engine is closed
 
 
@@ -34,6 +39,13 @@ class _Abort(NamedTuple):
     ids: Sequence[RequestId]
 
 
+class _Call(NamedTuple):
+    """Something to do between two steps."""
+
+    act: Callable[[], None]
+    done: "Future[None]"
+
+
 class _Close(NamedTuple):
     pass
 
@@ -41,7 +53,7 @@ class _Close(NamedTuple):
 class EngineThread:
     def __init__(self, engine: Engine, name: str = "cairn engine") -> None:
         self.engine = engine
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | _Close] = queue.SimpleQueue()
         self._jobs: dict[RequestId, Job] = {}
         self._lock = (
             threading.RLock()
@@ -71,6 +83,30 @@ class EngineThread:
                 self._inbox.put(_Close())
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
+
+    # Each of these returns when the engine has done it, between two steps, and raises what kept it from doing so.
+
+    def pause(self, keep: bool = True) -> None:
+        """Take no step until `resume`; requests are kept, or aborted."""
+        self._call(partial(self._pause, keep))
+
+    def resume(self) -> None:
+        self._call(self.engine.resume)
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
+        self._call(lambda: self.engine.load_weights(version, source))
+
+    def reset_prefix_cache(self) -> None:
+        self._call(self.engine.reset_prefix_cache)
+
+    def _call(self, act: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        with self._lock:
+            if self._over is not None:
+                raise ConfigError(self._over, hint="make a new LLM")
+            self._inbox.put(_Call(act, done))
+        done.result()
 
     # -- signs of life ---------------------------------------------------------------------------
 
@@ -127,12 +163,23 @@ class EngineThread:
                 case _Abort(ids):
                     for id in ids:
                         self._abort(id)
+                case _Call(act, done):
+                    try:
+                        act()
+                        done.set_result(None)
+                    except Exception as problem:  # noqa: BLE001  of whoever called
+                        done.set_exception(problem)
                 case _Close():
                     return False
             try:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 return True
+
+    def _pause(self, keep: bool) -> None:
+        self.engine.pause()
+        for id in [] if keep else list(self._jobs):
+            self._abort(id)
 
     def _add(self, job: Job) -> None:
         try:
@@ -159,20 +206,12 @@ class EngineThread:
             job = self._jobs.get(request.id)
             if job is None:  # it was stopped by a string, and this came behind it
                 continue
-            if request.params.prompt_logprobs is not None:
-                # Again at the end: after a preemption the prompt is computed a second time.
-                found = self.engine.prompt_logprobs.pop(request, None)
-                job.prompt_logprobs = job.prompt_logprobs or found
-            if request.params.pooling is not None:
-                vector_D = self.engine.pools.pop(request)
-                job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
-            finish = request.finish if output.finished else None
-            if job.answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
-                self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
-            if (
-                finish is not None and not job.answer.finished
-            ):  # without a token, or by an error behind one
-                job.answer.end(finish, error=request.error)
+            try:
+                self._write(job, output)
+            except Exception as problem:  # its own, and nobody else's
+                log.exception("the text of request %s could not be made", request.id)
+                self.engine.abort(request.id)
+                job.answer.end("error", error=described(problem))
             now = time.monotonic()
             job.detokenize_s += now - began
             began = now
@@ -181,6 +220,22 @@ class EngineThread:
             updated.append(job)
         for job in updated:
             job.updated()
+
+    def _write(self, job: Job, output: Output) -> None:
+        """Add what a step brought to the answer of one job."""
+        request = output.request
+        if request.params.prompt_logprobs is not None:
+            # Again at the end: after a preemption the prompt is computed a second time.
+            found = self.engine.prompt_logprobs.pop(request, None)
+            job.prompt_logprobs = job.prompt_logprobs or found
+        if request.params.pooling is not None:
+            vector_D = self.engine.pools.pop(request)
+            job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
+        finish = request.finish if output.finished else None
+        if job.answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
+            self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
+        if finish is not None and not job.answer.finished:  # without a token, or by an error
+            job.answer.end(finish, error=request.error)
 
     def _end(self, reason: str) -> None:
         with self._lock:
@@ -193,6 +248,8 @@ class EngineThread:
             except queue.Empty:
                 break
             left += command.jobs if isinstance(command, _Add) else ()
+            if isinstance(command, _Call):
+                command.done.set_exception(ConfigError(reason))
         for job in left:
             if broken is None and job.request.id in self._jobs:
                 self.engine.abort(job.request.id)

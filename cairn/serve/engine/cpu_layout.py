@@ -40,12 +40,17 @@ def turn_weights(model: Transformer) -> str:
         return f"weights stay as stored: by columns they are {gain:.2f} times as fast"
     for place in every:
         place.turned = _turned(torch.cat(matrices(place)))
-        if isinstance(place, Columns) and place.with_bias:
-            place.joined_bias = torch.cat(
-                [part.bias for part in _parts(place) if part.bias is not None]
-            )
+        _join_bias(place)
     size = format_bytes(needed, "binary")
     return f"weights are laid out by columns as well ({size}): {gain:.2f} times as fast for {ROWS} tokens"
+
+
+def refresh_columns(model: Transformer) -> None:
+    """Make the copies by columns again, where there are some: the weights have changed."""
+    for place in places(model):
+        if place.turned is not None:
+            place.turned = _turned(torch.cat(matrices(place)))
+            _join_bias(place)
 
 
 def places(model: Transformer) -> Iterator[Columns | Rows | Vocabulary]:
@@ -62,6 +67,13 @@ def _parts(place: Columns) -> list[Weights]:
 
 def matrices(place: Columns | Rows | Vocabulary) -> list[Tensor]:
     return [part.weight for part in _parts(place)] if isinstance(place, Columns) else [place.weight]
+
+
+def _join_bias(place: Columns | Rows | Vocabulary) -> None:
+    if isinstance(place, Columns) and place.with_bias:
+        place.joined_bias = torch.cat(
+            [part.bias for part in _parts(place) if part.bias is not None]
+        )
 
 
 def _turned(weight: Tensor) -> Tensor:

@@ -107,6 +107,7 @@ class Request:
         "arrival",
         "blocks",
         "cached",
+        "checked",
         "computed",
         "constraint",
         "drafted",
@@ -168,6 +169,7 @@ class Request:
         )
         self.min_tokens = params.min_tokens
         self.constraint = constraint  # a grammar that its outputs follow; has accepted `outputs`
+        self.checked = False  # by `check_request`
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
@@ -217,7 +219,9 @@ class Request:
 
 
 def check_request(request: Request, limits: Limits) -> None:
-    """Refuse what can never be served, with the numbers that say why."""
+    """Refuse what can never be served, with the numbers that say why. Once is enough."""
+    if request.checked:
+        return
     prompt, params = request.prompt, request.params
     if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one token")
@@ -233,6 +237,7 @@ def check_request(request: Request, limits: Limits) -> None:
             f"the whole cache has {limits.pages - 1}",
             hint=f"shorten the prompt to {limits.capacity} tokens, or give the cache more memory",
         )
+    request.checked = True
 
 
 def _check_place(priority: object, salt: object) -> None:

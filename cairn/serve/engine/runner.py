@@ -25,6 +25,8 @@ from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampler import Sampler, special
 from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.engine.weights_in_place import replace_weights
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
 
@@ -81,6 +83,12 @@ class Runner:
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, spec.vocab, self.device)
         self.lean = serving_form(model, self.pool) if lean else None
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Replace the weights, and make again what was made of them. A CairnError: nothing has changed."""
+        replace_weights(self.model, version, source)
+        if self.lean is not None:
+            self.lean = serving_form(self.model, self.pool)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> "Flight":

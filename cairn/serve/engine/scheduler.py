@@ -84,6 +84,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def ids(self) -> list[RequestId]:
+        """Of all requests that have not ended."""
+        return list(self._requests)
+
     def add(self, request: Request) -> None:
         """Put a new request in line, or refuse it with a RequestError."""
         if request.id in self._requests:
@@ -114,6 +118,12 @@ class Scheduler:
             self._finish(request, reason, stop_reason)
             self._sweep()
         return request
+
+    def rename_waiting(self, before: bytes, after: bytes) -> None:
+        """The weights have changed: whoever waits is computed with the new ones, and looks for their pages."""
+        for request in self._waiting:
+            request.identity = after + request.identity[len(before) :]
+            request.hashes = []
 
     # -- the next step -------------------------------------------------------------------------
 
