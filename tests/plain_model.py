@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from cairn.models.attend import Packed
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.weights import random_model
 from cairn.train.checkpoint.piece import pieces_of
 from cairn.train.data.batch import IGNORED

@@ -27,7 +27,7 @@ from cairn.bench.train import Bench
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
 from cairn.kernels.tooling.measure import Ceiling
-from cairn.models.layers import Vocabulary
+from cairn.models.linear.maps import Vocabulary
 from cairn.train.data.batch import Batch
 from cairn.train.flops import step_flops
 from cairn.train.memory import predict

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from cairn.core.errors import HardwareError, ModelNotFound, WeightsError
+from cairn.models.build import Build
 from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
 from cairn.models.families import eos_ids_of, from_hf
 from cairn.models.gguf.tokenizer import tokenizer_from_gguf
-from cairn.models.layers import Build
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec

@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.models.activation import Gate
+from cairn.models.build import Build, Holder, Slot
 from cairn.models.grouped_product import grouped_product, sort_by_expert
-from cairn.models.layers import ACTIVATIONS, Build, FeedForward, Holder, Slot
+from cairn.models.layer_loop import Step, Sublayer
+from cairn.models.layers import FeedForward
 from cairn.models.shards import even_share
 from cairn.models.spec import Experts, ModelSpec
 
@@ -65,13 +68,15 @@ class Router(Holder):
             yield Slot("bias", "bias_E", tuple(self.bias_E.shape), init="zeros")
 
 
-class ExpertLayer(Holder):
+class ExpertLayer(Sublayer, Holder):
+    """The feed-forward of a mixture: every token through a few of the experts, and through the shared one."""
+
     def __init__(self, build: Build, spec: ModelSpec, experts: Experts) -> None:
         super().__init__()
         self.parts = ("gate", "up") if spec.gated else ("up",)
         self.experts, self.hidden, self.shards = experts, spec.hidden, build.shards
         self.width = even_share(experts.intermediate, build.shards, "columns of each expert")
-        self.act = ACTIVATIONS[spec.activation]
+        self.gate = Gate(spec.activation, spec.gated)
         self.router = Router(build, spec, experts)
         self.inner_EFD = build.parameter(experts.count, len(self.parts) * self.width, spec.hidden)
         self.down_EDF = build.parameter(experts.count, spec.hidden, self.width)
@@ -86,21 +91,18 @@ class ExpertLayer(Holder):
         y_TD = self.shards.reduce(combined(out_MD, order_M, weights_TN))
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
+    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+        return self(x_TD)
+
     def visit(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:
         """Rows that are sorted by expert, each through its expert, in one grouped product each way."""
-        inner_MF = self.activated(grouped_product(x_MD, self.inner_EFD, ends_E))
+        inner_MF = self.gate.plain(grouped_product(x_MD, self.inner_EFD, ends_E))
         return grouped_product(inner_MF, self.down_EDF, ends_E)
 
     def expert(self, expert: int, x_MD: Tensor) -> Tensor:
         """One expert for all rows: the definition of what the grouped form computes."""
-        inner_MF = self.activated(F.linear(x_MD, self.inner_EFD[expert]))
+        inner_MF = self.gate.plain(F.linear(x_MD, self.inner_EFD[expert]))
         return F.linear(inner_MF, self.down_EDF[expert])
-
-    def activated(self, inner_MF: Tensor) -> Tensor:
-        if len(self.parts) == 1:
-            return self.act(inner_MF)
-        gate_MF, up_MF = inner_MF.chunk(2, dim=-1)
-        return self.act(gate_MF) * up_MF
 
     def slots(self) -> Iterator[Slot]:
         whole, first = self.experts.intermediate, self.width * self.shards.rank

@@ -8,23 +8,25 @@
 On a CPU an operation costs microseconds before it computes anything, and a step of a small model is little else. So
 q, k and v stay one tensor from the projection to the pages, a norm is four operations instead of seven, or three where
 its weights go into the product behind it, sums are made in place, and angles are computed from frequencies that were
-found once. The weights are taken in the form that they have when this is made: pack them before. What is written
-otherwise (LayerNorm, learned positions, angles that depend on the length, other types) is served by the plain form;
-`obstacle` says so.
+found once. Linear maps are taken in the form that they have when this is made. What is written otherwise (LayerNorm,
+angles that depend on the length) runs by torch while the rest stays lean.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
-from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Attention, Columns, FeedForward, Norm, Rows
-from cairn.models.packed_weights import Int4
-from cairn.models.rope import frequencies
+from cairn.models.attention import Attention
+from cairn.models.layer_loop import Sublayer
+from cairn.models.layers import Norm
+from cairn.models.linear.form import PLAIN
+from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.rope import Rotation, frequencies
 from cairn.models.spec import ModelSpec, Rope
 from cairn.models.transformer import Layer, Transformer
 
@@ -41,17 +43,11 @@ class Joined(Protocol):
 
 def obstacle(model: Transformer) -> str | None:
     """Why this model has no lean form, or None."""
-    spec, weight = model.spec, model.embedding.weight
+    weight = model.embedding.weight
     if weight.is_cuda or weight.dtype != torch.float32:
         return "it is not in float32 on a CPU"
     if model.build.shards.size > 1:
         return "it is shared between processes"
-    if spec.norm != "rms":
-        return "it norms by mean and variance"
-    if spec.positions != "rope":
-        return "its positions are learned"
-    if any(spec.rope_of(layer).kind == "dynamic" for layer in range(spec.layers)):
-        return "its rotation depends on how long a sequence is"
     return None
 
 
@@ -71,16 +67,16 @@ class LeanNorm:
         return y if self.weight is None else y.mul_(self.weight)
 
 
-class Angles(NamedTuple):
+class Frequencies(NamedTuple):
     """Of one kind of rotary positions: frequency, sign and amplitude of each column."""
 
     frequency_C: Tensor
     amplitude: float
-    # [2, C / 2]: amplitude, negative in the lower half: what turns (low, high) into (-high, low)
+    # [2, C / 2]: amplitude, negative in the lower half: what rotates (low, high) into (-high, low)
     signed_2c: Tensor
 
 
-class Turn(NamedTuple):
+class Angles(NamedTuple):
     """Cosines and signed sines of one step, [T, 1, 2, C / 2]: the lower and the upper half of a head's columns."""
 
     cos: Tensor
@@ -97,108 +93,150 @@ class Lean:
 
     def __init__(self, model: Transformer) -> None:
         self.model, self.spec = model, model.spec
-        kinds = {model.spec.rope_of(layer) for layer in range(model.spec.layers)}
-        self.angles = {kind: _angles(kind, model.spec) for kind in kinds}
-        self.layers = [LeanLayer(cast(Layer, layer), self.spec) for layer in model.layers]
-        self.norm = LeanNorm(model.norm)
+        layers = [cast(Layer, layer) for layer in model.layers]
+        self.norms: dict[Norm, Map] = {}
+        self.products: dict[Linear, Map] = {}
+        for layer in layers:
+            self._prepare(layer.attention_norm, layer.attention)
+            self._prepare(layer.feed_forward_norm, layer.feed_forward)
+            for norm in (layer.attention_post_norm, layer.feed_forward_post_norm):
+                if norm is not None:
+                    self.norms[norm] = _lean_norm(norm)
+        self.norms[model.norm] = _lean_norm(model.norm)
+        mixers = [layer.attention for layer in layers]
+        self.head_norms = {mixer: _head_norm(mixer) for mixer in mixers}
+        self.all_fused = all(mixer.has_fused for mixer in mixers)
+        kinds = dict.fromkeys(mixer.rope for mixer in mixers if mixer.has_fused)
+        self.frequencies = {k: _frequencies(k, model.spec) for k in kinds if k is not None}
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        return self.tapped(tokens_T, positions_T, attend)[0]
+
+    def tapped(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, taps: Collection[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and the hidden states behind the layers in `taps`."""
         x_TD = self.model.embed(tokens_T, positions_T)
-        turns = dict(zip(self.angles, self.turns(positions_T), strict=True))
-        for layer in self.layers:
-            layer(x_TD, turns[layer.rope], cast(Joined, attend))
-        return self.norm(x_TD)
+        rotations: dict[Rope, Rotation] = {}
+        if not self.all_fused:
+            rotations = self.model.rotations(positions_T, attend, x_TD.dtype)
+        step = LeanStep(self, attend, self.angles(positions_T), rotations)
+        return self.model.through(LeanResidual(x_TD, self), step, taps)
 
-    def turns(self, positions_T: Tensor) -> list[Turn]:
+    def angles(self, positions_T: Tensor) -> dict[Rope, Angles]:
         """Of each kind of rotary positions that the layers have."""
+        if not self.frequencies:
+            return {}
         places_T11 = positions_T[:, None, None].float()
-        return [_turn(angles, places_T11) for angles in self.angles.values()]
+        return {kind: _angles(found, places_T11) for kind, found in self.frequencies.items()}
+
+    def _prepare(self, norm: Norm, part: Sublayer) -> None:
+        """A norm and the maps behind it; a form in few bits takes the norm's weights in."""
+        for each in part.modules():
+            if isinstance(each, Linear):
+                self.products[each] = cast(Map, each.product)
+        self.norms[norm] = lean = _lean_norm(norm)
+        entry = part.entry
+        if not isinstance(lean, LeanNorm) or lean.weight is None or entry is None:
+            return
+        if entry.form is None or entry.form_bias is not None or entry.addend is not None:
+            return
+        taken = entry.form.after(lean.weight)
+        if taken is not None:
+            lean.weight = None
+            self.products[entry] = lambda x_TD: cast(Tensor, taken.product(x_TD, None, PLAIN))
 
 
-class LeanLayer:
-    def __init__(self, layer: Layer, spec: ModelSpec) -> None:
-        part = layer.attention
-        self.rope = spec.rope_of(part.rule.layer)
-        self.heads, self.turned_heads = spec.heads, spec.heads + spec.kv_heads
-        self.all_heads, self.size = spec.heads + 2 * spec.kv_heads, spec.head_dim
-        self.attention_norm, self.qkv = _behind(layer.attention_norm, part.qkv)
-        self.out, self.rule = _product(part.out), part.rule
-        self.head_norm = _head_norm(part, spec)
-        self.attention_post_norm = _maybe(layer.attention_post_norm)
-        self.feed_forward_norm, self.feed = _feed(layer.feed_forward_norm, layer.feed_forward)
-        self.feed_forward_post_norm = _maybe(layer.feed_forward_post_norm)
+class LeanStep:
+    """One pass in few operations."""
 
-    def __call__(self, x_TD: Tensor, turn: Turn, attend: Joined) -> None:
-        """Adds this layer's results to x."""
-        y_TD = self._attention(self.attention_norm(x_TD), turn, attend)
-        x_TD.add_(y_TD if self.attention_post_norm is None else self.attention_post_norm(y_TD))
-        y_TD = self.feed(self.feed_forward_norm(x_TD))
-        x_TD.add_(
-            y_TD if self.feed_forward_post_norm is None else self.feed_forward_post_norm(y_TD)
-        )
+    fuses = True
 
-    def _attention(self, y_TD: Tensor, turn: Turn, attend: Joined) -> Tensor:
-        qkv_TF = self.qkv(y_TD)
-        qkv_TEC = qkv_TF.view(-1, self.all_heads, self.size)
-        if self.head_norm is not None:
-            qk_TEC = qkv_TEC[:, : self.turned_heads]
-            qk_TEC.copy_(self.head_norm(qk_TEC))
-        turn.rotate_(qkv_TF.view(-1, self.all_heads, 2, self.size // 2)[:, : self.turned_heads])
-        return self.out(attend.joined(qkv_TEC, self.heads, self.rule))
+    def __init__(
+        self,
+        form: Lean,
+        attend: Attend,
+        angles: dict[Rope, Angles],
+        rotations: dict[Rope, Rotation] | None = None,
+    ) -> None:
+        self.form, self.attend, self.angles = form, attend, angles
+        self.rotations = rotations or {}
 
+    def run(self, layer: Any, residual: Any) -> Any:
+        return layer(residual, self)
 
-def _behind(norm: Norm, place: Columns) -> tuple[LeanNorm, Map]:
-    """A norm and the product behind it; one in few bits takes the norm's weights in."""
-    lean, packed = LeanNorm(norm), place.packed
-    if not isinstance(packed, Int4) or place.joined_bias is not None or lean.weight is None:
-        return lean, place.joined
-    product = packed.after(lean.weight)
-    lean.weight = None
-    return lean, product
+    def rotation(self, rope: Rope | None) -> Rotation | None:
+        return None if rope is None else self.rotations[rope]
 
+    def columns(self, part: Columns, x: "LeanInput", gate: Gate | None = None) -> Tensor:
+        y_TN = self.form.products[part](x.tensor)
+        return y_TN if gate is None else gate.in_place(y_TN)
 
-def _product(place: Rows) -> Map:
-    return place.forward if place.packed is None or place.bias is not None else place.packed
+    def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Tensor:
+        return self.form.products[part](x)
+
+    def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
+        rotated, size = mixer.heads + mixer.kv_heads, mixer.head_dim
+        every = rotated + mixer.kv_heads
+        qkv_TEC = qkv_TE.view(-1, every, size)
+        head_norm = self.form.head_norms[mixer]
+        if head_norm is not None:
+            qk_TEC = qkv_TEC[:, :rotated]
+            qk_TEC.copy_(head_norm(qk_TEC))
+        if mixer.rope is not None:
+            qkv_TE2c = qkv_TE.view(-1, every, 2, size // 2)
+            self.angles[mixer.rope].rotate_(qkv_TE2c[:, :rotated])
+        return cast(Joined, self.attend).joined(qkv_TEC, mixer.heads, mixer.rule)
 
 
-def _feed(norm: Norm, part: FeedForward | ExpertLayer) -> tuple[LeanNorm, Map]:
-    """A norm and the feed-forward behind it."""
-    if isinstance(part, ExpertLayer):
-        return LeanNorm(norm), part
-    (lean, inner), act, down = _behind(norm, part.inner), part.act, _product(part.down)
-    if len(part.inner.parts) == 1:
-        return lean, lambda y_TD: down(act(inner(y_TD)))
+class LeanResidual(NamedTuple):
+    """The residual, which every part is added to where it lies."""
 
-    def gated(y_TD: Tensor) -> Tensor:
-        gate_TF, up_TF = inner(y_TD).chunk(2, dim=-1)
-        return down(act(gate_TF).mul_(up_TF))
+    x_TD: Tensor
+    form: Lean
 
-    return lean, gated
+    def normed(self, norm: Norm, post_norm: Norm | None = None) -> "LeanInput":
+        return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm)
+
+    def hidden(self) -> Tensor:
+        return self.x_TD.clone()
 
 
-def _head_norm(part: Attention, spec: ModelSpec) -> LeanNorm | None:
+class LeanInput(NamedTuple):
+    tensor: Tensor
+    residual: LeanResidual
+    post_norm: Norm | None
+    onto: Tensor | None = None
+
+    def add(self, y_TD: Any) -> LeanResidual:
+        if self.post_norm is not None:
+            y_TD = self.residual.form.norms[self.post_norm](y_TD)
+        self.residual.x_TD.add_(y_TD)
+        return self.residual
+
+
+def _lean_norm(norm: Norm) -> Map:
+    return LeanNorm(norm) if norm.is_rms else norm
+
+
+def _head_norm(mixer: Attention) -> LeanNorm | None:
     """Of queries and keys at once: a row of weights for each head."""
-    if part.q_norm is None or part.k_norm is None:
+    if mixer.q_norm is None or mixer.k_norm is None or not mixer.has_fused:
         return None
-    rows = [part.q_norm.weight] * spec.heads + [part.k_norm.weight] * spec.kv_heads
-    return LeanNorm(part.q_norm, torch.stack([row.detach() for row in rows]))
+    rows = [mixer.q_norm.weight] * mixer.heads + [mixer.k_norm.weight] * mixer.kv_heads
+    return LeanNorm(mixer.q_norm, torch.stack([row.detach() for row in rows]))
 
 
-def _maybe(norm: Norm | None) -> LeanNorm | None:
-    return None if norm is None else LeanNorm(norm)
-
-
-def _angles(kind: Rope, spec: ModelSpec) -> Angles:
+def _frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
     frequency, amplitude = frequencies(kind, spec, torch.device("cpu"))
     sign = torch.ones_like(frequency)
-    return Angles(
-        torch.cat((frequency, frequency)), amplitude, torch.stack((-sign, sign)) * amplitude
-    )
+    signed_2c = torch.stack((-sign, sign)) * amplitude
+    return Frequencies(torch.cat((frequency, frequency)), amplitude, signed_2c)
 
 
-def _turn(angles: Angles, places_T11: Tensor) -> Turn:
-    turned_T12c = (places_T11 * angles.frequency_C).unflatten(-1, (2, -1))
-    cos_T12c = turned_T12c.cos()
-    if angles.amplitude != 1.0:
-        cos_T12c.mul_(angles.amplitude)
-    return Turn(cos_T12c, turned_T12c.sin_().mul_(angles.signed_2c))
+def _angles(found: Frequencies, places_T11: Tensor) -> Angles:
+    angle_T12c = (places_T11 * found.frequency_C).unflatten(-1, (2, -1))
+    cos_T12c = angle_T12c.cos()
+    if found.amplitude != 1.0:
+        cos_T12c.mul_(found.amplitude)
+    return Angles(cos_T12c, angle_T12c.sin_().mul_(found.signed_2c))

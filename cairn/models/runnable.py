@@ -13,9 +13,9 @@ import torch
 
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_cpu
+from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
-from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.room import check_fits
 from cairn.models.shards import ALONE, Shards

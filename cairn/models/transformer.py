@@ -2,20 +2,25 @@
 
     tokens [T] -embed-> x [T, D] -layers-> x -norm-> hidden [T, D] -logits-> [T, V]
 
-    layer:  x + attention(norm(x));  x + feed_forward(norm(x))
+    layer:  x + attention(norm(x));  x + feed_forward(norm(x))      `models.layer_loop`
 
 Tokens are packed: there is no batch dimension and no padding. `positions_T` says where in its sequence each
 token stands, `attend` which tokens belong together and where earlier keys are. The model knows neither.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cairn.models.attend import Attend
+from cairn.models.attention import Attention
+from cairn.models.build import Build, Holder, Slot
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Attention, Build, FeedForward, Holder, Norm, Slot, Vocabulary
+from cairn.models.layer_loop import PlainResidual, PlainStep, Step, run_layer, run_layers
+from cairn.models.layers import FeedForward, Norm
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.rope import Rotation, rotation
 from cairn.models.spec import ModelSpec, Rope
 
@@ -35,11 +40,8 @@ class Layer(nn.Module):
             self.feed_forward = ExpertLayer(build, spec, experts)
         self.feed_forward_post_norm = Norm(build, spec, spec.hidden) if spec.post_norms else None
 
-    def forward(self, x_TD: Tensor, rotate: Rotation | None, attend: Attend) -> Tensor:
-        y_TD = self.attention(self.attention_norm(x_TD), rotate, attend)
-        x_TD = x_TD + (self.attention_post_norm(y_TD) if self.attention_post_norm else y_TD)
-        y_TD = self.feed_forward(self.feed_forward_norm(x_TD))
-        return x_TD + (self.feed_forward_post_norm(y_TD) if self.feed_forward_post_norm else y_TD)
+    def forward(self, residual: Any, step: Step) -> Any:
+        return run_layer(self, residual, step)
 
 
 class Transformer(nn.Module):
@@ -59,11 +61,22 @@ class Transformer(nn.Module):
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm, [T, D]; `logits` makes scores of those that are needed."""
+        return self.tapped(tokens_T, positions_T, attend)[0]
+
+    def tapped(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, taps: Collection[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The same, and the hidden states behind the layers in `taps`."""
         x_TD = self.embed(tokens_T, positions_T)
-        rotations = self.rotations(positions_T, attend, x_TD.dtype)
-        for i, layer in enumerate(self.layers):
-            x_TD = layer(x_TD, rotations.get(self.spec.rope_of(i)), attend)
-        return self.norm(x_TD)
+        step = PlainStep(attend, self.rotations(positions_T, attend, x_TD.dtype))
+        return self.through(PlainResidual(x_TD), step, taps)
+
+    def through(
+        self, residual: Any, step: Step, taps: Collection[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """From the embedded tokens to the last norm, whatever form the residual and the step have."""
+        residual, tapped = run_layers(enumerate(self.layers), residual, step, taps)
+        return residual.normed(self.norm).tensor, tapped
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         scores_TV = (self.head or self.embedding).logits(hidden_TD)
@@ -71,10 +84,11 @@ class Transformer(nn.Module):
         return cap * torch.tanh(scores_TV / cap) if cap else scores_TV
 
     def embed(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        x_TD = self.embedding(tokens_T)
-        if self.spec.embedding_scale != 1.0:
-            # Rounded to the weights' type first, as the reference rounds it.
-            x_TD = x_TD * torch.tensor(self.spec.embedding_scale, dtype=x_TD.dtype).item()
+        return self.placed(self.embedding(tokens_T), positions_T)
+
+    def placed(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
+        """Looked-up rows as the first layer wants them: scaled, and with their positions where those are learned."""
+        x_TD = scaled(x_TD, self.spec)
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(positions_T)
         return x_TD
@@ -82,18 +96,31 @@ class Transformer(nn.Module):
     def rotations(
         self, positions_T: Tensor, attend: Attend, dtype: torch.dtype
     ) -> dict[Rope, Rotation]:
-        """One table per kind of rotary positions, shared by all layers of that kind."""
-        if self.spec.positions != "rope":
-            return {}
-        kinds = {self.spec.rope_of(i) for i in range(self.spec.layers)}
-        lengths_T = attend.lengths_T() if any(k.kind == "dynamic" for k in kinds) else None
-        return {k: rotation(k, self.spec, positions_T, lengths_T, dtype) for k in kinds}
+        return rotations_of(self.spec, range(self.spec.layers), positions_T, attend, dtype)
 
     def slots(self) -> Iterator[Slot]:
         """Every tensor this model needs, by name, and where it goes."""
         for path, module in self.named_modules():
             if isinstance(module, Holder):
                 yield from (slot.under(path) for slot in module.slots())
+
+
+def scaled(x_TD: Tensor, spec: ModelSpec) -> Tensor:
+    """Rounded to the weights' type first, as the reference rounds it."""
+    if spec.embedding_scale == 1.0:
+        return x_TD
+    return x_TD * torch.tensor(spec.embedding_scale, dtype=x_TD.dtype).item()
+
+
+def rotations_of(
+    spec: ModelSpec, layers: range, positions_T: Tensor, attend: Attend, dtype: torch.dtype
+) -> dict[Rope, Rotation]:
+    """One table per kind of rotary positions, shared by all layers of that kind."""
+    if spec.positions != "rope":
+        return {}
+    kinds = {spec.rope_of(i) for i in layers}
+    lengths_T = attend.lengths_T() if any(k.kind == "dynamic" for k in kinds) else None
+    return {k: rotation(k, spec, positions_T, lengths_T, dtype) for k in kinds}
 
 
 class Positions(Holder):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
+from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import LEFTOVERS, Source, source
-from cairn.models.layers import Build, Slot
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer

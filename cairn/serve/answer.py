@@ -24,6 +24,9 @@ CONTEXT_TOKENS = (
 )
 
 
+UNREADABLE = "the text of the answer could not be made"  # how such an error begins
+
+
 class Logprob(msgspec.Struct, frozen=True):
     logprob: float
     rank: int | None  # 1 is the likeliest; None: not among those that were asked for
@@ -186,6 +189,12 @@ class Answer:
         self.whole.finish_reason, self.whole.stop_reason = finish, stop_reason
         self.whole.error = error
         self._show()
+
+    def fail(self, problem: str) -> None:
+        """Its text cannot be made: it ends with what it has, and what is held back is left where it is."""
+        if not self.finished:
+            self.whole.finish_reason, self.whole.error = "error", f"{UNREADABLE}: {problem}"
+            self._show()
 
     def result(self) -> CompletionOutput:
         self.whole.text = "".join(self._pieces)

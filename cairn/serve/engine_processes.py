@@ -135,7 +135,7 @@ class RemoteJob:
                 answer.push_all(tokens, ended.finish, ended.stop_reason, scored)
         except Exception as problem:
             log.exception("the text of request %s could not be made", job.request.id)
-            answer.end("error", error=described(problem))
+            answer.fail(described(problem))
         if ended is not None:
             self.end(ended)
         job.detokenize_s += time.monotonic() - began

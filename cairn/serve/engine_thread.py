@@ -22,7 +22,7 @@ from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.loop import Engine, Output, described
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_map import map_of
-from cairn.serve.engine.request import RequestId
+from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.job import Job
@@ -185,7 +185,7 @@ class EngineThread:
         try:
             self.engine.add(job.request)
         except CairnError as problem:
-            job.answer.end("error", error=str(problem))
+            self._finish(job, "error", str(problem))
             job.updated()
             return
         self._jobs[job.request.id] = job
@@ -194,7 +194,7 @@ class EngineThread:
         job = self._jobs.pop(id, None)
         if job is not None:
             self.engine.abort(id)
-            job.answer.end("abort")
+            self._finish(job, "abort")
             job.updated()
 
     def _deliver(self, outputs: Sequence[Output]) -> None:
@@ -206,12 +206,14 @@ class EngineThread:
             job = self._jobs.get(request.id)
             if job is None:  # it was stopped by a string, and this came behind it
                 continue
-            try:
-                self._write(job, output)
-            except Exception as problem:  # its own, and nobody else's
-                log.exception("the text of request %s could not be made", request.id)
-                self.engine.abort(request.id)
-                job.answer.end("error", error=described(problem))
+            if request.params.prompt_logprobs is not None:
+                # Again at the end: after a preemption the prompt is computed a second time.
+                found = self.engine.prompt_logprobs.pop(request, None)
+                job.prompt_logprobs = job.prompt_logprobs or found
+            if request.params.pooling is not None:
+                vector_D = self.engine.pools.pop(request)
+                job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
+            self._write(job, output)
             now = time.monotonic()
             job.detokenize_s += now - began
             began = now
@@ -222,20 +224,27 @@ class EngineThread:
             job.updated()
 
     def _write(self, job: Job, output: Output) -> None:
-        """Add what a step brought to the answer of one job."""
-        request = output.request
-        if request.params.prompt_logprobs is not None:
-            # Again at the end: after a preemption the prompt is computed a second time.
-            found = self.engine.prompt_logprobs.pop(request, None)
-            job.prompt_logprobs = job.prompt_logprobs or found
-        if request.params.pooling is not None:
-            vector_D = self.engine.pools.pop(request)
-            job.pooled = job.pooled if vector_D is None else vector_D.tobytes()
+        """Add the text of new tokens to an answer. An exception ends this request and no other."""
+        request, answer = output.request, job.answer
         finish = request.finish if output.finished else None
-        if job.answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
-            self.engine.abort(request.id, "stop", job.answer.whole.stop_reason)
-        if finish is not None and not job.answer.finished:  # without a token, or by an error
-            job.answer.end(finish, error=request.error)
+        try:
+            if answer.push_all(output.tokens, finish, request.stop_reason, output.logprobs):
+                self.engine.abort(request.id, "stop", answer.whole.stop_reason)
+            if finish is not None and not answer.finished:  # without a token, or by an error
+                answer.end(finish, error=request.error)
+        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+            self._fail(job, problem)
+            self.engine.abort(request.id, "error")
+
+    def _finish(self, job: Job, finish: Finish, error: str | None = None) -> None:
+        try:
+            job.answer.end(finish, error=error)
+        except Exception as problem:  # noqa: BLE001  told to whoever asked, and logged
+            self._fail(job, problem)
+
+    def _fail(self, job: Job, problem: Exception) -> None:
+        log.error("the text of request %s could not be made", job.request.id, exc_info=problem)
+        job.answer.fail(described(problem))
 
     def _end(self, reason: str) -> None:
         with self._lock:
@@ -253,6 +262,6 @@ class EngineThread:
         for job in left:
             if broken is None and job.request.id in self._jobs:
                 self.engine.abort(job.request.id)
-            job.answer.end("error" if broken else "abort", error=broken)
+            self._finish(job, "error" if broken else "abort", broken)
             job.updated()
         self._jobs.clear()

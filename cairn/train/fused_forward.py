@@ -1,43 +1,38 @@
 """The same model through fewer and larger kernels, with gradients: the form that trains on a GPU.
 
-    Transformer.forward     one torch operation after another; any device; the form to read first
-    FusedTraining           the same parameters, per layer:
+    PlainStep       one torch operation after another; any device; the form to read first
+    TrainingStep    the same parameters, per layer:
 
         add + norm + q, k, v | norm heads, rotate | attend | out | add + norm + gate, up | activation + down
 
 With `norms` the outputs of norms are not kept but computed a second time in backward, with `selective` those of
-activations, too: two percent of the time and a fifth of the memory. With `full` a layer keeps its input only. What the
-kernels cannot express is trained by the plain form; `obstacle` says so. The two agree up to rounding. Several ranks run
-their layers through `FusedLayers`, whatever their part of the model is. Wants joined projections.
+activations, too: two percent of the time and a fifth of the memory. With `full` a layer keeps its input only. A part
+that the kernels cannot express (LayerNorm, angles that depend on the length, a relu gate) runs by torch while the
+others stay fused. The two forms agree up to rounding. Several ranks run their layers in the same steps, whatever
+their part of the model is. Wants joined projections.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cairn.kernels.attention.attention import attention
-from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.kernels.layer.embedding import embedding
-from cairn.kernels.layer.rope import Heads, rope, rope_table
+from cairn.kernels.layer.rope import Heads, rope
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
-from cairn.models.attend import Attend, Packed, Rule
-from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Attention, Columns, Norm, Rows, Vocabulary
-from cairn.models.rope import frequencies
+from cairn.models.activation import Gate
+from cairn.models.attend import Attend, Rule
+from cairn.models.attention import Attention
+from cairn.models.fused import rope_tables
+from cairn.models.layers import Norm
+from cairn.models.linear.maps import Columns, Rows, Vocabulary
+from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
-from cairn.models.transformer import Layer, Transformer
-from cairn.train.fused_products import (
-    Normed,
-    Settings,
-    gated_product,
-    norm_product,
-    plain_product,
-)
+from cairn.train.fused_products import Normed, Settings, gated_product, norm_product, plain_product
 from cairn.train.parallel.pipeline.deferred import Owed
 from cairn.train.products import PLAIN, Products
 from cairn.train.recompute_kinds import Recompute
@@ -57,9 +52,15 @@ class Varlen:
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         out = attention(
-            q_THC, k_TKC, v_TKC, self.cu_seqlens, max_length=self.longest, window=rule.window,
-            softcap=rule.softcap, scale=rule.scale,
-        )  # fmt: skip
+            q_THC,
+            k_TKC,
+            v_TKC,
+            self.cu_seqlens,
+            max_length=self.longest,
+            window=rule.window,
+            softcap=rule.softcap,
+            scale=rule.scale,
+        )
         return cast(Tensor, out)
 
     def lengths_T(self) -> Tensor:
@@ -67,21 +68,8 @@ class Varlen:
         return counts.repeat_interleave(counts)
 
 
-def obstacle(spec: ModelSpec) -> str | None:
-    """Why this model has no fused form, or None."""
-    if spec.norm != "rms":
-        return "it norms by mean and variance"
-    if spec.positions != "rope":
-        return "its positions are learned"
-    if any(spec.rope_of(layer).kind == "dynamic" for layer in range(spec.layers)):
-        return "its rotation depends on how long a sequence is"
-    if not spec.gated or spec.activation == "relu":
-        return f"its activation is {spec.activation}{'' if spec.gated else ' without a gate'}"
-    return None
-
-
 class FusedLayers:
-    """Runs layers as they stand in a model or in a stage of one; their projections are joined."""
+    """What all passes of a model, or of a stage of one, share. Projections of one input are joined."""
 
     def __init__(
         self,
@@ -93,138 +81,130 @@ class FusedLayers:
     ) -> None:
         """`context`: positions that the rotations are tabulated for."""
         self.spec, self.products, self.recompute = spec, products, recompute
-        self.tables: dict[Rope, Tensor] = {}
-        for kind in {spec.rope_of(layer) for layer in range(spec.layers)}:
-            angles, amplitude = frequencies(kind, spec, torch.device(device))
-            self.tables[kind] = rope_table(angles, context, amplitude)
+        kinds: set[Rope] = set()
+        if spec.positions == "rope":
+            kinds = {spec.rope_of(layer) for layer in range(spec.layers)}
+        self.tables = rope_tables(kinds, spec, context, device)
+        self.dynamic = any(kind.kind == "dynamic" for kind in kinds)
 
-    def adopt(self, layers: Mapping[int, Layer]) -> None:
-        """Calling one of these now runs it here; as a module, with all that hangs on its being called (FSDP)."""
-        for number, layer in layers.items():
-            layer.forward = partial(self.layer, number, layer)  # type: ignore[method-assign]
+    def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
+        if vocabulary.shards.size > 1:
+            return vocabulary(tokens_T)
+        return embedding(tokens_T, vocabulary.matrix())
 
-    def embed(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
-        if vocabulary.shards.size == 1:
-            x_TD = embedding(tokens_T, vocabulary.weight)
-        else:
-            x_TD = vocabulary(tokens_T)
-        if self.spec.embedding_scale != 1.0:
-            x_TD = x_TD * torch.tensor(self.spec.embedding_scale, dtype=x_TD.dtype).item()
-        return x_TD
-
-    def through(
-        self,
-        layers: Iterable[Callable[..., tuple[Tensor, Tensor]]],
-        x_TD: Tensor,
-        positions_T: Tensor,
-        attend: Attend,
-        owed: Owed | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """What the last layer adds, and what it adds it to. `owed`: weight gradients to be computed later."""
-        y_TD: Tensor | None = None
-        for layer in layers:
-            if self.recompute == "full":
-                y_TD, x_TD = checkpoint(
-                    layer, y_TD, x_TD, positions_T, attend, owed,
-                    use_reentrant=False, preserve_rng_state=False,
-                )  # fmt: skip
-            else:
-                y_TD, x_TD = layer(y_TD, x_TD, positions_T, attend, owed)
-        return y_TD, x_TD
-
-    def finish(self, y_TD: Tensor | None, x_TD: Tensor, norm: Norm) -> Tensor:
-        """The sum, normed."""
-        if y_TD is None:
-            return rmsnorm(x_TD, norm.weight, norm.eps, plus_one=norm.plus_one)
-        return add_rmsnorm(y_TD, x_TD, norm.weight, norm.eps, plus_one=norm.plus_one)[0]
-
-    def layer(
-        self,
-        number: int,
-        layer: Layer,
-        y_TD: Tensor | None,
-        x_TD: Tensor,
-        positions_T: Tensor,
-        attend: Attend,
-        owed: Owed | None,
-    ) -> tuple[Tensor, Tensor]:
-        """What this layer adds, and what it adds it to."""
-        part, how = layer.attention, self._settings(layer.attention.qkv.shards, owed)
-        qkv_TE, x_TD = _normed(y_TD, x_TD, layer.attention_norm, part.qkv, how)
-        y_TD = self._attention(number, part, qkv_TE, positions_T, attend, how)
-        y_TD = _after(y_TD, layer.attention_post_norm)
-        feed = layer.feed_forward
-        if isinstance(feed, ExpertLayer):
-            norm = layer.feed_forward_norm
-            y_TD, x_TD = add_rmsnorm(y_TD, x_TD, norm.weight, norm.eps, plus_one=norm.plus_one)
-            y_TD = feed(y_TD)
-        else:
-            inner_TF, x_TD = _normed(y_TD, x_TD, layer.feed_forward_norm, feed.inner, how)
-            y_TD = gated_product(inner_TF, feed.down.weight, self.spec.activation, how)
-            y_TD = _joined(y_TD, feed.down)
-        return _after(y_TD, layer.feed_forward_post_norm), x_TD
-
-    def _settings(self, shards: Shards, owed: Owed | None) -> Settings:
+    def settings(self, shards: Shards, owed: Owed | None) -> Settings:
         keep_norms = self.recompute in ("none", "full")
         return Settings(self.products, keep_norms, self.recompute != "selective", shards, owed)
 
-    def _attention(
-        self, number: int, part: Attention, qkv_TE: Tensor, positions_T: Tensor, attend: Attend,
-        how: Settings,
-    ) -> Tensor:  # fmt: skip
-        spec, q, k = self.spec, part.q_norm, part.k_norm
-        weights = (None, None)
-        if q is not None and k is not None:  # whole on every rank, each of which has some heads
-            weights = (how.shards.whole(q.weight), how.shards.whole(k.weight))
-        ranks = how.shards.size
-        heads = Heads(spec.heads // ranks, spec.kv_heads // ranks, *weights,
-                      spec.norm_eps, spec.norm_plus_one)  # fmt: skip
-        table = self.tables[spec.rope_of(number)]  # what comes out goes into attention alone
-        q_THC, k_TKC, v_TKC = rope(qkv_TE, heads, table, positions_T, gradients_in_place=True)
-        out_TE = attend(q_THC, k_TKC, v_TKC, part.rule).flatten(-2)
-        return _joined(plain_product(out_TE, part.out.weight, how), part.out)
 
+class TrainingStep:
+    """One pass by larger operations, with gradients."""
 
-class FusedTraining(FusedLayers):
-    """Call it as the model: tokens, positions and an attend in, hidden states [T, D] out."""
+    fuses = True
 
     def __init__(
-        self, model: Transformer, context: int, products: Products, recompute: Recompute = "none"
+        self,
+        form: FusedLayers,
+        positions_T: Tensor,
+        attend: Attend,
+        rotations: dict[Rope, Rotation],
+        owed: Owed | None = None,
     ) -> None:
-        super().__init__(model.spec, model.embedding.weight.device, context, products, recompute)
-        self.model = model
-        layers = enumerate(cast(Iterable[Layer], model.layers))
-        self.layers = [partial(self.layer, number, layer) for number, layer in layers]
+        """`owed`: where weight gradients go that are computed later."""
+        self.form, self.positions_T, self.attend = form, positions_T, attend
+        self.rotations, self.owed = rotations, owed
 
-    def attend(self, batch: "Batch") -> Attend:
-        """By our kernels, or by torch where heads have a size that these do not know."""
-        if self.spec.head_dim in WIDTHS:
-            return Varlen(batch)
-        return Packed(batch.lengths, batch.tokens_T.device)
+    def run(self, layer: Any, residual: Any) -> Any:
+        if self.form.recompute != "full":
+            return layer(residual, self)
+        return checkpoint(layer, residual, self, use_reentrant=False, preserve_rng_state=False)
 
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        x_TD = self.embed(self.model.embedding, tokens_T)
-        y_TD, x_TD = self.through(self.layers, x_TD, positions_T, attend)
-        return self.finish(y_TD, x_TD, self.model.norm)
+    def rotation(self, rope: Rope | None) -> Rotation | None:
+        return None if rope is None else self.rotations[rope]
+
+    def columns(self, part: Columns, x: "TrainingInput", gate: Gate | None = None) -> Any:
+        inner = x.project(part, self.form.settings(part.shards, self.owed))
+        return inner if gate is None else Gated(inner, gate)
+
+    def rows(self, part: Rows, x: "Tensor | Gated", onto: Tensor | None) -> Tensor:
+        how, weight = self.form.settings(part.shards, self.owed), part.matrix()
+        if isinstance(x, Gated) and x.gate.has_kernel and part.addend is None:
+            return part.summed(gated_product(x.inner_TF, weight, x.gate.activation, how))
+        x_TF = x.gate.plain(x.inner_TF) if isinstance(x, Gated) else x
+        y_TD = plain_product(x_TF, weight, how)
+        return part.summed(y_TD if part.addend is None else y_TD + part.addend(x_TF))
+
+    def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
+        spec, shards, q, k = self.form.spec, mixer.qkv.shards, mixer.q_norm, mixer.k_norm
+        weights = (None, None)
+        if q is not None and k is not None:  # whole on every rank, each of which has some heads
+            weights = (shards.whole(q.weight), shards.whole(k.weight))
+        heads = Heads(mixer.heads, mixer.kv_heads, *weights, spec.norm_eps, spec.norm_plus_one)
+        table = self.form.tables.get(mixer.rope)  # what comes out goes into attention alone
+        q_THC, k_TKC, v_TKC = rope(qkv_TE, heads, table, self.positions_T, gradients_in_place=True)
+        return self.attend(q_THC, k_TKC, v_TKC, mixer.rule).flatten(-2)
 
 
-def _normed(
-    y_TD: Tensor | None, x_TD: Tensor, norm: Norm, part: Columns, how: Settings
-) -> tuple[Tensor, Tensor]:
-    """The projection of what is normed, and the sum that was normed."""
-    if part.fused is None:
-        raise TypeError("the fused form wants joined projections")
-    x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)
-    by = Normed(norm.weight, norm.eps, norm.plus_one)
-    out_TE, x_TD = norm_product(x, residual, by, part.fused.weight, how)
-    return out_TE if part.fused.bias is None else out_TE + part.fused.bias, x_TD
+class Gated(NamedTuple):
+    """An activation that the product behind it applies, and may forget."""
+
+    inner_TF: Tensor
+    gate: Gate
 
 
-def _joined(y_TD: Tensor, part: Rows) -> Tensor:
-    """The sum of all ranks' parts; the bias once, not once for each."""
-    y_TD = part.shards.reduce(y_TD)
-    return y_TD if part.bias is None else y_TD + part.bias
+class TrainingResidual(NamedTuple):
+    """The residual, and what the last part adds to it; the next norm adds the two."""
+
+    x_TD: Tensor
+    pending_TD: Tensor | None = None
+
+    def normed(self, norm: Norm, post_norm: Norm | None = None) -> "TrainingInput":
+        return TrainingInput(self, norm, post_norm)
+
+    def hidden(self) -> Tensor:
+        return self.x_TD if self.pending_TD is None else self.x_TD + self.pending_TD
 
 
-def _after(y_TD: Tensor, norm: Norm | None) -> Tensor:
-    return y_TD if norm is None else rmsnorm(y_TD, norm.weight, norm.eps, plus_one=norm.plus_one)
+class TrainingInput:
+    """A norm that is not computed yet: the projection behind it does that, as one operation with its own backward."""
+
+    onto: Tensor | None = None
+
+    def __init__(self, residual: TrainingResidual, norm: Norm, post_norm: Norm | None) -> None:
+        self.residual, self.norm, self.post_norm = residual, norm, post_norm
+        self.total_TD: Tensor | None = None  # the sum that was normed
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        (x_TD, y_TD), norm = self.residual, self.norm
+        if not norm.is_rms:
+            self.total_TD = self.residual.hidden()
+            return norm(self.total_TD)
+        if y_TD is None:
+            self.total_TD = x_TD
+            return rmsnorm(x_TD, norm.weight, norm.eps, plus_one=norm.plus_one)
+        normed_TD, self.total_TD = add_rmsnorm(
+            y_TD, x_TD, norm.weight, norm.eps, plus_one=norm.plus_one
+        )
+        return normed_TD
+
+    def project(self, part: Columns, how: Settings) -> Tensor:
+        (x_TD, y_TD), norm, weight = self.residual, self.norm, part.matrix()
+        if norm.is_rms and part.addend is None:
+            x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)
+            by = Normed(norm.weight, norm.eps, norm.plus_one)
+            out_TE, self.total_TD = norm_product(x, residual, by, weight, how)
+        else:
+            entered_TD = how.shards.enter(self.tensor)
+            out_TE = plain_product(entered_TD, weight, how)
+            if part.addend is not None:
+                out_TE = out_TE + part.addend(entered_TD)
+        bias = None if part.fused is None else part.fused.bias
+        return out_TE if bias is None else out_TE + bias
+
+    def add(self, y_TD: Any) -> TrainingResidual:
+        if self.total_TD is None:
+            raise TypeError("a part has computed nothing from its input")
+        if self.post_norm is None:
+            return TrainingResidual(self.total_TD, y_TD)
+        return TrainingResidual(self.total_TD, TrainingResidual(y_TD).normed(self.post_norm).tensor)

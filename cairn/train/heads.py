@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
-from cairn.models.layers import Vocabulary
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.parallel.vocabulary import IGNORED, entropies, log_probs
 
@@ -44,7 +44,7 @@ class TargetLogProbs:
     def _log_probs(self, hidden_TD: Tensor, vocabulary: Vocabulary, targets_T: Tensor) -> Tensor:
         if self.fused and vocabulary.shards.size == 1:
             losses = linear_cross_entropy(
-                hidden_TD, vocabulary.weight, targets_T, reduction="sum", ignore_index=IGNORED
+                hidden_TD, vocabulary.matrix(), targets_T, reduction="sum", ignore_index=IGNORED
             )
             return -losses.loss_T
         parts = zip(hidden_TD.split(self.chunk), targets_T.split(self.chunk), strict=True)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.kernels.loss.token_rule import applied, with_slope
-from cairn.models.layers import Vocabulary
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.parallel.vocabulary import log_probs
 
@@ -76,7 +76,7 @@ class Objective:
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch", valid: Tensor
     ) -> Tensor:
         if self.fused and vocabulary.shards.size == 1:
-            return self._by_kernel(hidden_TD, vocabulary.weight, batch, valid)
+            return self._by_kernel(hidden_TD, vocabulary.matrix(), batch, valid)
         total = torch.zeros((), device=hidden_TD.device)
         for begin in range(0, len(hidden_TD), self.chunk):
             part = slice(begin, begin + self.chunk)

@@ -15,9 +15,9 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.kernels.attention.attention_problem import WIDTHS
+from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
-from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
 from cairn.train.data import procedural
-from cairn.train.fused_forward import Varlen, obstacle
+from cairn.train.fused_forward import Varlen
 from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
@@ -153,7 +153,7 @@ def assemble(
     config: Train, device: torch.device, corpus: Corpus, spec: ModelSpec, start: Checkpoint | None
 ) -> Prepared:
     """The model and its optimizer, of the only process or of one of several whose process group exists."""
-    fused, why = choose_form(config, spec, device)
+    fused, why = choose_form(config, device)
     config, chosen = resolve_recompute(config, spec, device, fused)
     precision = config.precision
     by_kernels = fused or (device.type == "cuda" and precision.kernels != "plain")
@@ -244,17 +244,11 @@ def _fill(stage: Stage, spec: ModelSpec, start: Checkpoint, device: torch.device
         home[slot.index].copy_(slot.share(known[slot.name]))
 
 
-def choose_form(config: Train, spec: ModelSpec, device: torch.device) -> tuple[bool, str]:
+def choose_form(config: Train, device: torch.device) -> tuple[bool, str]:
     """Whether the model runs through our kernels, and why."""
     asked = config.precision.kernels
-    against = obstacle(spec)
-    if asked == "fused" and against is not None:
-        raise ConfigError(
-            f"this {spec.family} model has no fused form: {against}",
-            hint="set precision.kernels to auto or plain",
-        )
     if asked != "auto":
         return asked == "fused", "precision.kernels says so"
     if device.type != "cuda":
         return False, f"on a {device.type} torch's own operations are faster"
-    return (False, against) if against is not None else (True, "our kernels need fewer passes")
+    return True, "our kernels need fewer passes"

@@ -21,7 +21,8 @@ from torch.autograd.function import once_differentiable
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
 from cairn.kernels.quantize.quantize_turned import E5M2, quantize_turned
-from cairn.models.layers import Columns, Rows
+from cairn.models.linear.form import Epilogue, finished
+from cairn.models.linear.maps import Columns, Linear, Rows
 
 Kept = tuple[Tensor, ...]  # small tensors that forward leaves for backward: scales
 OfWeight = Callable[[Tensor], Tensor]  # the gradient of the weight, from x
@@ -131,14 +132,29 @@ def product(x_MK: Tensor, w_NK: Tensor, products: Products) -> Tensor:
     return _Product.apply(x_MK, w_NK, products)
 
 
-def through_products(model: nn.Module, products: Products) -> None:
-    """The plain form of a model with other products: its linear maps, not the embedding and the head.
+class ProductForm:
+    """The parameters of a linear map, looked up at each call because FSDP puts others in their place."""
 
-    Weights are looked up at each call: FSDP puts others in their place.
-    """
+    nbytes = 0  # none of its own
+
+    def __init__(self, part: Linear, products: Products) -> None:
+        self.part, self.products = part, products
+
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def after(self, weight_K: Tensor) -> None:
+        return None
+
+    def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
+        (weight,) = self.part.matrices()
+        owner = self.part.owners()[0]
+        bias = None if bias_N is None else cast(Tensor, owner.bias)  # the parameter, not its copy
+        return finished(product(x_MK, weight, self.products), bias, epilogue)
+
+
+def through_products(model: nn.Module, products: Products) -> None:
+    """The plain form of a model with other products: its linear maps, not the embedding and the head."""
     for module in model.modules():
-        if isinstance(module, Columns) and module.fused is not None:
-            module.joined_bias = module.fused.bias
-            module.packed = lambda x, part=module.fused: product(x, part.weight, products)
-        elif isinstance(module, Rows):
-            module.packed = lambda x, part=module: product(x, part.weight, products)
+        if isinstance(module, Rows) or (isinstance(module, Columns) and module.fused is not None):
+            module.take(ProductForm(module, products))

@@ -8,22 +8,23 @@ For the plain form, by torch's own checkpointing; it takes `norms` for selective
 see `fused_forward`.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from cairn.models.attend import Attend
+from cairn.models.layer_loop import PlainResidual, PlainStep
+from cairn.models.rope import Rotation
+from cairn.models.spec import Rope
 from cairn.models.transformer import Transformer
+from cairn.train.parallel.pipeline.deferred import Owed, deferring
 from cairn.train.recompute_kinds import Recompute
 
+Context = AbstractContextManager[Any]
 _ATEN = torch.ops.aten
 # Costly to compute again; everything else is not.
 KEPT = frozenset(
@@ -37,25 +38,53 @@ KEPT = frozenset(
 )  # fmt: skip
 
 
+class RecomputingStep(PlainStep):
+    """The plain form with layers that forget."""
+
+    def __init__(
+        self,
+        attend: Attend,
+        rotations: dict[Rope, Rotation],
+        kind: Recompute,
+        owed: Owed | None = None,
+    ) -> None:
+        """`owed`: where weight gradients go that are computed later."""
+        super().__init__(attend, rotations)
+        self.kind, self.owed = kind, owed
+
+    def run(self, layer: Any, residual: Any) -> Any:
+        if self.kind == "none":
+            return layer(residual, self)
+        return checkpoint(
+            layer,
+            residual,
+            self,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=self._contexts,
+        )
+
+    def _contexts(self) -> tuple[Context, Context]:
+        """Around the first and the second time, which has to run as the first did, deferring included."""
+        first: Context = nullcontext()
+        second: Context = nullcontext()
+        if self.kind != "full":
+            first, second = create_selective_checkpoint_contexts(list(KEPT))
+        return first, _nested(second, deferring(self.owed))
+
+
+@contextmanager
+def _nested(outer: Context, inner: Context) -> Iterator[None]:
+    with outer, inner:
+        yield
+
+
 def recomputing(model: Transformer, kind: Recompute) -> Callable[[Tensor, Tensor, Attend], Tensor]:
     """The model's forward with layers that forget."""
-    if kind == "none":
-        return model
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if kind != "full":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
 
     def forward(tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         x_TD = model.embed(tokens_T, positions_T)
         rotations = model.rotations(positions_T, attend, x_TD.dtype)
-        for i, layer in enumerate(model.layers):
-            rotate = rotations.get(model.spec.rope_of(i))
-            x_TD = checkpoint(layer, x_TD, rotate, attend, **options)
-        return model.norm(x_TD)
+        return model.through(PlainResidual(x_TD), RecomputingStep(attend, rotations, kind))[0]
 
     return forward
-
-
-def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    keep = operation in KEPT
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE

@@ -24,7 +24,8 @@ from cairn.kernels.matmul.projections import QWEN3_06B, QWEN3_8B
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul
 from cairn.kernels.matmul.skinny_plans import candidates, default_plan
 from cairn.kernels.tiles import Tiles, row_bucket
-from cairn.models.layers import Build, FeedForward
+from cairn.models.build import Build
+from cairn.models.layers import FeedForward
 from cairn.models.presets import preset
 
 BF16 = torch.bfloat16

@@ -20,7 +20,8 @@ from cairn.kernels.norm.rows import Layout, candidates, default_layout, width
 from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
-from cairn.models.layers import Build, Norm
+from cairn.models.build import Build
+from cairn.models.layers import Norm
 from cairn.models.spec import ModelSpec
 
 BF16 = torch.bfloat16

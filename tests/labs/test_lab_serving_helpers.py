@@ -12,8 +12,8 @@ from cairn.labs.serving._engine import ask, words
 from cairn.labs.serving._fleet import Replica, serve, ttfts
 from cairn.labs.serving._speculate import accepted_of, expected_tokens, keep, lookup, speculate
 from cairn.labs.serving.structured_output import follows
+from cairn.models.build import Build
 from cairn.models.generate import Generation, Sampling
-from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 from cairn.serve.engine.request import Limits

@@ -5,9 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.models.activation import ACTIVATIONS
 from cairn.models.attend import Packed
+from cairn.models.build import Build
 from cairn.models.grouped_product import masked_product, split_product
-from cairn.models.layers import ACTIVATIONS, Build
 from cairn.models.spec import Experts, ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cairn.models.attend import Cached, KVCache, Packed
+from cairn.models.build import Build
 from cairn.models.generate import Generation, Sampling
-from cairn.models.layers import Build
 from cairn.models.presets import PRESETS, preset
 from cairn.models.weights import load_model, random_model
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cairn.models.packed_weights import GROUP, LEVELS, Int4, Int8, Levels
+from cairn.models.linear.packed import GROUP, LEVELS, Int4, Int8, Levels
 
 NONE = torch.tensor([], dtype=torch.long)
 TOKENS = (1, 3, 8, 40)
@@ -85,7 +85,7 @@ def test_a_group_of_equal_values_is_kept():
     assert torch.equal(Levels(weight).weight_NK(), weight)
     for form in forms(weight):
         x = activations(2, 2 * GROUP)
-        assert torch.allclose(form(x), x @ weight.t(), atol=0.3)
+        assert torch.allclose(form.product(x), x @ weight.t(), atol=0.3)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -94,7 +94,7 @@ def test_a_product_errs_no_more_than_rounding_explains(tokens, shape):
     weight, x = lattice(*shape), activations(tokens, shape[1])
     exact = x.double() @ weight.double().t()
     for form in forms(weight):
-        error = (form(x).double() - exact).abs()
+        error = (form.product(x).double() - exact).abs()
         assert (error <= worst_error(form, x, weight)).all(), type(form).__name__
         assert error.norm() <= 0.03 * exact.norm(), type(form).__name__
 
@@ -109,13 +109,13 @@ def test_outliers_cost_the_other_columns_nothing(tokens):
     rest = x.clone()
     rest[:, outliers] = 0
     for form in forms(weight, outliers):
-        error = (form(x).double() - exact).abs()
+        error = (form.product(x).double() - exact).abs()
         allowed = worst_error(form, rest, weight) + 4e-3 * (
             x.abs().double() @ weight.abs().double().t()
         )
         assert (error <= allowed).all(), type(form).__name__
     for form in forms(weight):  # and without the split they do cost
-        assert (form(x).double() - exact).norm() > 2 * error.norm()
+        assert (form.product(x).double() - exact).norm() > 2 * error.norm()
 
 
 def test_no_token_pays_for_another():
@@ -124,14 +124,14 @@ def test_no_token_pays_for_another():
     x[1:] *= 1000
     exact = x[:1].double() @ weight.double().t()
     for form in forms(weight):
-        error = (form(x)[:1].double() - exact).abs()
+        error = (form.product(x)[:1].double() - exact).abs()
         assert (error <= worst_error(form, x[:1], weight)).all(), type(form).__name__
 
 
 def test_zeros_give_zeros():
     weight = lattice(16, 64)
     for form in forms(weight):
-        assert form(torch.zeros(2, 64)).abs().max() < 1e-30
+        assert form.product(torch.zeros(2, 64)).abs().max() < 1e-30
 
 
 def test_packing_leaves_the_choice_of_library_alone():

@@ -5,8 +5,8 @@ import tiny_checkpoints
 import torch
 
 from cairn.models.attend import Cached, KVCache, Packed
+from cairn.models.build import Build
 from cairn.models.families import from_hf
-from cairn.models.layers import Build
 from cairn.models.safetensors_file import SafetensorsFolder, read_json
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Cached, KVCache, Packed, _visible
+from cairn.models.build import Build
 from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.export import to_hf
-from cairn.models.layers import Build
 from cairn.models.presets import PRESETS, preset
 from cairn.models.spec import Experts, ModelSpec, Rope, _pairs
 from cairn.models.transformer import Transformer

@@ -7,7 +7,7 @@ from forked import RankFailed, run_ranks
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.weights import random_model
 
@@ -101,7 +101,8 @@ def test_two_ranks_equal_one(name, fused):
     results = run_ranks(2, one_rank, spec, fused)
     layouts = [{s.name: s for s in random_model_slots(spec, rank, fused)} for rank in range(2)]
     for rank, (loss, gradients) in enumerate(results):
-        assert loss == pytest.approx(expected_loss, rel=1e-5)
+        # Terms of a few thousand cancel to less than one: float32 leaves the fourth decimal open.
+        assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-3)
         for slot_name, gradient in gradients.items():
             share = layouts[rank][slot_name].share(expected[slot_name])
             error = (gradient - share).norm() / share.norm().clamp(min=1e-3)

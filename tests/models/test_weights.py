@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from cairn.core.errors import CairnError, ConfigError, WeightsError
 from cairn.models.attend import Packed
+from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export, tensors
-from cairn.models.layers import Build
 from cairn.models.presets import preset
 from cairn.models.safetensors_file import SafetensorsFolder
 from cairn.models.spec import ModelSpec

@@ -16,11 +16,11 @@ from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
-from cairn.models.packed_weights import Int4, Int8
+from cairn.models.linear.maps import linears
+from cairn.models.linear.packed import Int4, Int8
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.cpu_layout import places
 from cairn.serve.engine.cpu_weights import pack_weights, packed
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.recorded import Recorded
@@ -216,7 +216,7 @@ def test_a_form_that_was_asked_for_is_given_and_taken_back(form):
         before = model.logits(model(tokens, attend.positions_T(), attend))
         assert "as fast as float32" in pack_weights(model, form, 16.0)
         assert packed(model)
-        assert isinstance(next(iter(places(model))).packed, Int4 | Int8)
+        assert isinstance(next(linears(model)).form, Int4 | Int8)
         during = model.logits(model(tokens, attend.positions_T(), attend))
         pack_weights(model, "float", 16.0)
         after = model.logits(model(tokens, attend.positions_T(), attend))

@@ -16,7 +16,7 @@ from tiny_engines import at_rest
 
 from cairn.core.errors import RequestError
 from cairn.kernels.sampling.penalties import bits_reference
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.tokenizer import SpecialTokens, Tokenizer

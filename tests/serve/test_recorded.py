@@ -10,7 +10,7 @@ import torch
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.lean import Lean
 from cairn.models.lean import obstacle as lean_obstacle
-from cairn.models.packed_weights import Int8
+from cairn.models.linear.packed import Int8
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.cpu_weights import pack_weights
 from cairn.serve.engine.pages import Paged, PagePool

@@ -15,6 +15,8 @@ from cairn.comm.transfer.weight_sync import WeightSource
 from cairn.core.errors import CairnError, ConfigError, RequestError, WeightsError
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
+from cairn.models.linear.maps import linears
+from cairn.models.linear.transposed import Transposed
 from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, write_shards
@@ -83,10 +85,8 @@ def test_it_answers_as_an_engine_that_was_started_with_them(other, how):
 
 def test_copies_by_columns_follow(other):
     engine = fresh(plain=True)
-    from cairn.serve.engine.cpu_layout import _turned, matrices, places
-
-    for place in places(engine.runner.model):
-        place.turned = _turned(torch.cat(matrices(place)))
+    for part in linears(engine.runner.model):
+        part.take(Transposed(part.joined()))
     engine.load_weights(1, str(other))
     assert answer(engine) == wanted(other)
 
@@ -162,7 +162,7 @@ def test_what_fails_leaves_the_old_weights(other, tmp_path):
 def test_packed_weights_are_refused_by_name(other):
     engine = fresh(weights="int8")
     before = answer(engine)
-    with pytest.raises(ConfigError, match="packed in few bits") as refused:
+    with pytest.raises(ConfigError, match=r"packed when it started \(Int8") as refused:
         engine.load_weights(1, str(other))
     assert "float" in (refused.value.hint or "")
     assert (engine.version, len(answer(engine))) == (0, len(before))

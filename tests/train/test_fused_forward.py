@@ -6,12 +6,12 @@ import torch
 from plain_model import PlainModel, named_gradients
 from tiny_runs import recipe
 
-from cairn.core.errors import ConfigError
 from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.presets import preset
-from cairn.train.config import Model, Precision
+from cairn.models.spec import Rope
+from cairn.train.config import Precision
 from cairn.train.data.batch import make_batch
-from cairn.train.fused_forward import Varlen, obstacle
+from cairn.train.fused_forward import Varlen
 from cairn.train.objective import Objective
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
@@ -27,6 +27,13 @@ SPECS = {
     "small heads": preset("tiny-qwen3"),
     "gemma3": preset("tiny-gemma3"),
     "moe": preset("tiny-moe"),
+    # Parts without a kernel run by torch inside the fused form.
+    "learned positions, LayerNorm, no gate": preset("tiny-gpt2"),
+    "dynamic angles, relu gate": msgspec.structs.replace(
+        preset("tiny-llama"),
+        activation="relu",
+        rope=Rope(kind="dynamic", factor=2.0, original_context=8),
+    ),
     "biases": msgspec.structs.replace(
         preset("tiny-qwen3"), qkv_bias=True, out_bias=True, mlp_bias=True
     ),
@@ -130,12 +137,8 @@ def test_equal_lengths_take_the_dense_kernels():
     assert Varlen(batch_of(spec, (8, 9))).cu_seqlens is not None
 
 
-def test_what_has_no_fused_form_says_why():
-    assert "mean" in obstacle(preset("tiny-gpt2"))
-    assert obstacle(preset("tiny-gemma3")) is None
-    config = recipe(model=Model(preset="tiny-gpt2"), precision=Precision(kernels="fused"))
-    with pytest.raises(ConfigError, match="no fused form"):
-        choose_form(config, preset("tiny-gpt2"), torch.device("cpu"))
-    assert choose_form(recipe(), SPECS["qwen3"], torch.device("cpu"))[0] is False
-    assert choose_form(recipe(), SPECS["qwen3"], torch.device("cuda"))[0] is True
-    assert choose_form(recipe(), preset("tiny-gpt2"), torch.device("cuda"))[0] is False
+def test_the_device_decides_the_form_unless_the_recipe_does():
+    assert choose_form(recipe(), torch.device("cpu"))[0] is False
+    assert choose_form(recipe(), torch.device("cuda"))[0] is True
+    fused = recipe(precision=Precision(kernels="fused"))
+    assert choose_form(fused, torch.device("cpu"))[0] is True

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cairn.models.layers import Build, Vocabulary
+from cairn.models.build import Build
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.presets import preset
 from cairn.train.data.batch import IGNORED, make_batch
 from cairn.train.objective import NextToken, Objective, token_losses, valid_tokens

@@ -20,7 +20,7 @@ def show_plan(config: Train, as_json: bool) -> int:
     spec = spec_of(config.model)
     check_layout(config, spec, config.parallel.world())
     device = default_device() if config.device == "auto" else config.device
-    fused = _is_fused(config, spec, device)
+    fused = _is_fused(config, device)
     memory, whose = _memory(spec, config, fused)
     sizes = {**memory.table(), "together": memory.total()}
     if as_json:
@@ -39,13 +39,11 @@ def show_plan(config: Train, as_json: bool) -> int:
     return 0
 
 
-def _is_fused(config: Train, spec: "ModelSpec", device: str) -> bool:
+def _is_fused(config: Train, device: str) -> bool:
     """Whether the run would go through our kernels; as `prepare.choose_form` decides."""
-    from cairn.train.fused_forward import obstacle
-
     if config.precision.kernels != "auto":
         return config.precision.kernels == "fused"
-    return device != "cpu" and obstacle(spec) is None
+    return device != "cpu"
 
 
 def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":

@@ -44,7 +44,7 @@ def small_spec(**changes: Any) -> "ModelSpec":
 def build(spec: "ModelSpec", seed: int = 0) -> "Transformer":
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.weights import random_model
 
     return random_model(spec, Build("cpu", torch.float32), seed)

@@ -15,7 +15,7 @@ def tiny_model(**changes: Any) -> "Transformer":
     """Float32, random weights; `changes` are fields of the spec."""
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.presets import preset
     from cairn.models.weights import random_model
 

@@ -108,9 +108,9 @@ def _round_trip(bench: Workbench) -> tuple[int, int, int]:
     """Numbers in the model, bytes of its file, and logits that changed on the way."""
     import torch
 
+    from cairn.models.build import Build
     from cairn.models.checkpoint import open_checkpoint
     from cairn.models.export import export
-    from cairn.models.layers import Build
     from cairn.models.weights import load_model
 
     model = tiny_model(layers=2, hidden=64, intermediate=256)

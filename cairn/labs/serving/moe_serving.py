@@ -65,8 +65,8 @@ def expert_layer() -> "ExpertLayer":
     """The experts of a model with random weights, with their router."""
     import torch
 
+    from cairn.models.build import Build
     from cairn.models.experts import ExpertLayer
-    from cairn.models.layers import Build
     from cairn.models.transformer import Layer
     from cairn.models.weights import random_model
 

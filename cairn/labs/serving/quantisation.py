@@ -28,7 +28,7 @@ def uniform_error(span: float, levels: int) -> float:
 def run(bench: Workbench) -> Outcome:
     import torch
 
-    from cairn.models.packed_weights import Levels
+    from cairn.models.linear.packed import Levels
 
     weight_NK = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     bench.step("rounding a matrix")
@@ -71,7 +71,7 @@ def run(bench: Workbench) -> Outcome:
 
 
 def _rounding(foreseen8: float, error8: float, foreseen4: float, error4: float) -> list[Check]:
-    from cairn.models.packed_weights import GROUP
+    from cairn.models.linear.packed import GROUP
 
     return [
         Check(
@@ -122,7 +122,7 @@ def _of_a_model(bench: Workbench) -> tuple[dict[str, float], dict[str, float], d
     import torch.nn.functional as F
 
     from cairn.models.attend import Packed
-    from cairn.models.packed_weights import Float, Int4, Int8, Levels
+    from cairn.models.linear.packed import Int4, Int8, Levels
     from cairn.models.runnable import open_model
     from cairn.serve.engine.cpu_weights import pack_weights
 
@@ -147,14 +147,18 @@ def _of_a_model(bench: Workbench) -> tuple[dict[str, float], dict[str, float], d
         torch.randn(1, 2048),
         torch.zeros(0, dtype=torch.long),
     )
-    plain = bench.time(Float(weight_NK), [(x_1K,)], device="cpu", budget_ms=100).median_s
+    plain = bench.time(F.linear, [(x_1K, weight_NK)], device="cpu", budget_ms=100).median_s
     if Int8.obstacle(2048, 2048) is None:
         packed8 = Int8(weight_NK, none)
-        speed["int8"] = plain / bench.time(packed8, [(x_1K,)], device="cpu", budget_ms=100).median_s
+        speed["int8"] = (
+            plain / bench.time(packed8.product, [(x_1K,)], device="cpu", budget_ms=100).median_s
+        )
     if Int4.obstacle(2048, 2048) is None:
         packed4 = Int4(Levels(weight_NK), none)
         bits["int4"] = 8 * (packed4.packed.nbytes + packed4.apart_SN.nbytes) / weight_NK.numel()
-        speed["int4"] = plain / bench.time(packed4, [(x_1K,)], device="cpu", budget_ms=100).median_s
+        speed["int4"] = (
+            plain / bench.time(packed4.product, [(x_1K,)], device="cpu", budget_ms=100).median_s
+        )
     return losses, bits, speed
 
 

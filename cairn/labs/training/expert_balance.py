@@ -20,7 +20,7 @@ def skewed_router(rate: float) -> Any:
     import msgspec
     import torch
 
-    from cairn.models.layers import Build
+    from cairn.models.build import Build
     from cairn.models.presets import preset
     from cairn.models.spec import Experts
     from cairn.train.parallel.balance import BalancedRouter

@@ -3,9 +3,9 @@
     with EngineClient(EngineConfig(model="runs/x")) as engine:
         engine.submit(receiver, Submit(engine.new_number(), prompt, SamplingParams(max_tokens=64)))
 
-A thread reads what the workers report, hands each receiver its tokens, and looks after the workers. When one dies, hangs
-or cannot go on, every request that was on its way ends with an `EngineFailed` that says why, once; then a new group is
-started, which has the weights of the configuration again, or the engine is over, as
+A thread reads what the workers report, hands each receiver its tokens, and looks after the workers. When one dies,
+hangs or cannot go on, every request that was on its way ends with an `EngineFailed` that says why, once; then a new
+group is started, which has the weights of the configuration again, or the engine is over, as
 `ProcessOptions` say. Needs no torch.
 """
 

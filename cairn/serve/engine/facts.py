@@ -5,12 +5,10 @@ Read while the engine runs in another thread: counts that may be a step apart. C
 
 import time
 from pathlib import Path
-from typing import cast
 
 from cairn.hw.host import read_cpu
-from cairn.models.packed_weights import Product
+from cairn.models.linear.maps import linears
 from cairn.models.transformer import Transformer
-from cairn.serve.engine.cpu_layout import matrices, places
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Facts, Stats
 from cairn.serve.engine.pages import page_bytes
@@ -44,24 +42,15 @@ def _held(model: Transformer) -> int:
     """Tied weights count once, and those that were given back not at all."""
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    more = 0
-    for place in places(model):
-        more += 0 if place.turned is None else place.turned.nbytes
-        more += 0 if place.packed is None else cast(Product, place.packed).nbytes
-    return sum(held.values()) + more
+    forms = (part.form for part in linears(model))
+    return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)
 
 
 def _read(model: Transformer) -> int:
-    """What one decoded token is multiplied with; of packed weights, the form for few tokens."""
+    """What one decoded token is multiplied with."""
     if model.spec.experts is not None:
         return 0
-    total = 0
-    for place in places(model):
-        if place.packed is None:
-            total += sum(matrix.nbytes for matrix in matrices(place))
-        else:
-            total += cast(Product, getattr(place.packed, "few", place.packed)).nbytes
-    return total
+    return sum(part.read_bytes() for part in linears(model))
 
 
 def _device_name(device: object) -> str:

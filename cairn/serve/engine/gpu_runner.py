@@ -11,7 +11,7 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.kernels.paged.cascade import split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
-from cairn.models.fused import Fused, obstacle
+from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cuda_graph import Graphs, Shape
@@ -37,13 +37,12 @@ class GPURunner(Runner):
     ) -> None:
         super().__init__(model, limits, dtype)
         self.invariant = invariant
-        self.why_plain = obstacle(model.spec, model.build.fused) if fused else "as asked"
-        if invariant and self.why_plain:
+        if invariant and not fused:
             raise ConfigError(
-                f"batch_invariant is not to be had on a GPU for this model: {self.why_plain}",
-                hint="run it on a CPU, or without batch_invariant",
+                "batch_invariant on a GPU needs the fused form",
+                hint="leave out --plain, or run on a CPU",
             )
-        self.fused = None if self.why_plain else Fused(model, limits.context, invariant)
+        self.fused = Fused(model, limits.context, invariant) if fused else None
         group = model.spec.heads // model.spec.kv_heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (model.spec.head_dim - 1).bit_length()

@@ -55,14 +55,16 @@ class First:
 class Second:
     """Waits for that before its own first."""
 
-    def __init__(self, first: First, anything: Tensor) -> None:
-        self.first, self.anything, self.waited = first, anything, False
+    def __init__(self, first: First, fence: Tensor) -> None:
+        """`fence`: any tensor, of which a copy is computed behind the event."""
+        self.first, self.fence, self.waited = first, fence, False
 
     def before(self) -> None:
         if not self.waited and self.first.ended is not None:
             torch.cuda.current_stream().wait_event(self.first.ended)
-            # The kernel that follows starts before its predecessor has ended. That must be one which waits for both.
-            self.anything.add(0)
+            # The next kernel may start before its predecessor has ended (programmatic dependent launch). So there
+            # has to be a predecessor that waits for the event: this one, of which nothing else is read.
+            self.fence.add(0)
         self.waited = True
 
     def after(self) -> None: ...
@@ -72,7 +74,7 @@ class Halves:
     """Called as the model, with the attend of all rows."""
 
     def __init__(self, fused: Fused, workspaces: tuple[Workspace, Workspace]) -> None:
-        self.model, self.workspaces = fused.sharing(), workspaces
+        self.model, self.workspaces = fused.sharing_the_chip(), workspaces
         self.side = torch.cuda.Stream()
 
     @staticmethod

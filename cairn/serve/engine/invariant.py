@@ -22,13 +22,13 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Inputs
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import FeedForward
+from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.pages import Paged, PagePool, gather
@@ -68,9 +68,7 @@ class Block:
     def __init__(self, rows: Sequence[int], block: int, length: int, pages_P: Tensor) -> None:
         self.rows_R = torch.tensor(rows)
         self.keys = (block + 1) * ROWS
-        self.length = (
-            length  # of the sequence: what lies behind it in the last page is somebody else's
-        )
+        self.length = length  # of the sequence; what lies behind it in its last page is not its own
         self.pages_P = pages_P
         self.query_G1 = torch.arange(block * ROWS, self.keys)[:, None]
 
@@ -121,14 +119,14 @@ def _attend(q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, rule: Rul
     return out_KMC.unflatten(1, (-1, ROWS)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-class FixedExperts(nn.Module):
+class FixedExperts(Sublayer):
     """A mixture of experts in which an expert sees all rows of the group, and those count that chose it."""
 
     def __init__(self, layer: ExpertLayer) -> None:
         super().__init__()
         self.layer = layer
 
-    def forward(self, x_GD: Tensor) -> Tensor:
+    def plain(self, x_GD: Tensor, step: Step) -> Tensor:
         layer = self.layer
         weights_GN, chosen_GN = layer.router(x_GD)
         y_GD = torch.zeros_like(x_GD)
@@ -144,9 +142,8 @@ class FixedExperts(nn.Module):
 def fix_experts(model: Transformer) -> None:
     """From here on the model computes its experts by whole groups; the weights stay where they are."""
     for layer in model.layers:
-        feed_forward: FeedForward | ExpertLayer | Tensor | nn.Module = layer.feed_forward
-        if isinstance(feed_forward, ExpertLayer):
-            layer.feed_forward = FixedExperts(feed_forward)
+        if isinstance(layer.feed_forward, ExpertLayer):
+            layer.feed_forward = FixedExperts(layer.feed_forward)
 
 
 class InvariantRunner(Runner):

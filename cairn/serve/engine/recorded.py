@@ -11,16 +11,18 @@ the keys and values so far.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from cairn.models.attend import Attend
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Columns, Rows
-from cairn.models.lean import Joined, Lean, Turn
-from cairn.models.packed_weights import Int8
+from cairn.models.layers import Norm
+from cairn.models.lean import Angles, Lean, LeanResidual, LeanStep
+from cairn.models.linear.maps import Linear
+from cairn.models.linear.packed import Int8
 from cairn.models.transformer import Layer, Transformer
 from cairn.serve.engine.pages import NULL_PAGE, Alone, Paged, PagePool
 
@@ -34,21 +36,28 @@ def obstacle(model: Transformer) -> str | None:
         return "which experts work is decided in each step"
     if any(layer.attention.rule.window or layer.attention.rule.softcap for layer in layers):
         return "its attention has a window or a cap"
-    if len({model.spec.rope_of(layer) for layer in range(len(layers))}) > 1:
+    if not all(layer.attention.has_fused for layer in layers):
+        return "its rotation depends on how long a sequence is"
+    if len({layer.attention.rope for layer in layers}) > 1:
         return "its layers rotate differently"
-    maps = [part for part in model.layers.modules() if isinstance(part, Columns | Rows)]
-    if any(isinstance(part.packed, Int8) for part in maps):
+    maps = [part for part in model.layers.modules() if isinstance(part, Linear)]
+    if any(isinstance(part.form, Int8) for part in maps):
         return "torch cannot record its 8-bit products"
-    kept = [part for part in maps if part.packed is None or isinstance(part, Rows)]
-    if any(weight.requires_grad for part in kept for weight in _used(part)):
+    if any(part.addend is not None for part in maps):
+        return "adapters change from step to step"
+    if any(weight.requires_grad for weight in _used(model)):
         return "its weights may be trained"
     return None
 
 
-def _used(part: Columns | Rows) -> Iterator[Tensor]:
-    """The parameters that it computes with."""
-    whole = part.packed is None
-    return (p for name, p in part.named_parameters() if whole or name.endswith("bias"))
+def _used(model: Transformer) -> Iterator[Tensor]:
+    """The parameters that a step computes with."""
+    for module in model.layers.modules():
+        if isinstance(module, Linear):
+            replaced = module.form is not None and module.form.covers(1)
+            yield from () if replaced else module.matrices()
+        elif isinstance(module, Norm) and module.bias is not None:
+            yield from (module.weight, module.bias)
 
 
 class Recorded:
@@ -62,28 +71,40 @@ class Recorded:
         alone = attend.alone
         if alone is None:
             return self.lean(tokens_T, positions_T, attend)
-        x_1D, (turn,) = self.lean.model.embed(tokens_T, positions_T), self.lean.turns(positions_T)
-        out_1D = self._replay(x_1D, turn.cos, turn.sin, alone.new, alone.keys, alone.values)
+        x_1D = self.lean.model.embed(tokens_T, positions_T)
+        angles = self._angles(positions_T)
+        out_1D = self._replay(x_1D, *angles, alone.new, alone.keys, alone.values)
         if alone.kept is not None:
             alone.kept.home.copy_(alone.kept.new)
         return out_1D
 
+    def tapped(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Paged, taps: Collection[int] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Hidden states of chosen layers are not recorded: the lean form hands them out."""
+        return self.lean.tapped(tokens_T, positions_T, attend, taps)
+
+    def _angles(self, positions_T: Tensor) -> Angles:
+        """Of the one kind of rotary positions that the layers have; of learned ones nothing."""
+        for found in self.lean.angles(positions_T).values():
+            return found
+        return Angles(positions_T, positions_T)
+
     @torch.inference_mode()
     def _record(self, alone: Alone) -> Callable[..., Tensor]:
-        """What it computes on the way goes to the page that belongs to nobody."""
-        shape, layers = alone.shape, self.lean.layers
+        """What it computes on the way goes to the null page."""
+        shape, lean = alone.shape, self.lean
 
-        def step(x_1D: Tensor, cos: Tensor, sin: Tensor, new: Views, keys: Views,
-                 values: Views) -> Tensor:  # fmt: skip
-            attend = cast(Joined, Alone(shape, new, keys, values, 0))
-            for layer in layers:
-                layer(x_1D, Turn(cos, sin), attend)
-            return self.lean.norm(x_1D)
+        def step(
+            x_1D: Tensor, cos: Tensor, sin: Tensor, new: Views, keys: Views, values: Views
+        ) -> Tensor:
+            attend = cast(Attend, Alone(shape, new, keys, values, 0))
+            angles = dict.fromkeys(lean.frequencies, Angles(cos, sin))
+            return lean.model.through(LeanResidual(x_1D, lean), LeanStep(lean, attend, angles))[0]
 
-        nowhere = torch.zeros(1, dtype=torch.int32)
-        (turn,) = self.lean.turns(nowhere)
-        example: Any = (self.lean.model.embed(nowhere, nowhere), turn.cos, turn.sin, alone.new,
-                        alone.keys, alone.values)  # fmt: skip
+        zero = torch.zeros(1, dtype=torch.int32)
+        x_1D = lean.model.embed(zero, zero)
+        example: Any = (x_1D, *self._angles(zero), alone.new, alone.keys, alone.values)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             # Shapes are recorded as they are: a replayed step has one token, too.

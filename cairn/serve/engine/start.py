@@ -19,8 +19,8 @@ from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.cpu_layout import turn_weights
-from cairn.serve.engine.cpu_weights import Form, pack_weights, packed
+from cairn.serve.engine.cpu_layout import transpose_weights
+from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pages import page_bytes
@@ -187,10 +187,10 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
             hint=f"leave out --weights, or --{mode.replace('_', '-')}",
         )
-    form = cast(Form, "float" if exact else config.weights)
-    notes = [pack_weights(runnable.model, form, runnable.bits, release=sole)]
+    choice = cast(Choice, "float" if exact else config.weights)
+    notes = [pack_weights(runnable.model, choice, runnable.bits, release=sole)]
     if not exact and not packed(runnable.model):
-        notes.append(turn_weights(runnable.model))
+        notes.append(transpose_weights(runnable.model))
     return notes
 
 

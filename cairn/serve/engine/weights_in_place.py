@@ -16,14 +16,14 @@ import torch
 from cairn.comm.transfer.choose import make_transport
 from cairn.comm.transfer.weight_sync import WeightSink
 from cairn.core.errors import CairnError, ConfigError
+from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.hub import resolve
-from cairn.models.layers import Build
+from cairn.models.linear.maps import linears
+from cairn.models.linear.transposed import Transposed
 from cairn.models.transformer import Transformer
 from cairn.models.weight_shards import held_by_rows, read_shares, wanted_by
 from cairn.models.weights import fill_shares, load_model
-from cairn.serve.engine.cpu_layout import refresh_columns
-from cairn.serve.engine.cpu_weights import packed
 from cairn.serve.engine.ranks import Ranks
 from cairn.serve.engine.weight_sources import SyncedWeights, WeightsFrom
 
@@ -34,7 +34,7 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
     problem: CairnError | None = None
     staged: Transformer | None = None
     try:
-        _check_layouts(model)
+        _check_forms(model)
         staged = _stage(model, version, source)
     except CairnError as error:
         problem = error
@@ -49,13 +49,18 @@ def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> No
             parameter.copy_(fresh[name])
         else:
             parameter.data = fresh[name].data
-    refresh_columns(model)
+    for part in linears(model):
+        if isinstance(part.form, Transposed):
+            part.take(Transposed(part.joined()))
 
 
-def _check_layouts(model: Transformer) -> None:
-    if packed(model):
+def _check_forms(model: Transformer) -> None:
+    """Refuse forms of weights that cannot follow."""
+    forms = {type(part.form).__name__ for part in linears(model)} - {"NoneType", "Transposed"}
+    if forms:
         raise ConfigError(
-            "the weights of this engine are packed in few bits (int8 or int4), and cannot be replaced while it runs",
+            f"the weights of this engine were packed when it started ({', '.join(sorted(forms))}), and cannot be "
+            "replaced while it runs",
             hint="start it with weights='float' (--weights float)",
         )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from cairn.core.errors import DataError
+from cairn.models.build import Build
 from cairn.models.export import export
-from cairn.models.layers import Build
 from cairn.models.transformer import Transformer
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.load import About, load_pieces, read_about

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cairn.models.layers import Slot
+from cairn.models.build import Slot
 
 
 class Piece(NamedTuple):

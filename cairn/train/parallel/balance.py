@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from cairn.models.build import Build
 from cairn.models.experts import Router
-from cairn.models.layers import Build
 from cairn.models.spec import Experts, ModelSpec
 from cairn.train.parallel.collectives import all_reduce, size_of
 from cairn.train.parallel.mesh import Group

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cairn.models.build import Build, Slot
 from cairn.models.experts import ExpertLayer, Router, combined
 from cairn.models.grouped_product import sort_by_expert
-from cairn.models.layers import Build, Slot
 from cairn.models.shards import even_share
 from cairn.models.spec import Experts, ModelSpec
 from cairn.train.parallel.balance import BalancedRouter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
 
-from cairn.models.layers import Vocabulary
+from cairn.models.linear.maps import Vocabulary
 
 if TYPE_CHECKING:
     from cairn.train.checkpoint.piece import Piece

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cairn.models.attend import Attend
-from cairn.models.layers import Vocabulary
+from cairn.models.linear.maps import Vocabulary
 from cairn.train.parallel.context import attend_for, local_batch
 from cairn.train.parallel.data import Sync
 from cairn.train.parallel.fsdp import Fsdp

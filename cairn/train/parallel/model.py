@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cairn.kernels.optim.grad_norm import square_sum
-from cairn.models.layers import Slot, Vocabulary
+from cairn.models.build import Slot
+from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.parallel.balance import BalancedRouter

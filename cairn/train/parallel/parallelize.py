@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import fill_random

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cairn.models.layers import Slot
+from cairn.models.build import Slot
 from cairn.train.checkpoint.piece import Piece
 
 

@@ -9,30 +9,29 @@ layers are cut. A model that is not cut is a stage that is both first and last. 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from cairn.models.attend import Attend
+from cairn.models.build import Build, Holder, Slot
 from cairn.models.experts import ExpertLayer
-from cairn.models.layers import Build, Holder, Norm, Slot, Vocabulary
-from cairn.models.rope import Rotation, rotation
+from cairn.models.layer_loop import PlainResidual, Residual, Step, run_layers
+from cairn.models.layers import Norm
+from cairn.models.linear.maps import Vocabulary
+from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import Experts, ModelSpec, Rope
-from cairn.models.transformer import Layer, Positions
-from cairn.train.fused_forward import FusedLayers
-from cairn.train.parallel.pipeline.deferred import Owed, deferring
+from cairn.models.transformer import Layer, Positions, rotations_of, scaled
+from cairn.train.fused_forward import FusedLayers, TrainingResidual, TrainingStep
+from cairn.train.parallel.pipeline.deferred import Owed
 from cairn.train.parallel.tensor import GatherRows, SequenceShards, VocabularyShards
-from cairn.train.recompute import KEPT
+from cairn.train.recompute import RecomputingStep
 from cairn.train.recompute_kinds import Recompute
 
-Head = Callable[
-    [Tensor, Vocabulary], Tensor
-]  # hidden states and output projection -> share of the loss
-Context = AbstractContextManager[Any]
+# Hidden states and output projection -> share of the loss.
+Head = Callable[[Tensor, Vocabulary], Tensor]
 ExpertMaker = Callable[[Build, ModelSpec, Experts], ExpertLayer]
 
 
@@ -103,43 +102,33 @@ class Stage(nn.Module):
 
         `owed`: where weight gradients go that are computed later, for a layer that is computed again.
         """
-        if self.form is not None:
-            x_TD = self._fused(self.form, x, positions_T, attend, owed)
-        else:
-            x_TD = self._plain(x, positions_T, attend, owed)
+        x_TD = self.embed(x, positions_T) if self.share.first else x
+        residual, step = self._begin(x_TD, positions_T, attend, owed)
+        numbered = ((int(number), layer) for number, layer in self.layers.items())
+        residual, _ = run_layers(numbered, residual, step)
         if self.norm is None:
-            return x_TD
+            return residual.hidden()
+        x_TD = residual.normed(self.norm).tensor
         if self.cut is not None:
             x_TD = GatherRows.apply(x_TD, self.cut.group)
         return x_TD if head is None else head(x_TD, self.vocabulary())
 
     def fuse(self, form: FusedLayers) -> None:
-        """Layers run through `form` from now on; it also says what they forget."""
+        """Layers run through larger operations from now on; `form` also says what they forget."""
         self.form = form
-        form.adopt({int(number): cast(Layer, layer) for number, layer in self.layers.items()})
 
-    def _plain(self, x: Tensor, positions_T: Tensor, attend: Attend, owed: Owed | None) -> Tensor:
-        """Through the layers, and normed if these are the last."""
-        x_TD = self.embed(x, positions_T) if self.share.first else x
-        rotations = self.rotations(positions_T, attend, x_TD.dtype)
-        for number, layer in self.layers.items():
-            rotate = rotations.get(self.spec.rope_of(int(number)))
-            if self.recompute == "none":
-                x_TD = layer(x_TD, rotate, attend)
-            else:
-                x_TD = checkpoint(layer, x_TD, rotate, attend, **_forgetting(self.recompute, owed))
-        return x_TD if self.norm is None else self.norm(x_TD)
-
-    def _fused(
-        self, form: FusedLayers, x: Tensor, positions_T: Tensor, attend: Attend, owed: Owed | None
-    ) -> Tensor:
-        """The same, by larger operations."""
-        if self.embedding is not None and self.share.first:
-            x = form.embed(self.embedding, x)
-        y_TD, x_TD = form.through(self.layers.values(), x, positions_T, attend, owed)
-        if self.norm is not None:
-            return form.finish(y_TD, x_TD, self.norm)
-        return x_TD if y_TD is None else x_TD + y_TD
+    def _begin(
+        self, x_TD: Tensor, positions_T: Tensor, attend: Attend, owed: Owed | None
+    ) -> tuple[Residual, Step]:
+        """The residual and the step of the form that this stage runs in."""
+        form = self.form
+        rotations: dict[Rope, Rotation] = {}
+        if form is None or form.dynamic:
+            rotations = rotations_of(self.spec, self.share.layers, positions_T, attend, x_TD.dtype)
+        if form is not None:
+            step = TrainingStep(form, positions_T, attend, rotations, owed)
+            return TrainingResidual(x_TD), step
+        return PlainResidual(x_TD), RecomputingStep(attend, rotations, self.recompute, owed)
 
     def vocabulary(self) -> Vocabulary:
         """The output projection of the last stage."""
@@ -149,23 +138,12 @@ class Stage(nn.Module):
 
     def embed(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         assert self.embedding is not None
-        x_TD = self.embedding(tokens_T)
-        if self.spec.embedding_scale != 1.0:
-            # Rounded to the weights' type first, as the reference rounds it.
-            x_TD = x_TD * torch.tensor(self.spec.embedding_scale, dtype=x_TD.dtype).item()
+        lookup = self.embedding if self.form is None else partial(self.form.lookup, self.embedding)
+        x_TD = scaled(lookup(tokens_T), self.spec)
         if self.position_embedding is not None:
             mine_T = positions_T if self.cut is None else self.cut.mine(positions_T)
             x_TD = x_TD + self.position_embedding(mine_T)
         return x_TD
-
-    def rotations(
-        self, positions_T: Tensor, attend: Attend, dtype: torch.dtype
-    ) -> dict[Rope, Rotation]:
-        if self.spec.positions != "rope":
-            return {}
-        kinds = {self.spec.rope_of(i) for i in self.share.layers}
-        lengths_T = attend.lengths_T() if any(k.kind == "dynamic" for k in kinds) else None
-        return {k: rotation(k, self.spec, positions_T, lengths_T, dtype) for k in kinds}
 
     def slots(self) -> Iterator[Slot]:
         """Every tensor this stage needs, by its name in the whole model."""
@@ -178,25 +156,6 @@ class Stage(nn.Module):
             experts = self.spec.experts_of(number)
             if experts is not None:
                 self.layers[str(number)].feed_forward = make(build, self.spec, experts)
-
-
-def _forgetting(kind: Recompute, owed: Owed | None) -> dict[str, Any]:
-    """Options of torch's checkpoint; the second time has to run as the first did, deferring included."""
-
-    def contexts() -> tuple[Context, Context]:
-        first: Context = nullcontext()
-        second: Context = nullcontext()
-        if kind != "full":
-            first, second = create_selective_checkpoint_contexts(list(KEPT))
-        return first, _both(second, deferring(owed))
-
-    return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
-
-
-@contextmanager
-def _both(outer: Context, inner: Context) -> Iterator[None]:
-    with outer, inner:
-        yield
 
 
 def _for_vocabulary(shards: Shards) -> Shards:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.layers import Vocabulary, linear
+from cairn.models.linear.maps import Vocabulary
 from cairn.train.parallel.collectives import all_reduce
 from cairn.train.parallel.mesh import Group
 
@@ -46,7 +46,7 @@ def words_of(vocabulary: Vocabulary) -> Words:
 
 def scores_of(hidden_TD: Tensor, vocabulary: Vocabulary, softcap: float = 0.0) -> Tensor:
     """[T, V], or this rank's columns with -inf in those that are padding."""
-    scores_TV = linear(vocabulary.shards.enter(hidden_TD), vocabulary.weight, None)
+    scores_TV = vocabulary.local_logits(hidden_TD)
     scores_TV = scores_TV if scores_TV.dtype == torch.float64 else scores_TV.float()
     if softcap:
         scores_TV = softcap * torch.tanh(scores_TV / softcap)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cairn.models.layers import Slot
+from cairn.models.build import Slot
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.parallel.mesh import Group
 

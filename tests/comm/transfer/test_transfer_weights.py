@@ -17,7 +17,7 @@ from cairn.comm.transfer.plan import make_plan
 from cairn.comm.transfer.shard import Box, flat_boxes
 from cairn.comm.transfer.weights import Held, Packed, cut_of, pack, rows_of, share_of, stored
 from cairn.core.errors import ConfigError
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.pages import PagePool

@@ -8,7 +8,7 @@ from spread_training import SEED, spec_of
 from torch import nn
 
 from cairn.models.attend import Packed
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.weights import fill_random
 from cairn.train.data.batch import make_batch
 from cairn.train.objective import Objective

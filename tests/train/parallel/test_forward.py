@@ -8,7 +8,7 @@ from forked import run_ranks
 from spread_training import SEED, batches, spec_of
 
 from cairn.models.attend import Packed
-from cairn.models.layers import Build
+from cairn.models.build import Build
 from cairn.models.weights import random_model
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import HiddenStates, TargetLogProbs, loss_by_stream

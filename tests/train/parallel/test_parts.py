@@ -11,7 +11,8 @@ from torch import nn
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed, Rule
-from cairn.models.layers import Build, Slot, Vocabulary
+from cairn.models.build import Build, Slot
+from cairn.models.linear.maps import Vocabulary
 from cairn.train.config import Optim
 from cairn.train.objective import Objective, token_losses
 from cairn.train.optim.optimizer import make_optimizer

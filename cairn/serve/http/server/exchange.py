@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from cairn.core.errors import CairnError
-from cairn.serve.answer import CompletionOutput
+from cairn.serve.answer import UNREADABLE, CompletionOutput
 from cairn.serve.answer_reader import AnswerReader, Push
 from cairn.serve.grammar import FOLLOWED
 from cairn.serve.http.ledger.entry import Entry
@@ -219,6 +219,8 @@ class Exchange:
         if FOLLOWED in reason:  # it led to where nothing is allowed: the request's fault, not ours
             return Refusal(400, reason, code="grammar_dead_end")
         log.error("request %s failed: %s", self._call.id, reason)
+        if reason.startswith(UNREADABLE):  # a bug of ours, which would happen again
+            return Refusal(500, reason, code="detokenize_error")
         return Refusal(503, reason, code="engine_error", retry_after_s=1)
 
     def _note_all(self, deltas: list[CompletionOutput]) -> None:

@@ -1,4 +1,4 @@
-"""A matrix in few bits, for a CPU: what is kept of its numbers, and how it is multiplied with.
+"""Weights in few bits, for a CPU: what is kept of their numbers, and how they are multiplied with.
 
     Int4   32 values of a row share a scale and an offset: 16 levels     x rounded to 8 bits per token
     Int8   a row shares a scale: 255 levels                              x rounded to 8 bits per token
@@ -19,11 +19,12 @@ import platform
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from cairn.models.linear.form import PLAIN, Epilogue
 
 GROUP = 32  # values that share a scale in Int4
 LEVELS = 15  # steps between the smallest and the largest of a group
@@ -31,25 +32,6 @@ MIDDLE = 8  # the packed product reads a level as level - 8
 INT8_MOST = 127
 # Steps: bfloat16 keeps 8 bits of a scale, so it errs by up to 1/256, and a level is less than 15 steps from the mean.
 SCALE_ERROR = LEVELS / 256
-
-
-class Product(Protocol):
-    """x_MK @ weight_NK.T for a weight in some form."""
-
-    nbytes: int
-    columns: int  # K
-
-    def __call__(self, x_MK: Tensor) -> Tensor: ...
-
-
-class Float:
-    """The matrix as it is."""
-
-    def __init__(self, weight_NK: Tensor) -> None:
-        self.weight_NK, self.nbytes, self.columns = weight_NK, weight_NK.nbytes, weight_NK.shape[1]
-
-    def __call__(self, x_MK: Tensor) -> Tensor:
-        return F.linear(x_MK, self.weight_NK)
 
 
 class Levels:
@@ -62,9 +44,8 @@ class Levels:
         step_NG1 = (high_NG1 - low_NG1) / LEVELS
         safe_NG1 = step_NG1.where(step_NG1 > 0, 1.0)
         level_NGE = ((w_NGE - low_NG1) / safe_NG1).round_().clamp_(0, LEVELS)
-        self.scale_NG = step_NG1[
-            ..., 0
-        ].bfloat16()  # the packed product has its scales in this type
+        # The packed product has its scales in this type.
+        self.scale_NG = step_NG1[..., 0].bfloat16()
         centred_NG = level_NGE.mean(-1) - MIDDLE
         self.offset_NG = w_NGE.mean(-1) - centred_NG * self.scale_NG.float()
         self.level_NK = level_NGE.to(torch.uint8).view(rows, columns)
@@ -103,13 +84,17 @@ class Int4:
         self.apart_SN = torch.cat((levels.offset_NG, columns_NO), dim=1).t().contiguous()
         self.nbytes = self.packed.nbytes + self.apart_SN.nbytes + self.pick_KS.nbytes
 
-    def __call__(self, x_MK: Tensor) -> Tensor:
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def product(
+        self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
+    ) -> Tensor:
         rounded_MK = x_MK if self.factor_K is None else x_MK * self.factor_K
         y_MN = torch._dyn_quant_matmul_4bit(rounded_MK, self.packed, GROUP, self.columns, self.rows)
-        return y_MN.addmm_(x_MK @ self.pick_KS, self.apart_SN)
+        return _finished(y_MN.addmm_(x_MK @ self.pick_KS, self.apart_SN), bias_N, epilogue)
 
     def after(self, weight_K: Tensor) -> "Int4":
-        """The product of x * weight_K with the same matrix, for no more than this one costs."""
         made = copy.copy(self)
         made.factor_K = weight_K if self.factor_K is None else self.factor_K * weight_K
         made.pick_KS = self.pick_KS * weight_K[:, None]
@@ -138,28 +123,43 @@ class Int8:
         self.scale_N = largest_N1[:, 0] / INT8_MOST
         level_NK = inlier_NK.mul_(INT8_MOST / largest_N1.where(largest_N1 > 0, 1.0)).round_()
         with _engine(int8_engine()), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # the way there is deprecated, the product is not
+            # How the levels are made is deprecated, the product is not.
+            warnings.simplefilter("ignore", UserWarning)
             levels = torch._make_per_tensor_quantized_tensor(level_NK.to(torch.int8), 1.0, 0)
             self.packed = torch.ops.quantized.linear_prepack(levels, None)
         self.multiply: Any = torch.ops.quantized.linear_dynamic.default
         self.narrow = _saturates()
         self.nbytes = level_NK.numel() + self.scale_N.nbytes + self.apart_ON.nbytes
 
-    def __call__(self, x_MK: Tensor) -> Tensor:
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def after(self, weight_K: Tensor) -> None:
+        return None
+
+    def product(
+        self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
+    ) -> Tensor:
         inlier_MK = x_MK * self.inlier_K
         largest_M1 = torch.linalg.vector_norm(inlier_MK, torch.inf, dim=-1, keepdim=True)
         largest_M1.clamp_(min=torch.finfo(x_MK.dtype).tiny)
         y_MN = self.multiply(inlier_MK.div_(largest_M1), self.packed, self.narrow)
         y_MN.mul_(self.scale_N).mul_(largest_M1)
-        return y_MN.addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
+        y_MN.addmm_(x_MK.index_select(1, self.outliers_O), self.apart_ON)
+        return _finished(y_MN, bias_N, epilogue)
 
     @staticmethod
     def obstacle(rows: int, columns: int) -> str | None:
         """Why a matrix of this shape has no such form here, or None."""
         made = hasattr(torch, "_make_per_tensor_quantized_tensor")
         return None if made and int8_engine() else "torch has no 8-bit product for this CPU"
+
+
+def _finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
+    """In place: the result belongs to nobody else yet."""
+    if bias_N is not None:
+        y_MN.add_(bias_N)
+    return y_MN if epilogue.gate is None else epilogue.gate.in_place(y_MN)
 
 
 def int8_engine() -> str | None:

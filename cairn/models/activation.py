@@ -1,0 +1,59 @@
+"""The activation of a feed-forward layer, with or without a gate.
+
+gated      act(gate) * up, where the two lie side by side      [T, 2F] -> [T, F]
+ungated    act(up)                                             [T, F] -> [T, F]
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.kernels.layer.activation import gated_activation
+from cairn.models.spec import Activation
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class Gate(NamedTuple):
+    """Which activation, and whether half of its input is a gate."""
+
+    activation: Activation
+    gated: bool
+
+    @property
+    def is_swiglu(self) -> bool:
+        return self.gated and self.activation == "silu"
+
+    @property
+    def has_kernel(self) -> bool:
+        return self.gated and self.activation != "relu"
+
+    def of(self, parts: list[Tensor]) -> Tensor:
+        """By torch, with gradients, from the separate projections."""
+        first_TF = ACTIVATIONS[self.activation](parts[0])
+        return first_TF * parts[1] if self.gated else first_TF
+
+    def plain(self, inner_TF: Tensor) -> Tensor:
+        """The same from the joined projection."""
+        return self.of(list(inner_TF.chunk(2, dim=-1)) if self.gated else [inner_TF])
+
+    def fast(self, inner_TF: Tensor) -> Tensor:
+        """By our kernel where there is one."""
+        if self.gated and self.activation != "relu":
+            return gated_activation(inner_TF, None, self.activation)
+        return self.plain(inner_TF)
+
+    def in_place(self, inner_TF: Tensor) -> Tensor:
+        """In the fewest operations, without gradients; may overwrite what it is given."""
+        act = ACTIVATIONS[self.activation]
+        if not self.gated:
+            return act(inner_TF)
+        gate_TF, up_TF = inner_TF.chunk(2, dim=-1)
+        return act(gate_TF).mul_(up_TF)

@@ -1,0 +1,54 @@
+"""Grouped-query attention: the mixer of most decoders. Where the keys live is the business of `attend`."""
+
+from torch import Tensor
+
+from cairn.models.attend import Rule
+from cairn.models.build import Build
+from cairn.models.layer_loop import Input, Step, Sublayer
+from cairn.models.layers import Norm
+from cairn.models.linear.form import Product
+from cairn.models.linear.maps import Columns, Rows
+from cairn.models.shards import even_share
+from cairn.models.spec import ModelSpec
+
+
+class Attention(Sublayer):
+    def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
+        super().__init__()
+        even_share(spec.kv_heads, build.shards, "key/value heads")
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        parts = {"q": queries, "k": keys, "v": keys}
+        self.head_dim = spec.head_dim
+        self.heads = spec.heads // build.shards.size  # on this rank
+        self.kv_heads = spec.kv_heads // build.shards.size
+        self.qkv = Columns(build, spec.hidden, parts, spec.qkv_bias)
+        self.q_norm = Norm(build, spec, spec.head_dim, build.shards) if spec.qk_norm else None
+        self.k_norm = Norm(build, spec, spec.head_dim, build.shards) if spec.qk_norm else None
+        self.out = Rows(build, queries, spec.hidden, spec.out_bias)
+        self.rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
+        self.rope = spec.rope_of(layer) if spec.positions == "rope" else None
+
+    @property
+    def entry(self) -> Columns | None:
+        return self.qkv if self.has_fused else None
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether the joined heads can be normed and rotated at once: by RMS, at angles that can be tabulated."""
+        tabulated = self.rope is None or self.rope.kind != "dynamic"
+        return tabulated and (self.q_norm is None or self.q_norm.is_rms)
+
+    def plain(self, x_TD: Tensor, step: Step) -> Tensor:
+        q_THC, k_TKC, v_TKC = (y.unflatten(-1, (-1, self.head_dim)) for y in self.qkv(x_TD))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THC, k_TKC = self.q_norm(q_THC), self.k_norm(k_TKC)
+        rotate = step.rotation(self.rope)
+        if rotate is not None:
+            q_THC, k_TKC = rotate(q_THC), rotate(k_TKC)
+        return self.out(step.attend(q_THC, k_TKC, v_TKC, self.rule).flatten(-2))
+
+    def fused(self, x: Input, step: Step) -> Product:
+        if not self.has_fused:
+            return self.plain(x.tensor, step)
+        qkv_TE = step.columns(self.qkv, x)
+        return step.rows(self.out, step.attended(self, qkv_TE), x.onto)

@@ -1,0 +1,65 @@
+"""A weight matrix in some form, and what a product with it does on the way out.
+
+    y = activation(x @ weight.T + bias)        or, onto a residual:  residual + x @ weight.T + bias
+
+A form owns its numbers, says how many bytes they take, and chooses the kernel that multiplies with them. What it cannot
+do in its kernel `finished` does behind it, so that a new form may start with the product alone. Who multiplies never
+reads a weight: the linear maps of `models.linear.maps` ask their form. `models.linear.registry` lists the forms.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from cairn.kernels.norm.join_norm import Parts
+from cairn.models.activation import Gate
+
+# A tensor; parts of a sum over K that are joined where they are added; or None: it has been added to the residual.
+Product = Tensor | Parts | None
+
+
+class Kernels(NamedTuple):
+    """Which of our GPU kernels may compute a product; they have no gradients."""
+
+    invariant: bool = (
+        False  # one tile for any number of rows, so that a row's result depends on it alone
+    )
+    shares_chip: bool = False  # attention of other rows runs at the same time in another stream
+
+
+class Epilogue(NamedTuple):
+    """What a product does with its result."""
+
+    gate: Gate | None = None  # the activation to apply
+    onto_MN: Tensor | None = None  # the residual that the result is added to next
+    kernels: Kernels | None = None  # None: torch's operations, with gradients
+
+
+PLAIN = Epilogue()
+
+
+class Form(Protocol):
+    """A matrix [N, K] that can be multiplied with."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def covers(self, rows: int) -> bool:
+        """Whether this form multiplies so many rows; if not, the parameters do."""
+        ...
+
+    def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Product: ...
+
+    def after(self, weight_K: Tensor) -> "Form | None":
+        """The product of x * weight_K with the same matrix at no more cost, or None."""
+        ...
+
+
+def finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
+    """Bias and activation behind a product that has neither; the residual is added by whoever asked."""
+    if bias_N is not None:
+        y_MN = y_MN + bias_N
+    if epilogue.gate is None:
+        return y_MN
+    gate = epilogue.gate
+    return gate.plain(y_MN) if epilogue.kernels is None else gate.fast(y_MN)

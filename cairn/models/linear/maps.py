@@ -1,0 +1,234 @@
+"""Linear maps that can be split over ranks. Each owns its parameters and the form that multiplies in their place.
+
+    Columns      several maps of one input (q, k, v; gate, up), split by their outputs
+    Rows         one map, split by its inputs; the partial results are summed
+    Vocabulary   one row per token: looked up going in, multiplied with going out; split by rows
+
+Everything works on packed tokens [T, D], under autograd and without. The maps of `Columns` are separate parameters, as
+checkpoints store them, so that a weight can stay a view of the mapped file; or one matrix (`fused`), so that a GPU runs
+one larger product. `form` replaces the parameters' numbers by another form of them, and `addend` is added to every
+product: an adapter hangs there, whatever the form is.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cairn.models.build import Build, Holder, Slot
+from cairn.models.linear.float_product import float_product
+from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
+from cairn.models.shards import even_share
+
+Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
+
+
+class Weights(nn.Module):
+    """A matrix and perhaps a bias, without an opinion on how they are used."""
+
+    def __init__(self, build: Build, rows: int, columns: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = build.parameter(rows, columns)
+        self.bias = build.parameter(rows) if bias else None
+
+
+class Linear(Holder):
+    """What all linear maps have: a form of their weights, an addend, and one way to multiply."""
+
+    form: Form | None = None  # None: the parameters, in floating point
+    form_bias: Tensor | None = None  # the biases of all parts side by side, for the form
+    addend: Addend | None = None
+
+    def take(self, form: Form | None) -> None:
+        """Multiply in this form from now on."""
+        biases = [owner.bias for owner in self.owners() if getattr(owner, "bias", None) is not None]
+        self.form = form
+        self.form_bias = torch.cat(cast(list[Tensor], biases)).detach() if biases else None
+
+    def owners(self) -> list[nn.Module]:
+        """The modules that hold a `weight` each."""
+        return [self]
+
+    def matrices(self) -> list[Tensor]:
+        return [cast(Tensor, owner.weight) for owner in self.owners()]
+
+    def matrix(self) -> Tensor:
+        """The one parameter, for kernels that multiply and differentiate on their own."""
+        weights = self.matrices()
+        if len(weights) > 1 or self.form is not None:
+            raise TypeError(
+                "this wants one matrix in floating point: build the model fused, without another form"
+            )
+        return weights[0]
+
+    def joined(self) -> Tensor:
+        """All parts in one matrix [N, K], detached: what another form is made of."""
+        return torch.cat([weight.detach() for weight in self.matrices()])
+
+    def shape_NK(self) -> tuple[int, int]:
+        shapes = [weight.shape for weight in self.matrices()]
+        return sum(rows for rows, _ in shapes), shapes[0][1]
+
+    def read_bytes(self) -> int:
+        """What one product with one row reads."""
+        if self.form is not None and self.form.covers(1):
+            return self.form.nbytes
+        return sum(weight.nbytes for weight in self.matrices())
+
+    def release(self) -> None:
+        """Give back the memory of parameters that the form has replaced for good."""
+        for owner in self.owners():
+            weight = cast(Tensor, owner.weight)
+            blank = torch.empty(weight.shape, device="meta", dtype=weight.dtype)
+            owner.weight = nn.Parameter(blank, requires_grad=False)
+
+    def product(self, x_MK: Tensor, epilogue: Epilogue = PLAIN) -> Product:
+        """x @ weight.T of all parts side by side, with their biases, and what the epilogue asks for."""
+        if self.addend is None:
+            return self._multiply(x_MK, epilogue)
+        y_MN = self._multiply(x_MK, Epilogue(kernels=epilogue.kernels))
+        return finished(cast(Tensor, y_MN) + self.addend(x_MK), None, epilogue)
+
+    def _multiply(self, x_MK: Tensor, epilogue: Epilogue, biased: bool = True) -> Product:
+        form = self.form
+        if form is not None and form.covers(len(x_MK)):
+            return form.product(x_MK, self.form_bias if biased else None, epilogue)
+        return self._float(x_MK, epilogue, biased)
+
+    def _float(self, x_MK: Tensor, epilogue: Epilogue, biased: bool) -> Product:
+        bias_N = getattr(self, "bias", None) if biased else None
+        return float_product(x_MK, self.matrices()[0], bias_N, epilogue)
+
+
+class Columns(Linear):
+    """Linear maps of one input, each split over the shards by its outputs."""
+
+    def __init__(self, build: Build, width: int, parts: dict[str, int], bias: bool) -> None:
+        super().__init__()
+        self.shards, self.width, self.parts, self.with_bias = build.shards, width, parts, bias
+        self.rows = {
+            name: even_share(n, build.shards, f"rows of {name}") for name, n in parts.items()
+        }
+        self.fused = Weights(build, sum(self.rows.values()), width, bias) if build.fused else None
+        if not build.fused:
+            for name, rows in self.rows.items():
+                self.add_module(name, Weights(build, rows, width, bias))
+
+    def owners(self) -> list[nn.Module]:
+        if self.fused is not None:
+            return [self.fused]
+        return [cast(Weights, self._modules[name]) for name in self.parts]
+
+    def forward(self, x_TD: Tensor) -> list[Tensor]:
+        x_TD = self.shards.enter(x_TD)
+        if self.fused is None and self.addend is None and not self._has_form(len(x_TD)):
+            return [F.linear(x_TD, *_weights(owner)) for owner in self.owners()]
+        y_TN = cast(Tensor, self.product(x_TD))
+        return list(y_TN.split(list(self.rows.values()), dim=-1))
+
+    def _has_form(self, rows: int) -> bool:
+        return self.form is not None and self.form.covers(rows)
+
+    def _float(self, x_MK: Tensor, epilogue: Epilogue, biased: bool) -> Product:
+        if self.fused is not None:
+            return float_product(x_MK, self.fused.weight, self.fused.bias, epilogue)
+        parts = [F.linear(x_MK, *_weights(owner)) for owner in self.owners()]
+        return finished(torch.cat(parts, -1), None, epilogue)
+
+    def slots(self) -> Iterator[Slot]:
+        start = 0
+        for name, rows in self.rows.items():
+            total, first = self.parts[name], rows * self.shards.rank
+            cut = (0, first, first + rows) if rows != total else None
+            index = (slice(start, start + rows),) if self.fused else ()
+            holder = "fused" if self.fused else name
+            yield Slot(f"{name}.weight", f"{holder}.weight", (total, self.width), index, cut)
+            if self.with_bias:
+                yield Slot(f"{name}.bias", f"{holder}.bias", (total,), index, cut, "zeros")
+            start += rows
+
+
+class Rows(Linear):
+    """A linear map split over the shards by its inputs; the partial results are summed."""
+
+    def __init__(self, build: Build, width: int, out: int, bias: bool) -> None:
+        local = even_share(width, build.shards, "input columns")
+        super().__init__()
+        self.shards, self.shape = build.shards, (out, width)
+        self.weight = build.parameter(out, local)
+        self.bias = build.parameter(out) if bias else None
+
+    def forward(self, x_TF: Tensor) -> Tensor:
+        return cast(Tensor, self.product(x_TF))
+
+    def product(self, x_MK: Tensor, epilogue: Epilogue = PLAIN) -> Product:
+        if self.shards.size == 1:
+            return super().product(x_MK, epilogue)
+        partial_MN = cast(
+            Tensor, self._multiply(x_MK, Epilogue(kernels=epilogue.kernels), biased=False)
+        )
+        if self.addend is not None:
+            partial_MN = partial_MN + self.addend(x_MK)
+        return self.summed(partial_MN)
+
+    def summed(self, partial_MN: Tensor) -> Tensor:
+        """Over the ranks; the bias once, not once per shard."""
+        y_MN = self.shards.reduce(partial_MN)
+        return y_MN if self.bias is None else y_MN + self.bias
+
+    def slots(self) -> Iterator[Slot]:
+        local = self.weight.shape[1]
+        first = local * self.shards.rank
+        cut = (1, first, first + local) if local != self.shape[1] else None
+        yield Slot("weight", "weight", self.shape, cut=cut)
+        if self.bias is not None:
+            yield Slot("bias", "bias", self.shape[:1], init="zeros")
+
+
+class Vocabulary(Linear):
+    """One row per token. Ranks hold equally many rows; those beyond the vocabulary are zero and never looked up."""
+
+    def __init__(self, build: Build, vocab: int, width: int) -> None:
+        super().__init__()
+        self.shards, self.shape = build.shards, (vocab, width)
+        self.rows = -(-vocab // build.shards.size)
+        self.weight = build.parameter(self.rows, width)
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        if self.shards.size == 1:
+            return F.embedding(tokens_T, self.weight)
+        local_T = tokens_T - self.rows * self.shards.rank
+        mine_T = (local_T >= 0) & (local_T < self.rows)
+        x_TD = F.embedding(local_T.where(mine_T, 0), self.weight) * mine_T[:, None]
+        return self.shards.reduce(x_TD)
+
+    def logits(self, x_TD: Tensor, epilogue: Epilogue = PLAIN) -> Tensor:
+        return self.shards.gather(self.local_logits(x_TD, epilogue))[..., : self.shape[0]]
+
+    def local_logits(self, x_TD: Tensor, epilogue: Epilogue = PLAIN) -> Tensor:
+        """Scores of this rank's rows of the vocabulary."""
+        return cast(Tensor, self.product(self.shards.enter(x_TD), epilogue))
+
+    def slots(self) -> Iterator[Slot]:
+        first = min(self.rows * self.shards.rank, self.shape[0])
+        last = min(first + self.rows, self.shape[0])
+        if self.shards.size == 1:
+            yield Slot("weight", "weight", self.shape)
+        else:
+            yield Slot("weight", "weight", self.shape, (slice(0, last - first),), (0, first, last))
+
+
+def _weights(owner: nn.Module) -> tuple[Tensor, Tensor | None]:
+    return cast(Tensor, owner.weight), cast(Tensor | None, owner.bias)
+
+
+def linears(model: nn.Module) -> Iterator[Linear]:
+    """Every linear map that multiplies, but for the embedding of a model whose head is another one."""
+    for module in model.modules():
+        if isinstance(module, Columns | Rows):
+            yield module
+    head = getattr(model, "head", None) or getattr(model, "embedding", None)
+    if isinstance(head, Vocabulary):
+        yield head
