@@ -82,7 +82,16 @@ class Runner:
         )
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, spec.vocab, self.device)
+        if limits.arena_rows:
+            model.arena_RD = weight.new_zeros(limits.arena_rows, spec.hidden)
         self.lean = serving_form(model, self.pool) if lean else None
+
+    def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
+        """Put the embeddings of a piece into rows of the arena that it holds."""
+        arena_RD = self.model.arena_RD
+        if arena_RD is None:
+            raise ValueError("this engine has no arena; give `arena_rows` when it is started")
+        arena_RD[first_row : first_row + len(embeddings_RD)] = embeddings_RD
 
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Replace the weights, and make again what was made of them. A CairnError: nothing has changed."""

@@ -26,12 +26,13 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from cairn.core.errors import ConfigError, RequestError
+from cairn.core.errors import RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
+from cairn.serve.engine.pieces import ArenaRows
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
 from cairn.serve.engine.speculate.drafter import Drafter
-from cairn.serve.engine.speculate.speculation import Speculation
-from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step
+from cairn.serve.engine.speculate.speculation import Speculation, speculation_of
+from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step, joined
 from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
@@ -48,16 +49,11 @@ class Scheduler:
     ) -> None:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
-        speculates = drafter is not None and limits.drafts > 0
-        if speculates and any(group.kind == "state" for group in limits.groups):
-            raise ConfigError(
-                f"{limits.drafts} drafts in a step, and layers of this model keep a state",
-                hint="a state cannot go back behind drafts that do not hold; serve it without a drafter",
-            )
-        self.speculation = Speculation(drafter) if drafter is not None and speculates else None
+        self.speculation = speculation_of(drafter, limits)
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
+        self.arena = ArenaRows(limits.arena_rows)
         self.preemptions = 0  # since the start
         self._requests: dict[RequestId, Request] = {}  # waiting and running
         self._waiting = WaitingQueue(limits.policy)
@@ -188,6 +184,10 @@ class Scheduler:
             pages = self.blocks.allocate(request, request.total)
             if pages is None:
                 break
+            if request.pieces and (error := self.arena.hold_again(request)) is not None:
+                self.blocks.free(request)
+                self._fail(request, error, step)
+                continue
             self._waiting.pop()
             request.state = "running"
             request.row = heappop(self._rows)
@@ -220,6 +220,8 @@ class Scheduler:
         step.prefill += count
         step.read += end
         step.pairs += count * start + count * (count + 1) // 2
+        if request.pieces:
+            self.arena.give_back(request, end)
         filled = self.blocks.publish(request, end)
         if self.blocks.stateful:
             filled += self.blocks.save_state(request, end)
@@ -303,10 +305,15 @@ class Scheduler:
 
     def _fail_outgrown(self, request: Request, step: Step) -> None:
         pages = self.limits.pages - 1
-        request.error = (
+        error = (
             f"{len(request.prompt)} prompt tokens and {len(request.outputs)} outputs fill all {pages} "
             f"pages of {self.limits.page_size} tokens that the cache has"
         )
+        self._fail(request, error, step)
+
+    def _fail(self, request: Request, error: str, step: Step) -> None:
+        """End a request that cannot go on; `update` reports it with the step."""
+        request.error = error
         self._finish(request, "error")
         self._sweep()
         step.failed.append(request)
@@ -350,7 +357,7 @@ class Scheduler:
             advances.append(Advance(request, (token,), finished))
         if ended:
             self._sweep()
-        return _joined(advances) if step.drafts else advances
+        return joined(advances) if step.drafts else advances
 
     def fail(self, step: Step, error: str) -> list[Advance]:
         """The step did not run: end its requests, and those that built upon what it should have written."""
@@ -399,6 +406,8 @@ class Scheduler:
             self._release(request)
         else:
             self._waiting.remove(request)
+        if request.pieces:
+            self.arena.give_back(request, len(request.prompt))
         request.state = "finished"
         request.finish = reason
         request.stop_reason = stop_reason
@@ -440,14 +449,3 @@ class Scheduler:
 
 def _order(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
-
-
-def _joined(advances: list[Advance]) -> list[Advance]:
-    """One for each request, with all its tokens."""
-    joined: list[Advance] = []
-    for advance in advances:
-        if joined and joined[-1].request is advance.request:
-            tokens = (*joined.pop().tokens, *advance.tokens)
-            advance = Advance(advance.request, tokens, advance.finished)
-        joined.append(advance)
-    return joined

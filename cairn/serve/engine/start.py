@@ -83,14 +83,16 @@ def start_with(
     sole: bool = False,
     drafter: Drafter | None = None,
     drafts: int = 0,
+    arena_rows: int = 0,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
-    `drafter` proposes up to `drafts` tokens of each request for a step to verify.
+    `drafter` proposes up to `drafts` tokens of each request for a step to verify. `arena_rows`: of embeddings, for
+    prompts with pieces.
     """
     model = runnable.model
     limits, sizes = choose_limits(runnable, config)
-    limits = msgspec.structs.replace(limits, drafts=drafts)
+    limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
