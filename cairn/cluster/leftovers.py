@@ -4,7 +4,7 @@
 
 Only the last ones can outlive their node: a shell's background jobs, a daemon. Every process inherits the variables
 of the node that it belongs to, however it was started. Same user, same machine; knows no engine. Where nobody is left
-to call this, `undertaker` does.
+to call this, `orphan_reaper` does.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
     python -m cairn.cluster.pod_agent -- python -m torch.distributed.run ...       exit status 2: no restart helps
 
 torch elastic leaves with 1 whatever has happened, and starts ranks again that will fail the same way. Elsewhere the
-supervisor hears what ranks say about their ends (`hearing`); a pod has none, so its first process listens.
+supervisor reads what ranks report about their ends (`failure_reports`); a pod has none, so its first process does.
 """
 
 import os
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cairn.cluster.hearing import Hearing
+from cairn.cluster.failure_reports import FailureReports
 from cairn.core.die_with_parent import die_with_parent
 
 MISTAKE = 2  # the exit status with which `cairn` refuses what it was asked
@@ -28,10 +28,10 @@ def run(argv: list[str], failures: Path) -> int:
     agent = subprocess.Popen(argv, env=env, preexec_fn=die_with_parent)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, frame: agent.send_signal(got))
-    hearing = Hearing(failures)
+    reports = FailureReports(failures)
     while True:
         status = agent.poll()  # first: what it wrote before it left is heard below
-        over = next((heard.over for heard in hearing.new() if heard.over), None)
+        over = next((report.over for report in reports.new() if report.over), None)
         if over is not None:
             _end(agent)
             return MISTAKE

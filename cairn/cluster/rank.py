@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from cairn.cluster.health import fitness
-from cairn.core import epitaph
+from cairn.core import end_reason
 from cairn.core.die_with_parent import die_with_parent
 from cairn.core.oom_kills import oom_kills
 from cairn.core.rank_failure import RankFailure, collective_of, last_words, mark, shortened
@@ -55,7 +55,9 @@ def _fit(values: Mapping[str, str]) -> bool:
         rank, said = int(values["rank"]), "; ".join(complaints)
         _write(f"r{rank}| warning: this node is not fit for work: {said}")
         if refused:
-            ended = epitaph.Epitaph(cause="hardware", why=f"the node is not fit for work: {said}")
+            ended = end_reason.EndReason(
+                cause="hardware", why=f"the node is not fit for work: {said}"
+            )
             _write(mark(_failure(rank, values, UNFIT, [], ended)))
     return not refused
 
@@ -112,7 +114,7 @@ def run(program: list[str], values: Mapping[str, str]) -> int:
     status = child.wait()
     reader.join(5)  # a grandchild that lives on may hold the pipe
     if status != 0:
-        ended = epitaph.read_epitaph(env[epitaph.VARIABLE])
+        ended = end_reason.read_end_reason(env[end_reason.VARIABLE])
         failure = _failure(rank, values, status, list(tail), ended, oom_kills() - oom_before)
         _write(mark(failure))
     if status < 0:  # so that the agent sees the signal, too
@@ -129,7 +131,7 @@ def _environment(values: Mapping[str, str]) -> dict[str, str]:
     ours = {
         "CAIRN_JOB_ATTEMPT": values["attempt"],
         "CAIRN_NODE_LAUNCHER": str(os.getppid()),
-        epitaph.VARIABLE: str(Path(tempfile.gettempdir(), f"cairn-ended-{uuid.uuid4().hex}")),
+        end_reason.VARIABLE: str(Path(tempfile.gettempdir(), f"cairn-ended-{uuid.uuid4().hex}")),
     }
     return {**os.environ, **own, **ours}
 
@@ -152,7 +154,7 @@ def _write(line: str) -> None:
 
 def _failure(
     rank: int, values: Mapping[str, str], status: int, lines: list[str],
-    ended: epitaph.Epitaph | None, oom: int = 0,
+    ended: end_reason.EndReason | None, oom: int = 0,
 ) -> RankFailure:  # fmt: skip
     words = last_words(lines) if ended is None or not ended.words else ended.words
     failure = RankFailure(

@@ -22,13 +22,13 @@ import msgspec
 
 from cairn.cluster import records
 from cairn.cluster.elastic import store_argv
-from cairn.cluster.hearing import Hearing
+from cairn.cluster.failure_reports import FailureReports
 from cairn.cluster.node_start import Run, argv_of, env_of
 from cairn.cluster.records import Record, State, Status
 from cairn.cluster.resolve import Group, Plan
 from cairn.cluster.seats import LOST, Place, Seat, Seats
 from cairn.core.die_with_parent import die_with_parent
-from cairn.core.rank_failure import RankFailure, failures_in, first_of, summary, told
+from cairn.core.rank_failure import RankFailure, failures_in, first_of, report, summary
 from cairn.core.units import parse_duration
 
 POLL_S = 0.1
@@ -58,7 +58,7 @@ class Supervisor:
             place.seat = Seat(place.seat.group, number, place.seat.name)
         self.failures = record.folder / "failures"  # where nodes that share this disk write
         self.failures.mkdir(exist_ok=True)
-        self.hearing = Hearing(self.failures)
+        self.reports = FailureReports(self.failures)
         self.store: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.attempt = 0
@@ -76,10 +76,12 @@ class Supervisor:
             self.seats.release()
         failure = self._first_failure() if end.state == "failed" else None
         if failure is None:
-            self._say(end.state, end.reason)
+            self._set_status(end.state, end.reason)
         else:
             others = self._others(failure)
-            self._say(end.state, f"{end.reason}: {summary(failure)}", told(failure, others))
+            self._set_status(
+                end.state, f"{end.reason}: {summary(failure)}", report(failure, others)
+            )
         return self.status
 
     def _until_the_end(self) -> Ended:
@@ -98,7 +100,7 @@ class Supervisor:
         for name in self.job.after:
             self._wait_for(name)
         while (reason := self.seats.reserve(self.plan)) is not None:
-            self._say("queued", reason)
+            self._set_status("queued", reason)
             self._check_limits()
             time.sleep(POLL_S)
 
@@ -112,13 +114,13 @@ class Supervisor:
                 raise Ended(
                     "failed", f"job '{name}', which has to be done before, is {status.state}"
                 )
-            self._say("queued", f"waits for job '{name}', which is {status.state}")
+            self._set_status("queued", f"waits for job '{name}', which is {status.state}")
             self._check_limits()
             time.sleep(POLL_S)
 
     def _start_all(self) -> None:
         """A fresh store and all nodes: nothing of an earlier attempt can be met again."""
-        self._say("starting", f"{len(self.places)} nodes")
+        self._set_status("starting", f"{len(self.places)} nodes")
         self.began = self.began or time.monotonic()
         self.port = _free_port(self.seats.address)
         if any(group.elastic and group.most > 1 for group in self.plan.groups):
@@ -128,7 +130,7 @@ class Supervisor:
             )  # fmt: skip
         for place in self.places:
             self._start(place)
-        self._say("running", self._count())
+        self._set_status("running", self._count())
 
     def _start(self, place: Place) -> None:
         run = Run(
@@ -148,11 +150,11 @@ class Supervisor:
         self._check_limits()
         if self.store is not None and self.store.poll() is not None:
             self._all_again("the rendezvous store was lost")
-        self._hear_failures()
+        self._read_failures()
         for place in self.places:
             if place.again_at is not None and time.monotonic() >= place.again_at:
                 self._start(place)
-                self._say("running", self._count())
+                self._set_status("running", self._count())
             status = place.handle.poll() if place.handle is not None else None
             if status is not None:
                 place.handle = None
@@ -185,15 +187,15 @@ class Supervisor:
         if time.monotonic() - self.began >= self.job.seconds:
             raise Ended("failed", f"time limit of {self.job.time_limit} reached")
 
-    def _hear_failures(self) -> None:
-        """What would fail the same way again ends the job; all else torch elastic starts anew, and it is told."""
+    def _read_failures(self) -> None:
+        """What would fail the same way again ends the job; all else torch elastic starts again."""
         if self.job.restart.policy == "fail":
             return  # then nothing is tried again anyway
-        for heard in self.hearing.new():
-            if heard.over is not None:
-                raise Ended("failed", heard.over)
-            again = f"{summary(heard.failure)}, and was started again"
-            self._say("running", f"{self._count()}; {again}")
+        for one in self.reports.new():
+            if one.over is not None:
+                raise Ended("failed", one.over)
+            again = f"{summary(one.failure)}, and was started again"
+            self._set_status("running", f"{self._count()}; {again}")
 
     def _is_done(self, group: Group) -> bool:
         """An agent leaves with 0 only when every rank of its round has, so one is enough for all."""
@@ -205,7 +207,7 @@ class Supervisor:
         return all(place.done for place in places)
 
     def _ended(self, place: Place, status: int) -> None:
-        self._hear_failures()  # what it wrote before it left
+        self._read_failures()  # what it wrote before it left
         if status == 0:
             place.done = True
         elif status < 0:
@@ -219,7 +221,9 @@ class Supervisor:
         else:
             self.restarts += 1
             place.again_at = time.monotonic()
-            self._say("restarting", f"the program of {place.seat.name} failed, and starts again")
+            self._set_status(
+                "restarting", f"the program of {place.seat.name} failed, and starts again"
+            )
 
     def _lost(self, place: Place, status: int) -> None:
         how = "" if status == LOST else f" (signal {-status})"
@@ -231,7 +235,7 @@ class Supervisor:
         if not elastic or policy == "in_place":
             self.restarts += 1
             place.again_at = time.monotonic()
-            self._say("restarting", f"{reason}; a new one takes its place")
+            self._set_status("restarting", f"{reason}; a new one takes its place")
         elif policy == "requeue":
             self._all_again(reason)
         elif self._left(place.seat.group) < place.seat.group.least:
@@ -241,14 +245,14 @@ class Supervisor:
             if self.job.elastic.regrow:
                 delay = parse_duration(self.job.elastic.regrow_after)
                 place.again_at = time.monotonic() + delay
-            self._say("running", f"{reason}; {self._count()}")
+            self._set_status("running", f"{reason}; {self._count()}")
 
     def _all_again(self, reason: str) -> None:
         if self.job.restart.policy == "fail" or self.restarts >= self.job.restart.max:
             raise Ended("failed", f"{reason}{self._after()}")
         self.restarts += 1
         self.attempt += 1
-        self._say("restarting", f"{reason}; everything starts again")
+        self._set_status("restarting", f"{reason}; everything starts again")
         self._end_all()
         for place in self.places:
             place.done, place.again_at, place.lost = False, None, 0
@@ -294,7 +298,7 @@ class Supervisor:
         same = [f for f in failures_in(self.record.logs) if f.meeting == first.meeting]
         return len({failure.rank for failure in same}) - 1
 
-    def _say(self, state: State, reason: str, failure: str = "") -> None:
+    def _set_status(self, state: State, reason: str, failure: str = "") -> None:
         running = sum(place.handle is not None for place in self.places)
         fresh = Status(
             state=state, reason=reason, nodes=running, restarts=self.restarts, since=time.time(),

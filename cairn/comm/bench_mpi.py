@@ -1,8 +1,10 @@
 """MPI beside the other backends: mpi4py on the memory of torch's tensors, in ranks that mpiexec has started.
 
-    cairn comm bench --> mpiexec -n RANKS python -m cairn.comm.bench_mpi SPECS ROWS
+    cairn comm bench --> mpiexec -n RANKS python -m cairn.comm.bench_mpi_rank SPECS ROWS
                              every rank: the measurement of `bench_sweep`, with MPI as one more group
     progress and rows come back by stdout and a file; a rank that fails ends all of them
+
+A comparison for those who know MPI, not a tool: nothing else in Cairn uses MPI.
 
 `Calls` has the functions of torch.distributed that `bench_operations` uses. An MPI that is not here (mpi4py, mpiexec),
 or a type that MPI does not have, is a reason to leave it out, not an error.
@@ -23,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cairn.comm.bench_ranks import RankFailed
+from cairn.comm.bench_spec import Row, Spec
 
 if TYPE_CHECKING:
     import torch
 
-    from cairn.comm.bench_sweep import Row, Spec
-
 NO_TYPES = ("half", "bfloat16")  # of ours, that MPI cannot add
-TOLD = "cairn-bench-told "
+PROGRESS = "cairn-bench-progress "
+RANK = "cairn.comm.bench_mpi_rank"  # the program of each rank
 # In a process of its own: a library that is loaded stays, and may not like to be started twice.
 LOADS = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
 LAST_WORDS = 2000  # characters of stderr
@@ -56,25 +58,25 @@ def missing() -> str | None:
 
 
 def run_mpi(
-    ranks: int, specs: "list[Spec]", heard: Callable[[int], None], timeout_s: float
-) -> "list[Row]":
+    ranks: int, specs: list[Spec], progress: Callable[[int], None], timeout_s: float
+) -> list[Row]:
     """`bench_sweep.measure` on ranks of MPI; the rows of rank 0."""
-    from cairn.comm.bench_sweep import Row
-
     starter = program()
     assert starter is not None, "missing() was asked before"
     with tempfile.TemporaryDirectory(prefix="cairn-mpi-") as name:
         given, rows, words = (Path(name) / part for part in ("specs.json", "rows.json", "stderr"))
         given.write_bytes(msgspec.json.encode(specs))
-        command = [starter, "-n", str(ranks), sys.executable, "-m", __name__, str(given), str(rows)]
-        status = _follow(command, words, heard, timeout_s)
+        command = [starter, "-n", str(ranks), sys.executable, "-m", RANK, str(given), str(rows)]
+        status = _follow(command, words, progress, timeout_s)
         if status != 0 or not rows.exists():
             said = words.read_text(errors="replace").strip()[-LAST_WORDS:]
             raise RankFailed(f"`mpiexec -n {ranks}` ended with status {status}:\n{said}")
         return msgspec.json.decode(rows.read_bytes(), type=list[Row])
 
 
-def _follow(command: list[str], words: Path, heard: Callable[[int], None], timeout_s: float) -> int:
+def _follow(
+    command: list[str], words: Path, progress: Callable[[int], None], timeout_s: float
+) -> int:
     """Runs it to its end, or kills it."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with words.open("wb") as stderr:
@@ -84,8 +86,8 @@ def _follow(command: list[str], words: Path, heard: Callable[[int], None], timeo
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith(TOLD.encode()):
-                    heard(int(line.removeprefix(TOLD.encode())))
+                if line.startswith(PROGRESS.encode()):
+                    progress(int(line.removeprefix(PROGRESS.encode())))
             return process.wait()
         finally:
             timer.cancel()
@@ -173,30 +175,3 @@ def _whole(parts: "list[torch.Tensor] | None") -> Any:
 def calls() -> Calls:
     """Of this rank; MPI is initialised once."""
     return Calls()
-
-
-def main(given: Path, rows: Path) -> None:
-    """One rank, under mpiexec."""
-    from mpi4py import MPI  # pyrefly: ignore
-
-    from cairn.comm.bench_sweep import Spec, measure
-
-    def tell(size: object) -> None:
-        sys.stdout.write(f"{TOLD}{size}\n")
-        sys.stdout.flush()
-
-    everybody = MPI.COMM_WORLD
-    try:
-        specs = msgspec.json.decode(given.read_bytes(), type=list[Spec])
-        found = measure(everybody.Get_rank(), everybody.Get_size(), tell, specs)
-        if everybody.Get_rank() == 0:
-            rows.write_bytes(msgspec.json.encode(found))
-    except BaseException as error:
-        sys.stderr.write(f"rank {everybody.Get_rank()}: {type(error).__name__}: {error}\n")
-        sys.stderr.flush()
-        everybody.Abort(1)
-        raise
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cairn.comm.bench_operations import REDUCING
-from cairn.comm.bench_sweep import Row, Spec, Timing, bus_factor
+from cairn.comm.bench_spec import Row, Spec, Timing
+from cairn.comm.bench_sweep import bus_factor
 from cairn.core.units import format_bytes
 from cairn.report.page import element as html
 from cairn.report.page import facts, heading, join, page, paragraph, table

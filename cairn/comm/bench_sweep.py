@@ -8,60 +8,18 @@ wrong element is counted. What is called is in `bench_operations`. Needs torch; 
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from cairn.comm import bench_mpi
 from cairn.comm.bench_operations import FORMS, NEVER_IN_PLACE, SHARED, TYPES, Form, Operation, Place
+from cairn.comm.bench_spec import Row, Spec, Timing
 
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 ROUNDS = 4  # in which the backends take turns at each size
-
-
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    operation: Operation
-    backends: list[str]
-    sizes: list[int]  # bytes
-    type: str = "float"
-    reduction: str = "sum"
-    root: int = 0
-    iterations: int = 20
-    warmup: int = 5
-    check: bool = True
-    timeout_s: float = 60.0
-    together: int = 1  # calls that are timed as one, and their time shared out (-m)
-    of_ranks: Literal["first", "mean", "least", "most"] = "most"  # whose time an iteration has (-a)
-    cpu_time: bool = False  # of the process, instead of the clock's (-C)
-    store: str = ""  # a file in which the ranks find each other
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds of every iteration, each by its slowest rank (`of_ranks`)."""
-
-    times_us: list[float]
-    wrong: int | None  # elements, of all ranks; None: not looked at
-
-    @property
-    def mean_us(self) -> float:
-        return float(np.mean(self.times_us))
-
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self.times_us, share))
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    backend: str
-    type: str
-    reduction: str
-    size: int
-    count: int
-    out_of_place: Timing
-    in_place: Timing | None  # None: the operation has no such form
-    at: str = ""  # when it was done
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:

@@ -4,8 +4,8 @@ A rank's wrapper writes one line about its end into the log, in a form that a pr
 
     ::cairn-rank-failed:: {"rank": 2, "host": "n7", "status": 1, "collective": "all_reduce", "words": "Traceback ..."}
 
-When one rank dies the others follow, each with a lost connection: the one that is told is the first that failed for a
-reason of its own.
+When one rank dies the others follow, each with a lost connection: the one that is reported is the first that failed
+for a reason of its own.
 """
 
 import re
@@ -41,7 +41,7 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 1  # negative: killed by that signal
     collective: str = "none"
     words: str = ""  # its traceback, or the last lines that it wrote
-    cause: Cause | None = None  # where it was ended on purpose (`core/epitaph`): for what ...
+    cause: Cause | None = None  # where it was ended on purpose (`core/end_reason`): for what ...
     why: str = ""  # ... in one line
     step: int | None = None  # that it had done, where whoever ended it knew
     oom_kills: int = 0  # of the kernel around it, while it ran
@@ -125,7 +125,7 @@ def summary(failure: RankFailure) -> str:
     return f"rank {failure.rank} on {where} ended with {failure.how}{inside} ({cause})"
 
 
-def told(failure: RankFailure, others: int = 0) -> str:
+def report(failure: RankFailure, others: int = 0) -> str:
     """What a person reads last."""
     where = f"{failure.host} ({failure.node})" if failure.node else failure.host
     followed = f"; {others} others followed" if others else ""

@@ -88,6 +88,7 @@ GPT2 = Style(
     transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
     thirds=("attention.qkv.q", "attention.qkv.k", "attention.qkv.v"),
 )
+CHOICE_BIAS = "e_score_correction_bias"  # of a router: DeepSeek's name
 STYLES = {"mixtral": MIXTRAL, "gemma2": GEMMA, "gemma3": GEMMA, "gpt2": GPT2}
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
@@ -108,6 +109,8 @@ def source(family: str, slot: str) -> Source:
             hint="choose a family whose layers have this part",
         )
     theirs = style.inside[pattern]
+    if inner == "feed_forward.router" and kind == "bias":
+        return Source(f"{style.layer}{number}.{theirs}.{CHOICE_BIAS}")
     name = theirs.replace("*", expert.group(1)) if expert else theirs
     full = f"{style.layer}{number}.{name}.{kind}"
     transposed = kind == "weight" and theirs in style.transposed

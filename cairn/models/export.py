@@ -19,7 +19,7 @@ from torch import Tensor
 from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.checkpoint_names import source
 from cairn.models.families import ACTIVATION_NAMES, ARCHITECTURES, from_hf
-from cairn.models.spec import Activation, ModelSpec, Rope
+from cairn.models.spec import Activation, Experts, ModelSpec, Rope
 from cairn.models.transformer import Transformer
 
 SHARD_BYTES = 5 * 1000**3  # the size at which the hub's own tools split
@@ -180,22 +180,31 @@ def _family_config(spec: ModelSpec) -> dict[str, Any]:
             "sliding_window": window,
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.per_token,
-        }
+        } | _choice(experts)
     qwen = {"sliding_window": window, "use_sliding_window": window is not None}
     if spec.family == "qwen2":
         return qwen | {"layer_types": kinds}
     if spec.family == "qwen3":
         return qwen | {"layer_types": kinds, "attention_bias": spec.qkv_bias}
     if spec.family == "qwen3_moe" and experts:
-        return qwen | {
-            "attention_bias": spec.qkv_bias,
-            "num_experts": experts.count,
-            "num_experts_per_tok": experts.per_token,
-            "moe_intermediate_size": experts.intermediate,
-            "norm_topk_prob": experts.renormalize,
-            "mlp_only_layers": list(experts.dense_layers),
-        }
+        return (
+            qwen
+            | {
+                "attention_bias": spec.qkv_bias,
+                "num_experts": experts.count,
+                "num_experts_per_tok": experts.per_token,
+                "moe_intermediate_size": experts.intermediate,
+                "norm_topk_prob": experts.renormalize,
+                "mlp_only_layers": list(experts.dense_layers),
+            }
+            | _choice(experts)
+        )
     return _gemma_config(spec, window, kinds)
+
+
+def _choice(experts: Experts) -> dict[str, Any]:
+    """Which experts are chosen: by the scores, or by the scores and a bias that balances them."""
+    return {"topk_method": "noaux_tc"} if experts.choice_bias else {}
 
 
 def _gemma_config(spec: ModelSpec, window: int | None, kinds: list[str]) -> dict[str, Any]:

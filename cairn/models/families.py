@@ -98,6 +98,7 @@ def _mixtral(fields: Fields) -> ModelSpec:
         count=fields.take("num_local_experts", int, 8),
         per_token=fields.take("num_experts_per_tok", int, 2),
         intermediate=fields.take("intermediate_size", int),
+        choice_bias=_choice_bias(fields),
     )
     context = fields.take("max_position_embeddings", int)
     return _llama_like(
@@ -108,6 +109,11 @@ def _mixtral(fields: Fields) -> ModelSpec:
         norm_eps=fields.take("rms_norm_eps", float, 1e-5),
         **_rope(fields, context, 1e6),
     )
+
+
+def _choice_bias(fields: Fields) -> bool:
+    """Whether a bias steers the choice of experts; DeepSeek's name for balance without an auxiliary loss."""
+    return fields.take("topk_method", str, "greedy") == "noaux_tc"
 
 
 def _qwen2(fields: Fields) -> ModelSpec:
@@ -132,6 +138,7 @@ def _qwen3_moe(fields: Fields) -> ModelSpec:
         intermediate=fields.take("moe_intermediate_size", int),
         renormalize=fields.take("norm_topk_prob", bool, False),
         dense_layers=tuple(i for i in layers if i in dense or (i + 1) % step),
+        choice_bias=_choice_bias(fields),
     )
     fields.take("max_window_layers", int, 0)  # the reference reads it nowhere in this family
     windows = _everywhere(fields, _window_if_used(fields))

@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """tokens of a page: 16, 32, 64, 128 or 256"""
     enable_prefix_caching: bool = True
     """share pages between requests that begin alike"""
+    cache_groups: bool = True
+    """layers with a window free the pages behind it; off: every layer keeps every token"""
     scheduling_policy: str = "fcfs"
     """fcfs; priority, which is the same, because priorities always count; or shortest: short prompts go first"""
     long_prefill_token_threshold: int = 0

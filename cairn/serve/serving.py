@@ -22,6 +22,7 @@ from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Answer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.facts import facts_of
+from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Facts, Stats
 from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -240,18 +241,22 @@ class Serving:
 
 
 def open_serving(
-    config: EngineConfig, names: Sequence[str] = (), in_processes: bool | None = None
+    config: EngineConfig,
+    names: Sequence[str] = (),
+    in_processes: bool | None = None,
+    role: Callable[[Engine], Engine] | None = None,
 ) -> Serving:
     """Load the model and start the engine; raises what keeps it from starting.
 
-    `in_processes`: None gives the engine processes of its own where several GPUs share the model.
+    `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role` is given the
+    engine of a thread before its first request, and returns the one to drive.
     """
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
     if not in_processes:
         started = start(config)
         limits, facts = started.engine.scheduler.limits, facts_of(started.engine)
-        host = EngineThread(started.engine)
+        host = EngineThread(started.engine if role is None else role(started.engine))
         return Serving(started.opened, limits, host, started.notes, facts, names)
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 

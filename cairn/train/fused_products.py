@@ -88,7 +88,8 @@ class _NormProduct(torch.autograd.Function):
             dy, total, rstd, norm, plus_one=ctx.plus_one, grad_residual=beside, y=again
         )
         y = y if again is None else settings.shards.enter(again)
-        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight)
+        wanted = ctx.needs_input_grad[3]  # a frozen weight has no gradient
+        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight) if wanted else None
         return dx, dx if ctx.added else None, dn, dw, None, None, None
 
 
@@ -115,7 +116,8 @@ class _GatedProduct(torch.autograd.Function):
         again = torch.empty_like(dy) if y is None else None
         d_inner, _ = gated_activation_backward(dy, inner, None, ctx.activation, y=again)
         y = y if again is None else again
-        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight)
+        wanted = ctx.needs_input_grad[1]
+        dw = _weight_gradient(settings, ctx.parameter, y, g, of_weight) if wanted else None
         return d_inner, dw, None, None
 
 
@@ -134,7 +136,9 @@ class _PlainProduct(torch.autograd.Function):
         settings: Settings = ctx.settings
         g = grads[0].contiguous()
         dx, of_weight = settings.products.backward(g, weight, tuple(kept))
-        return dx, _weight_gradient(settings, ctx.parameter, x, g, of_weight), None
+        wanted = ctx.needs_input_grad[1]
+        dw = _weight_gradient(settings, ctx.parameter, x, g, of_weight) if wanted else None
+        return dx, dw, None
 
 
 def _owing(weight: Tensor, settings: Settings) -> Tensor | None:

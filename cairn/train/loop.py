@@ -30,13 +30,16 @@ from cairn.train.checkpoint.choose import choose_newest
 from cairn.train.checkpoint.load import check_model, load_pieces, read_about
 from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
+from cairn.train.data.batch import Batch
 from cairn.train.data.source import Source
-from cairn.train.feeder import Feeder
 from cairn.train.flops import measured_flops, peak_flops, step_flops
-from cairn.train.metrics_log import Record, Sink, open_sinks
+from cairn.train.metrics_log import HeldOut, Line, Record, Sink, open_sinks
+from cairn.train.next_batches import NextBatches, SourceBatches, check_counts
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
+from cairn.train.trainable import check_base
+from cairn.train.validation import Validation, in_words
 
 Say = Callable[[str], None]
 Told = Callable[[Record], None]
@@ -56,25 +59,30 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stopped_early: bool
     bad_steps: int
     seconds: float
+    held_out: HeldOut | None = None  # the last measurement of this life
 
 
 class Loop:
     """One process's part of a run. All processes of a run call the same methods in the same order."""
 
     def __init__(
-        self, state: TrainState, source: Source, world: int = 1, rank: int = 0,
-        say: Say = print, told: Told = lambda record: None,
-    ) -> None:  # fmt: skip
-        self.state, self.source, self.world, self.rank = state, source, world, rank
+        self,
+        state: TrainState,
+        source: Source | NextBatches,
+        world: int = 1,
+        rank: int = 0,
+        say: Say = print,
+        told: Told = lambda record: None,
+    ) -> None:
+        self.state, self.world, self.rank = state, world, rank
         self.say, self.told = (tolerant(say), told) if rank == 0 else (_silence, _silence)
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
         self.saver = Saver(self.root, saving.keep, saving.in_background)
-        parallel = state.parallel
-        self.feeder = Feeder(
-            source, self.config, parallel.data_rank, parallel.data_ranks, state.device
-        )
+        self.batches = _next_batches(source, state)
+        self.validation: Validation | None = None
+        self.held_out: HeldOut | None = None
         self.sinks: list[Sink] = []
         self.waiting: deque[tuple[StepResult, list[int]]] = deque()
         self.lag = 1 if state.device.type == "cuda" else 0
@@ -95,6 +103,7 @@ class Loop:
         began = time.perf_counter()
         self.resume()
         state, config = self.state, self.config
+        first = state.step
         if self.rank == 0:
             as_dict = msgspec.to_builtins(config, enc_hook=str)
             self.sinks = open_sinks(config.folder, config.log, state.step, as_dict)
@@ -106,22 +115,33 @@ class Loop:
                 while state.step < config.steps and not self._anybody(interrupted.is_set()):
                     self._one_step()
                 self._read(0)
+                if first < state.step == config.steps and self.validation is not None:
+                    if self.saved != state.step:
+                        self.save()  # whatever happens to the measurement, the weights are kept
+                    self._validate()
             self._finish()
         finally:
-            self.feeder.close()
+            self.batches.close()
             self.saver.wait()
             for sink in self.sinks:
                 sink.close()
         return Outcome(
-            step=state.step, first_loss=self.losses[0] if self.losses else None,
+            step=state.step,
+            first_loss=self.losses[0] if self.losses else None,
             last_loss=self.losses[-1] if self.losses else None,
-            stopped_early=state.step < config.steps, bad_steps=self.bad_steps,
+            stopped_early=state.step < config.steps,
+            bad_steps=self.bad_steps,
             seconds=time.perf_counter() - began,
-        )  # fmt: skip
+            held_out=self.held_out,
+        )
 
     def _one_step(self) -> None:
         state, every = self.state, self.config.checkpoint.every
-        batches = self.feeder.batches(state.samples)
+        batches = self.batches.next_batches(state)
+        if self.batches.may_be_empty and self._nobody_has_any(batches):
+            instant("empty step", step=state.step)
+            state.step += 1
+            return
         lengths = [length for batch in batches for length in batch.lengths]
         self.waiting.append((train_step(state, batches), lengths))
         self._read(self.lag)
@@ -131,6 +151,22 @@ class Loop:
             self._read(0)
             if state.step % every == 0:  # not after a rewind
                 self.save()
+        if self.validation is not None and self.validation.is_due(state.step):
+            self._read(0)
+            if self.validation.is_due(state.step) and state.step < self.config.steps:
+                self._validate()
+
+    def _validate(self) -> None:
+        """Measure on held-out data; its time is not that of a step."""
+        if self.validation is None:
+            return
+        held = self.held_out = self.validation.measure()
+        if held.loss is not None:
+            scalar("held-out loss", held.loss, step=held.step)
+        self._put(held)
+        for line in in_words(held):
+            self.say(line)
+        self.read_at = time.perf_counter()
 
     def _anybody(self, here: bool) -> bool:
         """Whether any process says yes: all of them end after the same step."""
@@ -139,6 +175,15 @@ class Loop:
         asked = torch.tensor(float(here))
         dist.all_reduce(asked, group=self.control)
         return bool(asked.item())
+
+    def _nobody_has_any(self, batches: list[Batch]) -> bool:
+        """Whether no data rank has a batch for this step: it then changes nothing."""
+        counts = torch.tensor([len(batches), -len(batches)])
+        if self.control is not None:
+            dist.all_reduce(counts, dist.ReduceOp.MAX, group=self.control)
+        most, fewest = int(counts[0]), -int(counts[1])
+        check_counts(fewest, most, self.config)
+        return most == 0
 
     # -- checkpoints --------------------------------------------------------------------------
 
@@ -159,14 +204,15 @@ class Loop:
     def save(self) -> None:
         self.saver.wait()
         self._tell_problem()
-        about = self.state.about(self.source.fingerprint, self.world)
+        about = self.state.about(self.batches.fingerprint, self.world)
         self.saver.save(self.state.step, self.state.pieces(), about)
         self.saved = self.state.step
 
     def _load(self, folder: Path) -> None:
         about = read_about(folder)
         check_model(about, self.state.spec, folder)
-        if about.data and about.data != self.source.fingerprint:
+        check_base(about.base, self.state.base, folder)
+        if about.data and about.data != self.batches.fingerprint:
             self.say(
                 "warning: the data is not that of the checkpoint; the samples will not be those of one run"
             )
@@ -256,7 +302,7 @@ class Loop:
         if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
             self._put(record)
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: Line) -> None:
         """A full disk costs lines of the log, not the run; told once."""
         try:
             for sink in self.sinks:
@@ -270,21 +316,39 @@ class Loop:
             self.log_lost = True
 
     def _record(
-        self, result: StepResult, lengths: list[int], loss: float, norm: float, seconds: float,
+        self,
+        result: StepResult,
+        lengths: list[int],
+        loss: float,
+        norm: float,
+        seconds: float,
         verdict: Verdict,
-    ) -> Record:  # fmt: skip
+    ) -> Record:
         state = self.state
         flops = step_flops(state.spec, lengths) * state.parallel.data_ranks / self.world / seconds
         on_gpu = state.device.type == "cuda"
         return Record(
-            step=result.step + 1, loss=_finite(loss), norm=_finite(norm), lr=result.lr,
-            tokens=state.tokens - len(self.waiting) * self.config.tokens_per_step, seconds=seconds,
+            step=result.step + 1,
+            loss=_finite(loss),
+            norm=_finite(norm),
+            lr=result.lr,
+            tokens=state.tokens - len(self.waiting) * self.config.tokens_per_step,
+            seconds=seconds,
             tokens_per_s=self.config.tokens_per_step / seconds,
             mfu=flops / self.peak if self.peak else None,
             of_measured=flops / self.measured if self.measured else None,
             peak_gib=torch.cuda.max_memory_allocated(state.device) / 2**30 if on_gpu else None,
             bad=verdict.why,
-        )  # fmt: skip
+        )
+
+
+def _next_batches(source: Source | NextBatches, state: TrainState) -> NextBatches:
+    if isinstance(source, NextBatches):
+        return source
+    parallel = state.parallel
+    return SourceBatches(
+        source, state.config, parallel.data_rank, parallel.data_ranks, state.device
+    )
 
 
 def _peak(state: TrainState) -> float | None:

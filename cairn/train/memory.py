@@ -5,7 +5,7 @@
     activations  what forward keeps for backward         transient    a chunk of logits, or gradients on their way
 
     bytes
-      |        .--loss--.                 a step has two summits: the loss, where all activations are there and the
+      |        .--loss--.                 a step has two peaks: the loss, where all activations are there and the
       |     .-'          '-.__.--.        gradient of the head, and the end of backward, where all gradients are and
       |__.-'                      '--     one layer's activations. The larger one counts. Near both there is a second
                                           peak, where attention walks backward and keeps its slopes.
@@ -48,31 +48,36 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
-def predict(spec: ModelSpec, config: Train, fused: bool) -> Memory:
-    """`recompute` auto, before a device has settled it: what the recipe's own limit makes of it, or none."""
+def predict(spec: ModelSpec, config: Train, fused: bool, frozen: int = 0) -> Memory:
+    """`recompute` auto, before a device has decided it: what the recipe's own limit makes of it, or none.
+
+    `frozen`: values that are not trained, which have neither gradients nor states nor masters.
+    """
     if config.precision.recompute == "auto":
-        config = with_recompute(config, fitting(spec, config, fused, room_of(config.precision)))
+        config = with_recompute(
+            config, fitting(spec, config, fused, room_of(config.precision), frozen)
+        )
     width = WIDTHS[config.precision.kind]
-    count = spec.parameters()
+    count, trained = spec.parameters(), spec.parameters() - frozen
     tokens = config.data.sequence * config.data.microbatch
     on_device = 0 if config.optim.offload else 1
-    gradients, activations, transient = max(_summits(spec, config, tokens, fused), key=sum)
+    gradients, activations, transient = max(_peaks(spec, config, tokens, fused, trained), key=sum)
     return Memory(
         weights=count * width,
         gradients=gradients,
-        states=on_device * state_bytes(spec, config.optim),
-        masters=on_device * (4 * count if config.precision.masters and width < 4 else 0),
+        states=on_device * state_bytes(trained, config.optim),
+        masters=on_device * (4 * trained if config.precision.masters and width < 4 else 0),
         activations=activations,
         transient=transient,
         workspace=WORKSPACE,
     )
 
 
-def fitting(spec: ModelSpec, config: Train, fused: bool, room: float) -> Recompute:
+def fitting(spec: ModelSpec, config: Train, fused: bool, room: float, frozen: int = 0) -> Recompute:
     """The kind of recomputation that computes least and fits into `room` bytes; the thriftiest, if none does."""
     kinds = KINDS if fused else tuple(kind for kind in KINDS if kind != "norms")
     for kind in kinds:
-        if predict(spec, with_recompute(config, kind), fused).total() <= room:
+        if predict(spec, with_recompute(config, kind), fused, frozen).total() <= room:
             return kind
     return kinds[-1]
 
@@ -89,16 +94,16 @@ def room_of(precision: Precision, device_bytes: float = math.inf) -> float:
     return min(limit, OF_DEVICE * device_bytes) if limit else OF_DEVICE * device_bytes
 
 
-Summit = tuple[int, int, int]  # bytes of gradients, activations, transient
+Peak = tuple[int, int, int]  # bytes of gradients, activations, transient
 
 
-def _summits(spec: ModelSpec, config: Train, tokens: int, fused: bool) -> list[Summit]:
+def _peaks(spec: ModelSpec, config: Train, tokens: int, fused: bool, trained: int) -> list[Peak]:
     """At the loss, and when the first layer is walked backward; and in attention, of the last layer and the first."""
-    width, count = WIDTHS[config.precision.kind], spec.parameters()
+    width = WIDTHS[config.precision.kind]
     more = config.microbatches > 1
     wide = more and width < 4 and config.precision.masters  # sums in float32
-    before = count * (4 if wide else width) if more else 0  # of earlier microbatches
-    fresh = count * width if wide or not more else 0
+    before = trained * (4 if wide else width) if more else 0  # of earlier microbatches
+    fresh = trained * width if wide or not more else 0
     head = before + spec.vocab * spec.hidden * width
     stream = tokens * spec.hidden * width
     everything, one = layer_bytes(spec, config.precision, tokens, fused)
@@ -189,14 +194,15 @@ def _logits_bytes(spec: ModelSpec, width: int, tokens: int, fused: bool) -> int:
     return min(tokens, 4096) * spec.vocab * (width + 8)
 
 
-def checkpoint_bytes(spec: ModelSpec, config: Train) -> int:
-    """On disk: weights, states and masters."""
+def checkpoint_bytes(spec: ModelSpec, config: Train, frozen: int = 0) -> int:
+    """On disk: weights, states and masters of what is trained; frozen weights are referred to."""
     width = WIDTHS[config.precision.kind]
     masters = 4 if config.precision.masters and width < 4 else 0
-    return math.ceil(spec.parameters() * (width + masters) + state_bytes(spec, config.optim))
+    trained = spec.parameters() - frozen
+    return math.ceil(trained * (width + masters) + state_bytes(trained, config.optim))
 
 
-def state_bytes(spec: ModelSpec, optim: Optim) -> int:
+def state_bytes(trained: int, optim: Optim) -> int:
     """What AdamW remembers; Muon, which has one state in place of two, takes less."""
     per_value = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0 + 8.0 / 256}[optim.states]
-    return math.ceil(spec.parameters() * per_value)
+    return math.ceil(trained * per_value)

@@ -22,6 +22,7 @@ from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.kernels.loss.token_rule import applied, with_slope
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
+from cairn.train.parallel.pipeline.deferred import recompute_contexts
 from cairn.train.parallel.vocabulary import log_probs
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ class Objective:
             if len(hidden_TD) <= self.chunk:
                 total = total + self._sum(*arguments)
             else:
-                total = total + checkpoint(self._sum, *arguments, use_reentrant=False)
+                total = total + checkpoint(
+                    self._sum, *arguments, use_reentrant=False, context_fn=recompute_contexts
+                )
         return total / valid
 
     def _sum(

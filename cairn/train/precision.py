@@ -40,6 +40,10 @@ class LossScale:
         """The divisor of the loss, made smaller by the factor."""
         return valid / self.scale if self.active else valid
 
+    def factor(self) -> Tensor | float:
+        """For a gradient that does not come from the loss."""
+        return self.scale if self.active else 1.0
+
     def shrink(self, value: Tensor) -> Tensor:
         """A loss or a norm as it would be without the factor."""
         return value / self.scale if self.active else value

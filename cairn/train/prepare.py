@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
@@ -34,7 +35,7 @@ from cairn.train.objective import NextToken, Objective
 from cairn.train.optim.optimizer import make_optimizer
 from cairn.train.parallel.interface import Parallel
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.parallelize import parallelize
+from cairn.train.parallel.parallelize import parallelize, with_choice_bias
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
@@ -51,8 +52,10 @@ from cairn.train.refuse import (
     check_room,
 )
 from cairn.train.state import TrainState
+from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
 TOKENIZER = "tokenizer"  # of a run, in its folder
+TEXT_CACHE = "data"  # of a run, in its folder
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
@@ -61,6 +64,7 @@ class Prepared(NamedTuple):
     state: TrainState
     corpus: Corpus
     fused: bool
+    frozen: int  # values that are not trained
     notes: list[str]  # automatic choices, each with its reason
 
 
@@ -74,8 +78,9 @@ def prepare(config: Train) -> Prepared:
     check_layout(config, spec, config.parallel.world())
     check_balance(config, spec)
     check_goes_on(config, spec)
-    check_room(config, spec)
-    check_memory(config, spec, name)
+    frozen = frozen_parameters(spec, Trainable(tuple(config.model.frozen)))
+    check_room(config, spec, frozen)
+    check_memory(config, spec, name, frozen)
     return assemble(config, device, corpus, spec, start)
 
 
@@ -84,8 +89,16 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     start = _open_start(config.model)
     spec = start.spec if start else shape_of(config.model)
     learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    corpus = open_corpus(config.data, config.seed, spec.vocab, learnt)
-    return corpus, _fitted(spec, corpus, config, start is not None), start
+    corpus = open_corpus(
+        config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
+    )
+    spec = _fitted(spec, corpus, config, start is not None)
+    return corpus, with_choice_bias(spec, config.spread), start
+
+
+def _text_cache(config: Train) -> Path | None:
+    """Where text files of the run are kept as tokens: with the run, if it has a folder."""
+    return config.out / TEXT_CACHE if config.out else None
 
 
 def spec_of(model: Model) -> ModelSpec:
@@ -154,7 +167,9 @@ def assemble(
 ) -> Prepared:
     """The model and its optimizer, of the only process or of one of several whose process group exists."""
     fused, why = choose_form(config, device)
-    config, chosen = resolve_recompute(config, spec, device, fused)
+    trainable = Trainable(tuple(config.model.frozen))
+    frozen = frozen_parameters(spec, trainable)
+    config, chosen = resolve_recompute(config, spec, device, fused, frozen)
     precision = config.precision
     by_kernels = fused or (device.type == "cuda" and precision.kernels != "plain")
     parallel = parallelize(
@@ -169,13 +184,27 @@ def assemble(
         fused_context=config.data.sequence if fused else None,
         products=make_products(precision.fp8),
         wide_sums=precision.masters,
+        trainable=trainable,
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
     notes = [f"{layout}{form}", *chosen, *_shadowed(config), *_idle(config)]
-    if config.spread.balance_bias:
-        notes.append("balance_bias is kept in checkpoints; an exported model routes without it")
-    return Prepared(_state(config, spec, parallel, device, by_kernels), corpus, fused, notes)
+    if frozen:
+        notes.append(f"{frozen / spec.parameters():.0%} of the weights are frozen (model.frozen)")
+    state = _state(config, spec, parallel, device, by_kernels, _base(config, start))
+    return Prepared(state, corpus, fused, frozen, notes)
+
+
+def _base(config: Train, start: Checkpoint | None) -> Base | None:
+    """Where frozen weights come from; rank 0, which writes it down, looks at the files."""
+    frozen = tuple(config.model.frozen)
+    if not frozen:
+        return None
+    if start is None:
+        return Base(seed=config.seed, frozen=frozen)
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    digest = digest_of(start.path) if is_first else ""
+    return Base(path=str(config.model.checkpoint), digest=digest, frozen=frozen)
 
 
 def _idle(config: Train) -> list[str]:
@@ -195,7 +224,12 @@ def _idle(config: Train) -> list[str]:
 
 
 def _state(
-    config: Train, spec: ModelSpec, parallel: Parallel, device: torch.device, fused: bool
+    config: Train,
+    spec: ModelSpec,
+    parallel: Parallel,
+    device: torch.device,
+    fused: bool,
+    base: Base | None,
 ) -> TrainState:
     optimizer = make_optimizer(
         parallel.parameters(),
@@ -206,11 +240,11 @@ def _state(
         parallel.matrices(),
     )
     loss = Objective(spec, NextToken(config.precision.z_loss), fused)
-    return TrainState(config, spec, parallel, optimizer, loss, device)
+    return TrainState(config, spec, parallel, optimizer, loss, device, base)
 
 
 def resolve_recompute(
-    config: Train, spec: ModelSpec, device: torch.device, fused: bool
+    config: Train, spec: ModelSpec, device: torch.device, fused: bool, frozen: int
 ) -> tuple[Train, list[str]]:
     """The recipe without `auto`, and what was chosen in its place."""
     precision = config.precision
@@ -223,7 +257,8 @@ def resolve_recompute(
         kind, why = "selective", "the layout divides what is predicted for one process"
     else:
         room = room_of(precision, torch.cuda.get_device_properties(device).total_memory)
-        kind, why = fitting(spec, config, fused, room), f"{format_bytes(int(room))} may be used"
+        kind = fitting(spec, config, fused, room, frozen)
+        why = f"{format_bytes(int(room))} may be used"
     note = f"recompute {kind} because {why}; override: --precision.recompute"
     return with_recompute(config, kind), [note]
 
@@ -236,12 +271,18 @@ def _kind(config: Train) -> Recompute:
 
 def _fill(stage: Stage, spec: ModelSpec, start: Checkpoint, device: torch.device) -> None:
     """This rank's part of a checkpoint's weights; the whole of them is only mapped, not read."""
+    if spec.experts is not None and start.spec.experts is not None:
+        experts = msgspec.structs.replace(spec.experts, choice_bias=start.spec.experts.choice_bias)
+        spec = msgspec.structs.replace(spec, experts=experts)
     whole = load_model(spec, start.tensors, Build("cpu", start.stored_dtype()))
     known = {slot.name: whole.get_parameter(slot.parameter)[slot.index] for slot in whole.slots()}
     stage.to_empty(device=device)
     for slot in stage.slots():
         home = stage.get_parameter(slot.parameter).data
-        home[slot.index].copy_(slot.share(known[slot.name]))
+        if slot.name in known:
+            home[slot.index].copy_(slot.share(known[slot.name]))
+        else:  # the bias of a router that begins to be steered
+            home[slot.index].zero_()
 
 
 def choose_form(config: Train, device: torch.device) -> tuple[bool, str]:

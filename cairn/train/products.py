@@ -124,7 +124,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyrefly: ignore[bad-override]
         x, weight, *kept = ctx.saved_tensors
         dx, of_weight = ctx.products.backward(grads[0].contiguous(), weight, tuple(kept))
-        return dx, of_weight(x), None
+        return dx, of_weight(x) if ctx.needs_input_grad[1] else None, None
 
 
 def product(x_MK: Tensor, w_NK: Tensor, products: Products) -> Tensor:

@@ -21,7 +21,13 @@ from cairn.train.parallel.layout import Work, check
 
 CHECKPOINTS = "checkpoints"  # of a run, in its folder
 # What a checkpoint holds depends on these.
-KEPT_AS = (("optim", "kind"), ("optim", "states"), ("precision", "kind"), ("precision", "masters"))
+KEPT_AS = (
+    ("optim", "kind"),
+    ("optim", "states"),
+    ("precision", "kind"),
+    ("precision", "masters"),
+    ("model", "frozen"),
+)
 
 
 def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
@@ -95,10 +101,10 @@ def check_goes_on(config: Train, spec: ModelSpec) -> None:
         )
 
 
-def check_room(config: Train, spec: ModelSpec) -> None:
+def check_room(config: Train, spec: ModelSpec, frozen: int = 0) -> None:
     """Whether a checkpoint will fit on the disk, before the first step and not after the last."""
     existing = _existing(config)
-    free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config)
+    free, needed = shutil.disk_usage(existing).free, checkpoint_bytes(spec, config, frozen)
     if free < needed:
         raise ConfigError(
             f"{format_bytes(free)} are free under {existing}, a checkpoint needs {format_bytes(needed)}",
@@ -106,12 +112,12 @@ def check_room(config: Train, spec: ModelSpec) -> None:
         )
 
 
-def check_memory(config: Train, spec: ModelSpec, device: str) -> None:
+def check_memory(config: Train, spec: ModelSpec, device: str, frozen: int = 0) -> None:
     """Whether what is there between two steps fits, before it is allocated. One process: several divide it."""
     free = free_bytes(device)
     if config.parallel.world() > 1 or free is None:
         return
-    memory = predict(spec, config, fused=True)
+    memory = predict(spec, config, fused=True, frozen=frozen)
     held = memory.weights + memory.states + memory.masters
     if held > free:
         raise ConfigError(

@@ -20,6 +20,7 @@ from cairn.train.optim.int8_states import BLOCK
 from cairn.train.optim.optimizer import Offloaded, Optimizer
 from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.precision import LossScale
+from cairn.train.trainable import Base
 
 
 class TrainState:
@@ -31,8 +32,10 @@ class TrainState:
         optimizer: Optimizer,
         loss: Loss,
         device: torch.device,
+        base: Base | None = None,
     ) -> None:
-        self.config, self.spec, self.device = config, spec, device
+        """`base`: where frozen weights come from; None: everything is trained."""
+        self.config, self.spec, self.device, self.base = config, spec, device, base
         self.parallel, self.optimizer, self.loss = parallel, optimizer, loss
         self.scale = LossScale(config.precision.kind == "float16", device)
         self.watch = Watch(config.bad_step)
@@ -52,10 +55,16 @@ class TrainState:
 
     def about(self, data: str, world: int) -> dict[str, Any]:
         about = About(
-            step=self.step, samples=self.samples, tokens=self.tokens, spec=self.spec, data=data,
-            watch=self.watch.state(), world=world,
+            step=self.step,
+            samples=self.samples,
+            tokens=self.tokens,
+            spec=self.spec,
+            data=data,
+            watch=self.watch.state(),
+            world=world,
             config=msgspec.to_builtins(self.config, enc_hook=str),
-        )  # fmt: skip
+            base=self.base,
+        )
         return msgspec.to_builtins(about)
 
     def restore(self, about: About, pieces: dict[str, Piece]) -> None:

@@ -41,7 +41,9 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
         valid = parallel.sum_over_data(
             valid_tokens([batch.targets_T for batch in batches], state.device)
         )
-        share = parallel.forward_backward(batches, state.loss, scale.enlarge(valid.clamp(min=1)))
+        share = parallel.forward_backward(
+            batches, state.loss, scale.enlarge(valid.clamp(min=1)), scale.factor()
+        )
         loss = scale.shrink(parallel.sum_over_data(share))
         loss = torch.where(valid > 0, loss, torch.nan)  # a mean over nothing is not 0
 
@@ -54,10 +56,15 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
         parallel.zero_grad()
 
     result = StepResult(
-        state.step, loss, norm, valid, lr, limit,
-        [number for batch in batches for number in batch.ids],
-        sum(len(batch.tokens_T) for batch in batches),
-    )  # fmt: skip
+        step=state.step,
+        loss=loss,
+        norm=norm,
+        valid=valid,
+        lr=lr,
+        limit=limit,
+        ids=[number for batch in batches for number in batch.ids],
+        tokens=sum(len(batch.tokens_T) for batch in batches),
+    )
     state.step += 1
     state.samples += config.data.sequences
     state.tokens += config.tokens_per_step

@@ -19,7 +19,7 @@ from cairn.core.rank_failure import (
     found_in,
     last_words,
     mark,
-    told,
+    report,
 )
 
 FAILURE = """\
@@ -88,7 +88,7 @@ def test_the_first_failure_is_the_one_with_a_reason_of_its_own():
     assert first_of([*lost, own, old]) == own
     assert first_of(lost) == lost[0]
     assert first_of([]) is None
-    assert told(own, 3).startswith(
+    assert report(own, 3).startswith(
         "rank 3 on h failed with exit status 1 (last collective: all_reduce); 3 others followed"
     )
 

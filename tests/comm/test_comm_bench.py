@@ -11,7 +11,8 @@ from cairn.comm import bench_mpi
 from cairn.comm.bench_operations import Place
 from cairn.comm.bench_ranks import RankFailed
 from cairn.comm.bench_report import figure
-from cairn.comm.bench_sweep import Timing, bus_factor
+from cairn.comm.bench_spec import Timing
+from cairn.comm.bench_sweep import bus_factor
 from cairn.comm.nccl_tests import read_sweep
 from cairn.core.errors import UsageError
 

@@ -47,7 +47,12 @@ def test_three_constants_bring_the_model_within_a_tenth_of_what_was_published(sw
     cluster = of(sweep)
     found, error = calibrate(cluster, sweep.points)
     assert error <= 0.10
-    assert error == median_error(cluster, sweep.points, found)
+    gaps = sorted(
+        abs(choose(cluster, "all_reduce", point.bytes, found).us - point.us) / point.us
+        for point in sweep.points
+    )
+    middle = gaps[(len(gaps) - 1) // 2 : len(gaps) // 2 + 1]
+    assert error == pytest.approx(sum(middle) / len(middle))
     assert error <= median_error(cluster, sweep.points, UNCALIBRATED)
 
 

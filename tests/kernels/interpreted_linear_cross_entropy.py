@@ -49,6 +49,31 @@ def test_mean(dtype, rule, chunk):
     assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 1e-2)
 
 
+def clipped(logp_C, part):
+    """PPO's loss of one token, whose slope is 0 where the ratio has gone too far."""
+    old_C = -4.0 + 0.1 * torch.arange(part.start, part.stop)
+    advantage_C = torch.where(torch.arange(part.start, part.stop) % 3 == 0, -1.0, 0.5).to(logp_C)
+    ratio_C = (logp_C - old_C).exp()
+    taken_C = torch.minimum(ratio_C * advantage_C, ratio_C.clamp(0.8, 1.2) * advantage_C)
+    moves_C = ratio_C * advantage_C <= ratio_C.clamp(0.8, 1.2) * advantage_C
+    return -taken_C, -(ratio_C * advantage_C).where(moves_C, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("chunk", "z_loss"), [(7, 0.0), (64, 1e-2)])
+def test_a_rule_of_its_own(dtype, chunk, z_loss):
+    x, weight, targets = inputs(20, 24, 301, dtype)
+    scale = torch.tensor(0.25)
+    wide = [part.detach().double().requires_grad_() for part in (x, weight)]
+    terms = Rule(z_loss=z_loss)
+    losses = linear_cross_entropy_reference(*wide, targets, scale.double(), terms, clipped)
+    gradients = torch.autograd.grad(losses.loss, wide)
+    exact = (losses.loss.detach(), losses.loss_T.detach(), *gradients)
+    options = dict(reduction="sum", weights_T=torch.full((20,), 0.25), chunk_tokens=chunk)
+    found = ours(x, weight, targets, **options, z_loss=z_loss, token_rule=clipped)
+    assert relative_error(found, exact) < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
 def test_sum_with_weights_and_a_factor_in_backward():
     x, weight, targets = inputs(18, 16, 130)
     weights = torch.rand(18)

@@ -23,6 +23,18 @@ SUBSET = (
     "page-fault", "syscall", "attention-from-scratch", "device-manager",
 )  # fmt: skip
 
+# Nothing in these is a matter of speed: they count, simulate or compare numbers, so they hold on any machine.
+COUNTED = (
+    "systolic-array",
+    "autograd-graph",
+    "ring-against-tree",
+    "ddp-big-batch",
+    "paging-waste",
+    "gang-deadlock",
+    "device-manager",
+)
+MOST_OFF = 3  # of those that measure time, on a machine that does something else as well
+
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
@@ -46,7 +58,10 @@ def test_all_come_to_a_verdict(ran):
     assert done.returncode == 0, done.stderr[-3000:]
     runs = json.loads(done.stdout)["runs"]
     assert [run["lab"] for run in runs] == list(SUBSET)
-    assert {run["status"] for run in runs} <= {"held", "off"}
+    status = {run["lab"]: run["status"] for run in runs}
+    assert {lab: status[lab] for lab in COUNTED} == dict.fromkeys(COUNTED, "held")
+    assert set(status.values()) <= {"held", "off"}
+    assert [*status.values()].count("off") <= MOST_OFF, status
     assert {run["area"] for run in runs} == set(AREAS)
     for run in runs:
         assert run["checks"], run["lab"]

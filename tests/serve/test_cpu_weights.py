@@ -14,6 +14,7 @@ import transformers
 from cairn import LLM, SamplingParams
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
+from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.maps import linears
@@ -184,13 +185,15 @@ def test_a_recorded_step_of_packed_products_is_the_lean_form_bit_for_bit(serving
     for length in (1, 16, 37):
         found = []
         for form in (runner.lean, runner.lean.lean):
-            pool = PagePool(runner.model.spec, 5, 16, torch.float32, "cpu")
+            pool = PagePool(cache_groups(runner.model.spec), 5, 16, torch.float32, "cpu")
             pool.cache.normal_(generator=torch.Generator().manual_seed(length))
             place, slot, lengths = (torch.tensor([n], dtype=torch.int32)
                                     for n in (length - 1, 16 + length - 1, length))  # fmt: skip
             table = torch.tensor([[1, 2, 3]], dtype=torch.int32)
             hidden = form(
-                torch.tensor([length]), place, Paged(pool, slot, place, lengths, table, None)
+                torch.tensor([length]),
+                place,
+                Paged(pool, slot[None], place, lengths, table[None], None),
             )
             found.append((hidden, pool.cache))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -51,6 +51,47 @@ def test_every_form_gives_the_same(z_loss, softcap):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+class Ratio:
+    """Importance-weighted REINFORCE: a loss that is not linear in the log-probability, with two streams."""
+
+    is_cross_entropy = False
+
+    def __init__(self, z_loss=0.0):
+        self.z_loss = z_loss
+
+    def __call__(self, logp_T, streams):
+        loss_T = -(logp_T - streams["old"]).exp() * streams["advantage"]
+        return loss_T, loss_T  # it is its own derivative
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_another_rule_has_the_gradients_of_autograd(z_loss):
+    """In float64, plain, in chunks and through the form that the kernel follows."""
+    vocabulary, hidden, batch = problem()
+    vocabulary.double()
+    hidden = hidden.detach().double().requires_grad_()
+    tokens = len(batch.tokens_T)
+    old_T, advantage_T = torch.randn(2, tokens, dtype=torch.float64).sub(torch.tensor(2.0)).unbind()
+    batch = batch._replace(extra={"old": old_T, "advantage": advantage_T})
+    counts_T = batch.targets_T != IGNORED
+    logp_TV = (hidden @ vocabulary.weight.t()).log_softmax(-1)
+    lse_T = (hidden @ vocabulary.weight.t()).logsumexp(-1)
+    logp_T = logp_TV.gather(1, batch.targets_T.clamp(min=0)[:, None])[:, 0]
+    value = (-(logp_T - old_T).exp() * advantage_T)[counts_T].sum() / 7
+    value = value + z_loss * lse_T[counts_T].square().sum() / 7
+    expected = value.detach(), *torch.autograd.grad(value, (hidden, vocabulary.weight))
+    spec = preset("tiny-qwen3")
+    rule = Ratio(z_loss)
+    for loss in (
+        Objective(spec, rule),
+        Objective(spec, rule, chunk=10),
+        Objective(spec, rule, True),
+    ):
+        found = run(loss, vocabulary, hidden, batch, 7)
+        for mine, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.double(), wanted, rtol=1e-6, atol=1e-9)
+
+
 def test_tokens_without_a_target_have_neither_loss_nor_gradient():
     vocabulary, hidden, batch = problem()
     _, grad, _ = run(Objective(preset("tiny-qwen3"), NextToken(1e-2)), vocabulary, hidden, batch, 1)

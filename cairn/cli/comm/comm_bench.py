@@ -19,7 +19,7 @@ from cairn.core.units import parse_bytes
 from cairn.report.progress import progress
 
 if TYPE_CHECKING:
-    from cairn.comm.bench_sweep import Row, Spec
+    from cairn.comm.bench_spec import Row, Spec
 
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 BACKENDS = ("gloo", "cairn", "nccl", "mpi")
@@ -265,7 +265,7 @@ def _specs(options: Bench, ranks: int, store: Path) -> tuple[list["Spec"], dict[
     _check(options, ranks)
     sizes = sizes_of(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
     from cairn.comm.bench_operations import REDUCING, TYPES
-    from cairn.comm.bench_sweep import Spec
+    from cairn.comm.bench_spec import Spec
 
     operation = OPERATIONS[options.operation.removesuffix("_perf")]
     types = list(TYPES) if options.datatype == "all" else [options.datatype]

@@ -25,7 +25,7 @@ from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import CannotRun, Plan
 from cairn.cluster.secret_env import write_private
-from cairn.core.rank_failure import first_of, found_in, told
+from cairn.core.rank_failure import first_of, found_in, report
 
 TARGETS = {"jobset": jobset_objects, "volcano": volcano_objects, "rayjob": rayjob_objects}
 QUEUES = {"jobset": "localqueues.kueue.x-k8s.io", "rayjob": "localqueues.kueue.x-k8s.io",
@@ -111,7 +111,7 @@ class Kubernetes:
         status = status_of(found[0], pods, own)
         if status.state == "failed":
             failure = first_of(found_in(self.lines(record, follow=False)))
-            status = msgspec.structs.replace(status, failure=told(failure) if failure else "")
+            status = msgspec.structs.replace(status, failure=report(failure) if failure else "")
         if status.state in ("done", "failed"):  # the object is taken away a day later
             records.write_status(record, status)
         return status

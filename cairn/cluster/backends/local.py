@@ -24,11 +24,11 @@ from cairn.cluster.backends import local_gpus
 from cairn.cluster.elastic import Rendezvous, agent_argv, inherited, rank_argv
 from cairn.cluster.inventory import Cluster, Node
 from cairn.cluster.leftovers import OF_A_RUN, end_leftovers, mark_of
+from cairn.cluster.orphan_reaper import OrphanReaper
 from cairn.cluster.records import Record, Status
 from cairn.cluster.resolve import Plan
 from cairn.cluster.seats import Handle, Seat
 from cairn.cluster.secret_env import write_private
-from cairn.cluster.undertaker import Undertaker
 from cairn.core.die_with_parent import die_with_parent
 
 LOOPBACK = "127.0.0.1"
@@ -62,7 +62,7 @@ class LocalSeats:
         self.record = record
         self.gpus: dict[int, list[int]] = {}
         self.marks: dict[str, dict[str, str]] = {}
-        self.undertaker: Undertaker | None = None
+        self.reaper: OrphanReaper | None = None
 
     def reserve(self, plan: Plan) -> str | None:
         each = [group.gpus for group in plan.groups for _ in range(group.most)]
@@ -77,8 +77,8 @@ class LocalSeats:
         return None
 
     def start(self, seat: Seat, argv: list[str], env: dict[str, str], log: Path) -> Handle:
-        if self.undertaker is None:
-            self.undertaker = Undertaker({OF_A_RUN: env[OF_A_RUN]})
+        if self.reaper is None:
+            self.reaper = OrphanReaper({OF_A_RUN: env[OF_A_RUN]})
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus.get(seat.index, [])))}
         with log.open("ab") as out:
             process = subprocess.Popen(
@@ -91,8 +91,8 @@ class LocalSeats:
     def release(self) -> None:
         for mark in self.marks.values():
             end_leftovers(mark)
-        if self.undertaker is not None:
-            self.undertaker.dismiss()
+        if self.reaper is not None:
+            self.reaper.dismiss()
         local_gpus.release(self.record)
 
 

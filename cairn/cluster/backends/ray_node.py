@@ -14,7 +14,7 @@ import uuid
 import psutil
 
 from cairn.cluster.leftovers import end_leftovers, mark_of
-from cairn.cluster.undertaker import Undertaker
+from cairn.cluster.orphan_reaper import OrphanReaper
 from cairn.core.die_with_parent import die_with_parent
 
 NODE_ADDRESS = (
@@ -30,7 +30,7 @@ class NodeAgent:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.mark: dict[str, str] = {}
-        self.undertaker: Undertaker | None = None
+        self.reaper: OrphanReaper | None = None
         # Without a name: it goes with the actor, however that ends; the lines are in the job's record by then.
         self.log = tempfile.TemporaryFile("a+b")  # noqa: SIM115  as long as the actor
 
@@ -42,9 +42,9 @@ class NodeAgent:
         machine = ray.get_runtime_context().get_node_id()[:12]  # its name in the inventory
         argv = [f"--local-addr={here}" if word == NODE_ADDRESS else word for word in argv]
         self.mark = mark_of(env)
-        # Not what all starts of this node have in common: the next one may be up before this one's undertaker looks.
+        # Not what all starts of this node have in common: the next one may be up before this one's reaper looks.
         mine = {START: uuid.uuid4().hex}
-        self.undertaker = Undertaker(mine)
+        self.reaper = OrphanReaper(mine)
         # From the thread that lives as long as the actor: the kernel ends the agent with the thread that made it.
         self.process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, process_group=0,

@@ -25,7 +25,7 @@ from cairn.cluster.records import ENDED, Record, State, Status
 from cairn.cluster.resolve import Plan
 from cairn.cluster.secret_env import write_private
 from cairn.core.errors import CairnError
-from cairn.core.rank_failure import failures_in, first_of, told
+from cairn.core.rank_failure import failures_in, first_of, report
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 PATIENCE_S = 60.0
@@ -116,8 +116,8 @@ class Slurm:
         if restarts and status.state == "queued" and status.reason == REASONS["None"]:
             status = msgspec.structs.replace(status, reason=REASONS["BeginTime"])
         failure = first_of(failures_in(record.logs)) if status.state == "failed" else None
-        told_last = told(failure) if failure is not None else ""
-        status = msgspec.structs.replace(status, restarts=restarts, failure=told_last)
+        last_report = report(failure) if failure is not None else ""
+        status = msgspec.structs.replace(status, restarts=restarts, failure=last_report)
         if said and status.state in ENDED:  # Slurm forgets it in a few minutes
             records.write_status(record, status)
         return status

@@ -56,7 +56,7 @@ def decide_in_order(view: View) -> Action | None:
 
 
 def decide_easy(view: View) -> Action | None:
-    """While nobody gives GPUs back, whoever did not fit still does not: then only newcomers are tried."""
+    """EASY backfill. Until a job releases GPUs, jobs that did not fit still do not, so only new arrivals are tried."""
     if not view.waiting or not view.somebody_may_fit():
         return None
     head = view.waiting[0]

@@ -4,6 +4,8 @@
     worker 1 ---> rank 2: a pool of    -> worker 1       on every rank; the aggregator brings nothing
                   few slots                              and keeps what it has
 
+A teaching proof, not a tool: no product path uses it.
+
 It is the schedule `all_reduce/switch` (SwitchML), the very operations that `cairn comm verify` proves, over the links
 of the backend: each worker sends a vector and receives one, whatever their number, and the pool is what the switch has
 of memory. A process is no switch: its host carries the bytes of all workers, so it is here to be tested and measured

@@ -10,7 +10,8 @@
 In GOAL the chunks between two ranks in one step are one message, as in a proof: a simulator that counts waits counts
 as many. A send lets its thread go on at once, since a proof holds for connections that have room for it (`irequires`:
 begun is enough); a channel is a cpu of its rank; sums and copies take time only if somebody says how fast they are.
-Pure: knows no file and no simulator.
+A teaching proof for those who have such a simulator (`cairn comm export`); nothing else reads it. Pure: knows no file
+and no simulator.
 """
 
 from collections import defaultdict

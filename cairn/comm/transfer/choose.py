@@ -14,13 +14,18 @@ from cairn.core.shared_secret import secret_from
 TRANSPORTS = ("tcp", "shm", "nixl")
 
 
-def make_transport(kind: str, name: str, patience: Patience = PATIENCE) -> Endpoint:
-    """Where the environment has a secret of the job (CAIRN_JOB_SECRET), both ends have to know it."""
+def make_transport(
+    kind: str, name: str, patience: Patience = PATIENCE, host: str = "127.0.0.1"
+) -> Endpoint:
+    """Where the environment has a secret of the job (CAIRN_JOB_SECRET), both ends have to know it.
+
+    `host`: the address to listen on; shared memory has none.
+    """
     secret = secret_from(os.environ)
     makers = {
-        "tcp": partial(tcp, secret=secret),
+        "tcp": partial(tcp, host=host, secret=secret),
         "shm": shm,
-        "nixl": partial(nixl.nixl, secret=secret),
+        "nixl": partial(nixl.nixl, host=host, secret=secret),
     }
     if kind not in makers:
         hint = did_you_mean(kind, makers, otherwise=f"there are: {', '.join(makers)}")

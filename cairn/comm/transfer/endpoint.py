@@ -21,12 +21,10 @@ import msgspec
 import numpy as np
 
 from cairn.comm.transfer.copies import Bytes
-from cairn.comm.transfer.doors import bound, dialled, name_of
 from cairn.comm.transfer.errors import PeerLost, TransferError
 from cairn.comm.transfer.mover import (
     BEAT,
     BYE,
-    CONNECT_S,
     HELLO,
     NOTE,
     OWN,
@@ -37,6 +35,7 @@ from cairn.comm.transfer.mover import (
     Peer,
 )
 from cairn.comm.transfer.runs import Runs
+from cairn.comm.transfer.sockets import CONNECT_S, bound, dialled, name_of
 from cairn.comm.transfer.transport import (
     Done,
     Event,

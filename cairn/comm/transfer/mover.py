@@ -6,7 +6,7 @@ A mover reads from a peer's memory and writes to it; the endpoint does the rest 
 
 import socket
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -15,11 +15,7 @@ from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Wire
 
-if TYPE_CHECKING:
-    from cairn.comm.transfer.endpoint import Endpoint
-
 HELLO, NOTE, BEAT, BYE, OWN = 0, 1, 2, 3, 16  # a mover's frames begin with OWN
-CONNECT_S = 10.0
 
 
 class Patience(NamedTuple):
@@ -51,12 +47,20 @@ class Peer:
         self.last_heard = (0, time.monotonic())  # bytes, and since when no more have come
 
 
+class End(Protocol):
+    """What a mover needs of its endpoint."""
+
+    regions: dict[str, Region]
+
+    def settle(self, peer: Peer, ticket: int, reason: str | None = None) -> None: ...
+
+
 class Mover(Protocol):
     kind: str
     family: socket.AddressFamily
 
     def allocate(self, nbytes: int) -> Bytes: ...
-    def open(self, end: "Endpoint") -> bytes:
+    def open(self, end: End) -> bytes:
         """Regions are complete; what a peer has to know about them."""
         ...
 

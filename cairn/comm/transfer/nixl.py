@@ -28,7 +28,7 @@ import numpy as np
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import PATIENCE, Patience, Peer
+from cairn.comm.transfer.mover import PATIENCE, End, Patience, Peer
 from cairn.comm.transfer.runs import Offsets, Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Gone
@@ -77,7 +77,7 @@ class NixlMover:
     def allocate(self, nbytes: int) -> Bytes:
         return np.zeros(nbytes, np.uint8)
 
-    def open(self, end: Endpoint) -> bytes:
+    def open(self, end: End) -> bytes:
         self._end, self._api = end, load_api()
         try:
             self._start(end)
@@ -90,7 +90,7 @@ class NixlMover:
         places = {one.name: (one.address, one.device) for one in end.regions.values()}
         return msgspec.msgpack.encode(About(self._agent.get_agent_metadata(), places))
 
-    def _start(self, end: Endpoint) -> None:
+    def _start(self, end: End) -> None:
         config = self._api.nixl_agent_config(backends=[PLUGIN])
         self._agent = self._api.nixl_agent(f"{self._name}-{os.getpid()}", config)
         if PLUGIN not in self._agent.backends:

@@ -24,7 +24,7 @@ import numpy as np
 from cairn.comm.transfer.copies import Bytes, copy_runs
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import PATIENCE, Patience, Peer
+from cairn.comm.transfer.mover import PATIENCE, End, Patience, Peer
 from cairn.comm.transfer.runs import Runs
 from cairn.comm.transfer.transport import Region
 from cairn.comm.transfer.wire import Frame, Gone
@@ -55,7 +55,7 @@ class ShmMover:
         self._files[memory.ctypes.data] = file
         return memory
 
-    def open(self, end: Endpoint) -> bytes:
+    def open(self, end: End) -> bytes:
         self._end = end
         private = [one.name for one in end.regions.values() if one.address not in self._files]
         if private:

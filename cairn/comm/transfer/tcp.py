@@ -18,7 +18,7 @@ import numpy as np
 from cairn.comm.transfer.copies import Bytes
 from cairn.comm.transfer.endpoint import Endpoint
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import OWN, PATIENCE, Patience, Peer
+from cairn.comm.transfer.mover import OWN, PATIENCE, End, Patience, Peer
 from cairn.comm.transfer.runs import Offsets, Runs
 from cairn.comm.transfer.transport import Region, check_reach
 from cairn.comm.transfer.wire import Frame, Gone, Scattered
@@ -52,7 +52,7 @@ class TcpMover:
     def allocate(self, nbytes: int) -> Bytes:
         return np.zeros(nbytes, np.uint8)
 
-    def open(self, end: Endpoint) -> bytes:
+    def open(self, end: End) -> bytes:
         self._end = end
         on_gpu = [region.name for region in end.regions.values() if region.memory is None]
         if on_gpu:

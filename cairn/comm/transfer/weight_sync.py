@@ -173,7 +173,7 @@ class WeightSink:
             raise Refused(f"{peer} is no source of weights", hint="is its address right?") from None
         if theirs.fingerprint != ours.fingerprint:
             raise Refused(
-                f"source {place} ({peer}) is cut otherwise. here: {ours.words}; there: {theirs.words}",
+                f"source {place} ({peer}) has another layout: expected {ours.words}, it has {theirs.words}",
                 hint="both sides build the layout from the same model, ranks and number type",
             )
 

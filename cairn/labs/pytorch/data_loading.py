@@ -77,15 +77,17 @@ def _feed(bench: Workbench, load_s: float, compute_s: float, steps: int) -> tupl
     import torch
 
     from cairn.train.config import Data, Train
-    from cairn.train.feeder import Feeder
+    from cairn.train.next_batches import SourceBatches
 
     data = Data(sources=["random"], sequence=16, sequences=SAMPLES, microbatch=SAMPLES)
-    feeder = Feeder(_slow_source(load_s / SAMPLES), Train(data=data), 0, 1, torch.device("cpu"))
+    feeder = SourceBatches(
+        _slow_source(load_s / SAMPLES), Train(data=data), 0, 1, torch.device("cpu")
+    )
     ids: list[int] = []
     try:
         start = time.perf_counter()
         for step in range(steps):
-            for batch in feeder.batches(step * SAMPLES):
+            for batch in feeder.after(step * SAMPLES):
                 ids += batch.ids
             time.sleep(compute_s)
         return time.perf_counter() - start, ids

@@ -127,6 +127,10 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     host_s: float = 0.0  # of all steps, as in `Spent`
     device_s: float = 0.0
     at: float = 0.0  # when it was so, on time.monotonic
+    remote_prefills: int = 0  # prompts that another server computed, since the start
+    prefill_fallbacks: int = (
+        0  # prompts that were asked for elsewhere and computed here, since the start
+    )
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -7,6 +7,7 @@
     holding   whose pages may be freed when: a block manager for both sides (pure)
     memory    where an engine's pages lie, as the transfer sees them
     prefill, decode   the two sides, driven by `step`; desk: answers readers meanwhile
+    roles, prefill_client   one side as the engine of a server: `cairn serve --role prefill|decode`
     pair, timed   both together, in one process or in two, and one engine beside them: what labs call
 
 Tokens are those of one engine. If pages do not come, the decode side computes the prompt itself.

@@ -22,7 +22,7 @@ from cairn.comm.transfer.handshake import Side
 from cairn.comm.transfer.lease import TERMS, Terms
 from cairn.comm.transfer.take import NotTaken, Take, Taken
 from cairn.serve.engine.loop import Engine, Output
-from cairn.serve.engine.request import Request, check_request
+from cairn.serve.engine.request import Finish, Request, RequestId, check_request
 from cairn.serve.separation.memory import KVMemory
 from cairn.serve.separation.prefill import Handoff, hold_pages
 
@@ -55,11 +55,18 @@ class Coming:
 
 class DecodeSide:
     def __init__(
-        self, engine: Engine, *, transport: str = "shm", staged: bool | None = None, terms: Terms = TERMS,
+        self,
+        engine: Engine,
+        *,
+        transport: str = "shm",
+        host: str = "127.0.0.1",
+        staged: bool | None = None,
+        terms: Terms = TERMS,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        """`host`: the address that the transport listens on, where it listens on one."""
         self.engine, self.blocks, self._clock = engine, hold_pages(engine), clock
-        self.transport = make_transport(transport, f"decode-{uuid.uuid4().hex[:12]}")
+        self.transport = make_transport(transport, f"decode-{uuid.uuid4().hex[:12]}", host=host)
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
         self._take = Take(self.transport, side, terms)
@@ -67,6 +74,7 @@ class DecodeSide:
         self._line: deque[Coming] = deque()  # no room yet
         self._coming: dict[str, Coming] = {}  # by offer
         self.arrivals: deque[Arrival] = deque(maxlen=REMEMBERED)
+        self.not_arrived = 0  # hand-overs whose prompts were computed here
 
     @property
     def has_work(self) -> bool:
@@ -76,9 +84,12 @@ class DecodeSide:
         """Connect ahead of the first hand-over, which would have to wait for it."""
         self._take.meet(address)
 
-    def add(self, handoff: Handoff) -> None:
-        """In line, or refused with a RequestError: this engine may be smaller than the other."""
-        request = handoff.ask.request()
+    def add(self, handoff: Handoff, request: Request | None = None) -> None:
+        """In line, or refused with a RequestError: this engine may be smaller than the other.
+
+        `request`: the one that goes on; by default it is made from the hand-over.
+        """
+        request = handoff.ask.request() if request is None else request
         check_request(request, self.engine.scheduler.limits)
         request.outputs.append(handoff.first)
         request.total += 1
@@ -86,17 +97,31 @@ class DecodeSide:
         end = min(len(request.prompt) + most, context) if most is not None else context
         self._line.append(Coming(handoff, request, end, self._clock()))
 
-    def abort(self, id: str) -> None:
+    def decline(self, handoff: Handoff) -> None:
+        """Nobody wants it any more: its pages may be freed."""
+        with contextlib.suppress(TransferError):  # a giver that is gone needs no word
+            self._take.decline(handoff.offer, self._clock())
+
+    def abort(
+        self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
+    ) -> Request | None:
         """Wherever it is. Bytes that are under way still land, in pages that are still its own."""
+        found = None
         for one in [one for one in self._line if one.request.id == id]:
             self._line.remove(one)
-            self._decline(one)
+            self.decline(one.handoff)
+            found = one.request
         for offer, one in self._coming.items():
             if one.request.id == id:
                 self._take.cancel(offer)
                 one.end = 0  # nobody wants it any more
-        if self.engine.abort(id) is not None:
+                found = one.request
+        if (request := self.engine.abort(id, reason, stop_reason)) is not None:
             self.blocks.give_up(id)
+            return request
+        if found is not None:
+            found.finish, found.stop_reason = reason, stop_reason
+        return found
 
     def step(self, wait_s: float = NAP_S) -> list[Output]:
         """`wait_s`: how long to wait for bytes if there is nothing to decode."""
@@ -116,12 +141,13 @@ class DecodeSide:
             one = self._line[0]
             ends = [other.end for other in (*self._line, *self._coming.values())]
             stand_in = self.blocks.reserve(one.request, [*ends, *self._ends()])
-            table = self.memory.place(stand_in.blocks) if stand_in is not None else None
+            pages = [] if stand_in is None else self.blocks.seen(stand_in, len(one.request.prompt))
+            table = self.memory.place(pages) if stand_in is not None else None
             if stand_in is None or table is None:
                 self.blocks.give_up(one.request.id)
                 if not self._coming and not self.engine.has_work:
                     self._line.popleft()
-                    self._decline(one)
+                    self.decline(one.handoff)
                     self._compute_here(one, now, "its pages do not fit beside those it will need")
                     continue
                 return
@@ -129,7 +155,7 @@ class DecodeSide:
             one.began, one.start, one.pages, one.table = (
                 now,
                 stand_in.computed,
-                stand_in.blocks,
+                pages,
                 table,
             )
             try:
@@ -138,10 +164,6 @@ class DecodeSide:
                 self._not_here(one, now, error.message)
                 continue
             self._coming[one.handoff.offer.request] = one
-
-    def _decline(self, one: Coming) -> None:
-        with contextlib.suppress(TransferError):  # a giver that is gone needs no word
-            self._take.decline(one.handoff.offer, self._clock())
 
     def _ends(self) -> list[int]:
         return [request.end for request in self.engine.scheduler._requests.values()]
@@ -167,12 +189,13 @@ class DecodeSide:
 
     def _compute_here(self, one: Coming, now: float, reason: str) -> None:
         self._note(one, now, reason)
+        self.not_arrived += 1
         if one.end:
             self.engine.add(one.request)
 
     def _note(self, one: Coming, now: float, why_not: str | None) -> None:
         tokens = len(one.request.prompt)
-        moved = self.memory.bytes_of(tokens - one.start) if why_not is None else 0
+        moved = self.memory.bytes_of(tokens, one.start) if why_not is None else 0
         self.arrivals.append(
             Arrival(id=str(one.request.id), tokens=tokens, cached=one.start, bytes=moved,
                     waited_s=one.began - one.added, moved_s=now - one.began, why_not=why_not)

@@ -68,11 +68,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class PrefillSide:
     def __init__(
-        self, engine: Engine, *, transport: str = "shm", staged: bool | None = None, terms: Terms = TERMS,
+        self,
+        engine: Engine,
+        *,
+        transport: str = "shm",
+        host: str = "127.0.0.1",
+        staged: bool | None = None,
+        terms: Terms = TERMS,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        """`host`: the address that the transport listens on, where it listens on one."""
         self.engine, self.blocks = engine, hold_pages(engine)
-        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}")
+        self.transport = make_transport(transport, f"prefill-{uuid.uuid4().hex[:12]}", host=host)
         self.memory = KVMemory(engine, self.transport, staged)
         side = Side(engine=self.transport.name, rank=0, layout=self.memory.layout)
         self._desk = Desk(self.transport, side, terms, clock)
@@ -160,7 +167,7 @@ class PrefillSide:
         self._count += 1
         name = f"{self.transport.name}/{self._count}"
         self._offers[name] = (ask.id, table)
-        offer = self._desk.grant(name, table, len(ask.prompt))
+        offer = self._desk.grant(name, table, self.memory.entries_of(len(ask.prompt)))
         ledger = output.request.ledger
         return Handoff(
             ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
@@ -181,6 +188,6 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
     limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
     scheduler.blocks = blocks = HoldingBlocks(
-        limits.pages, limits.page_size, prefix_caching=caching
+        limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )
     return blocks

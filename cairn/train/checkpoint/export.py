@@ -11,21 +11,25 @@ import torch
 
 from cairn.core.errors import DataError
 from cairn.models.build import Build
+from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
+from cairn.models.hub import resolve
 from cairn.models.transformer import Transformer
+from cairn.models.weights import load_model, random_model
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.load import About, load_pieces, read_about
 from cairn.train.checkpoint.piece import pieces_of
 from cairn.train.precision import DTYPES
+from cairn.train.trainable import Base, Trainable, digest_of
 
 
 def export_checkpoint(checkpoint: Path, out: Path, tokenizer: Path | None) -> None:
     """`out` is replaced if it is there."""
     about = read_about(checkpoint)
-    model = empty_model(about)
-    parameters = dict(model.named_parameters())
-    pieces = pieces_of(list(model.slots()), parameters)
-    named = {f"model/{name}": piece for name, piece in pieces.items()}
+    model = empty_model(about) if about.base is None else base_model(about, about.base)
+    trained = Trainable(() if about.base is None else about.base.frozen)
+    pieces = pieces_of(list(model.slots()), dict(model.named_parameters()))
+    named = {f"model/{name}": piece for name, piece in pieces.items() if trained(name)}
     load_pieces(checkpoint, named, together=False)
     fresh = out.with_name(f"{out.name}.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -51,7 +55,25 @@ def export_newest(run: Path, out: Path, tokenizer: Path | None) -> Path:
         return found
 
 
+def base_model(about: About, base: Base) -> Transformer:
+    """The weights that the run began with, of which it has changed only those that are not frozen."""
+    build = Build("cpu", _dtype(about))
+    if not base.path:
+        return random_model(about.spec, build, base.seed)
+    start = open_checkpoint(resolve(base.path))
+    found = digest_of(start.path)
+    if found != base.digest:
+        raise DataError(
+            f"the frozen weights in {base.path} are not those of the run: their digest is {found}, not {base.digest}",
+            hint="put the files of the base model back",
+        )
+    return load_model(about.spec, start.tensors, build)
+
+
 def empty_model(about: About) -> Transformer:
-    kind = about.config.get("precision", {}).get("kind", "float32")
-    model = Transformer(about.spec, Build("meta", DTYPES[kind]))
+    model = Transformer(about.spec, Build("meta", _dtype(about)))
     return model.to_empty(device=torch.device("cpu"))
+
+
+def _dtype(about: About) -> torch.dtype:
+    return DTYPES[about.config.get("precision", {}).get("kind", "float32")]

@@ -20,6 +20,7 @@ from cairn.models.spec import ModelSpec
 from cairn.train.checkpoint.folder import ABOUT
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.checkpoint.planner import LoadPieces
+from cairn.train.trainable import Base
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     watch: list[float] = []  # recent losses, of the bad-step policy
     config: dict[str, Any] = {}  # the recipe as it ran
     world: int = 1
+    base: Base | None = None  # where frozen weights are; None: all of them are here
 
 
 def read_about(folder: Path) -> About:

@@ -91,11 +91,11 @@ class PeerMemory:
             written = self._written(step, pieces, about, inspect, hurry)
             if written is None:
                 return self._left_out()
-            if self._tell(written):
+            if self._announce(written):
                 return True
             self.close()  # the agent died: once more, to its successor
             again = self._written(step, pieces, about, lambda pieces: None, True)
-            return (again is not None and self._tell(again)) or self._left_out()
+            return (again is not None and self._announce(again)) or self._left_out()
 
     def _written(
         self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any], inspect: Inspect,
@@ -148,7 +148,7 @@ class PeerMemory:
         safe = newer < 0 or self.wait_until_safe(newer, 0.0 if hurry else self.patience_s)
         return older if safe else 1 - older
 
-    def _tell(self, written: Written) -> bool:
+    def _announce(self, written: Written) -> bool:
         try:
             answer = ask(self._linked(), written)
         except OSError:

@@ -59,6 +59,15 @@ def read_chat(line: bytes, where: str) -> Chat:
     return Chat(checked, tools or None, where)
 
 
+def is_chat(value: object) -> bool:
+    """Whether a line of JSON is a chat in one of these forms; one with a field `text` is a document."""
+    if not isinstance(value, dict) or "text" in value:
+        return False
+    if "messages" in value or "conversations" in value:
+        return True
+    return any(asked in value and answered in value for asked, answered in _PAIRS)
+
+
 def _messages(value: Mapping[str, Any], where: str) -> object:
     if "messages" in value:
         return value["messages"]

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from cairn.core.errors import ConfigError
 from cairn.train.config import Optim
 from cairn.train.optim.adamw import AdamW
 from cairn.train.optim.int8_states import AdamW8
@@ -31,20 +30,20 @@ class Optimizer(Protocol):
         ...
 
 
-class Both:
+class MuonWithAdamW:
     """Two optimizers, each with its own parameters."""
 
-    def __init__(self, first: Optimizer, second: Optimizer) -> None:
-        self.first, self.second = first, second
+    def __init__(self, matrices: Optimizer, rest: Optimizer) -> None:
+        self.matrices, self.rest = matrices, rest
 
     def update(
         self, gradients: Mapping[str, Tensor], number: int, lr: float, factor: Tensor
     ) -> None:
-        self.first.update(gradients, number, lr, factor)
-        self.second.update(gradients, number, lr, factor)
+        self.matrices.update(gradients, number, lr, factor)
+        self.rest.update(gradients, number, lr, factor)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return self.first.tensors() | self.second.tensors()
+        return self.matrices.tensors() | self.rest.tensors()
 
 
 class Offloaded:
@@ -96,11 +95,11 @@ def make_optimizer(
     if settings.kind == "adamw":
         return kind(parameters, settings, masters, seed)
     inside = {n: p for n, p in parameters.items() if is_matrix(n, p)}
-    if not inside:
-        raise ConfigError("no matrices for Muon to update", hint="use optim.kind adamw")
+    if not inside:  # a stage whose layers are frozen
+        return kind(parameters, settings, masters, seed)
     rest = {n: p for n, p in parameters.items() if n not in inside}
     muon = Muon(inside, settings, masters, cut, matrices)
-    return Both(muon, kind(rest, settings, masters, seed))
+    return MuonWithAdamW(muon, kind(rest, settings, masters, seed))
 
 
 def _on_host(tensor: Tensor) -> Tensor:

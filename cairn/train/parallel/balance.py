@@ -11,7 +11,6 @@ neither depends on the layout.
 
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -35,18 +34,17 @@ class BalancedRouter(Router):
         context: Group,
     ) -> None:
         """`context`: ranks that have other tokens of the same microbatch."""
-        # The bias is not a parameter here: it is steered, not trained.
-        super().__init__(build, spec, msgspec.structs.replace(experts, choice_bias=False))
+        super().__init__(build, spec, experts)
         self.loss, self.rate, self.context = loss, rate, context
-        self.share = 1.0  # of the step that a microbatch is; whoever runs the step says so
-        # Not buffers: whoever gives the weights a place must not touch them.
-        self.bias_E: Tensor = torch.zeros(experts.count)  # pyrefly: ignore[bad-override-mutable-attribute]
+        # Of the step that a microbatch is, times the scale of the loss; whoever runs the step says so.
+        self.share: Tensor | float = 1.0
+        # Not a buffer: whoever gives the weights a place must not touch it.
         self.load_E = torch.zeros(experts.count)
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         scores_TE = self.scores(x_TD)
-        if self.bias_E.device != x_TD.device:
-            self.bias_E, self.load_E = self.bias_E.to(x_TD.device), self.load_E.to(x_TD.device)
+        if self.load_E.device != x_TD.device:
+            self.load_E = self.load_E.to(x_TD.device)
         _, chosen_TN = self.choose(scores_TE, self.bias_E)
         if torch.is_grad_enabled():
             counts_E = torch.bincount(chosen_TN.flatten(), minlength=self.experts.count)
@@ -67,7 +65,7 @@ class BalancedRouter(Router):
     def steer(self, replicas: Group) -> None:
         """After a step, with the loads of all ranks that had other tokens."""
         load_E = all_reduce(self.load_E, replicas)
-        if self.rate:
+        if self.rate and self.bias_E is not None:
             self.bias_E += self.rate * torch.sign(load_E.mean() - load_E)
         self.load_E.zero_()
 

@@ -38,7 +38,10 @@ class Fsdp:
         reshard: bool = True,
         whole: bool = False,
     ) -> None:
-        """`ignored`: parameters that others look after. `reshard`: free weights between forward and backward."""
+        """`ignored`: parameters that others look after. `reshard`: free weights between forward and backward.
+
+        Frozen parameters are cut like the others, and have no gradients.
+        """
         self.stages = list(stages)
         self.whole = whole
         self.copies = mesh.size("dp")
@@ -46,7 +49,7 @@ class Fsdp:
             name: p.shape[0]
             for stage in self.stages
             for name, p in stage.named_parameters()
-            if p not in ignored
+            if p not in ignored and p.requires_grad
         }
         for stage in self.stages:
             _shard(stage, mesh, ignored, reduce_dtype, reshard)

@@ -47,8 +47,14 @@ class Parallel(Protocol):
     data_rank: int  # which slice of a step's samples this process reads
     data_ranks: int
 
-    def forward_backward(self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor) -> Tensor:
-        """Adds the gradients of all microbatches; this process's share of the loss. `valid`: global tokens."""
+    def forward_backward(
+        self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor, scale: Tensor | float = 1.0
+    ) -> Tensor:
+        """Adds the gradients of all microbatches; this process's share of the loss. `valid`: global tokens.
+
+        `scale`: what `valid` has been divided by, so that small gradients survive float16. Losses that enter by their
+        gradient alone, as that of balanced experts, are multiplied by it.
+        """
         ...
 
     def forward(self, batches: "Sequence[Batch]", head: TokenHead) -> list[dict[str, Tensor]]:
@@ -64,7 +70,7 @@ class Parallel(Protocol):
         ...
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What this process updates, by path; local shards where there are shards."""
+        """What this process updates, by path; local shards where there are shards, nothing that is frozen."""
         ...
 
     def gradients(self) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cairn.kernels.optim.grad_norm import square_sum
 from cairn.models.build import Slot
+from cairn.models.experts import Router
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.checkpoint.piece import Piece, whole
@@ -60,22 +61,23 @@ class ParallelModel:
         self.data_rank, self.data_ranks = mesh.data_rank, mesh.data_ranks
         self.slots: list[Slot] = list({s.name: s for stage in held for s in stage.slots()}.values())
         self.whole = _whole_on_every_rank(self.slots)
+        named = (entry for stage in held for entry in stage.named_parameters())
+        self.trained = {name for name, parameter in named if parameter.requires_grad}
         self.executed: list[Action] = []  # of the last step, where there is a pipeline
         self._pipelines: dict[tuple[int, bool], Pipeline] = {}
-        self.routers = {
-            path: module
-            for stage in held
-            for path, module in stage.named_modules()
-            if isinstance(module, BalancedRouter)
-        }
+        modules = [entry for stage in held for entry in stage.named_modules()]
+        self.routers = {path: m for path, m in modules if isinstance(m, Router)}
+        self.balanced = [m for m in self.routers.values() if isinstance(m, BalancedRouter)]
 
     # -- one pass -------------------------------------------------------------------------------
 
-    def forward_backward(self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor) -> Tensor:
+    def forward_backward(
+        self, batches: "Sequence[Batch]", loss: Loss, valid: Tensor, scale: Tensor | float = 1.0
+    ) -> Tensor:
         for sync in self.syncs:
             sync.begin(len(batches))
-        for router in self.routers.values():
-            router.share = 1.0 / (len(batches) * self.data_ranks)
+        for router in self.balanced:
+            router.share = scale / (max(1, len(batches)) * self.data_ranks)
 
         def head(hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch") -> Tensor:
             return loss(hidden_TD, vocabulary, batch, valid)
@@ -89,7 +91,7 @@ class ParallelModel:
         for sync in self.syncs:
             sync.finish()
         self._sum_partial_gradients()
-        for router in self.routers.values():
+        for router in self.balanced:
             router.steer(self.mesh.group("replica"))
         return self._share_of_data_rank(shares)
 
@@ -202,7 +204,11 @@ class ParallelModel:
         rows = {name: span for sync in self.syncs for name, span in sync.rows.items()}
         if tensors is not None:
             return pieces_of_rows(self.slots, tensors, rows)
-        biases = {f"{path}.bias": whole(r.bias_E) for path, r in self.routers.items() if r.rate}
+        biases = {
+            f"{path}.bias": whole(router.bias_E.detach())
+            for path, router in self.routers.items()
+            if router.bias_E is not None
+        }
         return pieces_of_rows(self.slots, self.parameters(), rows) | biases
 
     def matrices(self) -> Matrices:
@@ -210,7 +216,8 @@ class ParallelModel:
         rows = self.mesh.group("replica") if cut or self.options.zero else None
         mine = not cut or self.mesh.rank("dp") == 0  # copies of the same rows are not added
         apart = is_expert_weight if self.mesh.size("ep") > 1 else lambda name: False
-        return over_ranks(self.slots, self.mesh.group("tp"), rows, mine, apart)
+        trained = [slot for slot in self.slots if slot.parameter in self.trained]
+        return over_ranks(trained, self.mesh.group("tp"), rows, mine, apart)
 
     def _is_on_both_ends(self, name: str) -> bool:
         """Whether the first and the last stage, on two ranks, both hold this parameter."""

@@ -15,6 +15,7 @@ batch, whatever the layout.
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import torch
 
 from cairn.models.build import Build
@@ -35,6 +36,7 @@ from cairn.train.parallel.tensor import SequenceShards, TensorShards
 from cairn.train.parallel.zero import Zero
 from cairn.train.products import PLAIN, Products, through_products
 from cairn.train.recompute_kinds import Recompute
+from cairn.train.trainable import EVERYTHING, Trainable, freeze
 
 Fill = Callable[[Stage], None]  # gives a stage on the meta device its weights
 
@@ -52,12 +54,15 @@ def parallelize(
     fused_context: int | None = None,
     products: Products = PLAIN,
     wide_sums: bool = True,
+    trainable: Trainable = EVERYTHING,
 ) -> ParallelModel:
     """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
 
     `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
     `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
+    `trainable`: which weights get gradients.
     """
+    spec = with_choice_bias(spec, options)
     check(mesh.layout, mesh.layout.world(), spec, Work(options=options))
     is_fused = fused_context is not None
     build = Build("meta", dtype, _shards(mesh, options), fused=is_fused or products is not PLAIN)
@@ -69,6 +74,7 @@ def parallelize(
             stage.fuse(FusedLayers(spec, mesh.device, fused_context, products, recompute))
         elif products is not PLAIN:
             through_products(stage, products)
+        freeze(stage, stage.slots(), trainable)
     return ParallelModel(spec, held, _syncs(held, mesh, options, wide_sums), mesh, options, attend)
 
 
@@ -83,6 +89,14 @@ def build_stages(spec: ModelSpec, build: Build, mesh: Mesh, options: Options) ->
         known = next((s.embedding for s in held if s.embedding is not None), None)
         held.append(Stage(spec, build, share_of(spec.layers, number, count), make, known))
     return held
+
+
+def with_choice_bias(spec: ModelSpec, options: Options) -> ModelSpec:
+    """A bias that steers the choice of experts is a tensor of the model: it is exported, and served."""
+    if not options.balance_bias or spec.experts is None or spec.experts.choice_bias:
+        return spec
+    experts = msgspec.structs.replace(spec.experts, choice_bias=True)
+    return msgspec.structs.replace(spec, experts=experts)
 
 
 def _expert_maker(mesh: Mesh, options: Options) -> ExpertMaker | None:
@@ -108,13 +122,17 @@ def _fill_random(stage: Stage, device: str, seed: int) -> None:
 
 def _syncs(held: list[Stage], mesh: Mesh, options: Options, wide_sums: bool) -> list[Sync]:
     """Who looks after which parameters: experts that are spread apart from all others."""
-    parameters = {name: p for stage in held for name, p in stage.named_parameters()}
-    experts = {n: p for n, p in parameters.items() if mesh.size("ep") > 1 and is_expert_weight(n)}
+    everything = {name: p for stage in held for name, p in stage.named_parameters()}
+    parameters = {name: p for name, p in everything.items() if p.requires_grad}
+    all_experts = {n for n in everything if mesh.size("ep") > 1 and is_expert_weight(n)}
+    experts = {n: p for n, p in parameters.items() if n in all_experts}
     dense = {n: p for n, p in parameters.items() if n not in experts}
     found: list[Sync] = []
     if mesh.size("fsdp") > 1:
-        wide = torch.float32 if next(iter(parameters.values())).dtype != torch.float32 else None
-        apart, whole_ones = set(experts.values()), options.whole_gradients
+        wide = torch.float32 if next(iter(everything.values())).dtype != torch.float32 else None
+        # Experts have groups of their own, and the biases of routers are steered, not trained.
+        apart = {p for n, p in everything.items() if n in all_experts or n.endswith(".bias_E")}
+        whole_ones = options.whole_gradients
         found.append(Fsdp(held, mesh, apart, wide, options.reshard, whole_ones))
     elif options.zero and mesh.group("replica") is not None:
         found.append(Zero(dense, mesh.group("replica"), options.zero))

@@ -23,7 +23,7 @@ from cairn.train.recovery.settings import Recovery
 Kind = Literal["exit", "silence", "stuck", "late", "slow"]
 STARVED = 10  # a rank that the kernel would run has so many times the patience: the machine is busy
 SLOW_STEPS = 3  # a rank is slow when it was in so many of the last steps
-KEPT = 1000  # steps that are waited for, until every rank has told of them
+KEPT = 1000  # steps that are waited for, until every rank has reported them
 LEAST_BUSY_S = 0.02  # steps shorter than this say nothing about who is slow
 
 
@@ -113,7 +113,7 @@ def patience(state: str, silent_s: float) -> float:
 
 
 def suspect(seen: Sequence[Seen]) -> Seen:
-    """Of ranks that wait for each other: the one that is behind; if none is, the first that waits for nobody."""
+    """Of ranks that wait for each other: the one with the fewest collectives; of equals, one that is in none."""
     return min(seen, key=lambda one: (one.collectives, one.step, one.waits, one.rank))
 
 
@@ -127,7 +127,7 @@ class Slow(NamedTuple):
     step_s: float  # of the whole step; 0: not known
 
     def words(self) -> str:
-        """Compute against network: whoever computes longest waits for nobody, so the rest is the network's."""
+        """In a sentence: the slowest rank waits for no other, so the rest of its step is the network's."""
         times = self.busy_s / max(self.others_s, 1e-9)
         said = f"computes {self.busy_s:.3f} s of a step, {min(times, 999):.1f} times the others' {self.others_s:.3f} s"
         if not self.step_s:
@@ -140,7 +140,7 @@ class Slow(NamedTuple):
 class Slowness:
     """Who was far slower than the others, step after step; a single slow step is nobody's fault.
 
-    Steps are looked at one by one, once every rank has told of them: ranks that are far apart tell at other moments.
+    Steps are looked at one by one, once every rank has reported them: nodes report at different moments.
     """
 
     def __init__(self, factor: float) -> None:
@@ -148,7 +148,7 @@ class Slowness:
         self.in_a_row: dict[int, int] = {}
         self.fine_in_a_row: dict[int, int] = {}
         self.step = -1
-        self.told: dict[int, dict[int, Spent]] = {}  # step -> rank -> what it did
+        self.reported: dict[int, dict[int, Spent]] = {}  # step -> rank -> what it did
         self.recent: dict[int, list[Slow]] = {}  # the slow steps in a row
         self.named: set[int] = set()  # who is a straggler now
         self.evidence: dict[int, Slow] = {}  # of all who ever were
@@ -162,14 +162,16 @@ class Slowness:
             known = (Spent(one.step, one.busy_s, 0.0),) if one.recent is None else one.recent
             for spent in known:
                 if spent.step > self.step:
-                    self.told.setdefault(spent.step, {})[one.rank] = spent
+                    self.reported.setdefault(spent.step, {})[one.rank] = spent
         found: list[int] = []
-        for step in sorted(self.told):
-            if len(seen) > 1 and len(self.told[step]) == len(seen):
-                found += self._one(step, self.told[step])
+        for step in sorted(self.reported):
+            if len(seen) > 1 and len(self.reported[step]) == len(seen):
+                found += self._one(step, self.reported[step])
                 self.step = step
         least = min((one.step for one in seen), default=0)
-        self.told = {s: ranks for s, ranks in self.told.items() if s > max(self.step, least - KEPT)}
+        self.reported = {
+            s: ranks for s, ranks in self.reported.items() if s > max(self.step, least - KEPT)
+        }
         return found
 
     def _one(self, step: int, ranks: dict[int, Spent]) -> list[int]:

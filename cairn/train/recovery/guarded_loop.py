@@ -40,8 +40,8 @@ class RecallFailed(CairnError):
     """The state could not be read from memory, though it should be there."""
 
 
-class Post(msgspec.Struct, frozen=True):
-    """What a rank is told when it starts."""
+class Assignment(msgspec.Struct, frozen=True):
+    """What a rank needs to know when it starts."""
 
     rank: int
     world: int
@@ -53,11 +53,13 @@ class Post(msgspec.Struct, frozen=True):
 
 
 class GuardedLoop(Loop):
-    def __init__(self, *args: Any, board: Board, post: Post, **named: Any) -> None:
+    def __init__(self, *args: Any, board: Board, assignment: Assignment, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.board, self.post = board, post
+        self.board, self.assignment = board, assignment
         self.settings = self.config.recovery
-        self.peers = PeerMemory(board, post.rank, post.world, post.reach, post.generation)
+        self.peers = PeerMemory(
+            board, assignment.rank, assignment.world, assignment.reach, assignment.generation
+        )
         self.busy = BusyTime(self.state.parallel)
         store = self.settings.object_store
         self.far = (
@@ -68,9 +70,9 @@ class GuardedLoop(Loop):
             else None
         )
         # After a failure some copies lie on one node only: the first step of the new life is copied at once.
-        self.agents = self._agents() if post.recall is None else ()
+        self.agents = self._agents() if assignment.recall is None else ()
         self.copy_soon = self.pausing = False
-        self._tell_address()
+        self._publish_address()
 
     # -- the hooks of the loop ----------------------------------------------------------------------
 
@@ -93,12 +95,12 @@ class GuardedLoop(Loop):
         return super().resume()
 
     def _recall(self) -> bool:
-        recall = self.post.recall
+        recall = self.assignment.recall
         if recall is None:
             return False
         pieces = self.state.pieces()
         try:
-            words = recall_pieces(recall, self.post.reach, self.rank, pieces)
+            words = recall_pieces(recall, self.assignment.reach, self.rank, pieces)
         except (DataError, OSError) as error:
             raise RecallFailed(f"step {recall.step} in memory: {error}") from error
         about = msgspec.convert(words, About)
@@ -159,7 +161,7 @@ class GuardedLoop(Loop):
 
     def _history(self) -> tuple[int, float]:
         """Failures so far, and the seconds of the run before this life."""
-        return self.post.failures, self.post.seconds
+        return self.assignment.failures, self.assignment.seconds
 
     def _anybody(self, here: bool) -> bool:
         """All stop after the same step; and all make a copy after the same step, where an agent is a new one."""
@@ -191,7 +193,7 @@ class GuardedLoop(Loop):
         began = time.monotonic_ns()
         self.agents = self._agents()
         self._read(0)  # the recent losses are part of the state
-        about = self.state.about(self.source.fingerprint, self.world)
+        about = self.state.about(self.batches.fingerprint, self.world)
         pieces, inspect = self.state.pieces(), self._compare
         if (
             self.state.device.type == "cuda"
@@ -218,7 +220,7 @@ class GuardedLoop(Loop):
         """When each agent began: one that is new has lost what the one before it held."""
         return tuple(map(int, self.board.nodes["began_ns"]))
 
-    def _tell_address(self) -> None:
+    def _publish_address(self) -> None:
         """Where the largest tensor lies: a fault injector flips a bit there."""
         pieces = [
             piece.tensor for name, piece in self.state.pieces().items() if name.startswith("model/")
@@ -267,16 +269,16 @@ class BusyTime:
         return noted
 
 
-class Heart:
+class Heartbeat:
     """Signs of life from a thread of its own, with how many collectives this rank has begun."""
 
     def __init__(
         self, board: Board, rank: int, every_s: float, stall: StallWriter | None = None
     ) -> None:
-        """`stall`: told how far this rank is, and leaves a note where it stands still."""
+        """`stall`: gets how far this rank is, and leaves a note where it stands still."""
         self.board, self.rank, self.every_s, self.stall = board, rank, every_s, stall
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+        self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self.thread.start()

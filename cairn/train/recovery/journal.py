@@ -72,7 +72,7 @@ class Journal:
         self.book = Book()
         self.lost = False  # the last write failed
         self.written = 0.0
-        self.step_told = 0.0
+        self.step_written_at = 0.0
         self.unwritten: Stepped | None = None  # the last step, while it is not in the file
         for event in self._known() if go_on else ():
             self.book.take(event)
@@ -104,14 +104,14 @@ class Journal:
     def note(self, event: AnyEvent) -> None:
         """Counts it; and writes it down, steps only now and then."""
         self.book.take(event)
-        if isinstance(event, Stepped) and event.at - self.step_told < self.every_s:
+        if isinstance(event, Stepped) and event.at - self.step_written_at < self.every_s:
             self.unwritten = event
             return
         if self.unwritten is not None and not isinstance(event, Stepped):
             self._append(self.unwritten)  # how far it had come before this
         self.unwritten = None
         if isinstance(event, Stepped):
-            self.step_told = event.at
+            self.step_written_at = event.at
         self._append(event)
 
     def ledger(self) -> Ledger:

@@ -35,7 +35,7 @@ from cairn.train.only_here import only_here
 from cairn.train.recovery import node_memory
 from cairn.train.recovery.board import STARTING, Board
 from cairn.train.recovery.children import end_process
-from cairn.train.recovery.guarded_loop import GuardedLoop, Heart, Post, RecallFailed
+from cairn.train.recovery.guarded_loop import Assignment, GuardedLoop, Heartbeat, RecallFailed
 from cairn.train.recovery.launched_ledger import LaunchedLedger
 from cairn.train.recovery.meeting import Agreement, Arrived, Present, decide, secret_of
 from cairn.train.recovery.node_sight import Duty
@@ -78,12 +78,12 @@ def run_launched(
     agreement = decide(_everybody(present, world), rank)
     _set_out(agreement, board, rank, secret)
     stall = StallWriter(stall_path(node.folder, rank), config.recovery.stuck_s)
-    heart = Heart(board, rank, config.recovery.heartbeat_s, stall)
-    heart.start()
+    heartbeat = Heartbeat(board, rank, config.recovery.heartbeat_s, stall)
+    heartbeat.start()
     if agreement.leads:
         _give_duty(node, agreement, config, rank)
     reach = Reach(0, node.path, agreement.addresses, secret)
-    post = Post(rank, world, reach, agreement.generation, agreement.recall)
+    assignment = Assignment(rank, world, reach, agreement.generation, agreement.recall)
     ledger = LaunchedLedger(config.folder, agreement, world, board) if rank == 0 else None
 
     def revive() -> None:
@@ -93,13 +93,13 @@ def run_launched(
         keep_at(agreement.addresses[0], agreement.keeper, secret)
 
     make_loop = partial(
-        LaunchedLoop, board=board, post=post, leads=agreement.leads, ledger=ledger,
+        LaunchedLoop, board=board, assignment=assignment, leads=agreement.leads, ledger=ledger,
         revive=revive if first else None,
     )  # fmt: skip
     with reporting_lost_peers(rank, "the launcher starts it again, and it goes on from memory"):
         with _only_run(config, rank):
             result = run(config, rank, say, told, make_loop)
-        heart.stop()
+        heartbeat.stop()
         if leaving is not None:
             # In order: threads of a group that is left alone end the process with an error.
             dist.barrier(leaving)
@@ -166,10 +166,11 @@ class LaunchedLoop(GuardedLoop):
             trouble = str(error)
         if not super(GuardedLoop, self)._anybody(bool(trouble)):
             return found
-        self.say(f"warning: memory cannot be read, the disk has to do: {trouble or 'another rank'}")
-        forget(self.post.reach.addresses[0], FOREVER, -1, self.post.reach.secret)
-        if not folders.complete_steps(self.root):
-            raise RecallFailed(trouble or "another rank could not read its state from memory")
+        why = trouble or "another rank could not read its copy"
+        self.say(f"warning: the copies in memory cannot be used ({why}); resuming from disk")
+        forget(self.assignment.reach.addresses[0], FOREVER, -1, self.assignment.reach.secret)
+        if not super(GuardedLoop, self)._anybody(bool(folders.complete_steps(self.root))):
+            raise RecallFailed(why)
         return False
 
     def _history(self) -> tuple[int, float]:
@@ -225,8 +226,8 @@ class LaunchedLoop(GuardedLoop):
         board.agreed, board.doubled = steps.tolist()
         self._report_copies(board)
         if board.agreed >= 0 and not self.forgotten and self.leads:
-            reach = self.post.reach
-            forget(reach.addresses[0], self.post.generation, FOREVER, reach.secret)
+            reach = self.assignment.reach
+            forget(reach.addresses[0], self.assignment.generation, FOREVER, reach.secret)
             self.forgotten = True  # what other layouts have left there is not needed any more
 
     def _report_copies(self, board: "NodeBoard") -> None:

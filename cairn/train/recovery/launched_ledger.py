@@ -48,11 +48,11 @@ class LaunchedLedger:
         self.known = len(found)  # of the findings, how many are in the ledger
         self.back_to, now = agreement.back_to, time.time()
         if not self.journal.book.now:
-            submitted = _told("CAIRN_JOB_SUBMITTED", now)
+            submitted = _moment("CAIRN_JOB_SUBMITTED", now)
             self.journal.note(Submitted(at=min(submitted, now)))
-            now = max(submitted, _told("CAIRN_JOB_STARTED", now))  # then its place was there
+            now = max(submitted, _moment("CAIRN_JOB_STARTED", now))  # then its place was there
         else:
-            self._tell_end(agreement, world, found)
+            self._note_end(agreement, world, found)
         self.journal.note(Started(at=now, step=agreement.back_to))
         self.lock, self.over = threading.Lock(), threading.Event()
         threading.Thread(target=self._keep_live, name="ledger", daemon=True).start()
@@ -63,17 +63,17 @@ class LaunchedLedger:
             with self.lock, contextlib.suppress(OSError):
                 self.journal.write_sums()
 
-    def _tell_end(self, agreement: Agreement, world: int, found: list[Found]) -> None:
+    def _note_end(self, agreement: Agreement, world: int, found: list[Found]) -> None:
         """How the life before ended, as far as anybody has written it down."""
         last, before = self.journal.book.now or time.time(), agreement.before
-        self._tell_noticed([one for one in found if one.at > last])
+        self._note_stragglers([one for one in found if one.at > last])
         if before and world > before:
             self.journal.note(Paused(at=last, cause="grow"))
             return
         ended = [one for one in found if one.ends and one.at >= last - 1.0]
         decided = [one for one in ended if one.what == "decision"]
         if ended:
-            self._tell_found((decided or ended)[0], last)
+            self._note_found((decided or ended)[0], last)
             return
         failures = [one for one in written_failures() if one.at >= last - 1.0]
         own = min((one for one in failures if one.is_own), key=lambda one: one.at, default=None)
@@ -83,7 +83,7 @@ class LaunchedLedger:
         elif own is not None:
             cause, why, rung = own.verdict.cause, own.verdict.why, "heal"
         else:
-            cause, why, rung = "killed", "a process ended without a word", "heal"
+            cause, why, rung = "killed", "a process ended and reported no error", "heal"
         found_at = min((one.at for one in failures), default=time.time())
         self.journal.note(
             Failed(
@@ -92,7 +92,7 @@ class LaunchedLedger:
             )
         )  # fmt: skip
 
-    def _tell_found(self, one: Found, last: float) -> None:
+    def _note_found(self, one: Found, last: float) -> None:
         """A watch has ended a rank, or the driver has decided about an end: they know why, and at which step."""
         if one.step > self.journal.book.step:
             self.journal.note(Stepped(at=last, step=one.step))
@@ -104,16 +104,16 @@ class LaunchedLedger:
             )
         )  # fmt: skip
 
-    def _hear_found(self) -> list[str]:
+    def _read_findings(self) -> list[str]:
         """What the watch of all nodes has noticed since the last step."""
-        told = int(self.board.head["findings"][0])
-        if told == self.findings:
+        count = int(self.board.head["findings"][0])
+        if count == self.findings:
             return []
-        self.findings, found = told, read_found(self.run)
+        self.findings, found = count, read_found(self.run)
         before, self.known = self.known, len(found)
-        return self._tell_noticed(found[before:])
+        return self._note_stragglers(found[before:])
 
-    def _tell_noticed(self, found: list[Found]) -> list[str]:
+    def _note_stragglers(self, found: list[Found]) -> list[str]:
         named = [one for one in found if one.cause == "straggler" and one.what != "decision"]
         for one in named:
             about = dict(rank=one.rank, host=one.host, step=one.step, why=one.why)
@@ -122,7 +122,7 @@ class LaunchedLedger:
         return [f"{one.what}: rank {one.rank} on {one.host}: {one.why}" for one in named]
 
     def _dragged(self) -> float:
-        """Seconds by which slow ranks made steps longer, that were not told before."""
+        """Seconds by which slow ranks made steps longer, that were not noted before."""
         now = int(self.board.head["dragged_ns"][0])
         more, self.dragged = max(0, now - self.dragged), now
         return more / 1e9
@@ -138,7 +138,7 @@ class LaunchedLedger:
         """What there is to say. `waited`: seconds in this life that training has waited for checkpoints."""
         blocked, self.waited = waited - self.waited, waited
         with self.lock:
-            news = self._hear_found()
+            news = self._read_findings()
             dragged = self._dragged()
             self.journal.note(
                 Stepped(at=time.time(), step=step, blocked=max(0.0, blocked), dragged=dragged)
@@ -170,6 +170,6 @@ def written_failures() -> list[RankFailure]:
     )
 
 
-def _told(name: str, otherwise: float) -> float:
+def _moment(name: str, otherwise: float) -> float:
     """A moment by the wall clock, where whoever looks after the job has said it."""
     return float(os.environ.get(name) or otherwise)

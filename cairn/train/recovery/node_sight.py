@@ -1,4 +1,4 @@
-"""What one node of a launched job shows of its ranks, and what it can be told: the messages between node watches.
+"""What one node of a launched job shows of its ranks, and what it can be reported: the messages between node watches.
 
     board of the node + stall notes  --sight_of-->  NodeSight  --a line of JSON-->  the leader's watch
     the leader                       ------------Order: end this rank, for this reason------------->
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.epitaph import Epitaph
+from cairn.core.end_reason import EndReason
 from cairn.train.recovery.board import Board
 from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.stall_note import StallNote, read_note, stall_path
 
-MOST_STEPS = 256  # told in one message
+MOST_STEPS = 256  # reported in one message
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,17 +58,17 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     life: int
     rank: int
-    epitaph: Epitaph
+    reason: EndReason
     leave: bool = False
 
 
-def sight_of(board: Board, folder: Path, duty: Duty, told: dict[int, int]) -> NodeSight:
-    """`told`: rank -> the last step that was told; moved on."""
+def sight_of(board: Board, folder: Path, duty: Duty, reported: dict[int, int]) -> NodeSight:
+    """`reported`: rank -> the last step that was reported; moved on."""
     ranks = []
     for rank in ranks_of(board, duty.life):
         line = board.ranks[rank]
-        spent = tuple(board.spent(rank, told.get(rank, -1))[-MOST_STEPS:])
-        told[rank] = max(told.get(rank, -1), int(line["step"]))
+        spent = tuple(board.spent(rank, reported.get(rank, -1))[-MOST_STEPS:])
+        reported[rank] = max(reported.get(rank, -1), int(line["step"]))
         note = stall_of(board, folder, rank)
         ranks.append(
             RankSight(

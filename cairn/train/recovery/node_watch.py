@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from cairn.core.epitaph import Epitaph, write_epitaph
+from cairn.core.end_reason import EndReason, write_end_reason
 from cairn.train.recovery.board import DONE, Board
 from cairn.train.recovery.detect import patience
 from cairn.train.recovery.findings import Found, read_found, write_found
@@ -32,7 +32,7 @@ DUTY, DOOR = (
     "duty.json",
     "watch",
 )  # in the node's folder: what is to be done, where this watch is reached
-TELL_S = 0.4  # between two messages to the leader
+REPORT_S = 0.4  # between two messages to the leader
 CALL_S = 1.0  # for a connection to it
 LAST_LINE_S = 1.0  # for the line that a rank's wrapper writes about its end, before the node leaves
 MOST_BYTES = 1 << 20  # of one message
@@ -79,8 +79,8 @@ class NodeWatch:
         self.folder, self.board, self.launcher, self.silent_s = folder, board, launcher, silent_s
         self.door = _door(folder, host)
         self.duty: Duty | None = None
-        self.told: dict[int, int] = {}  # rank -> the last step that was told
-        self.tell_at = self.call_at = 0.0
+        self.reported: dict[int, int] = {}  # rank -> the last step that was reported
+        self.report_at = self.call_at = 0.0
         self.leave_at: float | None = None
         self.left = False  # this node is not to be used any more
         self.link: Link | None = None  # to the leader
@@ -99,14 +99,14 @@ class NodeWatch:
 
     def _look(self) -> None:
         end_silent(self.board, self.silent_s, self._ended_here)
-        self._hear_duty()
+        self._read_duty()
         now = time.monotonic()
         if self.leave_at is not None and now >= self.leave_at:
             self._leave()
-        if self.duty is None or now < self.tell_at:
+        if self.duty is None or now < self.report_at:
             return
-        self.tell_at = now + TELL_S
-        sight = sight_of(self.board, self.folder, self.duty, self.told)
+        self.report_at = now + REPORT_S
+        sight = sight_of(self.board, self.folder, self.duty, self.reported)
         if self.oversight is not None:
             self._lead(self.oversight, sight, now)
         else:
@@ -123,14 +123,14 @@ class NodeWatch:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _hear_duty(self) -> None:
+    def _read_duty(self) -> None:
         path = self.folder / DUTY
         if not path.exists():
             return
         duty = msgspec.json.decode(path.read_bytes(), type=Duty)
         if self.duty is not None and duty.life == self.duty.life:
             return
-        self.duty, self.told, self.silent_s = duty, {}, duty.settings.silent_s
+        self.duty, self.reported, self.silent_s = duty, {}, duty.settings.silent_s
         if self.oversight is not None:
             self.dragged_s += self.oversight.slowness.dragged_s
         self.oversight = None
@@ -179,7 +179,7 @@ class NodeWatch:
 
     def _send(self, order: Order, node: str) -> None:
         if self.duty is not None and node == self.duty.node:
-            self._obey(order)
+            self._execute(order)
         for link, name in self.others.items():
             if name == node:
                 link.send(order)
@@ -204,9 +204,9 @@ class NodeWatch:
             self.link = None
             return
         for line in orders:
-            self._obey(msgspec.json.decode(line, type=Order))
+            self._execute(msgspec.json.decode(line, type=Order))
 
-    def _obey(self, order: Order) -> None:
+    def _execute(self, order: Order) -> None:
         """Only what lives here, and only in this life."""
         if self.duty is None or order.life != self.duty.life:
             return
@@ -214,27 +214,27 @@ class NodeWatch:
         if not pid or int(self.board.ranks["epoch"][order.rank]) != order.life:
             return
         note = stall_of(self.board, self.folder, order.rank)
-        epitaph = order.epitaph
+        reason = order.reason
         if note is not None:
-            epitaph = msgspec.structs.replace(epitaph, words=note.stack, collective=note.collective)
-        end_rank(self.board, order.rank, epitaph)
+            reason = msgspec.structs.replace(reason, words=note.stack, collective=note.collective)
+        end_rank(self.board, order.rank, reason)
         if order.leave:
             self.leave_at = time.monotonic() + LAST_LINE_S
 
-    def _ended_here(self, rank: int, epitaph: Epitaph, silent_s: float) -> None:
+    def _ended_here(self, rank: int, reason: EndReason, silent_s: float) -> None:
         """A rank that was stopped: found here, and written down for the ledger."""
         duty = self.duty
         if duty is None:
             return
         now, here = time.time(), len(ranks_of(self.board, duty.life)) + 1
         response = answer(
-            duty, read_found(duty.run), epitaph.cause, rank, epitaph.why,
+            duty, read_found(duty.run), reason.cause, rank, reason.why,
             place=f"{duty.host}/{duty.node}", nodes=max(1, duty.world // here),
         )  # fmt: skip
         self._write_down(
             Found(
-                at=now, since=now - silent_s, what="silence", cause=epitaph.cause, rank=rank,
-                node=duty.node, host=duty.host, step=epitaph.step or 0, why=epitaph.why,
+                at=now, since=now - silent_s, what="silence", cause=reason.cause, rank=rank,
+                node=duty.node, host=duty.host, step=reason.step or 0, why=reason.why,
                 rung=response.rung,
             )
         )  # fmt: skip
@@ -243,7 +243,7 @@ class NodeWatch:
 
 
 def end_silent(
-    board: Board, silent_s: float, told: Callable[[int, Epitaph, float], None] | None = None
+    board: Board, silent_s: float, report: Callable[[int, EndReason, float], None] | None = None
 ) -> list[int]:
     """Ranks that have begun and give no sign of life: ended, so that their launcher sees it."""
     ended = []
@@ -260,20 +260,20 @@ def end_silent(
             continue
         how = "stopped" if state == "T" else "swapped out, or held up in native code"
         why = f"no sign of life for {silent:.1f} s: the process is {how}"
-        epitaph = Epitaph(cause="hang", why=why, step=int(line["step"]))
-        if end_rank(board, rank, epitaph):
+        reason = EndReason(cause="hang", why=why, step=int(line["step"]))
+        if end_rank(board, rank, reason):
             ended.append(rank)
-            if told is not None:
-                told(rank, epitaph, silent)
+            if report is not None:
+                report(rank, reason, silent)
     return ended
 
 
-def end_rank(board: Board, rank: int, epitaph: Epitaph) -> bool:
+def end_rank(board: Board, rank: int, reason: EndReason) -> bool:
     """With the reason for whoever waits for it; once."""
     pid = int(board.ranks["pid"][rank])
     board.ranks["pid"][rank] = 0
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        write_epitaph(pid, epitaph)
+        write_end_reason(pid, reason)
         os.kill(pid, signal.SIGKILL)
         return True
     return False

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cairn.core.epitaph import Epitaph
+from cairn.core.end_reason import EndReason
 from cairn.core.exit_cause import Cause
 from cairn.train.parallel.layout import Layout
 from cairn.train.recovery.detect import (
@@ -37,7 +37,7 @@ NEVER = 1 << 30
 
 class Decision(msgspec.Struct, frozen=True):
     found: Found
-    order: Order | None = None  # None: it is only told
+    order: Order | None = None  # None: it is only reported
     node: str = ""  # whose rank the order is about
 
 
@@ -48,7 +48,7 @@ class Oversight:
         self.progress = Progress(at=now)
         self.slowness = Slowness(duty.settings.slow_factor)
         self.sights: dict[str, NodeSight] = {}
-        self.heard: dict[str, float] = {}  # when
+        self.received_at: dict[str, float] = {}  # when
         self.ranks: dict[int, tuple[RankSight, NodeSight]] = {}
         self.spent: dict[int, list[Spent]] = {}
         self.ordered_at: float | None = None
@@ -58,7 +58,7 @@ class Oversight:
         if sight.life != self.duty.life:
             return
         place = f"{sight.host}/{sight.node}"
-        self.sights[place], self.heard[place] = sight, now
+        self.sights[place], self.received_at[place] = sight, now
         for one in sight.ranks:
             self.spent.setdefault(one.rank, []).extend(Spent(*spent) for spent in one.spent)
 
@@ -70,9 +70,9 @@ class Oversight:
         seen = self._seen(now)
         self.progress = moved(self.progress, seen, now)
         found = self._stragglers(seen, wall)
-        quiet = {place: at for place, at in self.heard.items() if now - at > FRESH_S}
+        quiet = {place: at for place, at in self.received_at.items() if now - at > FRESH_S}
         if quiet:
-            return found + self._unheard(min(quiet, key=quiet.__getitem__), now, wall)
+            return found + self._unreachable(min(quiet, key=quiet.__getitem__), now, wall)
         finding = judge(seen, self.progress, self.started, now, self.duty.settings)
         if finding is not None:
             found += self._stuck(finding, now, wall)
@@ -127,13 +127,13 @@ class Oversight:
         found = self._found(finding.kind, verdict.cause, rank, wall, since, why, response.rung)
         return [Decision(found, self._order(rank, verdict.cause, why, response.rung), found.node)]
 
-    def _unheard(self, place: str, now: float, wall: float) -> list[Decision]:
+    def _unreachable(self, place: str, now: float, wall: float) -> list[Decision]:
         """A node that is gone is its launcher's business; one that only cannot be reached holds everybody up."""
-        silent_s, stuck_s = now - self.heard[place], self.duty.settings.stuck_s
+        silent_s, stuck_s = now - self.received_at[place], self.duty.settings.stuck_s
         if min(silent_s, now - self.progress.at) <= stuck_s or self.ordered_at is not None:
             return []
         still_s = now - self.progress.at
-        why = f"nothing moved for {still_s:.1f} s, and node {place} was not heard for {silent_s:.1f} s"
+        why = f"nothing moved for {still_s:.1f} s, and node {place} did not report for {silent_s:.1f} s"
         rank = min(one.rank for one in self.sights[place].ranks)
         return [self._begin_again("network", rank, now, wall, wall - still_s, why)]
 
@@ -157,9 +157,9 @@ class Oversight:
 
     def _order(self, rank: int, cause: Cause, why: str, rung: str) -> Order:
         one = self.ranks[rank][0]
-        epitaph = Epitaph(cause=cause, why=why, step=one.step, collective=one.collective or "none")
+        reason = EndReason(cause=cause, why=why, step=one.step, collective=one.collective or "none")
         leave = rung in LEAVE and self.duty.replaced
-        return Order(life=self.duty.life, rank=rank, epitaph=epitaph, leave=leave)
+        return Order(life=self.duty.life, rank=rank, reason=reason, leave=leave)
 
     def _found(
         self, what: str, cause: Cause, rank: int, wall: float, since: float, why: str, rung: str

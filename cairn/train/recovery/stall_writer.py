@@ -1,6 +1,6 @@
 """A rank that does not move writes down where it stands: its stack and its last collective, in a small file.
 
-    heart (a thread of the rank) --no step, no collective for a while--> NODE/stall-3.json     read by `stall_note`
+    heartbeat (a thread of the rank) --no step, no collective for a while--> NODE/stall-3.json     read by `stall_note`
 
 Written once for each standstill, taken away when something moves again. A process that is stopped writes nothing, and
 neither does one in which native code holds Python's lock: those give no sign of life, and are found by that.

@@ -102,7 +102,7 @@ def test_a_source_that_is_cut_otherwise_is_refused():
     end, reader = make_end("tcp", "a"), make_end("tcp", "b")
     with closing(end, reader):
         source = WeightSource(end, trainer(2)[0])
-        with pytest.raises(Refused, match=r"source 0 \(a\) is cut otherwise.*rank 0: 4 pieces"):
+        with pytest.raises(Refused, match=r"source 0 \(a\) has another layout.*rank 0: 4 pieces"):
             WeightSink(reader, server(1)[0], [trainer(1)[0]], [source.address])
 
 

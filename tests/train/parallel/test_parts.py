@@ -1,5 +1,6 @@
 """Each part on its own: the loss over a cut vocabulary, ring blocks, rows, later weight gradients, balance."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -347,8 +348,11 @@ def test_balance_does_not_depend_on_the_layout(layout):
 
 
 def router(loss=0.0, rate=0.0):
-    found = BalancedRouter(Build("cpu"), MOE, MOE.experts, loss, rate, None)
+    experts = msgspec.structs.replace(MOE.experts, choice_bias=rate > 0)
+    found = BalancedRouter(Build("cpu"), MOE, experts, loss, rate, None)
     nn.init.normal_(found.weight, std=0.1)
+    if found.bias_E is not None:
+        nn.init.zeros_(found.bias_E)
     return found
 
 
@@ -363,6 +367,19 @@ def test_the_balance_loss_has_its_textbook_gradient():
     busy_E = torch.bincount(chosen_TN.flatten(), minlength=6) / chosen_TN.numel()
     (0.7 * 6 * (busy_E * scores_TE.mean(0)).sum()).backward()
     torch.testing.assert_close(mine, layer.weight.grad)
+
+
+def test_a_scaled_loss_scales_the_balance_as_well():
+    """float16 multiplies the loss so that small gradients survive; what enters by its gradient has to follow."""
+    parallel = parallelize(MOE, Mesh.alone(), Options(balance_loss=0.5), seed=SEED)
+    every = batches(MOE, 0, 2)
+    loss, valid, scale = Objective(MOE), torch.tensor(24.0), torch.tensor(2.0**16)
+    parallel.forward_backward(every, loss, valid)
+    plain = {name: gradient.clone() for name, gradient in parallel.gradients().items()}
+    parallel.zero_grad()
+    parallel.forward_backward(every, loss, valid / scale, scale)
+    for name, gradient in parallel.gradients().items():
+        torch.testing.assert_close(gradient / scale, plain[name], msg=name)
 
 
 def test_the_bias_evens_out_the_load():
@@ -384,7 +401,7 @@ def test_the_bias_evens_out_the_load():
 def test_the_bias_chooses_but_never_weighs():
     layer = router(rate=0.1)
     x_TD = torch.randn(9, MOE.hidden)
-    layer.bias_E[2] = 5.0
+    layer.bias_E.data[2] = 5.0
     weights_TN, chosen_TN = layer(x_TD)
     assert (chosen_TN == 2).any(-1).all()
     scores_TE = F.linear(x_TD, layer.weight).softmax(-1).gather(1, chosen_TN)

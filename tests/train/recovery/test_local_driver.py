@@ -103,8 +103,8 @@ def test_every_sample_once_through_kill_shrink_and_grow(tmp_path):
 
     def fault(loop):
         """Writes down which samples this rank has read in which step of which life."""
-        ids = list(loop.feeder._make(loop.state.samples - 4)[0].ids)
-        ids += [i for batch in loop.feeder._make(loop.state.samples - 4)[1:] for i in batch.ids]
+        ids = list(loop.batches._make(loop.state.samples - 4)[0].ids)
+        ids += [i for batch in loop.batches._make(loop.state.samples - 4)[1:] for i in batch.ids]
         epoch = int(os.environ["CAIRN_JOB_ATTEMPT"])
         line = json.dumps([epoch, loop.state.step, ids])
         with (folder / f"seen-{epoch}-{loop.rank}.jsonl").open("a") as file:

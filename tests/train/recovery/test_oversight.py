@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.core.epitaph import VARIABLE, Epitaph, path_of, read_epitaph, write_epitaph
+from cairn.core.end_reason import VARIABLE, EndReason, path_of, read_end_reason, write_end_reason
 from cairn.train.recovery.board import STARTING, TRAINING, Board
 from cairn.train.recovery.findings import Found, forget_found, read_found, write_found
 from cairn.train.recovery.node_sight import Duty, NodeSight, RankSight
@@ -73,7 +73,7 @@ def test_who_hangs_is_named_with_its_node_step_and_collective():
     assert found.at - found.since == 100.0
     assert "its last collective was gloo:all_reduce #40" in found.why
     assert "rank 0 is in gloo:all_reduce #41" in found.why
-    assert (order.rank, order.life, order.leave, order.epitaph.cause) == (3, LIFE, False, "hang")
+    assert (order.rank, order.life, order.leave, order.reason.cause) == (3, LIFE, False, "hang")
 
 
 def test_of_ranks_in_the_same_collective_the_one_that_waits_for_nobody_is_the_suspect():
@@ -144,7 +144,7 @@ def test_a_node_that_is_not_heard_any_more_is_not_judged_by_what_it_said_last():
         0,
         "redo",
     )
-    assert "node h1/n1 was not heard for 62.0 s" in decision.found.why
+    assert "node h1/n1 did not report for 62.0 s" in decision.found.why
     assert (decision.found.place, decision.node) == (
         "h1/n1",
         "n0",
@@ -219,12 +219,14 @@ def test_whoever_ends_a_process_says_why_and_whoever_waits_reads_it_once(tmp_pat
     where = tmp_path / "why"
     sleeper = subprocess.Popen(["sleep", "60"], env={VARIABLE: str(where)})
     try:
-        epitaph = Epitaph(cause="hang", why="nothing moved", step=7, collective="all_reduce")
+        reason = EndReason(cause="hang", why="nothing moved", step=7, collective="all_reduce")
+        while path_of(sleeper.pid) is None:  # it has not begun yet
+            time.sleep(0.01)
         assert path_of(sleeper.pid) == where
-        assert write_epitaph(sleeper.pid, epitaph)
-        assert read_epitaph(where) == epitaph
-        assert read_epitaph(where) is None
-        assert not write_epitaph(os.getpid(), epitaph) or VARIABLE in os.environ
+        assert write_end_reason(sleeper.pid, reason)
+        assert read_end_reason(where) == reason
+        assert read_end_reason(where) is None
+        assert not write_end_reason(os.getpid(), reason) or VARIABLE in os.environ
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -299,9 +301,9 @@ def test_the_leader_has_a_rank_of_another_node_ended_and_the_node_with_it(tmp_pa
             time.sleep(0.01)
         assert second.rank.wait(30) == -signal.SIGKILL
         assert (first.rank.poll(), first.launcher.poll()) == (None, None)
-        epitaph = read_epitaph(second.why)
-        assert (epitaph.cause, epitaph.step) == ("hang", 3)
-        assert "it has begun 8 collectives, others up to 9" in epitaph.why
+        reason = read_end_reason(second.why)
+        assert (reason.cause, reason.step) == ("hang", 3)
+        assert "it has begun 8 collectives, others up to 9" in reason.why
         (found,) = read_found(tmp_path)
         assert (found.rank, found.node, found.rung) == (1, "n1", "spare")
         assert int(first.board.head["findings"][0]) == 1
@@ -319,7 +321,7 @@ def test_rubbish_at_the_door_harms_nobody(tmp_path):
         host, _, port = node.address.rpartition(":")
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            order = dict(life=LIFE, rank=0, epitaph=dict(cause="hang", why="x"))
+            order = dict(life=LIFE, rank=0, reason=dict(cause="hang", why="x"))
             stranger.sendall(msgspec.json.encode(order) + b"\n")
             for _ in range(5):
                 node.watch.tell_at = 0.0

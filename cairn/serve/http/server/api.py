@@ -30,6 +30,7 @@ from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
 from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
+from cairn.serve.http.endpoints.prefill import prefill
 from cairn.serve.http.endpoints.responses import responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.ledger.endpoints import (
@@ -68,7 +69,7 @@ FIELDS = tuple({
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
              "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
 ERROR_FORMATS = {"messages": anthropic_error, "count_tokens": anthropic_error}
-GENERATING = (chat_completions, completions, embeddings, messages, responses)
+GENERATING = (chat_completions, completions, embeddings, messages, prefill, responses)
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -125,6 +126,7 @@ class Endpoint:
                 service.admission.bill(holder)
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
             if self.admits:
+                self._check_role()
                 service.admission.check()  # a text that has no place need not be read
             call = scope[CALL] = Call(scope, receive, send, holder, id)
             response = await self.handle(service, call, body)
@@ -141,6 +143,11 @@ class Endpoint:
             log.exception("request %s failed", id)
             said = f"this is a bug in the server; its log has more about request {id}"
             return self.error_response(Refusal(500, said))
+
+    def _check_role(self) -> None:
+        if (self.handle is prefill) != (self.service.config.role == "prefill"):
+            said = f"{self.name} is not for a server of the role {self.service.config.role}"
+            raise Refusal(404, said, code="wrong_role")
 
 
 def _entry(scope: Scope) -> Entry | None:
@@ -234,6 +241,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/responses", responses),
         get("/v1/models", models),
         get("/v1/models/{name:path}", model),
+        post("/cairn/prefill", prefill),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
         get("/cairn/engine", engine),

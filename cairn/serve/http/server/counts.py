@@ -25,7 +25,16 @@ from cairn.serve.engine.messages import Stats
 if TYPE_CHECKING:
     from cairn.serve.http.ledger.entry import Entry
 
-GROWING = ("steps", "preempted", "prefix_tokens", "prefix_hits", "host_s", "device_s")  # of `Stats`
+GROWING = (
+    "steps",
+    "preempted",
+    "prefix_tokens",
+    "prefix_hits",
+    "host_s",
+    "device_s",
+    "remote_prefills",
+    "prefill_fallbacks",
+)  # fmt: skip  (of `Stats`)
 RECENT = 4096  # times between tokens, for percentiles
 CATALOGUE_HTTP: tuple[Metric, ...] = (
     *CATALOGUE,
@@ -92,6 +101,18 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         help="Time of the engine's steps: of the host, deciding and taking in; of the device, computing.",
         unit="seconds",
         labels=("model", "part"),
+    ),
+    Counter(
+        name="cairn_remote_prompts_total",
+        help="Prompts that a prefill server computed.",
+        unit="prompts",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_fallback_prompts_total",
+        help="Prompts that a prefill server was asked for, and that were computed here instead.",
+        unit="prompts",
+        labels=("model",),
     ),
     Gauge(
         name="cairn_running_requests",
@@ -200,6 +221,8 @@ class EngineTotals:
         add("cairn_preempted_requests_total", "preempted")
         add("cairn_prefix_looked_up_tokens_total", "prefix_tokens")
         add("cairn_prefix_found_tokens_total", "prefix_hits")
+        add("cairn_remote_prompts_total", "remote_prefills")
+        add("cairn_fallback_prompts_total", "prefill_fallbacks")
         add("cairn_engine_seconds_total", "host_s", part="host")
         add("cairn_engine_seconds_total", "device_s", part="device")
 

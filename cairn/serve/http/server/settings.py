@@ -29,6 +29,16 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """names that requests may use; by default the name of the model"""
     engine_in: Literal["auto", "thread", "process"] = "auto"
     """where the engine runs; auto: a process of its own for GPUs, a thread on a CPU"""
+    role: Literal["both", "prefill", "decode"] = "both"
+    """prefill: computes prompts for decode servers and nothing else; decode: asks prefill servers for long prompts"""
+    prefill_urls: list[str] = msgspec.field(default_factory=list)
+    """of a decode server: addresses of prefill servers of the same model; CAIRN_PREFILL_KEY has their API key"""
+    prefill_min_tokens: int = 128
+    """of a decode server: shorter prompts are computed here"""
+    kv_transport: Literal["tcp", "shm", "nixl"] = "tcp"
+    """how pages travel between prefill and decode servers"""
+    kv_host: str = "127.0.0.1"
+    """address on which pages are offered; off loopback CAIRN_JOB_SECRET has to be set on both sides"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None
@@ -73,6 +83,13 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             _check(name, value, value is None or value >= 1, "at least 1")
         fine = (self.otel_endpoint or "http://").startswith(("http://", "https://"))
         _check("otel_endpoint", self.otel_endpoint, fine, "an http:// or https:// address")
+        _check(
+            "prefill_min_tokens",
+            self.prefill_min_tokens,
+            self.prefill_min_tokens >= 1,
+            "at least 1",
+        )
+        self._check_role()
         _check("max_waiting", self.max_waiting, self.max_waiting >= 0, "at least 0")
         _check("max_body_bytes", self.max_body_bytes, self.max_body_bytes >= 1, "at least 1")
         _check(
@@ -81,6 +98,18 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             all(self.served_model_name),
             "no empty name",
         )
+
+    def _check_role(self) -> None:
+        if (self.role == "decode") != bool(self.prefill_urls):
+            raise ConfigError(
+                f"role is {self.role}, and prefill_urls has {len(self.prefill_urls)} addresses",
+                hint="a decode server needs --prefill-urls http://HOST:PORT, and no other has them",
+            )
+        if self.role != "both" and (self.engine_in == "process" or self.tensor_parallel_size > 1):
+            raise ConfigError(
+                f"role is {self.role}, with an engine in processes of its own",
+                hint="use --engine-in thread and --tensor-parallel-size 1",
+            )
 
     @property
     def names(self) -> list[str]:

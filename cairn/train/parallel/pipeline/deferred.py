@@ -8,13 +8,13 @@ Layers need not know: they call `F.linear` as always.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 Owed = list[tuple[nn.Parameter, Tensor, Tensor]]
 
@@ -67,6 +67,13 @@ def deferring(owed: Owed | None) -> Iterator[None]:
         return
     with _Interception(owed):
         yield
+
+
+def recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For torch's checkpoint: what is computed again in backward defers as it did in forward."""
+    modes = _get_current_function_mode_stack()
+    active = next((mode.owed for mode in modes if isinstance(mode, _Interception)), None)
+    return nullcontext(), deferring(active)
 
 
 def settle(owed: Owed) -> None:

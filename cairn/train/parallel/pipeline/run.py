@@ -148,7 +148,8 @@ class _Step:
         gradient = None if last_stage else self.take("I", stage, action.microbatch)
         last = self.pipeline.last_backward[action.chunk] == action
         self.compute.before_backward(action.chunk, last)
-        torch.autograd.backward(y, gradient)
+        if y.requires_grad:  # not where all that came before is frozen
+            torch.autograd.backward(y, gradient)
         if x_TD is not None and x_TD.grad is not None:
             self.arrived["I", stage - 1, action.microbatch] = x_TD.grad
         if owed is not None and action.kind == "B":

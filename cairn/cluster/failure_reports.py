@@ -1,6 +1,6 @@
-"""What the ranks of a job have said about their ends, and whether the job goes on after it.
+"""The failures that the ranks of a job have reported, and whether the job goes on after them.
 
-    failures/*.json (one for each end, written by `rank`)  --new-->  Heard: the failure; why the job is over, if it is
+    failures/*.json (one for each end, written by `rank`)  --new-->  Report: the failure; why the job is over, if it is
 
 One policy for each cause (`failure`): a mistake of the program is never tried again, memory that ran out twice. Of
 ranks that failed together, the first with a reason of its own counts. How often in all is for torch elastic and the
@@ -20,27 +20,27 @@ UNLIMITED = 1 << 30
 ADVICE = {"oom": "; give its role more memory, or its ranks less to do at once"}
 
 
-class Heard(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True):
     failure: RankFailure
     over: str | None = None  # why nothing is tried any more
 
 
-class Hearing:
+class FailureReports:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.looked_at: set[Path] = set()
         self.counted: set[str] = set()  # meetings of ranks of which a failure was counted
         self.history, self.last = History(limit=UNLIMITED), 0.0
 
-    def new(self) -> Iterator[Heard]:
-        """Failures that were not told before, each with what it means; bystanders are left out."""
+    def new(self) -> Iterator[Report]:
+        """Failures that were not reported before, each with what it means; bystanders are left out."""
         for path in sorted(set(self.folder.glob("*.json")) - self.looked_at):
             self.looked_at.add(path)
             for failure in found_in([path.read_text(encoding="utf-8")]):
                 if POLICIES[failure.verdict.cause].again == "never":
-                    yield Heard(failure, "not tried again")
+                    yield Report(failure, "not tried again")
                 elif failure.is_own:
-                    yield Heard(failure, self._count(failure))
+                    yield Report(failure, self._count(failure))
 
     def _count(self, failure: RankFailure) -> str | None:
         together = failure.meeting or f"{failure.node} {failure.at}"  # a program alone meets nobody

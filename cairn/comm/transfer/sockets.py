@@ -1,4 +1,4 @@
-"""Sockets of a transfer end before anybody has said a word: where it listens, how another one is reached.
+"""Sockets of a transfer end before the first frame: where it listens, how another one is reached.
 
     bound(family, ...)  ->  a listener          dialled(family, ...)  ->  a connection whose other end knows the secret
 
@@ -9,8 +9,9 @@ import os
 import socket
 
 from cairn.comm.transfer.errors import TransferError
-from cairn.comm.transfer.mover import CONNECT_S
 from cairn.core.shared_secret import Secret, check_open, enter
+
+CONNECT_S = 10.0  # for a connection, and for each end to introduce itself
 
 
 def bound(
@@ -34,7 +35,7 @@ def bound(
 
 
 def name_of(listener: socket.socket) -> str:
-    """What `dialled` wants to hear."""
+    """The address for `dialled`."""
     if listener.family == socket.AF_UNIX:
         return listener.getsockname()[1:].decode()
     host, port = listener.getsockname()[:2]

@@ -8,14 +8,14 @@ import psutil
 import pytest
 from local_job import has_ended, until
 
-from cairn.cluster.undertaker import Undertaker
+from cairn.cluster.orphan_reaper import OrphanReaper
 
 # Starts a daemon with the mark and one without it, and is killed: neither ends by itself.
 LOOKS_AFTER = """
 import os, signal, subprocess, sys
-from cairn.cluster.undertaker import Undertaker
+from cairn.cluster.orphan_reaper import OrphanReaper
 mark = {"CAIRN_TEST_MARK": sys.argv[1]}
-undertaker = Undertaker(mark)
+reaper = OrphanReaper(mark)
 for more in (mark, {}):
     env = {**os.environ, **more}
     null = subprocess.DEVNULL
@@ -41,15 +41,15 @@ def test_what_a_killed_process_has_left_behind_is_ended(tmp_path):
 @pytest.mark.timeout(120)
 def test_it_is_dismissed_though_a_child_still_holds_its_pipe(tmp_path):
     """A child that was forked, not started anew, has all descriptors."""
-    undertaker = Undertaker({"CAIRN_TEST_MARK": str(tmp_path)})
+    reaper = OrphanReaper({"CAIRN_TEST_MARK": str(tmp_path)})
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
         os.read(reader, 1)  # until the test lets go
         os._exit(0)
-    undertaker.dismiss()
-    assert undertaker.process.returncode == 0
+    reaper.dismiss()
+    assert reaper.process.returncode == 0
     os.close(writer)
     os.close(reader)
     os.waitpid(child, 0)

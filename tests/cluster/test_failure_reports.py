@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.cluster.hearing import CALM_S, Hearing
+from cairn.cluster.failure_reports import CALM_S, FailureReports
 from cairn.core.oom_kills import oom_kills
 from cairn.core.rank_failure import RankFailure, mark, summary
 
@@ -16,8 +16,8 @@ def say(folder, number, **about):
     (folder / f"{number}.json").write_text(mark(failure) + "\n")
 
 
-def over(folder, hearing):
-    return [heard.over for heard in hearing.new()]
+def over(folder, reports):
+    return [report.over for report in reports.new()]
 
 
 @pytest.mark.parametrize(
@@ -38,24 +38,24 @@ def over(folder, hearing):
     ],
 )
 def test_each_cause_has_its_policy(tmp_path, about, answers):
-    hearing = Hearing(tmp_path)
+    reports = FailureReports(tmp_path)
     for number, answer in enumerate(answers):
         say(tmp_path, number, **about)
-        (said,) = over(tmp_path, hearing)
+        (said,) = over(tmp_path, reports)
         assert said == answer if said is None or answer is None else answer in said
 
 
 def test_bystanders_are_not_heard_and_ranks_that_failed_together_count_once(tmp_path):
-    hearing = Hearing(tmp_path)
+    reports = FailureReports(tmp_path)
     for number in range(4):
         say(tmp_path, number, words=MEMORY, meeting="7")
     say(tmp_path, 9, words=LOST, meeting="7")
-    assert over(tmp_path, hearing) == [None] * 4
-    assert over(tmp_path, hearing) == []  # each is told once
+    assert over(tmp_path, reports) == [None] * 4
+    assert over(tmp_path, reports) == []  # each is told once
     say(tmp_path, 10, words=MEMORY, meeting="8")
-    assert over(tmp_path, hearing) == [None]
+    assert over(tmp_path, reports) == [None]
     say(tmp_path, 11, words=MEMORY, meeting="9", at=1000.0 + CALM_S)  # long after: a new story
-    assert over(tmp_path, hearing) == [None]
+    assert over(tmp_path, reports) == [None]
 
 
 def test_a_rank_that_was_ended_on_purpose_is_told_with_the_reason():

@@ -1,11 +1,11 @@
 """Ends what a job has left behind once the process that looked after it has gone, however that went. A program.
 
-    supervisor --pipe--> python -m cairn.cluster.undertaker      the pipe has closed: everything with the mark is ended
+    supervisor --pipe--> python -m cairn.cluster.orphan_reaper    the pipe has closed: all with the mark are ended
         '-- agent -- rank -- program -- what the program has started
 
 A process that is killed cannot tidy up. The kernel ends agent, rank and program with it (`core.die_with_parent`), but
-not a daemon of the program's. So this one is nobody's child: a killer that goes from parent to child does not meet it.
-What counts as left behind is said by `leftovers`.
+not a daemon of the program's. So this process has no parent among them: a killer that walks from parent to child does
+not reach it. What counts as left behind is said by `leftovers`.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ import msgspec
 from cairn.cluster.leftovers import end_leftovers
 
 
-class Undertaker:
+class OrphanReaper:
     """Waits for the end of this process, or for `dismiss`."""
 
     def __init__(self, mark: Mapping[str, str]) -> None:
         """Not on the command line: what is looked for there is the job itself."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cairn.cluster.undertaker"], stdin=subprocess.PIPE,
+            [sys.executable, "-m", "cairn.cluster.orphan_reaper"], stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        with contextlib.suppress(BrokenPipeError):  # the job is worth more than its undertaker
+        with contextlib.suppress(BrokenPipeError):  # the job is worth more than its reaper
             self._pipe().write(msgspec.json.encode(dict(mark)) + b"\n")
             self._pipe().flush()
 

@@ -1,6 +1,6 @@
 """Why a process was ended on purpose: written by whoever ends it, read by whoever waits for it.
 
-    watcher --write (cause, why)--> $CAIRN_RANK_EPITAPH of the process, SIGKILL
+    watcher --write (cause, why)--> $CAIRN_RANK_END_REASON of the process, SIGKILL
     wrapper (`cluster.rank`) --wait: signal 9--> read --> one line in the log that says "hang", not "killed"
 
 The path stands in the environment of the process that may be ended, which /proc shows to processes of the same user: so
@@ -15,10 +15,10 @@ import msgspec
 
 from cairn.core.exit_cause import Cause
 
-VARIABLE = "CAIRN_RANK_EPITAPH"
+VARIABLE = "CAIRN_RANK_END_REASON"
 
 
-class Epitaph(msgspec.Struct, frozen=True, kw_only=True):
+class EndReason(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause
     why: str
     step: int | None = None  # the last one that it had done
@@ -26,25 +26,25 @@ class Epitaph(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""  # where it was: its stack
 
 
-def write_epitaph(pid: int, epitaph: Epitaph) -> bool:
+def write_end_reason(pid: int, reason: EndReason) -> bool:
     """Before the process is ended; False where nobody will ask."""
     path = path_of(pid)
     if path is None:
         return False
     with contextlib.suppress(OSError):
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(epitaph))
+        fresh.write_bytes(msgspec.json.encode(reason))
         fresh.replace(path)
         return True
     return False
 
 
-def read_epitaph(path: str | Path) -> Epitaph | None:
+def read_end_reason(path: str | Path) -> EndReason | None:
     """And takes it away: it is told once."""
     try:
         text = Path(path).read_bytes()
         Path(path).unlink()
-        return msgspec.json.decode(text, type=Epitaph)
+        return msgspec.json.decode(text, type=EndReason)
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -1,0 +1,99 @@
+"""Where the loop gets each step's batches: from a pure source ahead of time, or from whatever else makes them.
+
+    loop --next_batches(state)--> [Batch, ...]      this data rank's microbatches; none is an answer, too
+
+Over a pure source (`data.source`) a step's samples are a function of how many have been consumed, so they are made one
+step ahead in a thread, a resumed run goes on exactly where it was, and asking for something else (after a rewind) is no
+mistake. A source with a state of its own, such as rollouts of the model that is trained, implements `NextBatches`.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from cairn.core.errors import DataError
+from cairn.train.config import Train
+from cairn.train.data.batch import Batch
+from cairn.train.data.source import Source, microbatch, share
+
+if TYPE_CHECKING:
+    from cairn.train.state import TrainState
+
+
+@runtime_checkable
+class NextBatches(Protocol):
+    @property
+    def fingerprint(self) -> str:
+        """What the batches depend on, for a checkpoint; see `Source.fingerprint`."""
+        ...
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a step may have no batches; the ranks then agree on it before each step."""
+        ...
+
+    def next_batches(self, state: "TrainState") -> list[Batch]:
+        """This data rank's microbatches of the step that comes, on the device; alike on all its tp, pp and cp ranks.
+
+        With fsdp, pp, ep or zero 2 all data ranks have equally many.
+        """
+        ...
+
+    def close(self) -> None:
+        """After the last step."""
+        ...
+
+
+class SourceBatches:
+    """Batches of a pure source, made one step ahead."""
+
+    may_be_empty = False
+
+    def __init__(
+        self, source: Source, config: Train, rank: int, ranks: int, device: torch.device
+    ) -> None:
+        self.source, self.device = source, device
+        self.per_step, self.size = config.data.sequences, config.data.microbatch
+        self.rank, self.ranks = rank, ranks
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.ahead: tuple[int, Future[list[Batch]]] | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.source.fingerprint
+
+    def next_batches(self, state: "TrainState") -> list[Batch]:
+        return self.after(state.samples)
+
+    def after(self, consumed: int) -> list[Batch]:
+        """This rank's microbatches of the step that begins after `consumed` samples."""
+        if self.ahead is not None and self.ahead[0] == consumed:
+            made = self.ahead[1].result()
+        else:
+            made = self._make(consumed)
+        following = consumed + self.per_step
+        self.ahead = (following, self.pool.submit(self._make, following))
+        return [batch.to(self.device) for batch in made]
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def _make(self, consumed: int) -> list[Batch]:
+        numbers = share(consumed, self.rank, self.ranks, self.per_step)
+        parts = [numbers[i : i + self.size] for i in range(0, len(numbers), self.size)]
+        made = [microbatch(self.source, part) for part in parts]
+        return [batch.pin() for batch in made] if self.device.type == "cuda" else made
+
+
+def check_counts(fewest: int, most: int, config: Train) -> None:
+    """Refuses ranks with different numbers of batches where they compute together."""
+    layout = config.parallel
+    together = {"fsdp": layout.fsdp, "pp": layout.pp, "ep": layout.ep, "zero": config.spread.zero}
+    why = [name for name, size in together.items() if size > 1]
+    if fewest != most and why:
+        raise DataError(
+            f"data ranks have {fewest} to {most} batches in one step, but with {' and '.join(why)} they need "
+            "equally many",
+            hint="let the source divide its samples evenly, or use dp alone",
+        )

@@ -1,0 +1,174 @@
+"""A prefill server and a decode server on loopback give the tokens of one server, also when the first one fails."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import httpx
+import live_server
+import msgspec
+import pytest
+
+LONG = "Once upon a time there was a small stone on a long path. " * 3
+SETTINGS = {"num_gpu_blocks_override": 256}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return live_server.make_folder(tmp_path_factory.mktemp("models") / "roles", context=400)
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    with live_server.live(folder, **SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def prefill(folder):
+    with live_server.live(folder, role="prefill", **SETTINGS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def decode(folder, prefill):
+    urls = [prefill.url]
+    with live_server.live(
+        folder, role="decode", prefill_urls=urls, prefill_min_tokens=24, **SETTINGS
+    ) as made:
+        yield made
+
+
+def counted(server):
+    stats = server.service.serving.engine.stats()
+    return stats.remote_prefills, stats.prefill_fallbacks
+
+
+def asked(server, prompt=LONG, **more):
+    body = {
+        "prompt": prompt,
+        "max_tokens": 20,
+        "temperature": 0,
+        "return_token_ids": True,
+        "seed": 5,
+    } | more
+    found = server.http.post("/v1/completions", json=body)
+    assert found.status_code == 200, found.text
+    return [choice["token_ids"] for choice in found.json()["choices"]]
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"temperature": 1.0, "n": 3}, {"stop": ["e"], "max_tokens": 60}, {"max_tokens": 1},
+    {"logprobs": 2}, {"presence_penalty": 1.5, "temperature": 0.7},
+])  # fmt: skip
+def test_tokens_are_those_of_one_server(both, decode, more):
+    before = counted(decode)
+    assert asked(decode, **more) == asked(both, **more)
+    remote, fallbacks = counted(decode)
+    ends_at_once = more.get("max_tokens") == 1
+    assert fallbacks == before[1]
+    assert remote - before[0] == (0 if ends_at_once else more.get("n", 1))
+
+
+def test_short_and_constrained_prompts_stay(both, decode, prefill):
+    steps = prefill.service.serving.engine.stats().steps
+    shape = {"guided_choice": ["yes", "no"]}
+    for prompt, more in (("Once", {}), (LONG, shape), (LONG, {"echo": True, "logprobs": 1})):
+        assert asked(decode, prompt, **more) == asked(both, prompt, **more)
+    assert prefill.service.serving.engine.stats().steps == steps
+
+
+def test_many_streams_at_once(both, decode, prefill):
+    prompts = [LONG[n:] for n in range(12)]
+    expected = [asked(both, prompt) for prompt in prompts]
+    found = [None] * len(prompts)
+
+    def ask(n):
+        found[n] = asked(decode, prompts[n])
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == expected
+    live_server.wait_until(lambda: not decode.engine.has_work)
+    # What was read is freed on the other side, within a beat of the lease.
+    live_server.wait_until(lambda: prefill.engine.scheduler.blocks.usage().used == 0)
+
+
+def test_a_client_that_leaves_frees_both_sides(decode, prefill):
+    body = {"prompt": LONG, "max_tokens": 200, "stream": True, "ignore_eos": True}
+    with prefill.held(), pytest.raises(httpx.ReadTimeout):
+        decode.http.post("/v1/completions", json=body, timeout=1)
+    with decode.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    live_server.wait_until(lambda: not decode.engine.has_work and not decode.service.open)
+    live_server.wait_until(lambda: prefill.engine.scheduler.blocks.usage().used == 0)
+    assert decode.engine.scheduler.blocks.usage().used == 0
+
+
+def test_a_prefill_server_that_is_gone_costs_time_and_no_answers(folder, both):
+    with live_server.live(folder, role="prefill", **SETTINGS) as gone:
+        url = gone.url
+    with live_server.live(
+        folder, role="decode", prefill_urls=[url], prefill_min_tokens=24, **SETTINGS
+    ) as alone:
+        assert asked(alone) == asked(both)
+        assert asked(alone, n=2, temperature=1.0) == asked(both, n=2, temperature=1.0)
+        assert counted(alone) == (0, 3)
+        text = alone.http.get("/metrics").text
+        assert 'cairn_fallback_prompts_total{model="tiny"} 3' in text
+
+
+def test_two_processes_and_the_death_of_one(folder, both):
+    """`cairn serve --role prefill` as a process of its own, killed while the decode server goes on."""
+    command = [
+        sys.executable, "-m", "cairn", "serve", str(folder), "--role", "prefill", "--port", "0", "--dtype", "float32",
+        "--device", "cpu", "--num-gpu-blocks-override", "64", "--served-model-name", "tiny",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            said = (re.search(r"tiny at (http://\S+)", line) for line in process.stderr)
+            url = next(match[1] for match in said if match)
+            with live_server.live(
+                folder, role="decode", prefill_urls=[url], prefill_min_tokens=24, **SETTINGS
+            ) as alone:
+                assert asked(alone) == asked(both)
+                assert asked(alone, LONG[1:]) == asked(both, LONG[1:])
+                assert counted(alone) == (2, 0)
+                process.kill()
+                process.wait()
+                assert asked(alone, LONG[2:]) == asked(both, LONG[2:])
+                assert counted(alone) == (2, 1)
+        finally:
+            process.kill()
+
+
+def test_pages_that_never_arrive_are_computed_here(both, decode, monkeypatch):
+    """The prefill server answers, and its pages cannot be read."""
+    offer = msgspec.structs.replace
+    post = decode.engine._client._post
+
+    def elsewhere(url, body):
+        found = post(url, body)
+        lost = offer(found.offer, addresses=["tcp:127.0.0.1:1"])
+        return offer(found, offer=lost)
+
+    monkeypatch.setattr(decode.engine._client, "_post", elsewhere)
+    before = counted(decode)
+    assert asked(decode) == asked(both)
+    assert counted(decode) == (before[0] + 1, before[1] + 1)
+
+
+def test_each_role_says_what_it_is_for(decode, prefill, both):
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    refused = prefill.http.post("/v1/chat/completions", json=chat)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "wrong_role")
+    for server in (decode, both):
+        assert server.http.post("/cairn/prefill", content=b"").status_code == 404
+    assert prefill.http.post("/cairn/prefill", content=b"\x01").status_code == 400
+    assert prefill.http.get("/health").status_code == 200

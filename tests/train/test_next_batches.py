@@ -1,0 +1,83 @@
+"""The loop asks for batches: a source with a state of its own may have none, and ranks may have different numbers."""
+
+import msgspec
+import pytest
+import torch
+from forked import run_ranks
+from plain_model import PlainModel, named_gradients
+from tiny_runs import loop, recipe, weights
+
+from cairn.core.errors import DataError
+from cairn.models.presets import preset
+from cairn.train.config import Checkpoint, Data
+from cairn.train.metrics_log import read_log
+from cairn.train.next_batches import check_counts
+from cairn.train.objective import Objective
+from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.mesh import Mesh
+from cairn.train.parallel.parallelize import parallelize
+from cairn.train.random_tokens import RandomTokens
+
+
+class Rollouts:
+    """Remembers how often it was asked; every second time it has nothing."""
+
+    fingerprint, may_be_empty = "rollouts", True
+
+    def __init__(self):
+        self.asked, self.closed, self.seen = 0, False, []
+        self.tokens = RandomTokens(64, 32)
+
+    def next_batches(self, state):
+        self.asked += 1
+        self.seen.append(
+            (state.step, next(iter(state.parallel.parameters().values())).sum().item())
+        )
+        return [] if self.asked % 2 == 0 else [self.tokens.batch(self.asked)]
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_step_without_batches_changes_nothing_and_is_no_bad_step(tmp_path):
+    source = Rollouts()
+    run = loop(recipe(tmp_path, steps=6, checkpoint=Checkpoint(every=2, export=False)), source)
+    outcome = run.run()
+    assert (outcome.step, outcome.bad_steps, source.asked, source.closed) == (6, 0, 6, True)
+    assert [record.step for record in read_log(tmp_path)] == [1, 3, 5]
+    steps, sums = zip(*source.seen, strict=True)
+    assert steps == tuple(range(6))
+    assert [sums[i] == sums[i + 1] for i in range(5)] == [False, True, False, True, False]
+    assert weights(run).keys()
+
+
+SPEC = preset("tiny-qwen3")
+
+
+def uneven(rank, world, zero):
+    """Rank 1 has nothing to compute, and still gets the sum."""
+    parallel = parallelize(SPEC, Mesh.join(Layout(dp=2)), Options(zero=zero), seed=3)
+    mine = [RandomTokens(SPEC.vocab, 16).batch(n) for n in range(2)] if rank == 0 else []
+    share = parallel.forward_backward(mine, Objective(SPEC), torch.tensor(32.0))
+    pieces = parallel.named_state(parallel.gradients())
+    return parallel.sum_over_data(share), {n: (p.tensor, p.offsets) for n, p in pieces.items()}
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_data_rank_may_have_none_while_others_have_some(zero):
+    batches = [RandomTokens(SPEC.vocab, 16).batch(n) for n in range(2)]
+    loss, expected = named_gradients(PlainModel(SPEC, 3), batches, None, 32)
+    for found, gradients in run_ranks(2, uneven, zero):
+        torch.testing.assert_close(found, loss)
+        for name, (part, offsets) in gradients.items():
+            here = tuple(slice(o, o + n) for o, n in zip(offsets, part.shape, strict=True))
+            torch.testing.assert_close(part, expected[name][here], rtol=1e-4, atol=1e-6)
+
+
+def test_ranks_that_compute_together_need_equally_many():
+    data = Data(sources=["random"], sequence=32, sequences=4, microbatch=2)
+    config = recipe(data=data, parallel=Layout(fsdp=2))
+    check_counts(2, 2, config)
+    with pytest.raises(DataError, match="0 to 2 batches in one step, but with fsdp"):
+        check_counts(0, 2, config)
+    check_counts(0, 2, msgspec.structs.replace(config, parallel=Layout(dp=2)))
