@@ -20,6 +20,7 @@ from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Advance, Step
+from cairn.serve.engine.step_budget import Pace
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom, identity_of
 
@@ -44,6 +45,7 @@ class Engine:
         *,
         overlap: bool = True,
         together: bool = False,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
@@ -51,6 +53,7 @@ class Engine:
         self.together = (
             together  # with other ranks: they wait for this one, so its failure is everybody's
         )
+        self.pace = pace  # limits the time of a step
         self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)
         self.steps = 0  # taken so far: a watchdog looks at it
         self.spent = NOTHING  # what has landed so far, and the time that it took
@@ -89,12 +92,16 @@ class Engine:
             return self._land_last()
         began = self.clock()
         with span("schedule"):
+            if self.pace is not None:
+                self.scheduler.step_limit = self.pace.tokens()
             step = self.scheduler.schedule()
         scheduled = self.clock()
         self._stamp(step, began, scheduled)
         with span("launch", sequences=len(step.chunks), tokens=step.tokens):
             outputs, flight = self._launch(step)
         launched = self.clock()
+        if self.pace is not None:  # a CPU computes in `launch`
+            self.pace.note(step.tokens, launched - scheduled)
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
@@ -125,7 +132,7 @@ class Engine:
         self.paused = True
         if keep:
             return []
-        aborted = [self.abort(id) for id in self.scheduler.ids()]
+        aborted = [self.abort(id) for id in list(self.scheduler.requests)]
         return [request for request in aborted if request is not None]
 
     def resume(self) -> None:

@@ -54,8 +54,11 @@ class Scheduler:
             limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
         self.arena = ArenaRows(limits.arena_rows)
+        self.step_limit = (
+            0  # tokens of the next step besides one for each that runs; 0: as `limits`
+        )
         self.preemptions = 0  # since the start
-        self._requests: dict[RequestId, Request] = {}  # waiting and running
+        self.requests: dict[RequestId, Request] = {}  # waiting and running
         self._waiting = WaitingQueue(limits.policy)
         self._running: list[Request] = []  # by (priority, arrival)
         self._rows = list(range(limits.rows))  # free ones, a heap: the lowest is taken first
@@ -78,15 +81,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
-
-    def ids(self) -> list[RequestId]:
-        """Of all requests that have not ended."""
-        return list(self._requests)
+        return bool(self.requests)
 
     def add(self, request: Request) -> None:
         """Put a new request in line, or refuse it with a RequestError."""
-        if request.id in self._requests:
+        if request.id in self.requests:
             raise RequestError(
                 f"request {request.id} is in the engine already", hint="give each its own id"
             )
@@ -98,7 +97,7 @@ class Scheduler:
         request.end = len(request.prompt) + request.most_outputs
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._requests[request.id] = request
+        self.requests[request.id] = request
         self._waiting.push(request)
 
     def abort(
@@ -109,7 +108,7 @@ class Scheduler:
         Tokens of it that are in flight are dropped when they arrive. Whoever finds a stop string in the text ends
         the request here with the reason "stop".
         """
-        request = self._requests.get(id)
+        request = self.requests.get(id)
         if request is not None:
             self._finish(request, reason, stop_reason)
             self._sweep()
@@ -129,6 +128,8 @@ class Scheduler:
         self._steps += 1
         decoding = any(r.computed >= r.prefill_until for r in self._running)
         most = self.limits.budget(decoding)
+        if self.step_limit:
+            most = min(most, len(self._running) + self.step_limit)
         budget = self._continue_running(step, most)
         if not step.preempted:
             budget = self._admit(step, budget)
@@ -411,7 +412,7 @@ class Scheduler:
         request.state = "finished"
         request.finish = reason
         request.stop_reason = stop_reason
-        del self._requests[request.id]
+        del self.requests[request.id]
 
     def _release(self, request: Request) -> None:
         """Pages and row are free at once: steps in flight run before whatever uses them next."""
@@ -441,10 +442,8 @@ class Scheduler:
             if request.state != "waiting" or request.blocks or request.row != -1:
                 raise IntegrityError(f"{request!r} waits, and holds row {request.row}")
         listed = {request.id: request for request in (*self._waiting, *self._running)}
-        if listed != self._requests or len(listed) != self.waiting + self.running:
-            raise IntegrityError(
-                f"{len(self._requests)} requests, {len(listed)} of them in a queue"
-            )
+        if listed != self.requests or len(listed) != self.waiting + self.running:
+            raise IntegrityError(f"{len(self.requests)} requests, {len(listed)} of them in a queue")
 
 
 def _order(request: Request) -> tuple[int, int]:

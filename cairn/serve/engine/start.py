@@ -39,7 +39,7 @@ from cairn.serve.engine.sizing import (
     step_bytes,
 )
 from cairn.serve.engine.speculate.drafter import Drafter
-from cairn.serve.engine.step_budget import mixed_step_tokens
+from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
@@ -122,7 +122,12 @@ def start_with(
         )
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
-    return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
+    pace = None
+    if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
+        pace = Pace(max(config.step_ms / 1e3, CPU_STEP_S))
+        notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
+    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace)
+    return Started(engine, opened, notes)
 
 
 def groups_note(limits: Limits) -> str:
