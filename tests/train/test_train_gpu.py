@@ -198,7 +198,7 @@ def test_a_run_on_the_gpu_resumes_where_it_was(tmp_path):
 
 
 def test_a_pass_without_gradients_scores_as_the_plain_form_does(tmp_path):
-    """Log-probabilities by the loss kernel, entropies a chunk at a time; a step afterwards is what it would have been."""
+    """Log-probabilities by the loss kernel, entropies by chunks; a step afterwards is what it would have been."""
     prepared = prepare(ready(tmp_path, precision=BF16))
     plain = prepare(ready(tmp_path, precision=Precision(kind="float32", kernels="plain")))
     batch = prepared.corpus.source.batch(0).to("cuda")
