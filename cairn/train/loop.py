@@ -141,6 +141,7 @@ class Loop:
             self._read(0)
             if state.step % every == 0:  # not after a rewind
                 self.save()
+        self._tell_problem()  # soon: there may be time to make room before the last save
 
     def _anybody(self, here: bool) -> bool:
         """Whether any process says yes: all of them end after the same step."""
