@@ -99,12 +99,27 @@ class PieceTables:
         self._rules = rules_of(json.loads(state))
         self._tables: dict[bool, Pieces] = {}
 
+    @property
+    def known(self) -> bool:
+        """Are there rules for pieces? Else a text is certain when all ids are known."""
+        return self._rules is not None
+
     def decoder(self, skip_special: bool) -> IncrementalDecoder:
         if self._rules is None:
             return HeldDecoder(self._backend, skip_special)
+        return PieceDecoder(self._table(self._rules, skip_special), self._rules)
+
+    def piece(self, id: int) -> str | bytes | None:
+        """What an id adds to a text that it does not begin; None: it has no token."""
+        if self._rules is not None:
+            return self._table(self._rules, skip_special=False)[id]
+        known = self._backend.id_to_token(id) is not None
+        return self._backend.decode([id], skip_special_tokens=False) if known else None
+
+    def _table(self, rules: Rules, skip_special: bool) -> "Pieces":
         if skip_special not in self._tables:
-            self._tables[skip_special] = Pieces(self._backend, self._rules, skip_special)
-        return PieceDecoder(self._tables[skip_special], self._rules)
+            self._tables[skip_special] = Pieces(self._backend, rules, skip_special)
+        return self._tables[skip_special]
 
 
 class Pieces(dict[int, str | bytes | None]):

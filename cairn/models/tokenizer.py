@@ -90,6 +90,13 @@ class Tokenizer:
             )
         return token
 
+    def piece(self, id: int) -> str | bytes | None:
+        """What a token adds to a text that it does not begin: ' the' for '▁the', where `decode` gives 'the'.
+
+        Bytes: it is a part of a character. None: no token has this id.
+        """
+        return self._pieces.piece(id) if 0 <= id < 1 << 32 else None
+
     def id(self, token: str) -> int:
         id = self.backend.token_to_id(token)
         if id is None:
@@ -98,6 +105,11 @@ class Tokenizer:
                 hint="tokens are spelled as in the vocabulary, with Ġ or ▁ for a space; encode() takes plain text",
             )
         return id
+
+    @property
+    def decodes_by_piece(self) -> bool:
+        """Does `stream` give text out before all ids are known?"""
+        return self._pieces.known
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`; with `special`, also the tokens that the model expects around it, such as BOS."""
@@ -134,6 +146,10 @@ class Tokenizer:
         for id in after:
             decoder.push(id)
         return decoder
+
+    def use_template(self, source: str) -> None:
+        """From now on conversations are written by this template, and not by the model's own."""
+        self.templates = self.templates.replaced(source)
 
     def chat(
         self,

@@ -252,11 +252,16 @@ def extend(known: CompletionOutput, delta: CompletionOutput) -> None:
     known.new_text += delta.text
 
 
+def spell(piece: str | bytes | None) -> str:
+    """A piece of text as a text of its own: bytes that are no character are U+FFFD."""
+    return piece.decode(errors="replace") if isinstance(piece, bytes) else piece or ""
+
+
 def readable(token: int, found: Found, tokenizer: "Tokenizer | None") -> dict[int, Logprob]:
     """The likeliest tokens in their order, and the one that was chosen."""
 
     def spelled(id: int) -> str | None:
-        return tokenizer.decode([id], skip_special=False) if tokenizer is not None else None
+        return None if tokenizer is None else spell(tokenizer.piece(id))
 
     ranked = {
         id: Logprob(logprob, rank, spelled(id))

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Balance, Layout, Strategy
 from cairn.train.recovery.settings import Recovery
 
 LARGEST = 1e9  # of any setting: an infinite one would only be found out by the first loss
@@ -47,15 +47,16 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it learns from."""
 
     sources: list[str] = msgspec.field(default_factory=lambda: ["stories"])
-    """token stores made by `cairn data tokenize`, or procedural: stories, arithmetic; or random, for timing"""
+    """text, jsonl or parquet files or folders of them; token stores made by `cairn data tokenize`; procedural: stories,
+    arithmetic, chats; or random, for timing"""
     weights: list[float] = []
     """how much of each source, in any unit; empty: alike"""
     tokenizer: Path | None = None
-    """a folder with tokenizer.json; procedural sources make a small one of their own without it"""
+    """a folder with tokenizer.json; without it a small one is trained on text and on procedural sources"""
     field: str = "text"
-    """the column of parquet files that holds the text"""
+    """the field of jsonl or the column of parquet files that holds the text"""
     vocab: Positive = 2048
-    """tokens of the tokenizer that a procedural source makes"""
+    """tokens of a tokenizer that is trained on the way"""
     sequence: Positive = 256
     """tokens of a sample"""
     sequences: Positive = 8
@@ -134,6 +135,27 @@ class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """bad steps in a row after which the run stops, whatever the action"""
 
 
+class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is measured on data that the model never learns from."""
+
+    share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    """part of the data that is kept apart for it; 0: all data is trained on"""
+    sources: list[str] = []
+    """other data to measure on, instead of a part of data.sources"""
+    every: Count = 0
+    """steps between two measurements; 0: only at the end"""
+    batches: Positive = 1
+    """steps' worth of samples (data.sequences each) that are measured, always the same ones"""
+    prompts: list[str] = []
+    """beginnings of texts that the model continues with its most likely tokens at every measurement"""
+    tokens: Positive = 48
+    """of such a continuation"""
+
+    @property
+    def on(self) -> bool:
+        return bool(self.share or self.sources or self.prompts)
+
+
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the state of the run is written to disk, and what is left at its end."""
 
@@ -178,10 +200,12 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     schedule: Schedule = Schedule()
     precision: Precision = Precision()
     bad_step: BadStep = BadStep()
+    validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     parallel: Layout = Layout()
-    spread: Options = Options()
+    strategy: Strategy = Strategy()
+    balance: Balance = Balance()
     recovery: Recovery = Recovery()
 
     def __post_init__(self) -> None:
@@ -224,6 +248,7 @@ def _check(config: Train) -> None:
         )
     if not data.sources:
         raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
+    _check_prompts(config)
     precision, optim = config.precision, config.optim
     if precision.kind == "float16" and not precision.masters:
         raise ConfigError(
@@ -244,6 +269,21 @@ def _check(config: Train) -> None:
         raise ConfigError(
             "bfloat16 weights without masters need optim.states bfloat16 or int8, which round at random",
             hint="set optim.states to bfloat16, or precision.masters to true",
+        )
+
+
+def _check_prompts(config: Train) -> None:
+    """Sample texts are continued within one sample."""
+    validation, sequence = config.validation, config.data.sequence
+    if validation.prompts and validation.tokens >= sequence:
+        raise ConfigError(
+            f"validation.tokens {validation.tokens} with data.sequence {sequence} leaves no room for a prompt",
+            hint=f"use validation.tokens {max(1, sequence // 2)} or fewer",
+        )
+    if validation.prompts and "random" in config.data.sources:
+        raise ConfigError(
+            "validation.prompts are text, and the source random has no tokenizer",
+            hint="leave validation.prompts out",
         )
 
 

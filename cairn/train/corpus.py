@@ -2,23 +2,29 @@
 
     stories, arithmetic, chats    made up as they are needed; without a tokenizer, a small one is trained on them
     random                        token ids without a meaning, for timing
-    a path                        a token store, which brings its tokenizer; Megatron's, llm.c's or parquet files
+    a path                        a token store, which brings its tokenizer; Megatron's, llm.c's or parquet files;
+                                  text and jsonl, for which a small tokenizer is trained, too
 
 Which tokenizer holds is decided here: the recipe's, else that of the weights it begins with, else the first source's
-own, else a small one. Weights know their own ids only: another tokenizer's would be other words to them.
+own, else a small one. Weights know their own ids only: another tokenizer's would be other words to them. A tokenizer
+without a chat template gets one where chats are learnt.
 """
 
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.tokenizer import Tokenizer
-from cairn.train.config import Data
+from cairn.train.config import Data, Validation
 from cairn.train.data import procedural
-from cairn.train.data.open_source import is_parquet, open_blend, own_tokenizer
+from cairn.train.data.default_template import with_chat_template
+from cairn.train.data.open_source import ALL, Span, is_parquet, open_blend, own_tokenizer
 from cairn.train.data.open_tokens import open_tokens
+from cairn.train.data.raw_text import holds_chats, is_raw, texts_of
 from cairn.train.data.source import Source
 from cairn.train.data.tokenizer_identity import id_limit, tokenizer_hash
+from cairn.train.data.tokenizer_trainer import train_tokenizer
 from cairn.train.random_tokens import RandomTokens
 
 
@@ -26,20 +32,54 @@ class Corpus(NamedTuple):
     source: Source
     tokenizer: Tokenizer | None  # None: ids without a meaning
     vocab: int  # ids are below it
+    held_out: Source | None = None  # what is measured on and never learnt from
 
 
-def open_corpus(data: Data, seed: int, vocab: int, learnt: Tokenizer | None = None) -> Corpus:
-    """`vocab`: of the model, for ids without a meaning. `learnt`: what the weights were trained with, if they say."""
+def open_corpus(
+    data: Data,
+    seed: int,
+    vocab: int,
+    learnt: Tokenizer | None = None,
+    validation: Validation = Validation(),  # noqa: B008 (immutable)
+    cache: Path | None = None,
+) -> Corpus:
+    """`vocab`: of the model, for ids without a meaning. `learnt`: what the weights were trained with, if they say.
+
+    `cache`: where text that is tokenized on the way is kept.
+    """
     if data.sources == ["random"]:
-        return Corpus(RandomTokens(vocab, data.sequence, seed), None, vocab)
+        held_out = RandomTokens(vocab, data.sequence, seed + 1) if validation.share else None
+        return Corpus(RandomTokens(vocab, data.sequence, seed), None, vocab, held_out)
     if "random" in data.sources:
         raise ConfigError("the source random does not blend with others", hint="use it alone")
     tokenizer = choose_tokenizer(data, seed, learnt)
-    source = open_blend(
-        data.sources, data.weights, tokenizer, data.sequence, seed, boundaries=data.document_mask,
-        too_long=data.too_long, column=data.field,
-    )  # fmt: skip
-    return Corpus(source, tokenizer, id_limit(tokenizer))
+    if any(_is_chats(name) for name in (*data.sources, *validation.sources)):
+        tokenizer = with_chat_template(tokenizer, None if learnt is None else vocab)
+
+    def opened(names: list[str], weights: list[float], span: Span) -> Source:
+        return open_blend(
+            names,
+            weights,
+            tokenizer,
+            data.sequence,
+            seed,
+            boundaries=data.document_mask,
+            too_long=data.too_long,
+            column=data.field,
+            span=span,
+            cache=cache,
+        )
+
+    if validation.sources:
+        source = opened(data.sources, data.weights, ALL)
+        held_out = opened(validation.sources, [], ALL)
+    elif validation.share:
+        cut = 1.0 - validation.share
+        source = opened(data.sources, data.weights, (0.0, cut))
+        held_out = opened(data.sources, data.weights, (cut, 1.0))
+    else:
+        source, held_out = opened(data.sources, data.weights, ALL), None
+    return Corpus(source, tokenizer, id_limit(tokenizer), held_out)
 
 
 def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> Tokenizer:
@@ -47,6 +87,8 @@ def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> 
         from cairn.models.tokenizer_folder import tokenizer_from_folder
 
         asked = tokenizer_from_folder(data.tokenizer)
+        if learnt is not None and _is_extended(asked, learnt):
+            return learnt
         _check_known(asked, learnt)
         return asked
     if learnt is not None:
@@ -55,8 +97,11 @@ def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> 
         if (own := own_tokenizer(name)) is not None:
             return own
     made_up = tuple(name for name in data.sources if name in procedural.NAMES)
-    if len(made_up) < len(data.sources):
-        missing = next(name for name in data.sources if name not in procedural.NAMES)
+    raw = [Path(name) for name in data.sources if name not in made_up and is_raw(Path(name))]
+    if len(made_up) + len(raw) < len(data.sources):
+        missing = next(
+            name for name in data.sources if name not in made_up and Path(name) not in raw
+        )
         _check_exists(missing)
         if not is_parquet(Path(missing)):
             open_tokens(missing)  # says what it is instead, where it is no data to train on
@@ -64,7 +109,24 @@ def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> 
             f"the source {missing!r} brings no tokenizer",
             hint="name one with --data.tokenizer FOLDER; `cairn data tokenize` makes stores that have theirs",
         )
-    return procedural.small_tokenizer(made_up, data.vocab, seed)
+    if not raw:
+        return procedural.small_tokenizer(made_up, data.vocab, seed)
+    texts = itertools.chain(texts_of(raw, data.field), procedural.first_texts(made_up, seed))
+    return train_tokenizer(texts, data.vocab, fewer=True)
+
+
+def _is_chats(name: str) -> bool:
+    path = Path(name)
+    return name == procedural.CHATS or (
+        name not in procedural.NAMES and is_raw(path) and holds_chats(path)
+    )
+
+
+def _is_extended(asked: Tokenizer, learnt: Tokenizer) -> bool:
+    """Whether `learnt` is `asked` with the chat template that an earlier life of the run has added."""
+    if asked.templates or not learnt.templates:
+        return False
+    return tokenizer_hash(with_chat_template(asked, None)) == tokenizer_hash(learnt)
 
 
 def _check_known(asked: Tokenizer, learnt: Tokenizer | None) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
-from cairn.train.parallel.vocabulary import IGNORED, entropies, log_probs
+from cairn.train.parallel.collectives import all_reduce
+from cairn.train.parallel.vocabulary import IGNORED, entropies, log_probs, scores_of, words_of
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -49,6 +51,22 @@ class TargetLogProbs:
             return -losses.loss_T
         parts = zip(hidden_TD.split(self.chunk), targets_T.split(self.chunk), strict=True)
         return torch.cat([log_probs(h, vocabulary, t, self.softcap).logp_T for h, t in parts])
+
+
+class MostLikely:
+    """`token`: what the model holds for the most likely next token, int64; of several the one with the smallest id."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.softcap = spec.logit_softcap
+
+    def __call__(self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch") -> Values:
+        scores_TV = scores_of(hidden_TD, vocabulary, self.softcap)
+        words = words_of(vocabulary)
+        here_T, at_T = scores_TV.max(-1)
+        best_T = all_reduce(here_T, words.group, dist.ReduceOp.MAX)
+        nowhere = torch.iinfo(torch.int64).max
+        token_T = (at_T + words.first).where(here_T == best_T, nowhere)
+        return {"token": all_reduce(token_T, words.group, dist.ReduceOp.MIN)}
 
 
 class HiddenStates:

@@ -33,12 +33,13 @@ from cairn.train.config import Train
 from cairn.train.data.batch import Batch
 from cairn.train.data.source import Source
 from cairn.train.flops import measured_flops, peak_flops, step_flops
-from cairn.train.metrics_log import Record, Sink, open_sinks
+from cairn.train.metrics_log import HeldOut, Line, Record, Sink, open_sinks
 from cairn.train.next_batches import NextBatches, SourceBatches, check_counts
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
 from cairn.train.trainable import check_base
+from cairn.train.validation import Validation, in_words
 
 Say = Callable[[str], None]
 Told = Callable[[Record], None]
@@ -58,6 +59,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stopped_early: bool
     bad_steps: int
     seconds: float
+    held_out: HeldOut | None = None  # the last measurement of this life
 
 
 class Loop:
@@ -79,6 +81,8 @@ class Loop:
         saving = self.config.checkpoint
         self.saver = Saver(self.root, saving.keep, saving.in_background)
         self.batches = _next_batches(source, state)
+        self.validation: Validation | None = None
+        self.held_out: HeldOut | None = None
         self.sinks: list[Sink] = []
         self.waiting: deque[tuple[StepResult, list[int]]] = deque()
         self.lag = 1 if state.device.type == "cuda" else 0
@@ -99,6 +103,7 @@ class Loop:
         began = time.perf_counter()
         self.resume()
         state, config = self.state, self.config
+        first = state.step
         if self.rank == 0:
             as_dict = msgspec.to_builtins(config, enc_hook=str)
             self.sinks = open_sinks(config.folder, config.log, state.step, as_dict)
@@ -110,6 +115,10 @@ class Loop:
                 while state.step < config.steps and not self._anybody(interrupted.is_set()):
                     self._one_step()
                 self._read(0)
+                if first < state.step == config.steps and self.validation is not None:
+                    if self.saved != state.step:
+                        self.save()  # whatever happens to the measurement, the weights are kept
+                    self._validate()
             self._finish()
         finally:
             self.batches.close()
@@ -123,6 +132,7 @@ class Loop:
             stopped_early=state.step < config.steps,
             bad_steps=self.bad_steps,
             seconds=time.perf_counter() - began,
+            held_out=self.held_out,
         )
 
     def _one_step(self) -> None:
@@ -142,6 +152,22 @@ class Loop:
             if state.step % every == 0:  # not after a rewind
                 self.save()
         self._tell_problem()  # soon: there may be time to make room before the last save
+        if self.validation is not None and self.validation.is_due(state.step):
+            self._read(0)
+            if self.validation.is_due(state.step) and state.step < self.config.steps:
+                self._validate()
+
+    def _validate(self) -> None:
+        """Measure on held-out data; its time is not that of a step."""
+        if self.validation is None:
+            return
+        held = self.held_out = self.validation.measure()
+        if held.loss is not None:
+            scalar("held-out loss", held.loss, step=held.step)
+        self._put(held)
+        for line in in_words(held):
+            self.say(line)
+        self.read_at = time.perf_counter()
 
     def _anybody(self, here: bool) -> bool:
         """Whether any process says yes: all of them end after the same step."""
@@ -277,7 +303,7 @@ class Loop:
         if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
             self._put(record)
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: Line) -> None:
         """A full disk costs lines of the log, not the run; told once."""
         try:
             for sink in self.sinks:

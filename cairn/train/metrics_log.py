@@ -1,10 +1,11 @@
-"""What a run says about itself, step by step: log.jsonl, and whoever else wants to hear it.
+"""What a run says about itself, step by step: two files of lines, and the other places that a recipe names.
 
-    {"step":10,"loss":3.21,"norm":0.8,"lr":0.0003,"tokens":20480,"tokens_per_s":51200.0,"mfu":0.41,...}
+    log.jsonl          {"step":10,"loss":3.21,"norm":0.8,"lr":0.0003,"tokens":20480,"tokens_per_s":51200.0,...}
+    validation.jsonl   {"step":80,"loss":3.05,"bits_per_byte":1.21,"tokens":16384,"seconds":0.4,"texts":[...]}
 
-One line per logged step. A resumed run first drops the lines of steps that it will do again, so that the file reads
-like that of an unbroken run. TensorBoard and Weights & Biases get the same numbers where they are asked for and
-installed.
+One line per logged step, and one per measurement on held-out data. A resumed run first drops the lines of steps that it
+will do again, so that the files read like those of an unbroken run. TensorBoard and Weights & Biases get the same
+numbers where they are asked for and installed.
 """
 
 import errno
@@ -12,14 +13,14 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.train.config import Log
 
-FILE = "log.jsonl"
+FILE, HELD_OUT_FILE = "log.jsonl", "validation.jsonl"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,23 +39,57 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     bad: str = ""  # why the step was skipped
 
 
+class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured after a step on data that the model does not learn from."""
+
+    step: int
+    loss: float | None = (
+        None  # nats per token; None where no data is kept apart, or it is not finite
+    )
+    bits_per_byte: float | None = None  # None where the tokens have no text
+    tokens: int = 0  # that were measured
+    seconds: float = 0.0
+    texts: list[str] = []  # continuations of the prompts of the recipe
+
+
+Line = Record | HeldOut
+Kind = TypeVar("Kind", bound=Line)
+
+
 class Sink(Protocol):
-    def put(self, record: Record) -> None: ...
+    def put(self, record: Line) -> None: ...
 
     def close(self) -> None: ...
 
 
 class JsonLines:
+    """Both files of lines in the folder of a run."""
+
     def __init__(self, folder: Path, from_step: int) -> None:
         """`from_step`: updates that are done already; later lines belong to a life that was lost."""
-        self.path = folder / FILE
-        kept = [record for record in read_log(folder) if record.step <= from_step]
-        fresh = self.path.with_name(f".{FILE}")
-        fresh.write_bytes(b"".join(_line(record) for record in kept))
-        fresh.replace(self.path)
-        self.file = self.path.open("ab", buffering=0)
+        self.files = {
+            Record: _LinesFile(folder / FILE, Record, from_step),
+            HeldOut: _LinesFile(folder / HELD_OUT_FILE, HeldOut, from_step),
+        }
 
-    def put(self, record: Record) -> None:
+    def put(self, record: Line) -> None:
+        self.files[type(record)].put(record)
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+
+class _LinesFile:
+    def __init__(self, path: Path, kind: type[Line], from_step: int) -> None:
+        self.path = path
+        kept = [record for record in _read(path, kind) if record.step <= from_step]
+        fresh = path.with_name(f".{path.name}")
+        fresh.write_bytes(b"".join(_line(record) for record in kept))
+        fresh.replace(path)
+        self.file = path.open("ab", buffering=0)
+
+    def put(self, record: Line) -> None:
         line, end = _line(record), self.path.stat().st_size
         try:
             if self.file.write(line) != len(line):
@@ -74,9 +109,11 @@ class TensorBoard:
 
         self.writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
-    def put(self, record: Record) -> None:
-        for name, value in _numbers(record).items():
+    def put(self, record: Line) -> None:
+        for name, value in numbers(record).items():
             self.writer.add_scalar(name, value, record.step)
+        for place, text in enumerate(getattr(record, "texts", [])):
+            self.writer.add_text(f"validation/text {place}", text, record.step)
 
     def close(self) -> None:
         self.writer.close()
@@ -88,8 +125,8 @@ class WeightsAndBiases:
 
         self.run: Any = wandb.init(dir=str(folder), name=folder.name, config=config, resume="allow")
 
-    def put(self, record: Record) -> None:
-        self.run.log(_numbers(record), step=record.step)
+    def put(self, record: Line) -> None:
+        self.run.log(numbers(record), step=record.step)
 
     def close(self) -> None:
         self.run.finish()
@@ -116,15 +153,24 @@ def open_sinks(folder: Path, log: Log, from_step: int, config: dict[str, Any]) -
 
 
 def read_log(folder: Path) -> list[Record]:
-    """All lines of a run; a last line that was cut off by the end of its process is left out."""
-    path = folder / FILE
+    """All logged steps of a run."""
+    return _read(folder / FILE, Record)
+
+
+def read_held_out(folder: Path) -> list[HeldOut]:
+    """All measurements on held-out data."""
+    return _read(folder / HELD_OUT_FILE, HeldOut)
+
+
+def _read(path: Path, kind: type[Kind]) -> list[Kind]:
+    """All lines of a file; a last one that was cut off by the end of its process is left out."""
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(msgspec.json.decode(line, type=Record))
+            records.append(msgspec.json.decode(line, type=kind))
         except msgspec.DecodeError as error:
             if number == len(lines):
                 break
@@ -145,10 +191,16 @@ def smoothed(records: Sequence[Record], share: float = 0.1) -> list[tuple[float,
     return points
 
 
-def _line(record: Record) -> bytes:
-    return msgspec.json.encode(record) + b"\n"
-
-
-def _numbers(record: Record) -> dict[str, float]:
+def numbers(record: Line) -> dict[str, float]:
+    """By name, as other tools show them; those of held-out data under validation/."""
     values = msgspec.to_builtins(record)
-    return {n: float(v) for n, v in values.items() if isinstance(v, int | float) and n != "step"}
+    prefix = "validation/" if isinstance(record, HeldOut) else ""
+    return {
+        prefix + name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and name != "step"
+    }
+
+
+def _line(record: Line) -> bytes:
+    return msgspec.json.encode(record) + b"\n"

@@ -55,6 +55,7 @@ from cairn.train.state import TrainState
 from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
 TOKENIZER = "tokenizer"  # of a run, in its folder
+TEXT_CACHE = "data"  # of a run, in its folder
 MUCH_IDLE = 0.2  # of a step, which a person wants to know of
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context")
 
@@ -88,9 +89,16 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     start = _open_start(config.model)
     spec = start.spec if start else shape_of(config.model)
     learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    corpus = open_corpus(config.data, config.seed, spec.vocab, learnt)
+    corpus = open_corpus(
+        config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
+    )
     spec = _fitted(spec, corpus, config, start is not None)
-    return corpus, with_choice_bias(spec, config.spread), start
+    return corpus, with_choice_bias(spec, config.balance), start
+
+
+def _text_cache(config: Train) -> Path | None:
+    """Where text files of the run are kept as tokens: with the run, if it has a folder."""
+    return config.out / TEXT_CACHE if config.out else None
 
 
 def spec_of(model: Model) -> ModelSpec:
@@ -167,7 +175,7 @@ def assemble(
     parallel = parallelize(
         spec,
         Mesh.join(config.parallel, str(device)),
-        config.spread,
+        config.strategy,
         dtype=dtype_of(precision),
         seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
@@ -176,6 +184,7 @@ def assemble(
         fused_context=config.data.sequence if fused else None,
         products=make_products(precision.fp8),
         wide_sums=precision.masters,
+        balance=config.balance,
         trainable=trainable,
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
@@ -201,10 +210,10 @@ def _base(config: Train, start: Checkpoint | None) -> Base | None:
 
 def _idle(config: Train) -> list[str]:
     """What the pipeline's schedule costs, where it is much."""
-    pp, order, microbatches = config.parallel.pp, config.spread.order, config.microbatches
+    pp, order, microbatches = config.parallel.pp, config.strategy.order, config.microbatches
     if pp == 1:
         return []
-    chunks = config.spread.chunks if order == "interleaved" else None
+    chunks = config.strategy.chunks if order == "interleaved" else None
     share = simulate(schedule(order, pp, microbatches, chunks)).bubble
     if share < MUCH_IDLE:
         return []

@@ -9,7 +9,17 @@ A recipe is a `Train`; nothing here is code that runs later. No torch.
 from collections.abc import Callable
 
 from cairn.core.errors import ConfigError, did_you_mean
-from cairn.train.config import Checkpoint, Data, Log, Model, Optim, Precision, Schedule, Train
+from cairn.train.config import (
+    Checkpoint,
+    Data,
+    Log,
+    Model,
+    Optim,
+    Precision,
+    Schedule,
+    Train,
+    Validation,
+)
 from cairn.train.parallel.layout import Layout
 
 
@@ -26,15 +36,22 @@ def _tiny_cpu() -> Train:
     return Train(
         steps=160,
         model=Model(
-            preset="tiny-qwen3", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
-            intermediate=384, context=512,
+            preset="tiny-qwen3",
+            layers=4,
+            hidden=128,
+            heads=4,
+            kv_heads=2,
+            head_dim=32,
+            intermediate=384,
+            context=512,
         ),
         data=Data(sources=["stories"], vocab=768, sequence=256, sequences=8, microbatch=8),
         optim=Optim(lr=3e-3),
         schedule=Schedule(kind="wsd", warmup=20, final=0.1),
+        validation=Validation(share=0.05, every=80, prompts=["Once upon a time"], tokens=32),
         checkpoint=Checkpoint(every=100),
         log=Log(every=1),
-    )  # fmt: skip
+    )
 
 
 def _one_h200(
@@ -49,6 +66,7 @@ def _one_h200(
         optim=optim,
         schedule=Schedule(kind="wsd", warmup=500, final=0.05),
         precision=precision,
+        validation=Validation(share=0.01, every=500),
         checkpoint=Checkpoint(every=1000),
     )
 
@@ -72,6 +90,7 @@ def _llama3_8b() -> Train:
         optim=Optim(lr=3e-4),
         schedule=Schedule(kind="cosine", warmup=500, final=0.1),
         precision=Precision(kind="bfloat16", recompute="selective"),
+        validation=Validation(share=0.01, every=500),
         checkpoint=Checkpoint(every=500),
         parallel=Layout(fsdp=8),
     )

@@ -1,5 +1,6 @@
 """The page at the end of a run: what was trained, how the loss fell, how fast it went. Opens without a network."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cairn.core.config import to_toml
@@ -11,31 +12,37 @@ from cairn.report.page import Markup, element, facts, heading, join, page, parag
 from cairn.report.plot import Series, chart
 from cairn.train.config import Train
 from cairn.train.memory import Memory
-from cairn.train.metrics_log import Record, read_log, smoothed
+from cairn.train.metrics_log import HeldOut, Record, read_held_out, read_log, smoothed
 
 MEMORY_OF_ALL = "Memory, predicted for one process: the layout divides it"
 
 
 def write_report(config: Train, spec: ModelSpec, memory: Memory, notes: list[str]) -> Path:
-    records = read_log(config.folder)
+    records, held_out = read_log(config.folder), read_held_out(config.folder)
     path = config.folder / "report.html"
     fresh = path.with_name(".report.html")
-    fresh.write_text(render(config, spec, memory, notes, records), encoding="utf-8")
+    fresh.write_text(render(config, spec, memory, notes, records, held_out), encoding="utf-8")
     fresh.replace(path)
     return path
 
 
 def render(
-    config: Train, spec: ModelSpec, memory: Memory, notes: list[str], records: list[Record]
+    config: Train,
+    spec: ModelSpec,
+    memory: Memory,
+    notes: list[str],
+    records: list[Record],
+    held_out: Sequence[HeldOut] = (),
 ) -> str:
     parts = [
-        facts(_facts(config, spec, records)),
+        facts(_facts(config, spec, records, held_out)),
         join(paragraph(note) for note in notes),
         heading("Curves"),
-        element("div", join(_charts(records)), class_="plots"),
+        element("div", join(_charts(records, held_out)), class_="plots"),
         heading("Memory, predicted" if config.parallel.world() == 1 else MEMORY_OF_ALL),
         table(["part", "bytes"], [[name, format_bytes(size)] for name, size in memory.table().items()]
               + [["together", format_bytes(memory.total())]]),
+        *_texts(held_out),
         *_bad_steps(records),
         *_wall_time(config),
         heading("The recipe"),
@@ -44,7 +51,9 @@ def render(
     return page(f"Training {config.folder.name}", *parts, style=plot.STYLE)
 
 
-def _facts(config: Train, spec: ModelSpec, records: list[Record]) -> dict[str, str]:
+def _facts(
+    config: Train, spec: ModelSpec, records: list[Record], held_out: Sequence[HeldOut]
+) -> dict[str, str]:
     losses = [record.loss for record in records if record.loss is not None]
     speeds = sorted(record.tokens_per_s for record in records)
     found = {
@@ -56,6 +65,11 @@ def _facts(config: Train, spec: ModelSpec, records: list[Record]) -> dict[str, s
         "loss": f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "none",
         "median tokens/s": f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "none",
     }  # fmt: skip
+    measured = [held for held in held_out if held.loss is not None]
+    if measured:
+        found["held-out loss"] = f"{measured[-1].loss:.3f}"
+        if measured[-1].bits_per_byte is not None:
+            found["bits per byte"] = f"{measured[-1].bits_per_byte:.3f}"
     shares = sorted(record.mfu for record in records if record.mfu is not None)
     if shares:
         found["median MFU"] = f"{shares[len(shares) // 2]:.1%}"
@@ -72,14 +86,17 @@ def _fp8(config: Train) -> str:
     return "" if config.precision.fp8 == "none" else f", fp8 by {config.precision.fp8}"
 
 
-def _charts(records: list[Record]) -> list[Markup]:
+def _charts(records: list[Record], held_out: Sequence[HeldOut]) -> list[Markup]:
     def of(name: str) -> list[tuple[float, float]]:
         values = ((record.step, getattr(record, name)) for record in records)
         return [(step, value) for step, value in values if value is not None]
 
+    losses = [Series("each step", of("loss"), "dots"), Series("mean", smoothed(records))]
+    measured = [(float(held.step), held.loss) for held in held_out if held.loss is not None]
+    if measured:
+        losses.append(Series("held out", measured))
     charts = [
-        chart("Loss", [Series("each step", of("loss"), "dots"), Series("mean", smoothed(records))],
-              x="step", y="nats per token"),
+        chart("Loss", losses, x="step", y="nats per token"),
         chart("Learning rate", [Series("lr", of("lr"))], x="step", y="lr"),
         chart("Norm of the gradients", [Series("norm", of("norm"))], x="step", y="norm"),
         chart("Speed", [Series("tokens/s", of("tokens_per_s"))], x="step", y="tokens/s"),
@@ -87,6 +104,17 @@ def _charts(records: list[Record]) -> list[Markup]:
     if of("mfu"):
         charts.append(chart("MFU", [Series("mfu", of("mfu"))], x="step", y="share of the peak"))
     return charts
+
+
+def _texts(held_out: Sequence[HeldOut]) -> list[str]:
+    """What the model wrote, the last measurement first."""
+    if not any(held.texts for held in held_out):
+        return []
+    rows = [[str(held.step), text] for held in reversed(held_out) for text in held.texts]
+    return [
+        heading("Texts"),
+        *(element("p", element("b", f"step {step} "), text) for step, text in rows),
+    ]
 
 
 def _bad_steps(records: list[Record]) -> list[str]:

@@ -16,6 +16,7 @@ import msgspec
 from cairn.comm.watchdog import watching
 from cairn.core.config import to_toml
 from cairn.models.export import TOKENIZER_FILES
+from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train.checkpoint.export import export_newest
 from cairn.train.config import Train
@@ -27,6 +28,7 @@ from cairn.train.metrics_log import Record
 from cairn.train.only_here import check_free, only_here
 from cairn.train.prepare import TOKENIZER, Prepared, prepare
 from cairn.train.report import write_report
+from cairn.train.validation import Validation
 
 MODEL, RECIPE = "model", "recipe.toml"
 
@@ -75,7 +77,9 @@ def _run(
         for note in prepared.notes:
             say(note)
     with watching(rank, world, say):
-        outcome = make_loop(state, prepared.corpus.source, world, rank, say, told).run()
+        loop = make_loop(state, prepared.corpus.source, world, rank, say, told)
+        loop.validation = make_validation(prepared)
+        outcome = loop.run()
     if rank != 0:
         return Finished(outcome=outcome, folder=str(folder))
     model = None
@@ -87,16 +91,31 @@ def _run(
     return Finished(outcome=outcome, folder=str(folder), model=model, report=str(report))
 
 
+def _is_same(folder: Path, tokenizer: Tokenizer) -> bool:
+    """Whether this is the tokenizer in a folder, with the same chat templates."""
+    kept = tokenizer_from_folder(folder)
+    same = tokenizer_hash(kept) == tokenizer_hash(tokenizer)
+    return same and kept.templates.sources == tokenizer.templates.sources
+
+
+def make_validation(prepared: Prepared) -> Validation | None:
+    """None where the recipe keeps nothing apart and has no prompts."""
+    if not prepared.state.config.validation.on:
+        return None
+    corpus = prepared.corpus
+    return Validation(prepared.state, corpus.held_out, corpus.tokenizer, prepared.fused)
+
+
 def keep_tokenizer(corpus: Corpus, config: Train, folder: Path) -> None:
     """The tokenizer beside the checkpoints: without it nobody could use them."""
     if corpus.tokenizer is None:
         return
     if folder.is_dir():
-        if tokenizer_hash(tokenizer_from_folder(folder)) == tokenizer_hash(corpus.tokenizer):
+        if _is_same(folder, corpus.tokenizer):
             return
         shutil.rmtree(folder)  # of a run that ended before its first checkpoint
     given = config.data.tokenizer
-    if given is not None and given.is_dir():
+    if given is not None and given.is_dir() and _is_same(given, corpus.tokenizer):
         fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)

@@ -225,6 +225,10 @@ def _tell(finished: "Finished", verb: TrainVerb) -> None:
         print(
             f"loss {outcome.first_loss:.3f} -> {outcome.last_loss:.3f} in {took}; report: {finished.report}"
         )
+    if outcome.held_out is not None and outcome.held_out.loss is not None:
+        size = outcome.held_out.bits_per_byte
+        per_byte = "" if size is None else f", {size:.3f} bits per byte"
+        print(f"held-out loss {outcome.held_out.loss:.3f}{per_byte}")
     if outcome.stopped_early:
         again = resume_command(finished.folder)
         print(f"stopped after step {outcome.step}; go on with: {again}")

@@ -17,13 +17,23 @@ from cairn.train.data.documents import decode_line
 from cairn.train.data.text_files import Advance, TextFile, lines
 
 _SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "model": "assistant", "system": "system", "tool": "tool",
-    "observation": "tool", "function_response": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
 _PAIRS = (
-    ("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("instruction", "output"),
-)  # fmt: skip
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("instruction", "output"),
+)
 
 
 class Chat(NamedTuple):
@@ -57,6 +67,15 @@ def read_chat(line: bytes, where: str) -> Chat:
     if tools is not None and not isinstance(tools, list):
         raise DataError(f"{where}: tools is {type(tools).__name__}, not a list")
     return Chat(checked, tools or None, where)
+
+
+def is_chat(value: object) -> bool:
+    """Whether a line of JSON is a chat in one of these forms; one with a field `text` is a document."""
+    if not isinstance(value, dict) or "text" in value:
+        return False
+    if "messages" in value or "conversations" in value:
+        return True
+    return any(asked in value and answered in value for asked, answered in _PAIRS)
 
 
 def _messages(value: Mapping[str, Any], where: str) -> object:

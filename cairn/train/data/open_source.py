@@ -5,8 +5,9 @@
     any other store, Megatron,
     llm.c                          windows over the stream of documents
     parquet files                  tokenized as they are read
+    text, jsonl                    tokenized once, into a store that is kept with the run
 
-Text and jsonl are not sources: `cairn data tokenize` makes a store of them first.
+Each can be opened in part, so that some of it is kept apart for validation. `corpus` decides which tokenizer reads it.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,15 @@ from cairn.train.data.chance import mix
 from cairn.train.data.open_tokens import open_tokens
 from cairn.train.data.packed_documents import PackedDocuments
 from cairn.train.data.packing import TooLong
+from cairn.train.data.raw_text import is_raw, store_of
 from cairn.train.data.source import Source
 from cairn.train.data.store import Store
 from cairn.train.data.text_files import find_files
 from cairn.train.data.tokenizer_identity import check_same
 from cairn.train.data.windows import Windows
+
+Span = tuple[float, float]  # a part of the samples: from where to where, of 1
+ALL: Span = (0.0, 1.0)
 
 
 def open_source(
@@ -37,10 +42,18 @@ def open_source(
     boundaries: bool = True,
     too_long: TooLong = "refuse",
     column: str = "text",
+    span: Span = ALL,
+    cache: Path | None = None,
 ) -> Source:
-    """One source; refuses tokens that another tokenizer made."""
+    """One source, or the part `span` of it; refuses tokens that another tokenizer made.
+
+    `cache`: where the stores of text files are kept; by default in Cairn's cache folder.
+    """
     if name in procedural.NAMES:
-        return procedural.Procedural(name, tokenizer, sequence_length, seed, boundaries)
+        held_out = span[0] > 0
+        return procedural.Procedural(
+            name, tokenizer, sequence_length, seed, boundaries, held_out=held_out
+        )
     path = Path(name)
     if not path.exists() and not path.with_name(path.name + ".idx").exists():
         hint = did_you_mean(name, procedural.NAMES, otherwise="check the path")
@@ -49,18 +62,23 @@ def open_source(
         from cairn.train.data.parquet_stream import ParquetStream
 
         files = find_files([path])
-        counts = cache_folder() / "parquet" / f"{mix(*str(path.absolute()).encode()):016x}.json"
+        key = mix(*f"{path.absolute()} {span}".encode())
+        counts = cache_folder() / "parquet" / f"{key:016x}.json"
         return ParquetStream(
             files, tokenizer, sequence_length, seed,
-            column=column, boundaries=boundaries, counts=counts,
+            column=column, boundaries=boundaries, counts=counts, span=span,
         )  # fmt: skip
+    if is_raw(path):
+        path = store_of(path, tokenizer, cache or cache_folder() / "text", column)
     tokens = open_tokens(path)
     made_with = tokens.header.made_with if isinstance(tokens, Store) else ""
     check_same(tokens.tokenizer, tokenizer, str(path), made_with)
     if tokens.has_mask:
         pad = tokenizer.pad_id if tokenizer.pad_id is not None else (*tokenizer.eos_ids, 0)[0]
-        return PackedDocuments(tokens, sequence_length, seed, pad_id=pad, too_long=too_long)
-    return Windows(tokens, sequence_length, seed, boundaries=boundaries)
+        return PackedDocuments(
+            tokens, sequence_length, seed, pad_id=pad, too_long=too_long, span=span
+        )
+    return Windows(tokens, sequence_length, seed, boundaries=boundaries, span=span)
 
 
 def open_blend(
@@ -73,6 +91,8 @@ def open_blend(
     boundaries: bool = True,
     too_long: TooLong = "refuse",
     column: str = "text",
+    span: Span = ALL,
+    cache: Path | None = None,
 ) -> Source:
     """Several sources by weight, alike where no weights are given."""
     if not names:
@@ -80,7 +100,7 @@ def open_blend(
     sources = [
         open_source(
             name, tokenizer, sequence_length, seed,
-            boundaries=boundaries, too_long=too_long, column=column,
+            boundaries=boundaries, too_long=too_long, column=column, span=span, cache=cache,
         )
         for name in names
     ]  # fmt: skip
@@ -92,7 +112,7 @@ def open_blend(
 def own_tokenizer(name: str) -> Tokenizer | None:
     """The tokenizer that a source brings with it; None where it has none."""
     path = Path(name)
-    if name in procedural.NAMES or not path.is_dir():
+    if name in procedural.NAMES or not path.is_dir() or is_parquet(path) or is_raw(path):
         return None
     tokens = open_tokens(path)
     return tokens.own_tokenizer() if isinstance(tokens, Store) else None

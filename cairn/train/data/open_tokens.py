@@ -29,6 +29,12 @@ def open_tokens(path: Path | str) -> Tokens:
     raise _unknown(path)
 
 
+def is_tokens(path: Path) -> bool:
+    """Whether tokens lie at a path, in one of these formats."""
+    folders = [path, *_candidates(path)] if path.is_dir() else [path]
+    return any(is_store(one) or is_megatron(one) or is_llmc(one) for one in folders)
+
+
 def _open_one(path: Path) -> Tokens | None:
     if is_store(path):
         return Store(path)

@@ -3,14 +3,15 @@
     sample    chat 17 .......... | chat 4 ..... | chat 230 .... | padding
     targets   only what the store marks as to be learnt, such as the assistant's words; none for padding
 
-The plan is made once for a store and kept in it. Bins come in shuffled order.
+The plan is made once for a store and kept in it. Bins come in shuffled order. With a `span` only a part of them is
+used, as of `Windows`.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cairn.core.errors import DataError
+from cairn.core.errors import ConfigError, DataError
 from cairn.train.data.packing import Piece, TooLong, cached_plan
 from cairn.train.data.shuffle import shuffled
 from cairn.train.data.store import Store
@@ -33,6 +34,7 @@ class PackedDocuments:
         pad_id: int = 0,
         shuffle: bool = True,
         too_long: TooLong = "refuse",
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self.tokens = tokens
         self.sequence_length = sequence_length
@@ -42,20 +44,31 @@ class PackedDocuments:
         self.plan = cached_plan(np.diff(tokens.offsets), sequence_length, too_long, folder)
         if not self.plan.bins:
             raise DataError(f"{tokens.path} has no tokens", hint="check what it was made from")
-        self.samples_per_epoch = self.plan.bins
+        self._first, stop = (round(part * self.plan.bins) for part in span)
+        if not self._first < stop:
+            raise ConfigError(
+                f"the part {span} of {self.plan.bins} samples in {tokens.path} is empty",
+                hint="use more chats, shorter sequences, or a larger part",
+            )
+        self.samples_per_epoch = stop - self._first
 
     @property
     def fingerprint(self) -> str:
         order = f"seed {self._seed}" if self._shuffle else "in order"
-        packed = f"{self.plan.bins} bins of {self.sequence_length}, {self._too_long}"
+        part = f"{self._first}+{self.samples_per_epoch} of " if self.is_part else ""
+        packed = f"{part}{self.plan.bins} bins of {self.sequence_length}, {self._too_long}"
         return f"{self.tokens.identity}, {packed}, {order}"
+
+    @property
+    def is_part(self) -> bool:
+        return self.samples_per_epoch < self.plan.bins
 
     def batch(self, number: int) -> "Batch":
         from cairn.train.data.batch import pack
 
         bins = self.samples_per_epoch
         item = shuffled(number, bins, self._seed)[1] if self._shuffle else number % bins
-        documents = [self._document(piece) for piece in self.plan.pieces(item)]
+        documents = [self._document(piece) for piece in self.plan.pieces(self._first + item)]
         return pack(documents, self.sequence_length, self._pad, [number])
 
     def _document(self, piece: Piece) -> "Document":

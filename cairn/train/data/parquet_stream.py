@@ -58,7 +58,9 @@ class ParquetStream:
         column: str = "text",
         boundaries: bool = True,
         counts: Path | None = None,
+        span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
+        """`span`: the part of the row groups to use, as of `Windows`."""
         if not tokenizer.eos_ids:
             raise ConfigError(f"{tokenizer.source} has no end-of-text token to end documents with")
         self.sequence_length = sequence_length
@@ -67,6 +69,7 @@ class ParquetStream:
         self._groups = [group for file in files for group in _row_groups(file.path, column)]
         if not self._groups:
             raise DataError(f"{files[0].path if files else 'the list of files'} has no rows")
+        self._groups = _part(self._groups, span)
         names = [[str(group.path.name), group.number] for group in self._groups]
         self.fingerprint = (
             f"parquet {mix(*json.dumps(names).encode()):016x}, {column}, seed {seed}, "
@@ -157,6 +160,19 @@ class ParquetStream:
         ends = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
         ids = np.asarray([id for document in documents for id in document], np.int64)
         return Tokenized(ids, ends)
+
+
+def _part(groups: list[Group], span: tuple[float, float]) -> list[Group]:
+    """At least one row group on either side, where there are two."""
+    if span == (0.0, 1.0):
+        return groups
+    if len(groups) < 2:
+        raise ConfigError(
+            f"{groups[0].path} has one row group, of which no part can be kept apart",
+            hint="write it with more row groups, or name other data with validation.sources",
+        )
+    first, stop = (min(max(round(part * len(groups)), 1), len(groups) - 1) for part in span)
+    return groups[first:] if span[0] else groups[:stop]
 
 
 class _Counts:

@@ -7,7 +7,7 @@ arithmetic   sums with their answers                  everything is learnt
 chats        small conversations                      only the assistant's words are learnt
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,7 @@ TEXTS: dict[str, Document] = {
 }
 CHATS = "chats"
 NAMES = (*TEXTS, CHATS)
+HELD_OUT = 0x76616C  # mixed into the seed
 
 
 def as_text(name: str, seed: int, number: int) -> str:
@@ -58,7 +59,10 @@ class Procedural:
         sequence_length: int,
         seed: int = 0,
         boundaries: bool = True,
+        held_out: bool = False,
     ) -> None:
+        """`held_out`: documents of another seed, which training never sees."""
+        seed = mix(seed, HELD_OUT) if held_out else seed
         as_text(name, seed, 0)  # refuses an unknown name
         self.name, self.sequence_length = name, sequence_length
         self._tokenizer, self._seed, self._boundaries = tokenizer, seed, boundaries
@@ -115,5 +119,9 @@ def small_tokenizer(names: tuple[str, ...] = NAMES, vocab: int = 2048, seed: int
     """
     from cairn.train.data.tokenizer_trainer import train_tokenizer
 
-    texts = (as_text(name, seed, number) for number in range(2000) for name in names)
-    return train_tokenizer(texts, vocab, fewer=True)
+    return train_tokenizer(first_texts(names, seed), vocab, fewer=True)
+
+
+def first_texts(names: tuple[str, ...], seed: int) -> Iterator[str]:
+    """What a small tokenizer is trained on."""
+    return (as_text(name, seed, number) for number in range(2000) for name in names)

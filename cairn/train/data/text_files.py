@@ -26,9 +26,15 @@ Kind = Literal["text", "jsonl", "parquet"]
 Advance = Callable[[int], None]  # bytes of the file, as it lies on the disk, that were read
 
 _KINDS: dict[str, Kind] = {
-    ".txt": "text", ".md": "text", ".rst": "text", ".text": "text",
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
-}  # fmt: skip
+    ".txt": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
 _PACKED = (".gz", ".zst")
 
 
@@ -57,7 +63,9 @@ def find_files(paths: Sequence[Path]) -> list[TextFile]:
 def _expand(path: Path) -> list[TextFile]:
     try:
         if path.is_dir():
-            inside = sorted(entry for entry in path.rglob("*") if _kind(entry) and entry.is_file())
+            inside = sorted(
+                entry for entry in path.rglob("*") if kind_of(entry) and entry.is_file()
+            )
             return [_file(entry) for entry in inside]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
@@ -67,7 +75,7 @@ def _expand(path: Path) -> list[TextFile]:
 
 
 def _file(path: Path) -> TextFile:
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind is None:
         raise UsageError(
             f"{path} is of no known kind",
@@ -76,7 +84,8 @@ def _file(path: Path) -> TextFile:
     return TextFile(path, kind, path.stat().st_size)
 
 
-def _kind(path: Path) -> Kind | None:
+def kind_of(path: Path) -> Kind | None:
+    """By the name alone; None: no file of text."""
     name = path.with_suffix("") if path.suffix in _PACKED else path
     return _KINDS.get(name.suffix.lower())
 

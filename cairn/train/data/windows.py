@@ -7,6 +7,8 @@ Every token is in a window: the last one wraps round to the beginning, so nothin
 than one window are seen twice in an epoch. Documents stay apart: positions restart, attention does not reach
 across (`cu_seqlens`), and the last token of a document predicts nothing. The part of a document that a
 window cuts off goes on in the next window as if it began there. Windows come in shuffled order.
+
+With a `span` only a part of the windows is used: one source trains on the first ones, another measures on the last.
 """
 
 from typing import TYPE_CHECKING
@@ -36,7 +38,11 @@ class Windows:
         boundaries: bool = True,
         span: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        """`span` is the part of the windows to use, such as (0, 0.99) to train and (0.99, 1) to validate."""
+        """`span` is the part of the windows to use, such as (0, 0.99) to train and (0.99, 1) to validate.
+
+        A part that does not begin at 0 leaves the last window out if that goes round to the beginning: those tokens
+        belong to another part.
+        """
         total = count(tokens)
         if sequence_length < 1:
             raise ConfigError(f"a sequence of {sequence_length} tokens is not possible")
@@ -51,6 +57,8 @@ class Windows:
         self._shuffle, self._seed = shuffle, seed
         windows = -(-total // sequence_length)
         self._first, stop = (round(part * windows) for part in span)
+        if self._first and stop == windows and total % sequence_length:
+            stop -= 1
         if not 0 <= self._first < stop <= windows:
             raise ConfigError(
                 f"the part {span} of {windows} windows in {tokens.path} is empty",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from in_memory_tokens import InMemory
 
-from cairn.core.errors import DataError
+from cairn.core.errors import ConfigError, DataError
 from cairn.train.data import packing
 from cairn.train.data.batch import IGNORED
 from cairn.train.data.packed_documents import PackedDocuments
@@ -142,3 +142,25 @@ def test_the_plan_of_a_store_lies_in_the_store(tmp_path):
     assert list((tmp_path / "s").glob("plan-8-refuse-*.npz"))
     assert source.samples_per_epoch == 2
     Store(tmp_path / "s").verify()
+
+
+def test_samples_are_trained_on_or_kept_apart():
+    documents = [[number] * 6 for number in range(1, 41)]
+    masks = [[True] * 6 for _ in documents]
+    parts = [
+        PackedDocuments(InMemory(documents, masks), 8, span=span)
+        for span in ((0.0, 0.9), (0.9, 1.0), (0.0, 1.0))
+    ]
+    seen = [
+        {t for n in range(p.samples_per_epoch) for t in p.batch(n).tokens_T.tolist()} - {0}
+        for p in parts
+    ]
+    assert len(seen[0]) == 36
+    assert not seen[0] & seen[1]
+    assert seen[0] | seen[1] == seen[2]
+    # A run without validation has the fingerprint it always had.
+    assert len({p.fingerprint for p in parts}) == 3
+    assert parts[2].fingerprint.count("40 bins") == 1
+    assert "of 40 bins" not in parts[2].fingerprint
+    with pytest.raises(ConfigError, match="is empty"):
+        PackedDocuments(InMemory(documents, masks), 8, span=(0.999, 1.0))

@@ -139,6 +139,22 @@ def test_a_source_that_is_wrong_is_refused_before_training(tmp_path):
     assert "stories" in (refused.value.hint or "")
     with pytest.raises(ConfigError, match="no data to train on"):
         open_blend([], [], BYTES, 10)
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match="is text, not tokens"):
-        open_source(str(tmp_path / "a.txt"), BYTES, 10)
+    (tmp_path / "a.bin").write_text("x")
+    with pytest.raises(DataError, match="in no format"):
+        open_source(str(tmp_path / "a.bin"), BYTES, 10)
+
+
+def test_row_groups_are_trained_on_or_kept_apart(tmp_path):
+    texts = [f"document {n} " * 9 for n in range(20)]
+    write_parquet(tmp_path / "t.parquet", texts, 2)
+    write_parquet(tmp_path / "one.parquet", texts, 20)
+
+    def seen(span):
+        source = open_source(str(tmp_path / "t.parquet"), BYTES, 64, span=span)
+        text = "".join(BYTES.decode(source.batch(n).tokens_T.tolist()) for n in range(100))
+        return {word for word in text.split() if word.isdigit() and len(word) == 2}
+
+    assert seen((0.0, 0.9)) == {str(n) for n in range(10, 18)}
+    assert seen((0.9, 1.0)) == {"18", "19"}
+    with pytest.raises(ConfigError, match="one row group"):
+        open_source(str(tmp_path / "one.parquet"), BYTES, 64, span=(0.9, 1.0))

@@ -93,6 +93,11 @@ def test_training_and_validation_share_no_window():
     with pytest.raises(ConfigError, match="is empty"):
         Windows(numbered([100]), 10, span=(0.999, 1))
     assert parts[0].fingerprint != parts[1].fingerprint
+    # The last window of 1,005 tokens goes round to tokens that are trained on: it is in neither part.
+    last = Windows(numbered([1005]), 10, span=(0.9, 1))
+    assert {
+        t for n in range(last.samples_per_epoch) for t in last.batch(n).tokens_T.tolist()
+    } == set(range(910, 1000))
 
 
 def test_a_microbatch_is_samples_side_by_side():

@@ -12,7 +12,7 @@ from cairn.serve.answer import CompletionOutput, readable_prompt
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_for, guide_of
-from cairn.serve.http.endpoints.logprobs import completion_logprobs
+from cairn.serve.http.endpoints.logprobs import TextOffsets, completion_logprobs
 from cairn.serve.http.endpoints.prompt_inputs import count_inputs, read_inputs
 from cairn.serve.http.protocol.answers import (
     CachedTokens,
@@ -87,7 +87,8 @@ class CompletionReply:
         self.top = asked.logprobs
         self.silent = asked.max_tokens == 0  # only the prompt is wanted
         self._texts: dict[int, str] = {}  # of prompts that were given as ids
-        self._offsets: dict[int, int] = {}  # in a stream: characters that the tokens so far have
+        self._begun: set[int] = set()  # answers of a stream
+        self._offsets: dict[int, TextOffsets] = {}  # by answer, as far as its tokens have come
         self.id, self.model, self.created = f"cmpl-{call.id}", model, int(time.time())
 
     def requests(self, grammar: Grammar | None) -> list[GenerateRequest]:
@@ -118,11 +119,8 @@ class CompletionReply:
         choices = []
         for job in exchange.jobs:
             done = job.answer.result()
-            offset = len(self.prompt_text(done.index)) if self.asked.echo else 0
-            logprobs = self.logprobs(done, offset)
-            choices.append(
-                self.choice(done, "" if self.silent else done.text, logprobs, whole=True)
-            )
+            text = "" if self.silent else done.text
+            choices.append(self.choice(done, text, self.logprobs(done), whole=True))
             if self.asked.echo:
                 self.echo(choices[-1], exchange)
         return self.document(choices, self.usage(exchange))
@@ -130,13 +128,10 @@ class CompletionReply:
     def piece(self, delta: CompletionOutput, exchange: Exchange) -> CompletionChoice | None:
         """A choice of a stream; None while there is only half of a character, or of a stop string."""
         index = delta.index
-        first = index not in self._offsets
+        first = index not in self._begun
+        self._begun.add(index)
         echo = first and bool(self.asked.echo)
-        if first:
-            self._offsets[index] = len(self.prompt_text(index)) if echo else 0
-        logprobs = self.logprobs(delta, self._offsets[index])
-        if logprobs is not None:
-            self._offsets[index] += sum(map(len, logprobs.tokens))
+        logprobs = self.logprobs(delta)
         choice = self.choice(delta, "" if self.silent else delta.text, logprobs, whole=first)
         if echo:
             self.echo(choice, exchange)
@@ -164,13 +159,32 @@ class CompletionReply:
                 made.prompt_token_ids = self.prompts[output.index // self.n].token_ids
         return made
 
-    def logprobs(self, output: CompletionOutput, offset: int) -> CompletionLogprobs | None:
+    def logprobs(self, output: CompletionOutput) -> CompletionLogprobs | None:
         if self.top is None or output.logprobs is None:
             return None
-        if self.silent:
-            return completion_logprobs([], [], 0, offset, None)
-        tokens, scores = output.token_ids, output.logprobs
-        return completion_logprobs(tokens, scores, self.top, offset, self.tokenizer)
+        offsets = self._answer_offsets(output.index)
+        tokens, scores = ([], []) if self.silent else (output.token_ids, output.logprobs)
+        return completion_logprobs(tokens, scores, self.top, offsets, self.tokenizer)
+
+    def _answer_offsets(self, index: int) -> TextOffsets:
+        if index not in self._offsets:
+            prompt = self.prompts[index // self.n].token_ids
+            start = len(self.prompt_text(index)) if self.asked.echo else 0
+            skip = self.asked.skip_special_tokens is not False
+            self._offsets[index] = TextOffsets(
+                self.tokenizer, start=start, after=prompt, skip_special=skip
+            )
+        return self._offsets[index]
+
+    def _prompt_offsets(self, index: int) -> TextOffsets:
+        """A prompt that was given as text has no BOS in it, unless it was written there."""
+        prompt, tokenizer = self.prompts[index // self.n], self.tokenizer
+        hidden = 0
+        if tokenizer is not None and prompt.text is not None and prompt.token_ids:
+            first = prompt.token_ids[0]
+            special = first in tokenizer.special_ids
+            hidden = int(special and not prompt.text.startswith(tokenizer.token(first)))
+        return TextOffsets(tokenizer, hidden=hidden)
 
     def echo(self, choice: CompletionChoice, exchange: Exchange) -> None:
         """The prompt, in front of what the choice has."""
@@ -180,7 +194,8 @@ class CompletionReply:
             return
         ids, tokenizer = first.request.prompt, self.tokenizer
         found = readable_prompt(ids, first.prompt_logprobs, tokenizer)
-        before = completion_logprobs(ids, found, self.top, 0, tokenizer)
+        offsets = self._prompt_offsets(choice.index)
+        before = completion_logprobs(ids, found, self.top, offsets, tokenizer)
         for name in CompletionLogprobs.__struct_fields__:
             setattr(choice.logprobs, name, getattr(before, name) + getattr(choice.logprobs, name))
 

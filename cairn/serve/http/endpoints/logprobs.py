@@ -1,16 +1,13 @@
 """Log-probabilities as OpenAI's two interfaces spell them: by token in chat, in four parallel lists in completions."""
 
-import re
+import codecs
 from collections.abc import Mapping, Sequence
 
-from cairn.core.errors import TokenizerError
-from cairn.models.incremental_decode import BYTE_ALPHABET, UNDECODABLE, bytes_of
 from cairn.models.tokenizer import Tokenizer
-from cairn.serve.answer import Logprob
+from cairn.serve.answer import CONTEXT_TOKENS, Logprob, spell
 from cairn.serve.http.protocol.answers import CompletionLogprobs, TokenLogprob, TopLogprob
 
 LEAST = -9999.0  # JSON has no infinity
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Found = Mapping[int, Logprob]
 
 
@@ -33,33 +30,75 @@ def chat_logprobs(
     ]  # fmt: skip
 
 
+class TextOffsets:
+    """Where each token begins in a text, in characters. Half of a character begins where the character does."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        start: int = 0,
+        after: Sequence[int] = (),
+        skip_special: bool = False,
+        hidden: int = 0,
+    ) -> None:
+        """`start`: characters before the first token; `after`: the ids before it; `hidden`: first ids without text."""
+        self.at = start
+        self._opens = not after  # the first token of a text may lose its space
+        self._hidden = hidden
+        self._held = bytearray()  # characters in bytes that the decoder has not given out yet
+        self._tokenizer = tokenizer
+        self._decoder = None
+        if tokenizer is not None and tokenizer.decodes_by_piece:
+            self._decoder = tokenizer.stream(skip_special, after=after[-CONTEXT_TOKENS:])
+
+    def place(self, token: int, text: str) -> tuple[int, str]:
+        """Where this token begins, and how it is written there."""
+        at = self.at + len(codecs.utf_8_decode(self._held, "replace", False)[0])
+        if self._hidden:
+            self._hidden -= 1
+            return at, text
+        added = text if self._decoder is None else self._decoder.push(token)
+        self.at += len(added)
+        piece = None if self._tokenizer is None else self._tokenizer.piece(token)
+        if added:
+            self._held.clear()
+        elif isinstance(piece, bytes):
+            self._held += piece
+        if self._opens and added:
+            self._opens = False
+            text = added if text.endswith(added) else text
+        return at, text
+
+
 def completion_logprobs(
     tokens: Sequence[int],
     found: Sequence[Found | None],
     top: int,
-    offset: int,
+    offsets: TextOffsets,
     tokenizer: Tokenizer | None,
 ) -> CompletionLogprobs:
-    """`offset`: characters of the text before the first of these tokens. None: nothing comes before that token."""
+    """None in `found`: nothing comes before that token."""
     made = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token, by_id in zip(tokens, found, strict=True):
         chosen = by_id[token] if by_id is not None else None
         text = text_of(token, chosen)
         if chosen is None and tokenizer is not None:
-            text = tokenizer.decode([token], skip_special=False)
+            text = spell(tokenizer.piece(token))
+        at, text = offsets.place(token, text)
         made.tokens.append(text)
         made.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
         made.top_logprobs.append(None if by_id is None else _row(by_id, token, top))
-        made.text_offset.append(offset)
-        offset += len(text)
+        made.text_offset.append(at)
     return made
 
 
 def _row(by_id: Found, token: int, top: int) -> dict[str, float]:
-    """By text. Two ids may have the same one; the likelier comes first, and stays."""
+    """By text. Two ids may have the same one, such as bytes of characters: the likelier has it, the other its id."""
     row: dict[str, float] = {}
-    for id, one in [*_likeliest(by_id, top), (token, by_id[token])]:
-        row.setdefault(text_of(id, one), finite(one.logprob))
+    for id, one in dict([*_likeliest(by_id, top), (token, by_id[token])]).items():
+        text = text_of(id, one)
+        row[text if text not in row else f"token_id:{id}"] = finite(one.logprob)
     return row
 
 
@@ -74,18 +113,10 @@ def finite(logprob: float) -> float:
 
 def bytes_of_token(token: int, one: Logprob, tokenizer: Tokenizer | None) -> list[int] | None:
     """Of a character that several tokens share, the bytes of this one."""
-    text = one.decoded_token
-    if text is None or tokenizer is None:
+    piece = None if tokenizer is None else tokenizer.piece(token)
+    if piece is None:  # a row of the model beyond the vocabulary
         return None
-    if UNDECODABLE not in text:
-        return list(text.encode())
-    try:
-        spelled = tokenizer.token(token)
-    except TokenizerError:  # a row of the model beyond the vocabulary
-        return None
-    if byte := _BYTE_TOKEN.fullmatch(spelled):
-        return list(bytes.fromhex(byte[1]))
-    return list(bytes_of(spelled)) if all(char in BYTE_ALPHABET for char in spelled) else None
+    return list(piece if isinstance(piece, bytes) else piece.encode())
 
 
 def _likeliest(by_id: Found, top: int) -> list[tuple[int, Logprob]]:

@@ -1,0 +1,136 @@
+"""How well does the model do on data that it never learns from? The loss there, bits per byte, and sample texts.
+
+    held-out samples 0..n, always the same -> parallel.forward, no gradients -> loss, bits per byte
+    prompts -> the most likely token, again and again -> texts
+
+Works in every layout, because `Parallel.forward` does. It changes nothing that training depends on: no weight, no
+random number, no sample of the training data, so a run with validation has the losses of the run without it.
+"""
+
+import math
+import time
+
+import torch
+
+from cairn.models.tokenizer import Tokenizer
+from cairn.train.data.batch import IGNORED, Batch, make_batch
+from cairn.train.data.source import Source, microbatch, share
+from cairn.train.heads import MostLikely, TargetLogProbs
+from cairn.train.metrics_log import HeldOut
+from cairn.train.state import TrainState
+
+PADDED = 64  # tokens of a pass are a multiple of it, so that every layout can cut them
+
+
+class Validation:
+    """All processes of a run call the same methods in the same order."""
+
+    def __init__(
+        self, state: TrainState, source: Source | None, tokenizer: Tokenizer | None, fused: bool
+    ) -> None:
+        """`source`: what is kept apart; None: only texts are sampled."""
+        self.state, self.source, self.tokenizer = state, source, tokenizer
+        self.settings = state.config.validation
+        self.log_probs = TargetLogProbs(state.spec, fused=fused)
+        self.most_likely = MostLikely(state.spec)
+        self._batches: list[Batch] = []  # on the host, made once
+        self._bytes = 0  # of the text that their targets spell
+
+    def is_due(self, step: int) -> bool:
+        every = self.settings.every
+        return bool(every) and step % every == 0
+
+    def measure(self) -> HeldOut:
+        began = time.perf_counter()
+        nats, tokens, size = self._loss() if self.source is not None else (math.nan, 0, 0)
+        loss = nats / tokens if tokens and math.isfinite(nats) else None
+        texts = self._texts()
+        return HeldOut(
+            step=self.state.step,
+            loss=loss,
+            bits_per_byte=nats / math.log(2) / size if size and loss is not None else None,
+            tokens=tokens,
+            seconds=time.perf_counter() - began,
+            texts=texts,
+        )
+
+    def _loss(self) -> tuple[float, int, int]:
+        """Nats, tokens and bytes of all held-out samples, over all ranks."""
+        parallel, device = self.state.parallel, self.state.device
+        if not self._batches:
+            self._batches = self._make()
+            self._bytes = sum(text_bytes(batch, self.tokenizer) for batch in self._batches)
+        batches = [batch.to(device) for batch in self._batches]
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        sums[2] = self._bytes
+        # A step's worth at a time: a pipeline is made for so many microbatches.
+        for begin in range(0, len(batches), self.state.config.microbatches):
+            part = batches[begin : begin + self.state.config.microbatches]
+            for batch, found in zip(part, parallel.forward(part, self.log_probs), strict=True):
+                sums[0] -= found["logp"].double().sum()
+                sums[1] += (batch.targets_T != IGNORED).sum()
+        nats, tokens, size = parallel.sum_over_data(sums).tolist()
+        return nats, int(tokens), int(size)
+
+    def _make(self) -> list[Batch]:
+        """This rank's microbatches of the held-out samples; no more of them than there are, but at least one step's."""
+        assert self.source is not None
+        data, parallel = self.state.config.data, self.state.parallel
+        steps = self.settings.batches
+        if self.source.samples_per_epoch is not None:
+            steps = min(steps, max(1, self.source.samples_per_epoch // data.sequences))
+        made = []
+        for step in range(steps):
+            numbers = share(
+                step * data.sequences, parallel.data_rank, parallel.data_ranks, data.sequences
+            )
+            for begin in range(0, len(numbers), data.microbatch):
+                made.append(microbatch(self.source, numbers[begin : begin + data.microbatch]))
+        return made
+
+    def _texts(self) -> list[str]:
+        """Each prompt with its continuation; greedy, so the same in every layout but for ties."""
+        if self.tokenizer is None or not self.settings.prompts:
+            return []
+        longest = self.state.config.data.sequence - self.settings.tokens
+        known = [self.tokenizer.encode(prompt)[-longest:] for prompt in self.settings.prompts]
+        room = sum(map(len, known)) + len(known) * self.settings.tokens
+        ended: set[int] = set()
+        for _ in range(self.settings.tokens):
+            if len(ended) == len(known):
+                break
+            for place, token in enumerate(self._next(known, room)):
+                if token in self.tokenizer.eos_ids:
+                    ended.add(place)
+                elif place not in ended:
+                    known[place].append(token)
+        return [self.tokenizer.decode(ids) for ids in known]
+
+    def _next(self, known: list[list[int]], room: int) -> list[int]:
+        """The most likely token after each of these texts, which stand side by side in one pass."""
+        padding = -(-room // PADDED) * PADDED - sum(map(len, known))
+        tokens = [token for ids in known for token in ids] + [0] * padding
+        lengths = [len(ids) for ids in known] + ([padding] if padding else [])
+        tokens_T = torch.tensor(tokens)
+        batch = make_batch(tokens_T, torch.full_like(tokens_T, IGNORED), lengths, [])
+        (found,) = self.state.parallel.forward([batch.to(self.state.device)], self.most_likely)
+        ends = torch.tensor([len(ids) for ids in known]).cumsum(0) - 1
+        return found["token"][ends.to(found["token"].device)].tolist()
+
+
+def text_bytes(batch: Batch, tokenizer: Tokenizer | None) -> int:
+    """How many bytes of text the targets of a batch spell; special tokens spell none."""
+    if tokenizer is None:
+        return 0
+    total = 0
+    for targets_T in batch.targets_T.split(batch.lengths):
+        total += len(tokenizer.decode(targets_T[targets_T != IGNORED].tolist()).encode())
+    return total
+
+
+def in_words(held: HeldOut) -> list[str]:
+    """Lines for a person."""
+    parts = [f"held-out loss {held.loss:.4f}"] if held.loss is not None else []
+    parts += [f"{held.bits_per_byte:.4f} bits per byte"] if held.bits_per_byte is not None else []
+    first = [f"step {held.step}: {', '.join(parts)}"] if parts else []
+    return first + [f"step {held.step}: {' '.join(text.split())}" for text in held.texts]

@@ -1,0 +1,153 @@
+"""Held-out loss, bits per byte and sample texts: right, the same in every layout, without an effect on training."""
+
+import math
+
+import msgspec
+import pytest
+import torch
+from forked import run_ranks
+from tiny_runs import recipe
+
+from cairn.models.attend import Packed
+from cairn.models.layers import Build
+from cairn.models.weights import random_model
+from cairn.train.config import Data, Model, Schedule, Validation
+from cairn.train.data.batch import IGNORED, make_batch
+from cairn.train.data.source import microbatch
+from cairn.train.data.tokenizer_trainer import byte_tokenizer
+from cairn.train.metrics_log import HeldOut, JsonLines, numbers, read_held_out, read_log
+from cairn.train.parallel.layout import Layout
+from cairn.train.prepare import prepare
+from cairn.train.recipes import RECIPES
+from cairn.train.recipes import recipe as named_recipe
+from cairn.train.run import make_validation, run
+from cairn.train.validation import in_words, text_bytes
+
+SMALL = Model(preset="tiny-qwen3", layers=2, hidden=32, heads=2, kv_heads=2, intermediate=48)
+STORIES = Data(sources=["stories"], vocab=300, sequence=64, sequences=4, microbatch=2)
+HELD = Validation(share=0.1, every=2, batches=2, prompts=["Once upon", "The cat"], tokens=6)
+
+
+def config(folder, layout=None, **changes):
+    fields = dict(
+        model=SMALL,
+        data=STORIES,
+        validation=HELD,
+        parallel=layout or Layout(),
+        steps=6,
+        schedule=Schedule(kind="constant"),
+    )
+    return recipe(folder, **(fields | changes))
+
+
+def measured(rank, world, folder, layout):
+    prepared = prepare(config(folder, layout))
+    return make_validation(prepared).measure()
+
+
+def test_the_held_out_loss_is_that_of_the_plain_model(tmp_path):
+    prepared = prepare(config(tmp_path))
+    held = make_validation(prepared).measure()
+    spec, corpus = prepared.state.spec, prepared.corpus
+    model = random_model(spec, Build("cpu"), 0)
+    batch = microbatch(corpus.held_out, range(8))
+    with torch.no_grad():
+        hidden_TD = model(batch.tokens_T, batch.positions_T, Packed(batch.lengths))
+        nats = torch.nn.functional.cross_entropy(
+            model.logits(hidden_TD), batch.targets_T, ignore_index=IGNORED, reduction="sum"
+        ).item()
+    assert held.tokens == batch.valid()
+    assert held.loss == pytest.approx(nats / batch.valid(), rel=1e-5)
+    # The text of the targets, read back by the tokenizer document by document.
+    size = sum(
+        len(corpus.tokenizer.decode([t for t in part.tolist() if t >= 0]).encode())
+        for part in batch.targets_T.split(batch.lengths)
+    )
+    assert held.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    # The continuations, one token at a time and one text at a time.
+    for prompt, text in zip(HELD.prompts, held.texts, strict=True):
+        ids = corpus.tokenizer.encode(prompt)
+        for _ in range(HELD.tokens):
+            with torch.no_grad():
+                hidden_TD = model(torch.tensor(ids), torch.arange(len(ids)), Packed([len(ids)]))
+                token = int(model.logits(hidden_TD[-1:]).argmax())
+            if token in corpus.tokenizer.eos_ids:
+                break
+            ids.append(token)
+        assert text == corpus.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(dp=2), Layout(fsdp=2), Layout(tp=2), Layout(pp=2), Layout(cp=2)]
+)
+def test_every_layout_measures_the_same(layout, tmp_path):
+    alone = measured(0, 1, tmp_path, Layout())
+    for held in run_ranks(2, measured, tmp_path, layout):
+        assert held.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert held.bits_per_byte == pytest.approx(alone.bits_per_byte, rel=1e-6)
+        assert (held.tokens, held.texts) == (alone.tokens, alone.texts)
+
+
+def test_validation_changes_no_step_and_a_resumed_run_measures_the_same(tmp_path):
+    def losses(name):
+        return [(record.step, record.loss) for record in read_log(tmp_path / name)]
+
+    def held(name):
+        return [msgspec.structs.replace(one, seconds=0) for one in read_held_out(tmp_path / name)]
+
+    whole = run(config(tmp_path / "whole"), say=lambda text: None)
+    said: list[str] = []
+    run(config(tmp_path / "parts", steps=4), say=said.append)
+    run(config(tmp_path / "parts"), say=said.append)
+    run(config(tmp_path / "without", validation=Validation()), say=lambda text: None)
+    # Of a source that is made up, nothing is taken away from the training data.
+    assert losses("whole") == losses("without") == losses("parts")
+    assert held("whole") == held("parts")
+    assert [one.step for one in held("whole")] == [2, 4, 6]
+    assert whole.outcome.held_out.loss == held("whole")[-1].loss
+    assert not read_held_out(tmp_path / "without")
+    assert any(line.startswith("step 6: held-out loss") for line in said)
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "held out" in page
+    assert "Once upon" in page
+
+
+def test_special_tokens_and_ignored_targets_spell_no_bytes():
+    tokenizer = byte_tokenizer()
+    ids = [*tokenizer.encode("Größe"), tokenizer.eos_ids[0]]
+    targets = torch.tensor([*ids[1:], IGNORED])
+    batch = make_batch(torch.tensor(ids), targets, [len(ids)], [0])
+    assert text_bytes(batch, tokenizer) == len("röße".encode())
+    assert text_bytes(batch, None) == 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_validation_costs_at_most_two_percent_of_a_recipe(name):
+    """In tokens: a pass without gradients is a third of one with them."""
+    chosen = named_recipe(name)
+    validation, data = chosen.validation, chosen.data
+    times = chosen.steps // validation.every + bool(chosen.steps % validation.every)
+    prompt = 8  # tokens, about
+    texts = (
+        validation.tokens * 64 * -(-len(validation.prompts) * (validation.tokens + prompt) // 64)
+    )
+    per_time = validation.batches * data.sequences * data.sequence + texts
+    assert validation.share > 0
+    assert times * per_time / 3 <= 0.02 * chosen.steps * chosen.tokens_per_step
+
+
+def test_numbers_and_lines_for_other_tools(tmp_path):
+    held = HeldOut(step=4, loss=2.0, bits_per_byte=None, tokens=8, seconds=0.5, texts=["a\nb"])
+    assert numbers(held) == {
+        "validation/loss": 2.0,
+        "validation/tokens": 8.0,
+        "validation/seconds": 0.5,
+    }
+    assert in_words(held) == ["step 4: held-out loss 2.0000", "step 4: a b"]
+    assert in_words(HeldOut(step=1)) == []
+    sink = JsonLines(tmp_path, 0)
+    for step in (2, 4, 6):
+        sink.put(msgspec.structs.replace(held, step=step))
+    sink.close()
+    JsonLines(tmp_path, 4).close()
+    assert [one.step for one in read_held_out(tmp_path)] == [2, 4]
