@@ -69,6 +69,7 @@ class Service:
         self._totals = EngineTotals(self.model)
         self.responses = ResponseStore(config.store_responses)
         self.open: set[OpenRequest] = set()
+        self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: asyncio.Task[None] | None = None
@@ -121,7 +122,7 @@ class Service:
         stats = self.serving.engine.stats()
         return self.progress.verdict(
             stats,
-            bool(self.open),
+            bool(self.open) and not self.paused,
             self.serving.dead(),
             self.serving.engine.restarting(),
             self.admission.draining,

@@ -43,6 +43,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """a file with the chat template to use instead of the model's"""
     trust_request_chat_template: bool = False
     """render conversations with the chat_template of a request, which anybody may have written"""
+    admin_endpoints: bool = False
+    """serve POST /pause, /resume, /update_weights and /reset_prefix_cache to whoever may generate"""
     store_responses: int = 0
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     api_key_file: Path | None = None
