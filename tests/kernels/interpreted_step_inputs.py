@@ -36,12 +36,13 @@ def steps(draw):
         )
     )
     rows = draw(st.permutations(range(8)))
+    groups = draw(st.integers(1, 3))
     starts = [start for _, start, _, _ in sequences]
     lengths = torch.randint(0, 99, (8,)).int()
     unknown = draw(st.lists(st.booleans(), min_size=len(starts), max_size=len(starts)))
     for b, row in enumerate(rows[: len(starts)]):
         lengths[row] = starts[b]
-    table, last = torch.randint(1, 999, (8, TABLE)).int(), torch.randint(0, 99, (8,)).int()
+    table, last = torch.randint(1, 999, (groups, 8, TABLE)).int(), torch.randint(0, 99, (8,)).int()
     state = State(table, last, lengths)
     counts = [count for _, _, count, _ in sequences]
     needed = [-(-(start + count) // PAGE) for start, count in zip(starts, counts, strict=True)]
@@ -55,15 +56,15 @@ def steps(draw):
         bounds(counts),
         integers(total - n for total, n in zip(needed, new, strict=True)),
         bounds(new),
-        torch.randint(1000, 1999, (sum(new),)).int(),
+        torch.randint(1000, 1999, (groups * sum(new),)).int(),
         tokens,
     )
     return decided, state
 
 
-def room(decided):
+def room(decided, groups):
     tokens, sequences = len(decided.tokens_T), len(decided.rows_B)
-    sizes = [(tokens,), (tokens,), (tokens,), (sequences,), (sequences, TABLE)]
+    sizes = [(tokens,), (tokens,), (groups, tokens), (sequences,), (groups, sequences, TABLE)]
     return Inputs(*(torch.full(size, -7, dtype=torch.int32) for size in sizes))
 
 
@@ -72,19 +73,20 @@ def room(decided):
 def test_like_the_reference(example):
     decided, state = example
     twin = State(*(tensor.clone() for tensor in state))
-    found, wanted = room(decided), room(decided)
+    groups = len(state.table_GNP)
+    found, wanted = room(decided, groups), room(decided, groups)
     step_inputs(decided, state, PAGE, found, impl="triton")
     step_inputs_reference(decided, twin, PAGE, wanted)
     for name in Inputs._fields[:-1]:
         assert torch.equal(getattr(found, name), getattr(wanted, name)), name
     for b, length in enumerate(wanted.lengths_B.tolist()):
         pages = -(-length // PAGE)
-        assert torch.equal(found.tables_BP[b, :pages], wanted.tables_BP[b, :pages])
-    assert torch.equal(state.table_NP, twin.table_NP)
+        assert torch.equal(found.tables_GBP[:, b, :pages], wanted.tables_GBP[:, b, :pages])
+    assert torch.equal(state.table_GNP, twin.table_GNP)
 
 
 def test_tokens_are_kept_for_the_rows_that_are_there():
-    state = State(torch.zeros(3, 1).int(), integers([7, 8, 9]), integers([0, 0, 0]))
+    state = State(torch.zeros(1, 3, 1).int(), integers([7, 8, 9]), integers([0, 0, 0]))
     keep_tokens(state, integers([1, 2, 3]), integers([2, -1, 0]), impl="triton")
     assert state.last_token_N.tolist() == [3, 8, 1]
 
@@ -92,7 +94,8 @@ def test_tokens_are_kept_for_the_rows_that_are_there():
 def test_room_that_is_too_small_is_named():
     decided = Decided(integers([0]), integers([0]), integers([0, 2]), integers([0]), integers([0, 1]),
                       integers([5]), integers([1, 2]))  # fmt: skip
-    state = State(torch.zeros(1, 4).int(), integers([0]), integers([0]))
-    small = Inputs(*(torch.zeros(1).int() for _ in range(4)), torch.zeros(1, 4).int())
+    state = State(torch.zeros(1, 1, 4).int(), integers([0]), integers([0]))
+    sizes = ((1,), (1,), (1, 1), (1,), (1, 1, 4))
+    small = Inputs(*(torch.zeros(size).int() for size in sizes))
     with pytest.raises(ValueError, match=r"^inputs\.tokens_T: wanted room for 2, got 1"):
         step_inputs(decided, state, PAGE, small)

@@ -16,6 +16,7 @@ from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Step
 
+MOST_IN_FLIGHT = 2  # steps
 Question = tuple[list[int], SamplingParams, int, str]  # prompt, parameters, priority, salt
 
 
@@ -216,7 +217,7 @@ class CheckedScheduler:
         return (eos or last in params.stop_token_ids) and len(request.outputs) >= params.min_tokens
 
     def _check_windows(self) -> None:
-        """A window holds what it sees, the page that is written, and a page for the tokens in flight."""
+        """A window holds what it sees, the page that is written, and what tokens in flight may have to see again."""
         size = self.limits.page_size
         for request in self.scheduler._running:
             if request.computed < request.prefill_until + size:
@@ -225,8 +226,8 @@ class CheckedScheduler:
                 held = sum(page > 0 for page in table)
                 self.seen["window"] += held < len(table)
                 if group.kind == "window":
-                    drafts = -(-3 * self.limits.drafts // size)  # of all steps in flight
-                    assert held <= -(-(group.window - 1) // size) + 2 + drafts
+                    lag = MOST_IN_FLIGHT + 3 * self.limits.drafts  # of all steps in flight
+                    assert held <= -(-(group.window - 1 + lag) // size) + 1
 
     def _check_sharing(self) -> None:
         """A page in two tables stands at the same place, in the same group, behind the same tokens and salt."""

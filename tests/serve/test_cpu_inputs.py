@@ -15,8 +15,8 @@ def integers(values) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.int32)
 
 
-@given(st.lists(sequence, min_size=1, max_size=6), st.integers(0, 2**31))
-def test_numpy_makes_what_the_reference_makes(sequences, seed):
+@given(st.lists(sequence, min_size=1, max_size=6), st.integers(0, 2**31), st.integers(1, 3))
+def test_numpy_makes_what_the_reference_makes(sequences, seed, groups):
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int, high: int = 99) -> torch.Tensor:
@@ -37,13 +37,15 @@ def test_numpy_makes_what_the_reference_makes(sequences, seed):
     given = torch.where(known, integers(starts), -1).int()
     for row, start in zip(rows, starts, strict=True):
         lengths[row] = start
-    decided = Decided(integers(there), given, bounds, first, page_bounds, numbers(new), tokens)
-    state = State(numbers(ROWS, PAGES), numbers(ROWS), lengths)
+    decided = Decided(
+        integers(there), given, bounds, first, page_bounds, numbers(groups * new), tokens
+    )
+    state = State(numbers(groups, ROWS, PAGES), numbers(ROWS), lengths)
     made = []
     for make in (step_inputs, inputs_on_cpu):
         mine = State(*(part.clone() for part in state))
-        room = Inputs(*(torch.full((60,), -7, dtype=torch.int32) for _ in range(4)),
-                      torch.full((8, PAGES), -7, dtype=torch.int32))  # fmt: skip
+        sizes = ((60,), (60,), (groups, 60), (60,), (groups, 8, PAGES))
+        room = Inputs(*(torch.full(size, -7, dtype=torch.int32) for size in sizes))
         make(decided, mine, PAGE, room)
         made.append([*mine, *room])
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))

@@ -14,6 +14,7 @@ import transformers
 from cairn import LLM, SamplingParams
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
+from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.maps import linears
@@ -184,13 +185,15 @@ def test_a_recorded_step_of_packed_products_is_the_lean_form_bit_for_bit(serving
     for length in (1, 16, 37):
         found = []
         for form in (runner.lean, runner.lean.lean):
-            pool = PagePool(runner.model.spec, 5, 16, torch.float32, "cpu")
+            pool = PagePool(cache_groups(runner.model.spec), 5, 16, torch.float32, "cpu")
             pool.cache.normal_(generator=torch.Generator().manual_seed(length))
             place, slot, lengths = (torch.tensor([n], dtype=torch.int32)
                                     for n in (length - 1, 16 + length - 1, length))  # fmt: skip
             table = torch.tensor([[1, 2, 3]], dtype=torch.int32)
             hidden = form(
-                torch.tensor([length]), place, Paged(pool, slot, place, lengths, table, None)
+                torch.tensor([length]),
+                place,
+                Paged(pool, slot[None], place, lengths, table[None], None),
             )
             found.append((hidden, pool.cache))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -223,6 +226,27 @@ def test_a_form_that_was_asked_for_is_given_and_taken_back(form):
     assert torch.equal(before, after)
     assert not torch.equal(before, during)
     assert (during - before).norm() < 0.5 * before.norm()
+
+
+def test_an_engine_with_fp8_weights_answers_and_errs_little():
+    """A form that needs no more than its file and its registration."""
+    params = SamplingParams(temperature=0, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
+    prompt = {"prompt_token_ids": list(range(1, 30))}
+    found = {}
+    for weights in ("float", "fp8"):
+        with engine("random:tiny-llama", weights=weights) as llm:
+            (answer,) = llm.generate(prompt, params, use_tqdm=False)
+            found[weights] = answer
+            assert ("float8 rows" in "\n".join(llm.notes)) == (weights == "fp8")
+    assert len(found["fp8"].outputs[0].token_ids) == 6
+    exact, near = (
+        torch.tensor(
+            [row[token].logprob for row, token in zip(rows[1:], range(2, 30), strict=True)]
+        )
+        for rows in (found["float"].prompt_logprobs, found["fp8"].prompt_logprobs)
+    )
+    assert not torch.equal(exact, near)
+    assert (exact - near).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("mode", ["batch_invariant", "plain"])

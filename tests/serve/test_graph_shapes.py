@@ -4,9 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engines import greedy, prompt_of, submit, tiny_engine
 
-from cairn.serve.engine.batch import Layout, words_of
+from cairn.models.cache import CacheGroup
+from cairn.serve.engine.batch import Layout, most_pages, words_of
 from cairn.serve.engine.cuda_graph import (
     MOST_MIXED,
+    MOST_NEW_PAGES,
     cascade_sizes,
     decode_sizes,
     mixed_shape,
@@ -18,6 +20,9 @@ from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step import Chunk
 
+FULL, WINDOW, STATE = CacheGroup(), CacheGroup("window", 512), CacheGroup("state")
+GROUPS = st.sampled_from([(FULL,), (FULL, WINDOW, WINDOW), (FULL, STATE)])
+
 
 @st.composite
 def steps(draw):
@@ -26,7 +31,7 @@ def steps(draw):
     context = draw(st.integers(64, 4096))
     shared = draw(st.sampled_from([0, budget, draw(st.integers(rows, budget))]))
     limits = Limits(rows=rows, step_tokens=budget, context=context, pages=draw(st.integers(2, 5000)),
-                    page_size=page_size, vocabulary=9, mixed_step_tokens=shared)  # fmt: skip
+                    page_size=page_size, vocabulary=9, mixed_step_tokens=shared, groups=draw(GROUPS))  # fmt: skip
     chunks = []
     for _ in range(draw(st.integers(1, min(rows, 12)))):
         left = budget - sum(chunk.count for chunk in chunks)
@@ -34,7 +39,8 @@ def steps(draw):
             break
         count = draw(st.integers(1, min(left, context)))
         start = draw(st.integers(0, context - count))
-        pages = range(draw(st.integers(0, -(-(start + count) // page_size))))
+        places = draw(st.integers(0, -(-(start + count) // page_size)))
+        pages = range(places * limits.page_tables)
         request = Request(0, [1], SamplingParams())
         chunks.append(Chunk(request, start, count, 0, pages, draw(st.booleans())))
     return limits, chunks
@@ -47,16 +53,24 @@ def layout_decodes(layout):
 @given(steps(), st.booleans())
 def test_a_shape_holds_its_step_and_has_room(step, shared):
     limits, chunks = step
-    exact = Layout.of(chunks)
-    assert sum(exact.sizes()) <= words_of(limits)
+    tables = limits.page_tables
+    exact = Layout.of(chunks, tables)
+    assert sum(exact.sizes(tables)) <= words_of(limits)
     shape = shape_of(chunks, limits, shared)
     if shape is None:
+        decodes = exact.one_each and exact.samples == exact.sequences
+        many_pages = exact.pages > (
+            exact.sequences if decodes else min(MOST_NEW_PAGES, most_pages(limits))
+        )
+        limited = limits.mixed_step_tokens and exact.tokens > mixed_sizes(limits)[-1]
+        many_rows = exact.tokens > MOST_MIXED and exact.sequences + 1 > limits.rows
+        assert many_pages or limited or many_rows
         return
     assert shape.shared == (shared and layout_decodes(shape.layout))
     most = limits.mixed_step_tokens
     assert not 0 < most < min(exact.tokens, MOST_MIXED)  # takes longer than its launches
     layout = shape.layout
-    assert sum(layout.sizes()) <= words_of(limits)
+    assert sum(layout.sizes(tables)) <= words_of(limits)
     assert all(room >= need for room, need in zip(layout, exact, strict=True))
     padding = layout.padding(exact.sequences, exact.tokens)
     assert sum(padding) == layout.tokens - exact.tokens

@@ -4,6 +4,7 @@ import pytest
 import tiny_checkpoints
 import torch
 
+from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.lean import Lean, obstacle
 from cairn.models.transformer import Transformer
@@ -18,7 +19,7 @@ def tiny(family: str) -> Transformer:
 
 
 def pages(model: Transformer) -> PagePool:
-    return PagePool(model.spec, PAGES, PAGE, torch.float32, "cpu")
+    return PagePool(cache_groups(model.spec, grouped=False), PAGES, PAGE, torch.float32, "cpu")
 
 
 def step(
@@ -37,7 +38,7 @@ def step(
     bounds = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
     one_each = max(counts) == 1
     positions = torch.cat(places).int()
-    return positions, Paged(pool, slots.int(), positions, torch.tensor(lengths, dtype=torch.int32), tables,
+    return positions, Paged(pool, slots.int()[None], positions, torch.tensor(lengths, dtype=torch.int32), tables[None],
                             None if one_each else bounds)  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 import tiny_checkpoints
 import torch
 
+from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.lean import Lean
 from cairn.models.lean import obstacle as lean_obstacle
@@ -35,7 +36,7 @@ def tiny(family: str) -> Transformer:
 
 
 def filled(model: Transformer) -> PagePool:
-    pool = PagePool(model.spec, PAGES, PAGE, torch.float32, "cpu")
+    pool = PagePool(cache_groups(model.spec, grouped=False), PAGES, PAGE, torch.float32, "cpu")
     pool.cache.normal_(generator=torch.Generator().manual_seed(0))
     return pool
 
@@ -48,7 +49,7 @@ def token(pool: PagePool, pages: list[int], length: int) -> tuple[torch.Tensor, 
         torch.tensor([number], dtype=torch.int32) for number in (place, slot, length)
     )
     table = torch.tensor([pages], dtype=torch.int32)
-    return position, Paged(pool, slots, position, lengths, table, None)
+    return position, Paged(pool, slots[None], position, lengths, table[None], None)
 
 
 def recordable(family: str) -> Transformer:

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 import pytest
-from checked_scheduler import CheckedScheduler, Question
+from checked_scheduler import MOST_IN_FLIGHT, CheckedScheduler, Question
 from fake_device import EOS
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,7 +22,6 @@ from cairn.serve.engine.sampling_params import SamplingParams
 
 VOCABULARY = 20
 CONTEXT = 40
-MOST_IN_FLIGHT = 2
 HEADS = (
     [1, 2, 3, 4, 5, 6, 7, 8],
     [1, 2, 3, 9, 9, 9, 9, 9],

@@ -14,6 +14,7 @@ import tiny_checkpoints
 import torch
 
 from cairn.models.attend import Cached, KVCache
+from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.models.runnable import OpenModel, Runnable
@@ -46,17 +47,19 @@ def tiny_engine(
     rows: int = 16,
     pages: int | None = None,
     budget: int | None = None,
+    groups: bool = True,
     **more: Any,
 ) -> Engine:
-    """`more`: as `start_with` takes it."""
+    """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it."""
+    # An invariant runner changes the expert layers of its model.
+    net = fixed_model(family) if invariant else model(family)
+    count = len(cache_groups(net.spec, grouped=groups and not plain))
     config = EngineConfig(
         model=family, device="cpu", dtype="float32", block_size=PAGE, max_num_seqs=rows, plain=plain,
         max_num_batched_tokens=budget or (24 if chunked else 512),
-        num_gpu_blocks_override=pages or (7 if tight else 96),
+        num_gpu_blocks_override=count * (pages or (7 if tight else 96)), cache_groups=groups,
         enable_prefix_caching=prefix, batch_invariant=invariant,
     )  # fmt: skip
-    # An invariant runner changes the expert layers of its model.
-    net = fixed_model(family) if invariant else model(family)
     opened = OpenModel(family, net.spec, None, (), None)
     engine = start_with(opened, Runnable(family, net, "a test"), config, **more).engine
     engine.overlap = overlap

@@ -1,6 +1,7 @@
 """The variants of `step_inputs` that are compiled and the shapes at which it is measured and tuned."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -26,8 +27,10 @@ VARIANTS = [
         dict.fromkeys(
             ("rows", "starts", "bounds", "first_pages", "page_bounds", "pages", "given", "table",
              "last_tokens", "kept_lengths", "tokens", "positions", "slots", "lengths", "tables"), "*i32"
-        ) | {"table_stride": "i32", "tables_stride": "i32"},
-        {"PAGE": 64, "BLOCK": BLOCK, "OVERLAP": True},
+        ) | dict.fromkeys(
+            ("table_stride", "tables_stride", "table_group", "slots_group", "tables_group"), "i32"
+        ),
+        {"PAGE": 64, "BLOCK": BLOCK, "GROUPS": 6, "OVERLAP": True},
         {"num_warps": 2},
         (),
     ),
@@ -42,8 +45,8 @@ VARIANTS = [
 ]  # fmt: skip
 
 
-def _prepare() -> Prepared:
-    decided, state, page_size, room = decode_step(256, 4096, 64, "cuda")
+def _prepare(groups: int) -> Prepared:
+    decided, state, page_size, room = decode_step(256, 4096, 64, "cuda", groups)
 
     def error() -> float:
         wanted = Inputs(*(torch.full_like(tensor, -7) for tensor in room))
@@ -61,8 +64,10 @@ def _prepare() -> Prepared:
 
 
 def cases() -> Iterator[Case]:
-    yield Case("step inputs", "256 sequences of 4096", "int32", cost(256, 256, 256 * 64), _prepare,
-               graph=True)  # fmt: skip
+    for groups in (1, 6):
+        what = f"256 sequences of 4096, {groups} cache groups"
+        price = cost(256, 256, groups * 256 * 64)
+        yield Case("step inputs", what, "int32", price, partial(_prepare, groups), graph=True)
 
 
 if __name__ == "__main__":

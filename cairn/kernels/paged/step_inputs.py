@@ -7,9 +7,9 @@ computes now, and which pages it has got since. From that one launch makes
                -2 - r stands for row r of the embedding arena and stays as it is
     positions  of each token in its sequence; a start of -1 is the row's length on the device, which only that knows
                while drafts of an earlier step are being verified (`accept_tokens` keeps it)
-    slots      page * page_size + place, where its key and value go; -1 for padding
+    slots      page * page_size + place, where its key and value go in each cache group; -1 for padding
     lengths    of each sequence, this step included; 0 for padding
-    tables     the pages of each sequence, in the order of the step; undefined beyond its length
+    tables     the pages of each sequence in each cache group, in the order of the step; undefined beyond its length
 
 and keeps the new pages in the rows' own tables. Row -1 is padding: the size of a CUDA graph need not be the size of
 the batch. `keep_tokens` then remembers what was sampled. Bytes moved: a few words for each token and page.
@@ -38,15 +38,15 @@ class Decided(NamedTuple):
     starts_B: Tensor  # tokens computed before; -1: the row's length on the device
     bounds_B1: Tensor  # which tokens of the step belong to which sequence
     first_page_B: Tensor  # where in the row's table the new pages go
-    page_bounds_B1: Tensor  # which of the new pages belong to which sequence
-    pages: Tensor
+    page_bounds_B1: Tensor  # which of the new places of the tables belong to which sequence
+    pages: Tensor  # for each new place one page of every group
     tokens_T: Tensor  # -1: the one sampled last; below: a row of the embedding arena
 
 
 class State(NamedTuple):
     """What stays on the GPU from step to step, by row; int32."""
 
-    table_NP: Tensor
+    table_GNP: Tensor  # of each cache group
     last_token_N: Tensor
     length_N: Tensor  # tokens computed and accepted; kept by steps that verify drafts, and read after those
 
@@ -56,9 +56,9 @@ class Inputs(NamedTuple):
 
     tokens_T: Tensor
     positions_T: Tensor
-    slots_T: Tensor
+    slots_GT: Tensor
     lengths_B: Tensor
-    tables_BP: Tensor
+    tables_GBP: Tensor
 
 
 def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs: Inputs) -> None:
@@ -69,7 +69,8 @@ def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs
     place_T = torch.arange(len(owner_T), device=device) - decided.bounds_B1[owner_T]
     there_V, row_T = rows_B[owner_V] >= 0, rows_B[owner_T]
     index_V = (decided.first_page_B[owner_V] + place_V)[there_V]
-    state.table_NP[rows_B[owner_V][there_V], index_V] = decided.pages[: len(owner_V)][there_V]
+    pages_VG = decided.pages.view(-1, len(state.table_GNP))[: len(owner_V)][there_V]
+    state.table_GNP[:, rows_B[owner_V][there_V], index_V] = pages_VG.T
 
     tokens, padding_T = len(owner_T), row_T < 0
     same = tokens == len(decided.tokens_T)
@@ -78,33 +79,38 @@ def step_inputs_reference(decided: Decided, state: State, page_size: int, inputs
     kept_B = state.length_N[rows_B.clamp(min=0)]
     starts_B = torch.where(decided.starts_B < 0, kept_B, decided.starts_B)
     positions_T = (starts_B[owner_T] + place_T).masked_fill(padding_T, 0)
-    slots_T = state.table_NP[row_T, positions_T // page_size] * page_size + positions_T % page_size
+    page_GT = state.table_GNP[:, row_T, positions_T // page_size]
+    slots_GT = page_GT * page_size + positions_T % page_size
     given_T = torch.where(decided.tokens_T == -1, state.last_token_N[row_T], decided.tokens_T)
     inputs.positions_T[:tokens] = positions_T
-    inputs.slots_T[:tokens] = slots_T.masked_fill(padding_T, -1)
+    inputs.slots_GT[:, :tokens] = slots_GT.masked_fill(padding_T, -1)
     inputs.tokens_T[:tokens] = given_T.masked_fill(padding_T, 0)
     lengths_B = starts_B + decided.bounds_B1.diff()
     inputs.lengths_B[: len(rows_B)] = lengths_B.masked_fill(rows_B < 0, 0)
-    inputs.tables_BP[: len(rows_B)] = state.table_NP[rows_B.clamp(min=0)]
+    inputs.tables_GBP[:, : len(rows_B)] = state.table_GNP[:, rows_B.clamp(min=0)]
 
 
 @triton.jit
-def _page_at(index, row_table, new, first, mask):
+def _page_at(index, row_table, new, first, mask, GROUPS: tl.constexpr):
     """A page of the sequence: a new one, or one that the row's table has. Never read from what is written here."""
     is_new = index >= first
     of_table = tl.load(row_table + index, mask=mask & ~is_new, other=0)
-    return tl.where(is_new, tl.load(new + index - first, mask=mask & is_new, other=0), of_table)
+    added = tl.load(new + (index - first) * GROUPS, mask=mask & is_new, other=0)
+    return tl.where(is_new, added, of_table)
 
 
 @triton.jit
 def _inputs_kernel(
     rows, starts, bounds, first_pages, page_bounds, pages, given, table, last_tokens, kept_lengths,
-    tokens, positions, slots, lengths, tables, table_stride, tables_stride,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    tokens, positions, slots, lengths, tables, table_stride, tables_stride, table_group, slots_group, tables_group,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program for each sequence."""
+    """One program for each sequence and cache group; what groups have in common each of them writes."""
     begin(OVERLAP)
     b = tl.program_id(0)
+    group = tl.program_id(1)
+    slots += group * slots_group
+    tables += group.to(tl.int64) * tables_group
     row = tl.load(rows + b).to(tl.int64)
     opens = tl.load(bounds + b)
     count = tl.load(bounds + b + 1) - opens
@@ -122,9 +128,9 @@ def _inputs_kernel(
     if start < 0:
         start = tl.load(kept_lengths + row)
     first = tl.load(first_pages + b)
-    new = pages + tl.load(page_bounds + b)
+    new = pages + tl.load(page_bounds + b) * GROUPS + group
     known = first + tl.load(page_bounds + b + 1) - tl.load(page_bounds + b)
-    row_table = table + row * table_stride
+    row_table = table + group.to(tl.int64) * table_group + row * table_stride
     tl.store(lengths + b, start + count)
     last = tl.load(last_tokens + row)
     for i in tl.range(0, count, BLOCK, num_stages=1):
@@ -132,14 +138,14 @@ def _inputs_kernel(
         at = opens + i + lane
         token = tl.load(given + at, mask=mask, other=0)
         position = start + i + lane
-        page = _page_at(position // PAGE, row_table, new, first, mask)
+        page = _page_at(position // PAGE, row_table, new, first, mask, GROUPS)
         tl.store(tokens + at, tl.where(token == -1, last, token), mask=mask)
         tl.store(positions + at, position, mask=mask)
         tl.store(slots + at, page * PAGE + position % PAGE, mask=mask)
     for i in tl.range(0, known, BLOCK, num_stages=1):
         index = i + lane
         mask = index < known
-        page = _page_at(index, row_table, new, first, mask)
+        page = _page_at(index, row_table, new, first, mask, GROUPS)
         tl.store(tables + b.to(tl.int64) * tables_stride + index, page, mask=mask)
         tl.store(row_table + index, page, mask=mask & (index >= first))
 
@@ -157,15 +163,17 @@ def step_inputs(
     decided: Decided, state: State, page_size: int, inputs: Inputs, impl: Impl = "auto"
 ) -> None:
     """Fill `inputs`, and enter the new pages into the state's table."""
-    sequences = _check_step(decided, state, inputs)
+    sequences, groups = _check_step(decided, state, inputs), len(state.table_GNP)
     chosen = choose("step_inputs", impl, {"triton": needs_cuda(decided.rows_B), "reference": None})
     if chosen.impl == "reference":
         step_inputs_reference(decided, state, page_size, inputs)
     elif sequences:
         kernel: Any = _inputs_kernel
-        kernel[(sequences,)](
-            *decided, *state, *inputs, state.table_NP.stride(0), inputs.tables_BP.stride(0),
-            PAGE=page_size, BLOCK=BLOCK, num_warps=2, **pdl(decided.rows_B.device),
+        table_group, table_row, _ = state.table_GNP.stride()
+        tables_group, tables_row, _ = inputs.tables_GBP.stride()
+        kernel[(sequences, groups)](
+            *decided, *state, *inputs, table_row, tables_row, table_group, inputs.slots_GT.stride(0), tables_group,
+            PAGE=page_size, BLOCK=BLOCK, GROUPS=groups, num_warps=2, **pdl(decided.rows_B.device),
         )  # fmt: skip
 
 
@@ -176,14 +184,19 @@ def _check_step(decided: Decided, state: State, inputs: Inputs) -> int:
     exact = {"B": sequences, "B1": sequences + 1}
     for name, tensor in decided._asdict().items():
         _check_numbers(name, tensor, (exact.get(name.rpartition("_")[2]),), first)
-    _check_numbers("table_NP", state.table_NP, (None, None), first)
+    _check_numbers("table_GNP", state.table_GNP, (None, None, None), first)
+    groups, _, width = state.table_GNP.shape
+    shapes = {"slots_GT": (groups, None), "tables_GBP": (groups, None, width)}
     for name, tensor in inputs._asdict().items():
-        shape = (None, *(state.table_NP.shape[1:] if name == "tables_BP" else ()))
-        _check_numbers(f"inputs.{name}", tensor, shape, first)
-        rows = tokens if name.endswith("_T") else sequences
-        require(len(tensor) >= rows, f"inputs.{name}", f"room for {rows}", len(tensor))
-    _check_numbers("last_token_N", state.last_token_N, state.table_NP.shape[:1], first)
-    _check_numbers("length_N", state.length_N, state.table_NP.shape[:1], first)
+        _check_numbers(f"inputs.{name}", tensor, shapes.get(name, (None,)), first)
+        rows, room = (tokens if name.endswith("T") else sequences), tensor.shape[name in shapes]
+        require(room >= rows, f"inputs.{name}", f"room for {rows}", room)
+    whole = decided.pages.numel() % groups == 0
+    require(
+        whole, "pages", f"a page of each of {groups} groups for every place", len(decided.pages)
+    )
+    _check_numbers("last_token_N", state.last_token_N, state.table_GNP.shape[1:2], first)
+    _check_numbers("length_N", state.length_N, state.table_GNP.shape[1:2], first)
     return sequences
 
 
@@ -213,12 +226,12 @@ def keep_tokens(state: State, tokens_B: Tensor, rows_B: Tensor, impl: Impl = "au
 
 
 def cost(tokens: int, sequences: int, pages: int) -> Cost:
-    """Four words for each token, two for each page of a table, a few for each sequence."""
+    """Four words for each token, two for each page of a table, a few for each sequence; of one cache group."""
     return Cost(flops=0.0, bytes=4.0 * (5 * tokens + 2 * pages + 8 * sequences))
 
 
 def decode_step(
-    sequences: int, length: int, page_size: int, device: str
+    sequences: int, length: int, page_size: int, device: str, groups: int = 1
 ) -> tuple[Decided, State, int, Inputs]:
     """A step of one token for each of the sequences, and room for its inputs."""
     pages = -(-length // page_size)
@@ -230,8 +243,9 @@ def decode_step(
     bounds_B1 = torch.arange(sequences + 1, dtype=torch.int32, device=device)
     decided = Decided(rows_B, integers(sequences) + length - 1, bounds_B1, integers(sequences) + pages,
                       integers(sequences + 1), integers(0), integers(sequences) - 1)  # fmt: skip
-    table_NP = torch.randint(1, 9999, (sequences, pages), device=device).int()
-    state = State(table_NP, rows_B * 3, integers(sequences))
-    ones = [integers(sequences) for _ in range(4)]
-    room = Inputs(ones[0], ones[1], ones[2], ones[3], integers(sequences, pages))
+    table_GNP = torch.randint(1, 9999, (groups, sequences, pages), device=device).int()
+    state = State(table_GNP, rows_B * 3, integers(sequences))
+    ones = [integers(sequences) for _ in range(3)]
+    slots_GT, tables_GBP = integers(groups, sequences), integers(groups, sequences, pages)
+    room = Inputs(ones[0], ones[1], slots_GT, ones[2], tables_GBP)
     return decided, state, page_size, room

@@ -32,23 +32,24 @@ class Layout(NamedTuple):
 
     sequences: int
     tokens: int
-    pages: int
+    pages: int  # new places of page tables; each has a page of every cache group
     samples: int
     max_query: int  # no sequence has more tokens, padding included
     verifies: bool = False  # sequences have drafts, or begin where only the device knows
 
-    def sizes(self) -> tuple[int, ...]:
-        b, s = self.sequences, self.samples
+    def sizes(self, groups: int) -> tuple[int, ...]:
+        """Words of each part, with so many cache groups."""
+        b, s, places = self.sequences, self.samples, self.pages
         bounds = b + 1 if self.verifies else 0
-        return (b, b, b + 1, b, b + 1, self.pages, self.tokens, s, s, 1, bounds)
+        return (b, b, b + 1, b, b + 1, groups * places, self.tokens, s, s, 1, bounds)
 
     @staticmethod
-    def of(chunks: Sequence[Chunk], drafts: bool = False) -> "Layout":
-        """`drafts`: some of them may have drafts, or be ahead of some."""
+    def of(chunks: Sequence[Chunk], groups: int = 1, drafts: bool = False) -> "Layout":
+        """Exactly these chunks. `drafts`: some of them may have drafts, or be ahead of some."""
         return Layout(
             len(chunks),
             sum(chunk.count for chunk in chunks),
-            sum(len(chunk.pages) for chunk in chunks),
+            sum(len(chunk.pages) for chunk in chunks) // groups,
             sum(chunk.samples for chunk in chunks),
             max((chunk.count for chunk in chunks), default=1),
             drafts and any(chunk.ahead or chunk.drafts for chunk in chunks),
@@ -75,7 +76,7 @@ class Layout(NamedTuple):
 
 
 def most_pages(limits: Limits) -> int:
-    """New pages of a step: whole tables, if all its sequences begin with pages that others have filled."""
+    """New places of tables in a step: whole tables, if all sequences begin with pages that others have filled."""
     return limits.rows * -(-limits.context // limits.page_size)
 
 
@@ -83,7 +84,8 @@ def words_of(limits: Limits) -> int:
     """Room for any step. Twice its sequences and tokens: the layout of a graph may have padding."""
     rows, tokens = 2 * limits.rows, 2 * limits.step_tokens
     samples = limits.rows * (1 + limits.drafts)
-    return sum(Layout(rows, tokens, most_pages(limits), samples, 1, limits.drafts > 0).sizes())
+    layout = Layout(rows, tokens, most_pages(limits), samples, 1, limits.drafts > 0)
+    return sum(layout.sizes(limits.page_tables))
 
 
 class Staged(NamedTuple):
@@ -113,11 +115,12 @@ class Batch:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.state = State(integers(rows, table), integers(rows), integers(rows))
+        self._groups = groups = limits.page_tables
+        self.state = State(integers(groups, rows, table), integers(rows), integers(rows))
         # Twice as much as a step can have: the layout of a graph may have padding.
         self.inputs = Inputs(
-            integers(2 * tokens), integers(2 * tokens), integers(2 * tokens), integers(2 * rows),
-            integers(2 * rows, table),
+            integers(2 * tokens), integers(2 * tokens), integers(groups, 2 * tokens), integers(2 * rows),
+            integers(groups, 2 * rows, table),
         )  # fmt: skip
         most = words_of(limits)
         pinned = self.device.type == "cuda"
@@ -129,10 +132,10 @@ class Batch:
         self, chunks: Sequence[Chunk], layout: Layout | None = None, shared: int = 0
     ) -> Staged:
         """Send what was decided; with a `layout` of more sequences, the rest is padding."""
-        layout = layout or Layout.of(chunks, self.limits.drafts > 0)
+        layout = layout or Layout.of(chunks, self._groups, self.limits.drafts > 0)
         self._turn = (self._turn + 1) % TURNS
         host = self._host[self._turn]
-        used = _write(host.numpy(), chunks, layout, shared)
+        used = _write(host.numpy(), chunks, layout, shared, self._groups)
         if self._device is None:
             return self.views(layout, host)
         self._device[:used].copy_(host[:used], non_blocking=True)
@@ -144,7 +147,7 @@ class Batch:
         if words is None:
             raise ValueError("on a CPU a step lies where it was staged")
         parts, start = [], 0
-        for size in layout.sizes():
+        for size in layout.sizes(self._groups):
             parts.append(words[start : start + size])
             start += size
         *decided, sample_at, sample_rows, shared, sample_bounds = parts
@@ -161,12 +164,14 @@ class Batch:
         tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
         room = self.inputs
         return Inputs(
-            room.tokens_T[:tokens], room.positions_T[:tokens], room.slots_T[:tokens],
-            room.lengths_B[:sequences], room.tables_BP[:sequences],
+            room.tokens_T[:tokens], room.positions_T[:tokens], room.slots_GT[:, :tokens],
+            room.lengths_B[:sequences], room.tables_GBP[:, :sequences],
         )  # fmt: skip
 
 
-def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int) -> int:
+def _write(
+    words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: int, groups: int
+) -> int:
     """All parts of a step one behind the other, in the order of `Layout.sizes`; how many words that is."""
     known = tokens_with_drafts if layout.verifies else tokens_of
     tokens = [token for chunk in chunks for token in known(chunk)]
@@ -193,8 +198,8 @@ def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: i
         starts + blank,
         bounds,
         [chunk.first_page for chunk in chunks] + blank,
-        np.cumsum([0, *(len(chunk.pages) for chunk in chunks), *blank]),
-        pages + [0] * (layout.pages - len(pages)),
+        np.cumsum([0, *(len(chunk.pages) // groups for chunk in chunks), *blank]),
+        pages + [0] * (groups * layout.pages - len(pages)),
         tokens + [0] * (layout.tokens - len(tokens)),
         sample_at,
         sample_rows,
@@ -202,7 +207,7 @@ def _write(words: np.ndarray, chunks: Sequence[Chunk], layout: Layout, shared: i
         sample_bounds,
     )
     start = 0
-    for part, size in zip(parts, layout.sizes(), strict=True):
+    for part, size in zip(parts, layout.sizes(groups), strict=True):
         if size:
             words[start : start + size] = part
             start += size

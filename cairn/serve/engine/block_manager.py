@@ -119,6 +119,32 @@ class BlockManager:
             self._tables[request].filled = len(request.blocks)
         return self.entries(request, first, len(request.blocks))
 
+    def adopt(self, request: Request, tokens: int) -> bool:
+        """Tables for a request whose first `tokens` are computed elsewhere; nothing is looked for in the prefix cache.
+
+        Window groups get the pages that the next token sees.
+        """
+        places = -(-tokens // self.page_size)
+        firsts = [g.first_page(tokens, self.page_size) for g in self.groups[: self._paged]]
+        if sum(places - first for first in firsts) > self._free.length:
+            return False
+        self._begin(request, Found(0, [[] for _ in firsts], []))
+        for index, (table, first) in enumerate(
+            zip(self._page_tables(request), firsts, strict=True)
+        ):
+            table += [0] * first + [self._take(index) for _ in range(places - first)]
+        holding = self._tables[request]
+        holding.filled, holding.behind = places, [firsts[index] for index, _ in self._windows]
+        return True
+
+    def seen(self, request: Request, tokens: int) -> list[int]:
+        """The pages that hold what token `tokens` sees, group by group."""
+        places = -(-tokens // self.page_size)
+        pages = []
+        for group, table in zip(self.groups, self._page_tables(request), strict=False):
+            pages += table[group.first_page(tokens, self.page_size) : places]
+        return pages
+
     def prepare(self, request: Request, upto_tokens: int) -> tuple[int, int, list[int]]:
         """Give window groups pages for the tokens before `upto_tokens`, as far as there are free ones.
 

@@ -14,11 +14,13 @@ def inputs_on_cpu(decided: Decided, state: State, page_size: int, inputs: Inputs
     rows_B, starts_B, bounds_B1, first_page_B, page_bounds_B1, pages, given_T = (
         part.numpy() for part in decided
     )
-    table_NP, last_token_N, length_N = (part.numpy() for part in state)
-    tokens_T, positions_T, slots_T, lengths_B, tables_BP = (part.numpy() for part in inputs)
+    table_GNP, last_token_N, length_N = (part.numpy() for part in state)
+    tokens_T, positions_T, slots_GT, lengths_B, tables_GBP = (part.numpy() for part in inputs)
+    pages_VG = pages.reshape(-1, len(table_GNP))
     for b in np.flatnonzero((np.diff(page_bounds_B1) > 0) & (rows_B >= 0)):
-        fresh = pages[page_bounds_B1[b] : page_bounds_B1[b + 1]]
-        table_NP[rows_B[b], first_page_B[b] : first_page_B[b] + len(fresh)] = fresh
+        fresh_VG = pages_VG[page_bounds_B1[b] : page_bounds_B1[b + 1]]
+        places = slice(first_page_B[b], first_page_B[b] + len(fresh_VG))
+        table_GNP[:, rows_B[b], places] = fresh_VG.T
 
     starts_B = np.where(starts_B < 0, length_N[np.maximum(rows_B, 0)], starts_B)
     counts_B = np.diff(bounds_B1)
@@ -29,9 +31,9 @@ def inputs_on_cpu(decided: Decided, state: State, page_size: int, inputs: Inputs
     place_T = (starts_B - bounds_B1[:-1])[owner_T] + np.arange(tokens, dtype=np.int32)
     place_T = place_T * there_T
     positions_T[:tokens] = place_T
-    page_T = table_NP[row_T, place_T // page_size]
-    slots_T[:tokens] = np.where(there_T, page_T * page_size + place_T % page_size, -1)
+    page_GT = table_GNP[:, row_T, place_T // page_size]
+    slots_GT[:, :tokens] = np.where(there_T, page_GT * page_size + place_T % page_size, -1)
     known_T = np.where(given_T[:tokens] == -1, last_token_N[row_T], given_T[:tokens])
     tokens_T[:tokens] = known_T * there_T
     lengths_B[: len(rows_B)] = (starts_B + counts_B) * (rows_B >= 0)
-    tables_BP[: len(rows_B)] = table_NP[np.maximum(rows_B, 0)]
+    tables_GBP[:, : len(rows_B)] = table_GNP[:, np.maximum(rows_B, 0)]

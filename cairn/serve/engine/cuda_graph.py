@@ -80,7 +80,7 @@ def verify_widths(drafts: int) -> tuple[int, ...]:
 
 def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> Shape | None:
     """The smallest shape that holds these chunks; None if they have none. `shared`: as decoding finds it."""
-    exact = Layout.of(chunks, limits.drafts > 0)
+    exact = Layout.of(chunks, limits.page_tables, limits.drafts > 0)
     if exact.one_each and exact.samples == exact.sequences:
         sizes = cascade_sizes(limits.rows) if shared else decode_sizes(limits.rows)
         size = sizes[bisect_left(sizes, exact.sequences)]

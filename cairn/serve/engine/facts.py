@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from cairn.hw.host import read_cpu
+from cairn.models.cache import cache_bytes_per_token
 from cairn.models.linear.maps import linears
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Facts, Stats
-from cairn.serve.engine.pages import page_bytes
 
 
 def stats_of(engine: Engine) -> Stats:
@@ -30,12 +30,11 @@ def facts_of(engine: Engine) -> Facts:
     if model is None:  # a device that only plays one
         return Facts()
     weight = model.embedding.weight
-    ranks, size = model.build.shards.size, engine.scheduler.limits.page_size
-    kept_in = engine.runner.pool.cache.dtype
+    ranks, of_value = model.build.shards.size, engine.runner.pool.cache.dtype.itemsize
     return Facts(
         device=str(weight.device), device_name=_device_name(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."), weights_bytes=_held(model), read_bytes=_read(model),
-        kv_bytes_per_token=page_bytes(model.spec, size, kept_in, ranks) / size, ranks=ranks,
+        kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks), ranks=ranks,
     )  # fmt: skip
 
 

@@ -43,37 +43,38 @@ class PagedOnGPU(Paged):
     def __init__(
         self,
         pool: PagePool,
-        slots_T: Tensor,
+        slots_GT: Tensor,
         positions_T: Tensor,
         lengths_B: Tensor,
-        tables_BP: Tensor,
+        tables_GBP: Tensor,
         bounds_B1: Tensor | None,
         extent: Extent,
         workspace: Workspace,
         cascade: Cascade | None = None,
         turns: Turns | None = None,
     ) -> None:
-        super().__init__(pool, slots_T, positions_T, lengths_B, tables_BP, bounds_B1)
+        super().__init__(pool, slots_GT, positions_T, lengths_B, tables_GBP, bounds_B1)
         self.extent, self.workspace, self.cascade = extent, workspace, cascade
         self.turns = turns
+        self._group_slots, self._group_tables = slots_GT.unbind(), tables_GBP.unbind()
 
     def part(self, rows: slice, workspace: Workspace, turns: Turns) -> "PagedOnGPU":
         """Some of the sequences of a decode step, while another stream has the others."""
         return PagedOnGPU(
-            self.pool, self.slots_T[rows], self.positions_T[rows], self.lengths_B[rows], self.tables_BP[rows],
+            self.pool, self.slots_GT[:, rows], self.positions_T[rows], self.lengths_B[rows], self.tables_GBP[:, rows],
             None, self.extent._replace(beside=True), workspace, turns=turns,
         )  # fmt: skip
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
-        self._store(keys, k_TKC)
-        self._store(values, v_TKC)
+        self._store(keys, k_TKC, rule)
+        self._store(values, v_TKC, rule)
         return self._over_pages(q_THC, keys, values, rule)
 
     def projected(self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule) -> Tensor:
         """From the fused projection [T, (H + 2K) * C] to [T, H, C]."""
         keys, values = self.pool.of_layer(rule.layer)
-        pages = Pages(self.slots_T, keys, values)
+        pages = Pages(self._group_slots[self.pool.group_of[rule.layer]], keys, values)
         size = keys.shape[-1]
         if not self.extent.fresh or self.extent.invariant or size not in WIDTHS:
             q_THC = rope_write(
@@ -89,9 +90,9 @@ class PagedOnGPU(Paged):
         )  # fmt: skip
         return out if isinstance(out, Tensor) else out[0]
 
-    def _store(self, cache: Tensor, new_TKC: Tensor) -> None:
-        size = cache.shape[1]
-        cache[self._slots_T // size, self._slots_T % size] = new_TKC.to(cache.dtype)
+    def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
+        size, slots_T = cache.shape[1], self._slots_of(rule)
+        cache[slots_T // size, slots_T % size] = new_TKC.to(cache.dtype)
 
     def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         if self.turns is not None:
@@ -102,8 +103,9 @@ class PagedOnGPU(Paged):
         return out_THC
 
     def _attend_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
+        tables_BP = self._group_tables[self.pool.group_of[rule.layer]]
         if self.extent.invariant:
-            call = checked(q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
+            call = checked(q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
                            self.extent.max_query, rule.scale, rule.window, rule.softcap)  # fmt: skip
             prefill(call)
             return call.out_THC
@@ -111,7 +113,7 @@ class PagedOnGPU(Paged):
             return cascade_attention(q_THC, keys, values, self.cascade, scale=rule.scale,
                                      softcap=rule.softcap, workspace=self.workspace)  # fmt: skip
         return paged_attention(
-            q_THC, keys, values, self.tables_BP, self.lengths_B, self.bounds_B1,
+            q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
             softcap=rule.softcap, workspace=self.workspace, settled=True, beside=self.extent.beside,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from cairn.core.errors import ConfigError
 from cairn.kernels.paged.cascade import split_tables
 from cairn.kernels.paged.paged_parts import lasting_workspace
+from cairn.models.cache import layer_planes
 from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
@@ -37,15 +38,17 @@ class GPURunner(Runner):
     ) -> None:
         super().__init__(model, limits, dtype)
         self.invariant = invariant
-        if invariant and not fused:
-            raise ConfigError(
-                "batch_invariant on a GPU needs the fused form",
-                hint="leave out --plain, or run on a CPU",
-            )
         self.fused = Fused(model, limits.context, invariant) if fused else None
-        group = model.spec.heads // model.spec.kv_heads
+        why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
+        if invariant and why_not:
+            raise ConfigError(
+                f"batch_invariant is not to be had on a GPU for this model: {why_not}",
+                hint="run it on a CPU, or without batch_invariant",
+            )
+        keys, _ = layer_planes(model.spec, 0)
+        group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
-        columns = 1 << (model.spec.head_dim - 1).bit_length()
+        columns = 1 << (keys.width - 1).bit_length()
         self.workspace = lasting_workspace(self.device, rows, columns)
         self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
         spec = model.spec
@@ -53,7 +56,10 @@ class GPURunner(Runner):
         if self.fused is not None and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
             self.halves = Halves(self.fused, (self.workspace, other))
-        self.shared = SharedPrefix(limits.page_size, spec.kv_heads * spec.head_dim)
+        self.shared = SharedPrefix(limits.page_size, keys.heads * keys.width)
+        # Of several tables, only that of the first group is compared and split.
+        kinds = [group.kind for group in limits.groups]
+        self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
 
     def warm_up(self) -> None:
         """Capture the graphs of all common steps now, instead of when each is first needed."""
@@ -74,7 +80,7 @@ class GPURunner(Runner):
         if step.prefill or step.admitted or self.limits.drafts:
             self.shared.forget()
             return 0
-        return 0 if self.invariant else self.shared.tokens(step.sampling)
+        return self.shared.tokens(step.sampling) if self.can_share else 0
 
     def _blank(self, shape: Shape) -> None:
         self.batch.stage([], shape.layout)
@@ -96,10 +102,10 @@ class GPURunner(Runner):
         cascade = None
         if extent.shared:
             cascade = split_tables(
-                inputs.tables_BP, inputs.lengths_B, staged.shared_1, self.limits.page_size
+                inputs.tables_GBP[0], inputs.lengths_B, staged.shared_1, self.limits.page_size
             )
         attend = PagedOnGPU(
-            self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B, inputs.tables_BP, bounds,
+            self.pool, inputs.slots_GT, inputs.positions_T, inputs.lengths_B, inputs.tables_GBP, bounds,
             extent, self.workspace, cascade,
         )  # fmt: skip
         model = self.fused or self.model

@@ -65,11 +65,11 @@ def fixed_groups(chunks: Sequence[Chunk]) -> list[Group]:
 class Block:
     """The rows of a group that belong to one block of one sequence."""
 
-    def __init__(self, rows: Sequence[int], block: int, length: int, pages_P: Tensor) -> None:
+    def __init__(self, rows: Sequence[int], block: int, length: int, pages_GP: Tensor) -> None:
         self.rows_R = torch.tensor(rows)
         self.keys = (block + 1) * ROWS
         self.length = length  # of the sequence; what lies behind it in its last page is not its own
-        self.pages_P = pages_P
+        self.pages_GP = pages_GP  # of each cache group
         self.query_G1 = torch.arange(block * ROWS, self.keys)[:, None]
 
     def visible(self, window: int) -> Tensor:
@@ -84,30 +84,35 @@ class FixedPages(Paged):
     def __init__(
         self,
         pool: PagePool,
-        slots_G: Tensor,
+        slots_CG: Tensor,
         positions_G: Tensor,
         lengths_G: Tensor,
-        tables_BP: Tensor,
+        tables_CBP: Tensor,
         blocks: list[Block],
     ) -> None:
-        super().__init__(pool, slots_G, positions_G, lengths_G, tables_BP, None)
+        super().__init__(pool, slots_CG, positions_G, lengths_G, tables_CBP, None)
         self.blocks = blocks
 
     def __call__(self, q_GHC: Tensor, k_GKC: Tensor, v_GKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
-        self._store(keys, k_GKC)
-        self._store(values, v_GKC)
+        self._store(keys, k_GKC, rule)
+        self._store(values, v_GKC, rule)
         out_GHC = torch.zeros_like(q_GHC)
         for block in self.blocks:
-            found_GHC = _attend(q_GHC, keys, values, block, rule)
+            pages_P = block.pages_GP[self.pool.group_of[rule.layer]]
+            found_GHC = _attend(q_GHC, keys, values, block, pages_P, rule)
             out_GHC[block.rows_R] = found_GHC[block.rows_R]
         return out_GHC
 
 
-def _attend(q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, rule: Rule) -> Tensor:
+def _attend(
+    q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, pages_P: Tensor, rule: Rule
+) -> Tensor:
     """All rows against the keys of one sequence; only the block's own rows mean something."""
-    k_NKC, v_NKC = (gather(cache, block.pages_P)[: block.keys] for cache in (keys, values))
+    k_NKC, v_NKC = (gather(cache, pages_P)[: block.keys] for cache in (keys, values))
     v_NKC[block.length :] = 0  # zero times another's infinity would be felt
+    if rule.window:
+        v_NKC[: max(0, block.keys - ROWS + 1 - rule.window)] = 0
     heads, kv_heads = q_GHC.shape[1], k_NKC.shape[1]
     q_KMC = q_GHC.unflatten(1, (kv_heads, heads // kv_heads)).permute(1, 2, 0, 3).flatten(1, 2)
     scores_KMN = torch.bmm(q_KMC, k_NKC.permute(1, 2, 0)).float() * rule.scale
@@ -180,13 +185,13 @@ class InvariantRunner(Runner):
         rows, tokens = _there(group)
         tokens_G = torch.zeros(ROWS, dtype=torch.int32)
         positions_G = torch.arange(ROWS, dtype=torch.int32)
-        slots_G = torch.full((ROWS,), NOBODY, dtype=torch.int32)
+        slots_CG = torch.full((len(inputs.slots_GT), ROWS), NOBODY, dtype=torch.int32)
+        slots_CG[:, rows] = inputs.slots_GT[:, tokens]
         lengths_G = torch.arange(1, ROWS + 1, dtype=torch.int32)
-        for filled, given in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T),
-                              (slots_G, inputs.slots_T)):  # fmt: skip
+        for filled, given in ((tokens_G, inputs.tokens_T), (positions_G, inputs.positions_T)):
             filled[rows] = given[tokens]
         blocks = self._blocks(group, chunks, inputs, lengths_G)
-        attend = FixedPages(self.pool, slots_G, positions_G, lengths_G, inputs.tables_BP, blocks)
+        attend = FixedPages(self.pool, slots_CG, positions_G, lengths_G, inputs.tables_GBP, blocks)
         return self.model(tokens_G, positions_G, attend)
 
     def _blocks(
@@ -202,8 +207,8 @@ class InvariantRunner(Runner):
         for (b, block), rows in rows_of.items():
             length = chunks[b].start + chunks[b].count
             lengths_G[rows] = length
-            pages_P = inputs.tables_BP[b, : -(-(block + 1) * ROWS // size)].long()
-            blocks.append(Block(rows, block, length, pages_P))
+            pages_GP = inputs.tables_GBP[:, b, : -(-(block + 1) * ROWS // size)].long()
+            blocks.append(Block(rows, block, length, pages_GP))
         return blocks
 
     def _logits(self, hidden_TD: Tensor, positions: Sequence[int]) -> Tensor:

@@ -1,14 +1,17 @@
 """Keys and values in pages, and attention over them: the `attend` of the engine.
 
-    pool     [layer, key or value, page, place in the page, head, column]; page 0 belongs to nobody
+    pool     [place of the layer in its group, key or value, page, place in the page, head, column]
     Paged    one step: where each token's key goes, which pages each sequence has, how long it is
 
-All keys of a layer are written before any query of that layer attends, so a sequence may use pages that another fills
-in the same step. This is the plain form, in torch: sequences with one token attend all at once, the others one after
-another. `gpu_pages` has the form for a GPU. Knows nothing about who owns which page.
+A page belongs to a cache group for as long as somebody holds it, and has room for as many layers as a group has; page 0
+belongs to nobody. All keys of a layer are written before any query of that layer attends, so a sequence may use pages
+that another fills in the same step. This is the plain form, in torch: sequences with one token attend all at once, the
+others one after another, and what lies behind a window is not read. `gpu_pages` has the form for a GPU. Knows nothing
+about who owns which page.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,32 +19,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.core.errors import HardwareError
+from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Rule, attention
-from cairn.models.spec import ModelSpec
+from cairn.models.cache import CacheGroup, page_bytes, page_layers
 
 NULL_PAGE = 0
 
 
 class PagePool:
-    """The memory of all pages."""
+    """The memory of all pages of all groups."""
 
     def __init__(
         self,
-        spec: ModelSpec,
+        groups: Sequence[CacheGroup],
         pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        shards: int = 1,
     ) -> None:
-        kv_heads = spec.kv_heads // shards
+        heads, width = _shape_of_planes(groups)
         # A GPU reads the tokens of one head in long runs; a CPU gathers whole tokens.
         self.heads_first = torch.device(device).type == "cuda"
-        inside = (kv_heads, page_size) if self.heads_first else (page_size, kv_heads)
-        shape = (spec.layers, 2, pages, *inside, spec.head_dim)
-        self.page_size, self.pages = page_size, pages
+        inside = (heads, page_size) if self.heads_first else (page_size, heads)
+        shape = (page_layers(groups), len(groups[0].planes), pages, *inside, width)
+        self.groups, self.page_size, self.pages = tuple(groups), page_size, pages
+        places = {
+            layer: (index, place)
+            for index, group in enumerate(groups)
+            for place, layer in enumerate(group.layers)
+        }
+        self.group_of = [places[layer][0] for layer in sorted(places)]  # of each layer of the model
+        self._place_of = [places[layer][1] for layer in sorted(places)]
         self._room: Tensor | None = None
         try:
             # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
@@ -49,7 +58,7 @@ class PagePool:
         except RuntimeError as error:
             if self.heads_first and not isinstance(error, torch.OutOfMemoryError):
                 raise  # of a GPU that is broken; a CPU has no type of its own for what is too much
-            needed = pages * page_bytes(spec, page_size, dtype, shards)
+            needed = pages * page_bytes(groups, page_size, dtype.itemsize)
             raise HardwareError(
                 f"{pages} pages of {page_size} tokens need {format_bytes(needed, 'binary')}, "
                 f"and {device} has not that much left",
@@ -58,23 +67,24 @@ class PagePool:
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, each [pages, page_size, kv_heads, C]."""
-        keys, values = self.cache[layer].transpose(2, 3) if self.heads_first else self.cache[layer]
+        part = self.cache[self._place_of[layer]]
+        keys, values = part.transpose(2, 3) if self.heads_first else part
         return keys, values
 
     @cached_property
     def by_slot(self) -> Tensor:
-        """[layer, key or value, slot, head, column]; only where whole tokens lie together."""
+        """[layer, key or value, slot, head, column] of a pool with one group; where whole tokens lie together."""
         return self.cache.flatten(2, 3)
 
     @cached_property
     def slots(self) -> list[Tensor]:
         """Of each layer, keys and values by slot: [2, slots, head, column]."""
-        return [part.flatten(1, 2) for part in self.cache]
+        return [self.cache[place].flatten(1, 2) for place in self._place_of]
 
     @cached_property
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each layer; a view made once costs nothing in a step."""
-        return [self.of_layer(layer) for layer in range(len(self.cache))]
+        return [self.of_layer(layer) for layer in range(len(self._place_of))]
 
     def together(self, pages_P: Tensor) -> Tensor:
         """A copy of these pages, one behind the other, as `by_slot`; the next one takes its memory."""
@@ -91,12 +101,19 @@ class PagePool:
     @cached_property
     def rows(self) -> list[Tensor]:
         """Of each layer, pages of keys and behind them those of values, a row for each."""
-        return [part.view(2 * self.pages, -1) for part in self.cache]
+        return [self.cache[place].view(2 * self.pages, -1) for place in self._place_of]
 
 
-def page_bytes(spec: ModelSpec, page_size: int, dtype: torch.dtype, shards: int = 1) -> int:
-    values = 2 * spec.layers * page_size * (spec.kv_heads // shards) * spec.head_dim
-    return values * dtype.itemsize
+def _shape_of_planes(groups: Sequence[CacheGroup]) -> tuple[int, int]:
+    """Heads and columns of every plane. Groups share pages, and planes a tensor: they all have to be alike."""
+    shapes = {(p.heads, p.width, p.value_bytes) for group in groups for p in group.planes}
+    if len(shapes) != 1 or any(group.kind == "state" for group in groups):
+        raise ConfigError(
+            f"a page pool of planes {sorted(map(str, shapes))}",
+            hint="all planes of all groups have the same heads, columns and type",
+        )
+    ((heads, width, _),) = shapes
+    return heads, width
 
 
 class Paged:
@@ -105,25 +122,32 @@ class Paged:
     def __init__(
         self,
         pool: PagePool,
-        slots_T: Tensor,
+        slots_GT: Tensor,
         positions_T: Tensor,
         lengths_B: Tensor,
-        tables_BP: Tensor,
+        tables_GBP: Tensor,
         bounds_B1: Tensor | None,  # None: one token for each sequence
     ) -> None:
-        self.pool, self.slots_T, self.positions_T = pool, slots_T, positions_T
-        self.lengths_B, self.tables_BP, self.bounds_B1 = lengths_B, tables_BP, bounds_B1
+        self.pool, self.positions_T = pool, positions_T
+        self.slots_GT, self.tables_GBP = slots_GT, tables_GBP  # of each cache group
+        self.lengths_B, self.bounds_B1 = lengths_B, bounds_B1
+        self._plans: dict[tuple[int, int], tuple[Singles | None, list[Several]]] = {}
 
     def lengths_T(self) -> Tensor:
         if self.bounds_B1 is None:
             return self.lengths_B
-        return self.lengths_B.repeat_interleave(self.bounds_B1.diff())
+        # By search rather than by repetition, whose size the host would have to know: a CUDA graph holds this.
+        token_T = torch.arange(
+            len(self.positions_T), dtype=self.bounds_B1.dtype, device=self.bounds_B1.device
+        )
+        owner_T = torch.searchsorted(self.bounds_B1, token_T, right=True) - 1
+        return self.lengths_B[owner_T.clamp(max=len(self.lengths_B) - 1)]
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         """Store this layer's keys and values, then attend."""
         keys, values = self.pool.of_layer(rule.layer)
-        self._store(keys, k_TKC)
-        self._store(values, v_TKC)
+        self._store(keys, k_TKC, rule)
+        self._store(values, v_TKC, rule)
         return self._attend(q_THC, keys, values, rule)
 
     def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
@@ -131,12 +155,12 @@ class Paged:
         if not rule.softcap and self.alone is not None:
             return self.alone.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
-        self.pool.slots[rule.layer].index_copy_(1, self._slots_T, kv_2TKC)
+        self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
         keys, values = self.pool.layers[rule.layer]
         return self._attend(qkv_TEC[:, :heads], keys, values, rule).flatten(1)
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
-        singles, others = self._plan
+        singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
         if not others and singles is not None and not rule.softcap:
             return singles.attend(q_THC, rule)
         out_THC = q_THC.new_empty(q_THC.shape)
@@ -151,51 +175,62 @@ class Paged:
 
     @cached_property
     def alone(self) -> "Alone | None":
-        """The only sequence with its only token."""
-        if len(self.slots_T) != 1:
+        """The only sequence with its only token, where all layers have one table."""
+        if self.slots_GT.shape != (1, 1):
             return None
-        (length,), (slot,), size = (
+        (length,), ((slot,),), size = (
             self.lengths_B.tolist(),
-            self.slots_T.tolist(),
+            self.slots_GT.tolist(),
             self.pool.page_size,
         )
-        first, *rest = self.tables_BP[0, : -(-length // size)].tolist() or [NULL_PAGE]
-        if slot < 0 or not length:
+        if slot < 0 or not length or self.pool.groups[0].kind != "full":
             return None
+        table_P = self.tables_GBP[0, 0, : -(-length // size)]
+        first, *rest = table_P.tolist()
         if rest == list(range(first + 1, first + 1 + len(rest))):
             return Alone.of(self.pool.by_slot, slot, first * size, length)
         # In a cache that was full once, pages come back in any order.
-        together = self.pool.together(self.tables_BP[0, : 1 + len(rest)].long())
+        together = self.pool.together(table_P.long())
         kept = Kept(together.select(2, length - 1), self.pool.by_slot.select(2, slot))
         return Alone.of(together, length - 1, 0, length)._replace(kept=kept)
 
     @cached_property
-    def _slots_T(self) -> Tensor:
-        return self.slots_T.clamp(min=NULL_PAGE).long()  # padding goes where nobody reads
+    def _slots(self) -> tuple[Tensor, ...]:
+        """Of each group; padding goes where nobody reads."""
+        return self.slots_GT.clamp(min=NULL_PAGE).long().unbind()
 
-    def _store(self, cache: Tensor, new_TKC: Tensor) -> None:
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._slots_T, new_TKC.to(cache.dtype))
+    def _slots_of(self, rule: Rule) -> Tensor:
+        return self._slots[self.pool.group_of[rule.layer]]
 
-    @cached_property
-    def _plan(self) -> "tuple[Singles | None, list[Several]]":
-        """Who attends together, and who alone; the same for all layers."""
+    def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
+        flat = cache.view(-1, *cache.shape[2:])
+        flat.index_copy_(0, self._slots_of(rule), new_TKC.to(cache.dtype))
+
+    def _plan(self, group: int, window: int) -> "tuple[Singles | None, list[Several]]":
+        """Who attends together, and who alone; the same for all layers of a group with the same window."""
+        if (group, window) not in self._plans:
+            self._plans[group, window] = self._make_plan(group, window)
+        return self._plans[group, window]
+
+    def _make_plan(self, group: int, window: int) -> "tuple[Singles | None, list[Several]]":
         lengths, size = self.lengths_B.tolist(), self.pool.page_size
         bounds = range(len(lengths) + 1) if self.bounds_B1 is None else self.bounds_B1.tolist()
-        tables_BP = self.tables_BP.long()
+        tables_BP = self.tables_GBP[group].long()
         single, several = [], []
         for b, length in enumerate(lengths):
             tokens = slice(bounds[b], bounds[b + 1])
-            if bounds[b + 1] - bounds[b] == 1:
+            count = tokens.stop - tokens.start
+            if count == 1:
                 single.append(b)
-            else:
-                several.append(Several(tokens, length, tables_BP[b, : -(-length // size)]))
+                continue
+            first = max(0, length - count + 1 - window) // size if window else 0
+            pages_P = tables_BP[b, first : -(-length // size)]
+            several.append(Several(tokens, length - first * size, pages_P))
         if not single:
             return None, several
-        pages = -(-max(lengths[b] for b in single) // size)
         tokens_B = torch.tensor([bounds[b] for b in single])
-        return Singles(
-            self.pool, tokens_B, self.lengths_B[single], tables_BP[single, :pages]
-        ), several
+        singles = Singles(self.pool, tokens_B, self.lengths_B[single], tables_BP[single], window)
+        return singles, several
 
 
 class Kept(NamedTuple):
@@ -248,50 +283,67 @@ class Several(NamedTuple):
 
 
 class Singles:
-    """Sequences with one token each: all at once, as if all were as long as the longest."""
+    """Sequences with one token each: all at once, as if all saw as many pages as the one that sees most."""
 
     def __init__(
-        self, pool: PagePool, tokens_B: Tensor, lengths_B: Tensor, tables_BP: Tensor
+        self, pool: PagePool, tokens_B: Tensor, lengths_B: Tensor, tables_BP: Tensor, window: int
     ) -> None:
-        self.pool, self.size = pool, pool.page_size
-        self.tokens_B, self.lengths_B, self.tables_BP = tokens_B, lengths_B, tables_BP
-        pages = tables_BP.flatten()
+        self.size, self.tokens_B, self.lengths_B, self.window = (
+            pool.page_size,
+            tokens_B,
+            lengths_B,
+            window,
+        )
+        self.first_B = torch.zeros_like(lengths_B)  # the page that a sequence sees first
+        if window:
+            self.first_B = (lengths_B - window).clamp(min=0) // self.size
+        last_B = -(-lengths_B // self.size)
+        most = int((last_B - self.first_B).max())
+        places_BP = self.first_B[:, None] + torch.arange(most)
+        self.tables_BP = tables_BP.gather(1, places_BP.clamp(max=tables_BP.shape[1] - 1).long())
+        pages = self.tables_BP.flatten()
+        self.pool = pool
         self.pages = torch.cat((pages, pages + pool.pages))  # of keys, and of values
         # Every layer's keys and values are gathered into the same memory, so its views are made once.
         self._room = pool.rows[0].new_empty(len(self.pages), pool.rows[0].shape[1])
         shape = (2, len(tables_BP), -1, *pool.cache.shape[4:])
         self._k_BKNC, self._v_BKNC = self._room.view(shape).transpose(2, 3)
-        self._masks: dict[int, Tensor] = {}
+        self._mask: Tensor | None = None
 
     def attend(self, q_BHC: Tensor, rule: Rule) -> Tensor:
         torch.index_select(self.pool.rows[rule.layer], 0, self.pages, out=self._room)
         # The heads of a group see the same keys: they are queries of one head, and no key is copied.
         q_BKGC = q_BHC.unflatten(1, (self._k_BKNC.shape[1], -1))
-        mask = self._mask(rule.window, q_BHC.dtype)
         out_BKGC = F.scaled_dot_product_attention(
-            q_BKGC, self._k_BKNC, self._v_BKNC, attn_mask=mask, scale=rule.scale
+            q_BKGC,
+            self._k_BKNC,
+            self._v_BKNC,
+            attn_mask=self._hidden(q_BHC.dtype),
+            scale=rule.scale,
         )
         return out_BKGC.flatten(1, 2)
 
     def one_by_one(self) -> list[Several]:
         """The same sequences, for a rule that torch's attention does not know."""
-        rows = zip(self.tokens_B.tolist(), self.lengths_B.tolist(), self.tables_BP, strict=True)
-        return [Several(slice(token, token + 1), length, pages_P[: -(-length // self.size)])
-                for token, length, pages_P in rows]  # fmt: skip
+        lengths_B = self.lengths_B - self.first_B * self.size
+        rows = zip(self.tokens_B.tolist(), lengths_B.tolist(), self.tables_BP, strict=True)
+        return [
+            Several(slice(token, token + 1), length, pages_P[: -(-length // self.size)])
+            for token, length, pages_P in rows
+        ]
 
-    def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
+    def _hidden(self, dtype: torch.dtype) -> Tensor:
         """What is added to the scores, [B, 1, 1, N]."""
-        if window not in self._masks:
-            place_N, lengths_B1 = (
-                torch.arange(self.tables_BP.shape[1] * self.size),
-                self.lengths_B[:, None],
-            )
-            seen_BN = place_N < lengths_B1
-            if window:
-                seen_BN &= place_N >= lengths_B1 - window
+        if self._mask is None:
+            places = torch.arange(self.tables_BP.shape[1] * self.size)
+            place_BN = self.first_B[:, None] * self.size + places
+            lengths_B1 = self.lengths_B[:, None]
+            seen_BN = place_BN < lengths_B1
+            if self.window:
+                seen_BN &= place_BN >= lengths_B1 - self.window
             hidden_BN = torch.zeros(seen_BN.shape, dtype=dtype).masked_fill_(~seen_BN, -torch.inf)
-            self._masks[window] = hidden_BN[:, None, None]
-        return self._masks[window]
+            self._mask = hidden_BN[:, None, None]
+        return self._mask
 
 
 def gather(cache: Tensor, pages_P: Tensor) -> Tensor:

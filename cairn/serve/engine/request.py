@@ -72,6 +72,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.mixed_step_tokens or self.step_tokens if decoding else self.step_tokens
 
     @property
+    def page_tables(self) -> int:
+        """How many cache groups have page tables."""
+        return sum(group.kind != "state" for group in self.groups)
+
+    @property
     def capacity(self) -> int:
         """How many tokens of one request the whole cache holds; where all layers have windows, the whole context."""
         size = self.page_size

@@ -17,6 +17,7 @@ from torch import Tensor
 from cairn.kernels.paged.step_inputs import Inputs, keep_tokens
 from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
+from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.pages import Paged, PagePool
@@ -74,12 +75,12 @@ class Runner:
         """`lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`."""
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
-        spec, shards = model.spec, model.build.shards.size
+        groups = pool_groups(model, limits)
         self.pool = PagePool(
-            spec, limits.pages, limits.page_size, dtype or weight.dtype, self.device, shards
+            groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device
         )
         self.batch = Batch(limits, self.device)
-        self.sampler = Sampler(limits.rows, spec.vocab, self.device)
+        self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
         self.lean = serving_form(model, self.pool) if lean else None
 
     @torch.inference_mode()
@@ -100,8 +101,8 @@ class Runner:
         inputs = self.batch.make_inputs(staged)
         one_each = all(chunk.count == 1 for chunk in chunks) and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
-        attend = Paged(self.pool, inputs.slots_T, inputs.positions_T, inputs.lengths_B,
-                       inputs.tables_BP, bounds)  # fmt: skip
+        attend = Paged(self.pool, inputs.slots_GT, inputs.positions_T, inputs.lengths_B,
+                       inputs.tables_GBP, bounds)  # fmt: skip
         model = self.model if self.lean is None else self.lean
         return self.compute(model, self.model.logits, inputs, attend, staged)
 
@@ -217,6 +218,13 @@ class Flight:
         pooled = {chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
                   for chunk, part_D in self.pooled}  # fmt: skip
         return Landed(self.tokens_S.tolist(), chosen, prompts, pooled)
+
+
+def pool_groups(model: Transformer, limits: Limits) -> tuple[CacheGroup, ...]:
+    """The cache groups of the limits, or where those name no layers, one that keeps every token of every layer."""
+    if limits.groups != ONE_GROUP:
+        return limits.groups
+    return cache_groups(model.spec, model.build.shards.size, grouped=False)
 
 
 def _rows(found: LogProbs) -> list[TokenLogprobs]:

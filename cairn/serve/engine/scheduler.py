@@ -358,7 +358,7 @@ class Scheduler:
         """Who has computed with what `step` did not write, and which findable pages hold it."""
         lost = {chunk.request: None for chunk in step.chunks}
         unwritten = {page for _, pages in step.filled for page in pages}
-        tables = sum(group.kind != "state" for group in self.limits.groups)
+        tables = self.limits.page_tables
         for later in self._in_flight:
             if later.number < step.number:
                 continue

@@ -24,7 +24,7 @@ class SharedPrefix:
         self._tokens = 0
 
     def tokens(self, requests: Sequence[Request]) -> int:
-        """Whole pages of them; 0 where it does not pay."""
+        """Whole pages of them; 0 where it does not pay. Compares the tables of the first cache group."""
         if self._requests != requests:
             self._requests = list(requests)
             self._tokens = self._count(self._requests)

@@ -5,10 +5,12 @@
 Pure arithmetic: whoever calls it has measured. A model that does not fit is refused with what it needs and what would.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cairn.core.errors import HardwareError
 from cairn.core.units import format_bytes
+from cairn.models.cache import CacheGroup, cache_bytes_per_token, most_pages
 from cairn.models.spec import ModelSpec
 
 ROWS = 256  # requests that run at once, unless told
@@ -34,7 +36,8 @@ class Sizes(NamedTuple):
 
 def step_bytes(spec: ModelSpec, step_tokens: int, rows: int, value_bytes: int) -> int:
     """What a step needs at its peak: the widest activations of its tokens, and the logits of its rows."""
-    projected = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    kept = cache_bytes_per_token(spec, 1) / spec.layers  # keys and values of a layer
+    projected = int(spec.heads * spec.head_dim + kept)
     wide = max((1 + spec.gated) * spec.intermediate + spec.intermediate, 2 * projected)
     per_token = (4 * spec.hidden + wide) * value_bytes
     logits = rows * spec.vocab * (value_bytes + 4)  # once as computed, once in float32
@@ -42,7 +45,7 @@ def step_bytes(spec: ModelSpec, step_tokens: int, rows: int, value_bytes: int) -
 
 
 def size_pages(
-    spec: ModelSpec,
+    groups: Sequence[CacheGroup],
     memory: Memory,
     fraction: float,
     page_size: int,
@@ -50,12 +53,19 @@ def size_pages(
     step: int,
     rows: int,
     context: int,
+    step_tokens: int = 0,
 ) -> Sizes:
-    """As many pages as fit, and no more than all rows could fill."""
+    """As many pages as fit, and no more than all rows could fill.
+
+    One pool serves all groups, so there is nothing to split: a window group of a row holds no more than its window,
+    and beyond that what one step writes.
+    """
     beside = step + memory.spare
     room = int(memory.free - (1 - fraction) * memory.total) - beside
     fit = room // page_bytes
-    wanted = rows * -(-context // page_size) + 1
+    windows = sum(group.kind == "window" for group in groups)
+    wanted = rows * most_pages(groups, context, page_size) + 1
+    wanted += windows * (rows + -(-min(step_tokens, rows * context) // page_size))
     if fit < LEAST_PAGES:
         needed = LEAST_PAGES * page_bytes
         share = "" if fraction == 1 else f" ({fraction:.0%} of which may be used)"

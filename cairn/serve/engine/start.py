@@ -13,7 +13,10 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
+from cairn.models.linear.convert import convert_weights
+from cairn.models.linear.registry import FORMS, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
@@ -23,7 +26,6 @@ from cairn.serve.engine.cpu_layout import transpose_weights
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.pages import page_bytes
 from cairn.serve.engine.ranks import Ranks, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
@@ -89,6 +91,10 @@ def start_with(
     `drafter` proposes up to `drafts` tokens of each request for a step to verify.
     """
     model = runnable.model
+    _check_form(config, model.embedding.weight.is_cuda)
+    converted = []
+    if config.weights in FORMS:  # before the memory that is left is counted
+        converted.append(convert_weights(model, config.weights, release=sole))
     limits, sizes = choose_limits(runnable, config)
     limits = msgspec.structs.replace(limits, drafts=drafts)
     shards = model.build.shards
@@ -97,10 +103,13 @@ def start_with(
     if sole:
         model.requires_grad_(False)
     on_gpu = model.embedding.weight.is_cuda
-    arranged = [] if on_gpu else _arrange_weights(runnable, config, sole)
+    arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
     blocks = TimedBlocks(
-        limits.pages, limits.page_size, prefix_caching=config.enable_prefix_caching
+        limits.pages,
+        limits.page_size,
+        prefix_caching=config.enable_prefix_caching,
+        groups=limits.groups,
     )
     scheduler = Scheduler(limits, blocks=blocks, drafter=drafter)
     notes = [
@@ -109,6 +118,8 @@ def start_with(
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
     ]
+    if len(limits.groups) > 1:
+        notes.insert(2, groups_note(limits))
     if limits.mixed_step_tokens:
         notes.append(
             f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
@@ -116,6 +127,18 @@ def start_with(
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
     return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
+
+
+def groups_note(limits: Limits) -> str:
+    """What the layers keep, where they do not all keep the same."""
+    layers: dict[int, int] = {}
+    for group in limits.groups:
+        layers[group.window] = layers.get(group.window, 0) + len(group.layers)
+    kept = [
+        f"{count} layers keep {f'the last {window} tokens' if window else 'every token'}"
+        for window, count in sorted(layers.items())
+    ]
+    return f"{len(limits.groups)} cache groups: {', '.join(kept)}"
 
 
 def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Sizes]:
@@ -126,21 +149,27 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     page_size = config.block_size or (GPU_PAGE if on_gpu else CPU_PAGE)
     step_tokens = config.max_num_batched_tokens or (GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS)
     rows = min(config.max_num_seqs, step_tokens)
-    of_page = page_bytes(spec, page_size, weight.dtype, model.build.shards.size)
+    groups = cache_groups(
+        spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
+    )
+    of_page = page_bytes(groups, page_size, weight.dtype.itemsize)
     if config.num_gpu_blocks_override is not None:
         sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
         _check_pages(sizes.pages, of_page, weight.device)
     else:
         memory, fraction = _memory(weight.device, config.gpu_memory_utilization)
         step = step_bytes(spec, step_tokens, rows, weight.dtype.itemsize)
-        sizes = size_pages(spec, memory, fraction, page_size, of_page, step, rows, context)
+        sizes = size_pages(
+            groups, memory, fraction, page_size, of_page, step, rows, context, step_tokens
+        )
     policy: Policy = "shortest" if config.scheduling_policy == "shortest" else "fcfs"
     shared = mixed_step_tokens(
         spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens
     )
     limits = Limits(
         rows=rows, step_tokens=step_tokens, mixed_step_tokens=shared, context=context, pages=sizes.pages,
-        page_size=page_size, vocabulary=spec.vocab, policy=policy, prefill_chunk=config.long_prefill_token_threshold,
+        page_size=page_size, groups=groups, vocabulary=spec.vocab, policy=policy,
+        prefill_chunk=config.long_prefill_token_threshold,
     )  # fmt: skip
     return limits, sizes
 
@@ -178,15 +207,24 @@ def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
         )
 
 
-def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
-    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
-    exact = config.plain or config.batch_invariant
-    if exact and config.weights in ("int8", "int4"):
+def _check_form(config: EngineConfig, on_gpu: bool) -> None:
+    """A form of the weights that was asked for, and does not go with the rest."""
+    if config.weights in PACKED and on_gpu:
+        raise ConfigError(
+            f"weights is {config.weights}, which is for a CPU",
+            hint="use --weights fp8, or leave it out",
+        )
+    if config.weights in (*PACKED, *FORMS) and (config.plain or config.batch_invariant):
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
             hint=f"leave out --weights, or --{mode.replace('_', '-')}",
         )
+
+
+def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
+    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
+    exact = config.plain or config.batch_invariant
     choice = cast(Choice, "float" if exact else config.weights)
     notes = [pack_weights(runnable.model, choice, runnable.bits, release=sole)]
     if not exact and not packed(runnable.model):

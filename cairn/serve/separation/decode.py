@@ -141,7 +141,8 @@ class DecodeSide:
             one = self._line[0]
             ends = [other.end for other in (*self._line, *self._coming.values())]
             stand_in = self.blocks.reserve(one.request, [*ends, *self._ends()])
-            table = self.memory.place(stand_in.blocks) if stand_in is not None else None
+            pages = [] if stand_in is None else self.blocks.seen(stand_in, len(one.request.prompt))
+            table = self.memory.place(pages) if stand_in is not None else None
             if stand_in is None or table is None:
                 self.blocks.give_up(one.request.id)
                 if not self._coming and not self.engine.has_work:
@@ -154,7 +155,7 @@ class DecodeSide:
             one.began, one.start, one.pages, one.table = (
                 now,
                 stand_in.computed,
-                stand_in.blocks,
+                pages,
                 table,
             )
             try:
@@ -194,7 +195,7 @@ class DecodeSide:
 
     def _note(self, one: Coming, now: float, why_not: str | None) -> None:
         tokens = len(one.request.prompt)
-        moved = self.memory.bytes_of(tokens - one.start) if why_not is None else 0
+        moved = self.memory.bytes_of(tokens, one.start) if why_not is None else 0
         self.arrivals.append(
             Arrival(id=str(one.request.id), tokens=tokens, cached=one.start, bytes=moved,
                     waited_s=one.began - one.added, moved_s=now - one.began, why_not=why_not)

@@ -10,15 +10,23 @@ here. Pages that bytes may still land in may not; `reserve` leaves enough for th
 Pure: no torch, no transport.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
 from cairn.serve.engine.request import Request, RequestId
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
 
 class HoldingBlocks(TimedBlocks):
-    def __init__(self, pages: int, page_size: int, *, prefix_caching: bool = True) -> None:
-        super().__init__(pages, page_size, prefix_caching=prefix_caching)
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        *,
+        prefix_caching: bool = True,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
+    ) -> None:
+        super().__init__(pages, page_size, prefix_caching=prefix_caching, groups=groups)
         self._wanted: set[RequestId] = set()  # whose pages are to stay
         self._kept: dict[RequestId, Request] = {}  # stand-ins: read by others
         self._landing: dict[RequestId, Request] = {}  # written by others
@@ -41,8 +49,9 @@ class HoldingBlocks(TimedBlocks):
         request.computed = 0
 
     def table(self, id: RequestId) -> list[int]:
-        """Of a request that has ended; empty where nothing was kept."""
-        return self._kept[id].blocks if id in self._kept else []
+        """The pages that a request which has ended hands over, group by group; empty where nothing was kept."""
+        stand_in = self._kept.get(id)
+        return [] if stand_in is None else self.seen(stand_in, len(stand_in.prompt))
 
     def let_go(self, id: RequestId) -> None:
         stand_in = self._kept.pop(id, None)
@@ -52,17 +61,19 @@ class HoldingBlocks(TimedBlocks):
     # -- the side that goes on -------------------------------------------------------------------
 
     def reserve(self, request: Request, ends: Iterable[int]) -> Request | None:
-        """A stand-in with pages for the prompt: `blocks`, and `computed` tokens that are here already.
+        """A stand-in with pages for the prompt, and `computed` tokens that are here already.
 
         `ends`: tokens that each request of the engine, and those on their way, may grow to.
         """
-        room = self.pages - 1 - sum(len(other.blocks) for other in self._landing.values())
+        room = self.pages - 1 - sum(map(self._most, self._landing.values()))
         longest = max((*ends, request.known), default=0)
-        needed = -(-len(request.prompt) // self.page_size)
-        if needed + -(-longest // self.page_size) > room:
+        if self._most(request) + most_pages(self.groups, longest, self.page_size) > room:
             return None
-        stand_in = _stand_in(request)
-        if super().allocate(stand_in, len(request.prompt)) is None:
+        stand_in, prompt = _stand_in(request), len(request.prompt)
+        if self.windowed:  # what was found of a window would have to be told to the other side
+            if not super().adopt(stand_in, prompt):
+                return None
+        elif super().allocate(stand_in, prompt) is None:
             return None
         self._landing[request.id] = stand_in
         return stand_in
@@ -91,7 +102,10 @@ class HoldingBlocks(TimedBlocks):
             request.computed = 0
             self._arrived[request.id] = stand_in
             return None
-        return list(request.blocks)
+        return self.entries(request, 0, len(request.blocks))
+
+    def _most(self, request: Request) -> int:
+        return most_pages(self.groups, len(request.prompt), self.page_size)
 
     def _allocate(self, request: Request, upto_tokens: int) -> list[int] | None:
         """If pages are short, what has arrived for others is given up, the last first."""
@@ -108,4 +122,6 @@ class HoldingBlocks(TimedBlocks):
 
 def _stand_in(request: Request) -> Request:
     """Holds pages in the books, and is never scheduled."""
-    return Request(request.id, request.prompt, request.params, salt=request.salt)
+    return Request(
+        request.id, request.prompt, request.params, salt=request.salt, identity=request.identity
+    )

@@ -46,10 +46,22 @@ class KVMemory:
         else:
             _move(pool, cache)
 
-    def bytes_of(self, tokens: int) -> int:
+    def entries_of(self, tokens: int) -> int:
+        """Entries of the cache that a prompt of so many tokens hands over; whole pages where there are several groups.
+
+        A transfer sees one sequence: the pages of the first group, then those of the next, all of the same shape.
+        """
+        groups, size = self._pool.groups, self._pool.page_size
+        if not any(group.window for group in groups):
+            return tokens
+        pages = sum(-(-tokens // size) - group.first_page(tokens, size) for group in groups)
+        return pages * size
+
+    def bytes_of(self, tokens: int, start: int = 0) -> int:
+        """What a prompt of `tokens` hands over, without its first `start`."""
         contents = self.layout.contents
         columns = contents.layers * contents.planes * contents.kv_heads * contents.width
-        return tokens * columns * contents.itemsize
+        return (self.entries_of(tokens) - start) * columns * contents.itemsize
 
     def place(self, pages: Sequence[int]) -> list[int] | None:
         """Where bytes of these pages are read from or written to; None: no room now."""
@@ -76,7 +88,8 @@ class KVMemory:
 
 
 def layout_of(runner: Runner, pages: int) -> KVLayout:
-    pool, spec = runner.pool, runner.model.spec
+    pool = runner.pool
+    keys = pool.groups[0].planes[0]
     shards = runner.model.build.shards.size
     if shards != 1:
         raise ConfigError(
@@ -84,8 +97,8 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
             hint="tensor parallel 1 on both sides; the planner below knows more",
         )
     contents = Contents(
-        model=identity(runner.model), layers=spec.layers, kv_heads=spec.kv_heads,
-        width=spec.head_dim, dtype=str(pool.cache.dtype).removeprefix("torch."),
+        model=identity(runner.model) + _grouping(pool), layers=pool.cache.shape[0], kv_heads=keys.heads,
+        width=keys.width, dtype=str(pool.cache.dtype).removeprefix("torch."),
     )  # fmt: skip
     return KVLayout(
         contents=contents, page_size=pool.page_size, pages=pages, heads_first=pool.heads_first
@@ -97,6 +110,14 @@ def identity(model: Transformer) -> str:
     rows = model.embedding.weight[:16].detach().float().cpu().numpy().tobytes()
     digest = hashlib.sha256(repr(model.spec).encode() + rows).hexdigest()[:16]
     return f"{model.spec.layers} x {model.spec.hidden} {digest}"
+
+
+def _grouping(pool: PagePool) -> str:
+    """What both sides must have in common for their pages to be in the same order."""
+    if not any(group.window for group in pool.groups):
+        return ""
+    windows = ", ".join(f"{len(group.layers)} x {group.window}" for group in pool.groups)
+    return f" in pages of {pool.page_size}, groups {windows}"
 
 
 def _move(pool: PagePool, cache: Tensor) -> None:

@@ -167,7 +167,7 @@ class PrefillSide:
         self._count += 1
         name = f"{self.transport.name}/{self._count}"
         self._offers[name] = (ask.id, table)
-        offer = self._desk.grant(name, table, len(ask.prompt))
+        offer = self._desk.grant(name, table, self.memory.entries_of(len(ask.prompt)))
         ledger = output.request.ledger
         return Handoff(
             ask=ask, first=output.tokens[0], offer=offer, logprobs=output.logprobs[0] if output.logprobs else None,
@@ -188,6 +188,6 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
     limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
     scheduler.blocks = blocks = HoldingBlocks(
-        limits.pages, limits.page_size, prefix_caching=caching
+        limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )
     return blocks

@@ -18,6 +18,7 @@ from cairn.comm.transfer.shard import Box, flat_boxes
 from cairn.comm.transfer.weights import Held, Packed, cut_of, pack, rows_of, share_of, stored
 from cairn.core.errors import ConfigError
 from cairn.models.build import Build
+from cairn.models.cache import cache_groups
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.pages import PagePool
@@ -188,7 +189,7 @@ def test_the_engines_own_pool_is_one_of_the_layouts(heads_first):
 
 
 def pool_of(layout: KVLayout) -> PagePool:
-    pool = PagePool(SPEC, layout.pages, layout.page_size, torch.float32, "cpu")
+    pool = PagePool(cache_groups(SPEC), layout.pages, layout.page_size, torch.float32, "cpu")
     if layout.heads_first:  # as on a GPU
         pool.heads_first = True
         pool.cache = pool.cache.transpose(3, 4).contiguous()

@@ -20,6 +20,7 @@ import msgspec
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.grammar import Grammar, json_rule
 from cairn.serve.guide import Guide, lark_guide, literal, read_guide
+from cairn.serve.http.chat.conversation import templates_of
 from cairn.serve.http.chat.reasoning import CLOSE, OPEN, opened_by
 from cairn.serve.http.protocol.requests import ChatRequest
 from cairn.serve.http.protocol.sampling import SamplingFields
@@ -54,7 +55,7 @@ def offer_of(service: Service, asked: ChatRequest) -> Offer | None:
     plan = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     if not plan.shown:
         return None
-    templates = service.tokenizer.templates
+    templates = templates_of(service, asked)
     taught = format_of(templates.sources[templates.choose(with_tools=True)])
     format = taught or GENERIC  # described in the system message by `conversation`
     return Offer(plan, format, hides_marks(format, service.tokenizer))
