@@ -21,6 +21,7 @@ from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import PlainResidual, PlainStep, Step, run_layer, run_layers
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.maps import Vocabulary
+from cairn.models.mixer import make_mixer
 from cairn.models.rope import Rotation, rotation
 from cairn.models.spec import ModelSpec, Rope
 
@@ -30,7 +31,7 @@ class Layer(nn.Module):
         super().__init__()
         experts = spec.experts_of(layer)
         self.attention_norm = Norm(build, spec, spec.hidden)
-        self.attention = Attention(build, spec, layer)
+        self.attention: Attention = make_mixer(spec.mixer, build, spec, layer)
         self.attention_post_norm = Norm(build, spec, spec.hidden) if spec.post_norms else None
         self.feed_forward_norm = Norm(build, spec, spec.hidden)
         self.feed_forward: FeedForward | ExpertLayer
