@@ -83,7 +83,7 @@ def _stored(service: Service, call: Call, id: str, param: str) -> Stored:
     store = service.responses
     if store.most == 0:
         said = f"{param} is not supported by this server: it keeps no responses (--store-responses)"
-        raise Refusal(400, said, param=param, code="unsupported")
+        raise Refusal(404 if param == "id" else 400, said, param=param, code="unsupported")
     found = store.get(call.holder, id)
     if found is None:
         said = f"response {id[:128]!r} is not kept; the last {store.most} are"

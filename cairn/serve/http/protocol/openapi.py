@@ -54,6 +54,7 @@ POSTS: dict[str, tuple[type, type, str]] = {
 GETS: dict[str, tuple[type, str]] = {
     "/v1/models": (ModelList, "the model, under each of its names"),
     "/v1/models/{name}": (ModelCard, "the model under one name"),
+    "/v1/responses/{id}": (ModelResponse, "a response that is kept"),
     "/health": (Health, "whether the engine makes progress"),
     "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
