@@ -306,7 +306,7 @@ def mistakes(good: Tensor) -> Iterator[tuple[str, Any]]:
     yield "one place for all", good.narrow(0, 0, 1).expand(good.shape)
 
 
-# Structs of tensors that the engine makes and nobody else: their kernels look at none of them.
+# Structs of tensors that the engine makes and nobody else: their kernels look at some of them only.
 UNCHECKED = {("count", "penalties"), ("keep_tokens", "state"), ("accept_tokens", "state")}
 
 
@@ -325,9 +325,7 @@ def test_a_wrong_tensor_is_named(function, arguments):
                 refused.add(mistake)
             assert not answer or ": wanted " in answer, f"{path}, {mistake}: {answer}"
         unchecked = (function.__name__, path[0]) in UNCHECKED
-        assert bool(refused) != unchecked, (
-            f"{path} is {'checked now' if unchecked else 'never refused'}"
-        )
+        assert refused or unchecked, f"{path} is never refused"
 
 
 def _answer(function: Any, arguments: dict[str, Any]) -> str:
