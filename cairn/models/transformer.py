@@ -52,6 +52,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.build = build
+        self.arena_RD: Tensor | None = None  # embeddings that are given, where an engine has some
         self.embedding = Vocabulary(build, spec.vocab, spec.hidden)
         self.position_embedding = (
             Positions(build, spec.context, spec.hidden) if spec.positions == "learned" else None
@@ -85,14 +86,21 @@ class Transformer(nn.Module):
         return cap * torch.tanh(scores_TV / cap) if cap else scores_TV
 
     def embed(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        return self.placed(self.embedding(tokens_T), positions_T)
+        if self.arena_RD is None:
+            return self.placed(self.embedding(tokens_T), positions_T)
+        given_T = tokens_T < 0  # -2 - r: row r of the arena, which is not scaled
+        x_TD = scaled(self.embedding(tokens_T.clamp(min=0)), self.spec)
+        rows_TD = self.arena_RD[(-2 - tokens_T).clamp(min=0)]
+        return self._with_positions(torch.where(given_T[:, None], rows_TD, x_TD), positions_T)
 
     def placed(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
         """Looked-up rows as the first layer wants them: scaled, and with their positions where those are learned."""
-        x_TD = scaled(x_TD, self.spec)
-        if self.position_embedding is not None:
-            x_TD = x_TD + self.position_embedding(positions_T)
-        return x_TD
+        return self._with_positions(scaled(x_TD, self.spec), positions_T)
+
+    def _with_positions(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
+        if self.position_embedding is None:
+            return x_TD
+        return x_TD + self.position_embedding(positions_T)
 
     def rotations(
         self, positions_T: Tensor, attend: Attend, dtype: torch.dtype
