@@ -155,7 +155,7 @@ def test_rows_behind_the_last_sequence_are_left_alone():
     q_THC = torch.cat([call.q_THC, torch.full((3, 4, 64), torch.nan)])
     out_THC = torch.full_like(q_THC, 7.0)
     call = checked(q_THC, *call[1:6], 9, out=out_THC)
-    paged_attention(*call[:6], max_query=9, out=out_THC, settled=True, impl="triton")
+    paged_attention(*call[:6], max_query=9, out=out_THC, prefetch=True, impl="triton")
     assert (out_THC[10:] == 7).all()
     assert out_THC[:10].isfinite().all()
 

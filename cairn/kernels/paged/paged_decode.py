@@ -224,11 +224,11 @@ def fits(call: Paged, queries: int) -> bool:
 
 
 def decode(
-    call: Paged, queries: int, workspace: Workspace | None = None, settled: bool = False
+    call: Paged, queries: int, workspace: Workspace | None = None, prefetch: bool = False
 ) -> None:
     """Fill the rows of every sequence that has 1 to `queries` of them; other rows are left alone.
 
-    `settled`: nothing that is still running writes lengths, tables or bounds.
+    `prefetch`: nothing that is still running writes lengths, tables or bounds.
     """
     plan = plan_of(call, queries)
     programs = plan.per_sm * multiprocessors(call.q_THC.device)
@@ -246,7 +246,7 @@ def decode(
     kernel: Any = _decode_kernel
     kernel[(programs,)](
         **call.tensors(), **room._asdict(), **call.numbers(), **constants, QUERIES=queries, ROWS=rows,
-        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, EARLY=settled, num_warps=plan.warps,
+        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, EARLY=prefetch, num_warps=plan.warps,
         **pdl(call.q_THC.device),
     )  # fmt: skip
     if not last_adds:
