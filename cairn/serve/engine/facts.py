@@ -21,6 +21,7 @@ def stats_of(engine: Engine) -> Stats:
         engine.steps, scheduler.waiting, scheduler.running, usage.total, usage.used, usage.cached, found.tokens,
         found.hits, scheduler.preemptions, spent.prefill, spent.sampled, spent.host, spent.device, time.monotonic(),
         getattr(engine, "remote_prefills", 0), getattr(engine, "prefill_fallbacks", 0),
+        usage.groups,
     )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def facts_of(engine: Engine) -> Facts:
         device=str(weight.device), device_name=_device_name(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."), weights_bytes=_held(model), read_bytes=_read(model),
         kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks), ranks=ranks,
+        page_bytes=engine.runner.pool.page_bytes,
     )  # fmt: skip
 
 

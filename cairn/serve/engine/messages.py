@@ -105,6 +105,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     prefill_fallbacks: int = (
         0  # prompts that were asked for elsewhere and computed here, since the start
     )
+    groups_used: tuple[int, ...] = ()  # of `pages_used`, those of each cache group
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -142,6 +143,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     )
     kv_bytes_per_token: float = 0.0
     ranks: int = 1
+    page_bytes: int = 0  # of one page of the cache
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
