@@ -7,9 +7,10 @@ knows nothing about tokens or ids; Jinja itself is behind `template_sandbox` and
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cairn.core.errors import RequestError, TokenizerError
+from cairn.core.errors import ConfigError, RequestError, TokenizerError
 
 if TYPE_CHECKING:
     from cairn.models.template_sandbox import Template
@@ -32,6 +33,10 @@ class ChatTemplates:
 
     def __bool__(self) -> bool:
         return bool(self.sources)
+
+    def replaced(self, source: str) -> "ChatTemplates":
+        """The same model with this one template."""
+        return ChatTemplates({"default": source}, self._special, self._owner)
 
     def choose(self, with_tools: bool, name: str | None = None) -> str:
         """The name of the template to use; tool_use where tools are given and the model has one."""
@@ -71,6 +76,20 @@ class ChatTemplates:
         }
         extra = {key: plain(value, key) for key, value in variables.items()}
         return self._compiled[name].render({**self._special, **extra, **checked})
+
+
+def read_template(file: Path) -> str:
+    """The text of a template's file; ConfigError: there is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = f"the chat template {file} cannot be read: {error}"
+        raise ConfigError(said, hint="give a file with a Jinja template") from None
+    if not text.strip():
+        raise ConfigError(
+            f"the chat template {file} is empty", hint="it has to be a Jinja template"
+        )
+    return text
 
 
 def check_messages(messages: object) -> list[dict[str, Plain]]:

@@ -82,6 +82,15 @@ class Fused:
         alone = first.attention.out.shards.size == 1
         return alone and all(p.form is None and pays(rows, *p.shape_NK()) for p in maps)
 
+    def varies(self) -> str | None:
+        """Why a row's result depends on how many rows there are, even with invariant kernels; or None."""
+        if not self.all_fused:
+            return "its rotation depends on how long a sequence is"
+        layers = cast(Iterable[Layer], self.model.layers)
+        if not all(isinstance(layer.feed_forward, FeedForward) for layer in layers):
+            return "the product of its experts is chosen by the number of rows"
+        return None
+
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Scores [T, V], as the model's."""
         vocabulary = self.model.head or self.model.embedding

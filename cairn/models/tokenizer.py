@@ -147,6 +147,10 @@ class Tokenizer:
             decoder.push(id)
         return decoder
 
+    def use_template(self, source: str) -> None:
+        """From now on conversations are written by this template, and not by the model's own."""
+        self.templates = self.templates.replaced(source)
+
     def chat(
         self,
         messages: Sequence[Message],

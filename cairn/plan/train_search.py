@@ -24,7 +24,7 @@ from cairn.plan.device import Device
 from cairn.plan.train_cost import Choice, Job, StepTime, step_time
 from cairn.plan.train_memory import rank_memory
 from cairn.train.memory import OF_DEVICE, Memory
-from cairn.train.parallel.layout import AXES, Layout, Options, Order, Work, check
+from cairn.train.parallel.layout import AXES, Layout, Order, Strategy, Work, check
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.recompute_kinds import KINDS
 
@@ -193,7 +193,7 @@ def _refused(job: Job, choice: Choice, gpus: int) -> tuple[str, str] | None:
         return UNEVEN, f"{choice.words()}: {equation}"
     work = Work(
         tokens=job.sequence * choice.microbatch,
-        options=Options(
+        strategy=Strategy(
             order=choice.order, chunks=choice.chunks, sequence_parallel=choice.sequence_parallel
         ),
         int8_states=job.states == "int8",
@@ -259,10 +259,10 @@ def train_flags(job: Job, choice: Choice) -> str:
         "optim.states": job.states,
     }
     if layout.pp > 1:
-        flags["spread.order"] = choice.order
+        flags["strategy.order"] = choice.order
     words = [f"--{name} {value}" for name, value in flags.items()]
-    words += ["--spread.sequence-parallel"] * choice.sequence_parallel
-    words += ["--spread.whole-gradients"] * choice.whole_gradients
+    words += ["--strategy.sequence-parallel"] * choice.sequence_parallel
+    words += ["--strategy.whole-gradients"] * choice.whole_gradients
     words += ["--precision.no-masters"] * (job.states == "bfloat16")
     return " ".join(words)
 

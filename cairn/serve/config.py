@@ -6,6 +6,7 @@ Names and meanings are those that vLLM's users know. None or "auto": chosen from
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.models.linear.registry import NAMES
 
 DEFAULT_SEQUENCES = 256
 # What other engines take under names that are not here, and what does it instead.
@@ -34,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
     weights: str = "auto"
-    """on a CPU, how weights are multiplied with: float (exact), int8, int4; auto: no fewer bits than the file has"""
+    """form of the weights: float (exact), fp8 (dense models), on a CPU int8 or int4; auto: as few bits as the file"""
     max_model_len: int | None = None
     """longest request, prompt and answer together; default: what the model was made for"""
     max_num_seqs: int = DEFAULT_SEQUENCES
@@ -84,8 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check("dtype", self.dtype, self.dtype in types, "auto, bfloat16, float16 or float32")
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
-        forms = ("auto", "float", "int8", "int4")
-        _check("weights", self.weights, self.weights in forms, "auto, float, int8 or int4")
+        _check("weights", self.weights, self.weights in NAMES, f"one of {', '.join(NAMES)}")
         known = self.scheduling_policy in ("fcfs", "priority", "shortest")
         _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")
 

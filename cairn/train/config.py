@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Balance, Layout, Strategy
 from cairn.train.recovery.settings import Recovery
 
 LARGEST = 1e9  # of any setting: an infinite one would only be found out by the first loss
@@ -204,7 +204,8 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     parallel: Layout = Layout()
-    spread: Options = Options()
+    strategy: Strategy = Strategy()
+    balance: Balance = Balance()
     recovery: Recovery = Recovery()
 
     def __post_init__(self) -> None:

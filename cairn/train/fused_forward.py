@@ -33,7 +33,7 @@ from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import ModelSpec, Rope
 from cairn.train.fused_products import Normed, Settings, gated_product, norm_product, plain_product
-from cairn.train.parallel.pipeline.deferred import Owed
+from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.products import PLAIN, Products
 from cairn.train.recompute_kinds import Recompute
 
@@ -92,9 +92,9 @@ class FusedLayers:
             return vocabulary(tokens_T)
         return embedding(tokens_T, vocabulary.matrix())
 
-    def settings(self, shards: Shards, owed: Owed | None) -> Settings:
+    def settings(self, shards: Shards, deferred: Deferred | None) -> Settings:
         keep_norms = self.recompute in ("none", "full")
-        return Settings(self.products, keep_norms, self.recompute != "selective", shards, owed)
+        return Settings(self.products, keep_norms, self.recompute != "selective", shards, deferred)
 
 
 class TrainingStep:
@@ -108,11 +108,11 @@ class TrainingStep:
         positions_T: Tensor,
         attend: Attend,
         rotations: dict[Rope, Rotation],
-        owed: Owed | None = None,
+        deferred: Deferred | None = None,
     ) -> None:
-        """`owed`: where weight gradients go that are computed later."""
+        """`deferred`: where weight gradients go that are computed later."""
         self.form, self.positions_T, self.attend = form, positions_T, attend
-        self.rotations, self.owed = rotations, owed
+        self.rotations, self.deferred = rotations, deferred
 
     def run(self, layer: Any, residual: Any) -> Any:
         if self.form.recompute != "full":
@@ -123,11 +123,11 @@ class TrainingStep:
         return None if rope is None else self.rotations[rope]
 
     def columns(self, part: Columns, x: "TrainingInput", gate: Gate | None = None) -> Any:
-        inner = x.project(part, self.form.settings(part.shards, self.owed))
+        inner = x.project(part, self.form.settings(part.shards, self.deferred))
         return inner if gate is None else Gated(inner, gate)
 
     def rows(self, part: Rows, x: "Tensor | Gated", onto: Tensor | None) -> Tensor:
-        how, weight = self.form.settings(part.shards, self.owed), part.matrix()
+        how, weight = self.form.settings(part.shards, self.deferred), part.matrix()
         if isinstance(x, Gated) and x.gate.has_kernel and part.addend is None:
             return part.summed(gated_product(x.inner_TF, weight, x.gate.activation, how))
         x_TF = x.gate.plain(x.inner_TF) if isinstance(x, Gated) else x

@@ -7,7 +7,7 @@
 What stands before a product is cheap to compute again and large to keep, so each may forget it. `enter` is a rank's
 word for "now come the columns of the weight": nothing for one process; under tensor parallelism the gradients of all
 ranks are summed there, under sequence parallelism tokens are gathered, too. A pipeline that wants weight gradients
-later gets them as debts (`owed`) and they are computed when it settles. Knows no layers.
+later finds what they are made of in a list (`deferred`). Knows no layers.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from cairn.kernels.layer.activation_backward import gated_activation_backward
 from cairn.kernels.norm.rmsnorm import rmsnorm_with_rstd
 from cairn.kernels.norm.rmsnorm_backward import rmsnorm_backward
 from cairn.models.shards import ALONE, Shards
-from cairn.train.parallel.pipeline.deferred import Owed
+from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.parallel.tensor import TensorShards
 from cairn.train.products import OfWeight, Products
 
@@ -33,7 +33,9 @@ class Settings(NamedTuple):
     keep_norms: bool = True  # their outputs, rather than compute them again
     keep_activations: bool = True
     shards: Shards = ALONE
-    owed: Owed | None = None  # where weight gradients go that are computed later; None: at once
+    deferred: Deferred | None = (
+        None  # where weight gradients go that are computed later; None: at once
+    )
 
 
 class Normed(NamedTuple):
@@ -63,14 +65,20 @@ def plain_product(x: Tensor, weight: Tensor, settings: Settings) -> Tensor:
 class _NormProduct(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, residual: Tensor | None, norm: Tensor, weight: Tensor,
-        eps: float, plus_one: bool, settings: Settings,
-    ) -> Any:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        norm: Tensor,
+        weight: Tensor,
+        eps: float,
+        plus_one: bool,
+        settings: Settings,
+    ) -> Any:
         y, total, rstd = rmsnorm_with_rstd(x, residual, norm, eps, plus_one=plus_one)
         y = settings.shards.enter(y)
         out, kept = settings.products.forward(y, weight)
         ctx.save_for_backward(total, rstd, norm, weight, y if settings.keep_norms else None, *kept)
-        ctx.parameter, ctx.plus_one, ctx.settings = _owing(weight, settings), plus_one, settings
+        ctx.parameter, ctx.plus_one, ctx.settings = _to_defer(weight, settings), plus_one, settings
         ctx.added = residual is not None
         return (out, total) if residual is not None else out
 
@@ -102,8 +110,10 @@ class _GatedProduct(torch.autograd.Function):
         out, kept = settings.products.forward(y, weight)
         ctx.save_for_backward(inner, weight, y if settings.keep_activations else None, *kept)
         ctx.parameter, ctx.activation, ctx.settings = (
-            _owing(weight, settings), activation, settings,
-        )  # fmt: skip
+            _to_defer(weight, settings),
+            activation,
+            settings,
+        )
         return out
 
     @staticmethod
@@ -126,7 +136,7 @@ class _PlainProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, settings: Settings) -> Tensor:  # type: ignore[override]
         y, kept = settings.products.forward(x, weight)
         ctx.save_for_backward(x, weight, *kept)
-        ctx.parameter, ctx.settings = _owing(weight, settings), settings
+        ctx.parameter, ctx.settings = _to_defer(weight, settings), settings
         return y
 
     @staticmethod
@@ -141,9 +151,9 @@ class _PlainProduct(torch.autograd.Function):
         return dx, dw, None
 
 
-def _owing(weight: Tensor, settings: Settings) -> Tensor | None:
-    """The parameter itself, to which a debt is paid; not what is kept of it for backward."""
-    return weight if settings.owed is not None else None
+def _to_defer(weight: Tensor, settings: Settings) -> Tensor | None:
+    """The parameter itself, which gets its gradient later; not what is kept of it for backward."""
+    return weight if settings.deferred is not None else None
 
 
 def _left(shards: Shards, gradient: Tensor) -> Tensor:
@@ -154,7 +164,7 @@ def _left(shards: Shards, gradient: Tensor) -> Tensor:
 def _weight_gradient(
     settings: Settings, weight: Any, x: Tensor, g: Tensor, of_weight: OfWeight
 ) -> Tensor | None:
-    if settings.owed is None:
+    if settings.deferred is None:
         return of_weight(x)
-    settings.owed.append((weight, x, g))
+    settings.deferred.append((weight, x, g))
     return None

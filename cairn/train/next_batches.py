@@ -89,7 +89,7 @@ class SourceBatches:
 def check_counts(fewest: int, most: int, config: Train) -> None:
     """Refuses ranks with different numbers of batches where they compute together."""
     layout = config.parallel
-    together = {"fsdp": layout.fsdp, "pp": layout.pp, "ep": layout.ep, "zero": config.spread.zero}
+    together = {"fsdp": layout.fsdp, "pp": layout.pp, "ep": layout.ep, "zero": config.strategy.zero}
     why = [name for name, size in together.items() if size > 1]
     if fewest != most and why:
         raise DataError(

@@ -93,7 +93,7 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
         config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
     )
     spec = _fitted(spec, corpus, config, start is not None)
-    return corpus, with_choice_bias(spec, config.spread), start
+    return corpus, with_choice_bias(spec, config.balance), start
 
 
 def _text_cache(config: Train) -> Path | None:
@@ -175,7 +175,7 @@ def assemble(
     parallel = parallelize(
         spec,
         Mesh.join(config.parallel, str(device)),
-        config.spread,
+        config.strategy,
         dtype=dtype_of(precision),
         seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
@@ -184,6 +184,7 @@ def assemble(
         fused_context=config.data.sequence if fused else None,
         products=make_products(precision.fp8),
         wide_sums=precision.masters,
+        balance=config.balance,
         trainable=trainable,
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
@@ -209,10 +210,10 @@ def _base(config: Train, start: Checkpoint | None) -> Base | None:
 
 def _idle(config: Train) -> list[str]:
     """What the pipeline's schedule costs, where it is much."""
-    pp, order, microbatches = config.parallel.pp, config.spread.order, config.microbatches
+    pp, order, microbatches = config.parallel.pp, config.strategy.order, config.microbatches
     if pp == 1:
         return []
-    chunks = config.spread.chunks if order == "interleaved" else None
+    chunks = config.strategy.chunks if order == "interleaved" else None
     share = simulate(schedule(order, pp, microbatches, chunks)).bubble
     if share < MUCH_IDLE:
         return []

@@ -36,8 +36,14 @@ def _tiny_cpu() -> Train:
     return Train(
         steps=160,
         model=Model(
-            preset="tiny-qwen3", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
-            intermediate=384, context=512,
+            preset="tiny-qwen3",
+            layers=4,
+            hidden=128,
+            heads=4,
+            kv_heads=2,
+            head_dim=32,
+            intermediate=384,
+            context=512,
         ),
         data=Data(sources=["stories"], vocab=768, sequence=256, sequences=8, microbatch=8),
         optim=Optim(lr=3e-3),
@@ -45,7 +51,7 @@ def _tiny_cpu() -> Train:
         validation=Validation(share=0.05, every=80, prompts=["Once upon a time"], tokens=32),
         checkpoint=Checkpoint(every=100),
         log=Log(every=1),
-    )  # fmt: skip
+    )
 
 
 def _one_h200(

@@ -21,7 +21,7 @@ from cairn.models.layer_loop import PlainResidual, PlainStep
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
 from cairn.models.transformer import Transformer
-from cairn.train.parallel.pipeline.deferred import Owed, deferring
+from cairn.train.parallel.pipeline.deferred import Deferred, deferring
 from cairn.train.recompute_kinds import Recompute
 
 Context = AbstractContextManager[Any]
@@ -30,12 +30,17 @@ _ATEN = torch.ops.aten
 KEPT = frozenset(
     getattr(_ATEN, name).default
     for name in (
-        "mm", "addmm", "bmm", "_scaled_mm", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "mm",
+        "addmm",
+        "bmm",
+        "_scaled_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
     )
     if hasattr(_ATEN, name)
-)  # fmt: skip
+)
 
 
 class RecomputingStep(PlainStep):
@@ -46,11 +51,11 @@ class RecomputingStep(PlainStep):
         attend: Attend,
         rotations: dict[Rope, Rotation],
         kind: Recompute,
-        owed: Owed | None = None,
+        deferred: Deferred | None = None,
     ) -> None:
-        """`owed`: where weight gradients go that are computed later."""
+        """`deferred`: where weight gradients go that are computed later."""
         super().__init__(attend, rotations)
-        self.kind, self.owed = kind, owed
+        self.kind, self.deferred = kind, deferred
 
     def run(self, layer: Any, residual: Any) -> Any:
         if self.kind == "none":
@@ -70,7 +75,7 @@ class RecomputingStep(PlainStep):
         second: Context = nullcontext()
         if self.kind != "full":
             first, second = create_selective_checkpoint_contexts(list(KEPT))
-        return first, _nested(second, deferring(self.owed))
+        return first, _nested(second, deferring(self.deferred))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
     work = Work(
         tokens=config.data.sequence * config.data.microbatch,
         microbatches=config.microbatches,
-        options=config.spread,
+        strategy=config.strategy,
         # Muon's own states are float32; what it leaves to AdamW is cut by rows alone.
         int8_states=config.optim.states == "int8" and config.optim.kind == "adamw",
     )
@@ -43,16 +43,16 @@ def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
 
 def is_balanced(config: Train) -> bool:
     """Whether routers have to count: `parallel.balance` does that, for one rank as for many."""
-    return bool(config.spread.balance_loss or config.spread.balance_bias)
+    return bool(config.balance.loss or config.balance.bias)
 
 
 def check_balance(config: Train, spec: ModelSpec) -> None:
     """Refuse a balance of experts that nothing would keep."""
     if not is_balanced(config) or spec.experts is not None:
         return
-    spread = config.spread
+    balance = config.balance
     raise ConfigError(
-        f"spread.balance_loss {spread.balance_loss:g}, balance_bias {spread.balance_bias:g} for a {spec.family} "
+        f"balance.loss {balance.loss:g} and balance.bias {balance.bias:g} for a {spec.family} "
         "model without experts",
         hint="use 0 for both",
     )

@@ -165,8 +165,34 @@ def test_a_seed_gives_the_same_text_again(made, capsys):
         assert generate(made, "--prompt", PROMPT, "--max-tokens", 24, *sampling) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
+    sampling = ("--temperature", 1.2, "--top-k", 50, "--top-p", 0.95, "--seed", 3)
+    assert generate(made, "--prompt", PROMPT, "--max-tokens", 24, *sampling, "--plain") == 0
     same = dict(temperature=1.2, top_k=50, top_p=0.95, seed=3, max_tokens=24)
-    assert texts[0] == expected(made, PROMPT, **same)[1] + "\n"
+    assert capsys.readouterr().out == expected(made, PROMPT, **same)[1] + "\n"
+
+
+def test_the_engine_and_the_plain_generator_give_the_same_greedy_text(made, capsys):
+    results = []
+    for more in ((), ("--plain",), ("--weights", "float")):
+        assert generate(made, "--prompt", PROMPT, "--max-tokens", 30, "--json", *more) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert (
+        len({(one["text"], tuple(one["token_ids"]), one["finish_reason"]) for one in results}) == 1
+    )
+    assert generate(made, "--prompt", PROMPT, "--max-tokens", 5, "--json", "--weights", "int8") == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 5
+
+
+def test_a_template_of_ones_own(made, capsys, tmp_path):
+    file = tmp_path / "own.jinja"
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    chat = ("--chat", "--chat-template", file, "--prompt", "Hello", "--max-tokens", 5, "--json")
+    assert generate(made, *chat) == 0
+    found = json.loads(capsys.readouterr().out)["token_ids"]
+    tokenizer = open_checkpoint(made).tokenizer()
+    ids = tokenizer.encode("[Hello]", special=False)
+    assert generate(made, "--token-ids", *ids, "--max-tokens", 5, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == found
 
 
 def test_a_random_model_has_no_text(capsys):
@@ -190,7 +216,7 @@ def test_a_chat_goes_through_the_template(model, capsys):
 def test_settings_may_come_from_a_file_and_flags_win(made, capsys, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(f'prompt = "{PROMPT}"\nmax_tokens = 50\ntemperature = 1.0\nseed = 8\n')
-    assert generate(made, "--config", config, "--max-tokens", 6, "--json") == 0
+    assert generate(made, "--config", config, "--max-tokens", 6, "--json", "--plain") == 0
     same = dict(temperature=1.0, seed=8, max_tokens=6)
     assert json.loads(capsys.readouterr().out)["token_ids"] == expected(made, PROMPT, **same)[0]
 
@@ -230,6 +256,17 @@ def complaint(capsys, *args: str | Path) -> tuple[str, str]:
         (["--token-ids", "1", "--chat"], "--chat needs a text", "--prompt"),
         (["--prompt", "x", "--system", "y"], "--system is given without --chat", "add --chat"),
         (["--prompt", "x", "--chat"], "chat template", ""),
+        (
+            ["--prompt", "x", "--chat-template", "y"],
+            "--chat-template is given without --chat",
+            "add",
+        ),
+        (["--prompt", "x", "--chat", "--chat-template", "/absent"], "/absent cannot be read", ""),
+        (
+            ["--prompt", "x", "--plain", "--weights", "int4"],
+            "--weights int4 is given, and --plain",
+            "",
+        ),
         (["--prompt", "x", "--temprature", "1"], "unknown flag '--temprature'", "--temperature"),
         (["--prompt", "x", "--temperature", "-1"], "temperature is -1", "0 or more"),
         (["--prompt", "x", "--temperature", "nan"], "expected a number, got 'nan'", "temperature"),

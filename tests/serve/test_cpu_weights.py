@@ -228,6 +228,27 @@ def test_a_form_that_was_asked_for_is_given_and_taken_back(form):
     assert (during - before).norm() < 0.5 * before.norm()
 
 
+def test_an_engine_with_fp8_weights_answers_and_errs_little():
+    """A form that needs no more than its file and its registration."""
+    params = SamplingParams(temperature=0, max_tokens=6, prompt_logprobs=0, ignore_eos=True)
+    prompt = {"prompt_token_ids": list(range(1, 30))}
+    found = {}
+    for weights in ("float", "fp8"):
+        with engine("random:tiny-llama", weights=weights) as llm:
+            (answer,) = llm.generate(prompt, params, use_tqdm=False)
+            found[weights] = answer
+            assert ("float8 rows" in "\n".join(llm.notes)) == (weights == "fp8")
+    assert len(found["fp8"].outputs[0].token_ids) == 6
+    exact, near = (
+        torch.tensor(
+            [row[token].logprob for row, token in zip(rows[1:], range(2, 30), strict=True)]
+        )
+        for rows in (found["float"].prompt_logprobs, found["fp8"].prompt_logprobs)
+    )
+    assert not torch.equal(exact, near)
+    assert (exact - near).abs().max() < 0.3
+
+
 @pytest.mark.parametrize("mode", ["batch_invariant", "plain"])
 def test_modes_that_promise_exactness_do_not_round(mode):
     def start(weights: str):

@@ -12,7 +12,7 @@ from cairn.models.experts import ExpertLayer
 from cairn.train.checkpoint.export import export_newest
 from cairn.train.config import Checkpoint, Data, Model, Schedule
 from cairn.train.metrics_log import read_log
-from cairn.train.parallel.layout import Options
+from cairn.train.parallel.layout import Balance
 
 
 def config(folder, steps, **changes):
@@ -20,7 +20,7 @@ def config(folder, steps, **changes):
         steps=steps,
         model=Model(preset="tiny-moe"),
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=2),
-        spread=Options(balance_bias=0.05),
+        balance=Balance(bias=0.05),
         schedule=Schedule(kind="constant"),
         checkpoint=Checkpoint(every=3, export=False),
     )

@@ -13,7 +13,7 @@ from cairn.train.config import Checkpoint, Data
 from cairn.train.metrics_log import read_log
 from cairn.train.next_batches import check_counts
 from cairn.train.objective import Objective
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 from cairn.train.random_tokens import RandomTokens
@@ -56,7 +56,7 @@ SPEC = preset("tiny-qwen3")
 
 def uneven(rank, world, zero):
     """Rank 1 has nothing to compute, and still gets the sum."""
-    parallel = parallelize(SPEC, Mesh.join(Layout(dp=2)), Options(zero=zero), seed=3)
+    parallel = parallelize(SPEC, Mesh.join(Layout(dp=2)), Strategy(zero=zero), seed=3)
     mine = [RandomTokens(SPEC.vocab, 16).batch(n) for n in range(2)] if rank == 0 else []
     share = parallel.forward_backward(mine, Objective(SPEC), torch.tensor(32.0))
     pieces = parallel.named_state(parallel.gradients())

@@ -18,7 +18,7 @@ from cairn.train.data.store_writer import StoreWriter
 from cairn.train.data.tokenizer_identity import tokenizer_hash
 from cairn.train.data.tokenizer_trainer import byte_tokenizer, save_tokenizer
 from cairn.train.only_here import only_here
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Balance, Layout
 from cairn.train.prepare import describe, shape_of, spec_of
 from cairn.train.refuse import check_balance, check_folder, check_goes_on, check_memory
 from cairn.train.run import run
@@ -97,7 +97,7 @@ def test_text_is_data_with_or_without_a_tokenizer(other, tmp_path):
 
 def test_a_balance_that_nobody_would_keep_is_refused():
     moe, dense = shape_of(Model(preset="tiny-moe")), shape_of(Model())
-    asked = Train(spread=Options(balance_loss=0.01))
+    asked = Train(balance=Balance(loss=0.01))
     with pytest.raises(ConfigError, match="without experts"):
         check_balance(asked, dense)
     check_balance(asked, moe)
@@ -108,7 +108,7 @@ def test_one_process_balances_its_experts(tmp_path):
     data = Data(sources=["random"], sequence=16, sequences=2, microbatch=1)
     config = Train(
         out=tmp_path / "run", device="cpu", model=Model(preset="tiny-moe", layers=1), data=data,
-        spread=Options(balance_bias=0.5),
+        balance=Balance(bias=0.5),
     )  # fmt: skip
     prepared = preparing.prepare(config)
     source = prepared.corpus.source

@@ -11,7 +11,7 @@ from cairn.train.config import Checkpoint, Data, Schedule
 from cairn.train.launch import RankFailed, run_local
 from cairn.train.loop import Loop
 from cairn.train.metrics_log import read_log
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.prepare import prepare
 
 DATA = Data(sources=["random"], sequence=32, sequences=4, microbatch=2)
@@ -21,7 +21,7 @@ def config(folder, steps, layout=Layout(), zero=0):  # noqa: B008
     model = msgspec.structs.replace(TINY, kv_heads=2)
     return recipe(
         folder, steps=steps, parallel=layout, data=DATA, schedule=Schedule(kind="constant"),
-        model=model, checkpoint=Checkpoint(every=2, export=False), spread=Options(zero=zero),
+        model=model, checkpoint=Checkpoint(every=2, export=False), strategy=Strategy(zero=zero),
     )  # fmt: skip
 
 

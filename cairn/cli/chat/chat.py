@@ -6,6 +6,7 @@
 import io
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -25,7 +26,7 @@ KEYS = ("CAIRN_API_KEY", "OPENAI_API_KEY")
 # How a model that runs here is sampled unless told otherwise; the small ones need a steadier hand, as their cards say.
 CALM = {"temperature": 0.6, "top_p": 0.95}
 CALMER = {"temperature": 0.2, "top_p": 0.9}
-LOCAL_ONLY = ("device", "dtype", "max_model_len")
+LOCAL_ONLY = ("device", "dtype", "max_model_len", "weights", "chat_template")
 
 
 class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +60,10 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """of a model that runs here: cpu, cuda, cuda:N"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """of a model that runs here: type to compute in"""
+    weights: Literal["auto", "float", "int8", "int4"] = "auto"
+    """of a model that runs here on a CPU: how weights are multiplied with"""
+    chat_template: Path | None = None
+    """of a model that runs here: a file with the template to use instead of its own"""
     max_model_len: int | None = None
     """of a model that runs here: longest chat, in tokens"""
     timeout: float = 600.0
@@ -156,6 +161,8 @@ def _talker(options: ChatOptions) -> "Talker":
 
     return LocalTalker(
         TINY if options.model is None else options.model,
+        options.chat_template,
+        weights=options.weights,
         device=options.device,
         dtype=options.dtype,
         max_model_len=options.max_model_len,

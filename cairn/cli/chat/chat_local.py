@@ -8,6 +8,7 @@ ends the request in the engine within one step.
 
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.cli.chat.chat_state import Message, Sampling
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
 
 
 class LocalTalker:
-    def __init__(self, model: str, **options: object) -> None:
+    def __init__(self, model: str, template: Path | None = None, **options: object) -> None:
+        """`template`: a file with the chat template to use instead of the model's."""
         # Imported late: torch takes seconds, which a chat with a server need not wait for.
+        from cairn.models.chat_template import read_template
         from cairn.serve.llm import LLM
 
+        source = None if template is None else read_template(template)
         self.model = model
         self._llm = LLM(model, **options)
+        if source is not None:
+            self._llm.tokenizer.use_template(source)
         self.notes: Sequence[str] = self._llm.notes
         self._loop = asyncio.Runner()
         self._tokenizer = self._llm.tokenizer  # without one there is nothing to talk with

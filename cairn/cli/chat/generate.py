@@ -3,10 +3,11 @@
 Text goes to stdout as it is made; what happened goes to stderr, with the limit of this machine beside the speed.
 """
 
+import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import tyro
@@ -18,9 +19,10 @@ from cairn.core.units import format_bytes, format_duration, format_rate
 from cairn.models.hub import AUTO, default_model
 
 if TYPE_CHECKING:
-    from cairn.models.generate import Generation
-    from cairn.models.runnable import OpenModel, Runnable
+    from cairn.models.generate import Sampling
+    from cairn.models.runnable import OpenModel
     from cairn.models.tokenizer import Tokenizer
+    from cairn.serve.llm import LLM
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +56,13 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "auto"
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """type to compute in; auto keeps the type of the checkpoint"""
+    """type to compute in; auto is what `cairn serve` would take"""
+    weights: Literal["auto", "float", "int8", "int4"] = "auto"
+    """on a CPU, how weights are multiplied with; auto: no fewer bits than the file has, as `cairn serve` does"""
+    chat_template: Path | None = None
+    """with --chat: a file with the template to use instead of the model's"""
+    plain: bool = False
+    """compute with the plain generator, which everything else is held against, instead of the engine"""
     config: Path | None = None
     """a TOML file with any of these settings"""
     json: bool = False
@@ -94,7 +102,7 @@ def run(args: list[str]) -> int:
         options = msgspec.structs.replace(options, model=default.name)
         print(default.why, file=sys.stderr)
     # Imported late: torch takes seconds, which a wrong flag should not have to wait for.
-    from cairn.models.generate import Generation, Sampling, budget
+    from cairn.models.generate import Sampling, budget
     from cairn.models.runnable import open_model
 
     sampling = Sampling(
@@ -104,33 +112,151 @@ def run(args: list[str]) -> int:
         seed=options.seed,
         max_tokens=options.max_tokens,
     )
-    began = time.perf_counter()
-    with span("load", model=options.model):
-        opened = open_model(options.model)
-        prompt = _prompt_ids(options, opened)
-        budget(opened.spec, prompt, options.max_tokens)  # refuse before the weights are loaded
-        runnable = opened.load(options.device, options.dtype)
-    load_s = time.perf_counter() - began
-    print(f"{runnable.summary()}, loaded in {format_duration(load_s)}", file=sys.stderr)
-    generation = Generation(runnable.model, prompt, sampling, opened.eos_ids)
-    tokens, text, seconds = _generate(generation, opened.tokenizer, options.json)
+    opened = open_model(options.model)
+    if options.chat_template is not None:
+        use_template(opened, options.chat_template)
+    prompt = _prompt_ids(options, opened)
+    most = budget(opened.spec, prompt, options.max_tokens)  # refuse before the weights are loaded
+    show = _Shown(opened.tokenizer, prompt, options.json)
+    generate = _with_generator if options.plain else _with_engine
+    ran = generate(options, opened, msgspec.structs.replace(sampling, max_tokens=most), show)
     result = Result(
         model=options.model,
-        text=text,
-        token_ids=tokens,
+        text=show.text,
+        token_ids=show.tokens,
         prompt_tokens=len(prompt),
-        completion_tokens=len(tokens),
-        finish_reason=generation.finish or "length",
-        device=runnable.device,
-        dtype=runnable.dtype,
-        seconds=Seconds(load_s, *seconds),
-        speed=_speed(runnable, len(tokens), seconds[1]),
+        completion_tokens=len(show.tokens),
+        finish_reason=ran.finish,
+        device=ran.device,
+        dtype=ran.dtype,
+        seconds=Seconds(ran.load_s, *show.seconds),
+        speed=_speed(ran, len(show.tokens), show.seconds[1]),
     )
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
-        print(_summary(result, runnable), file=sys.stderr)
+        print(_summary(result, ran.read_bytes), file=sys.stderr)
     return 0
+
+
+class Ran(NamedTuple):
+    """How the tokens were made."""
+
+    finish: str
+    device: str
+    dtype: str
+    load_s: float
+    read_bytes: float  # of weights, for one decoded token
+
+
+class _Shown:
+    """The answer while it comes: tokens, their text as it is printed, and when the first one came."""
+
+    def __init__(self, tokenizer: "Tokenizer | None", prompt: list[int], quiet: bool) -> None:
+        self._decoder = tokenizer.stream(after=prompt) if tokenizer else None
+        self.prompt, self._quiet = prompt, quiet
+        self.tokens: list[int] = []
+        self._pieces: list[str] = []
+        self._began = self._first = 0.0
+        self.seconds = (0.0, 0.0)  # until the first token, and after it
+
+    @property
+    def text(self) -> str | None:
+        return "".join(self._pieces)[:-1] if self._decoder else None
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def push(self, token: int) -> None:
+        self._first = self._first or time.perf_counter()
+        self.tokens.append(token)
+        self._print(self._decoder.push(token) if self._decoder else f"{token} ")
+
+    def end(self) -> None:
+        ended = time.perf_counter()
+        self._print((self._decoder.flush() if self._decoder else "") + "\n")
+        first = self._first or ended
+        self.seconds = (first - self._began, ended - first)
+
+    def _print(self, piece: str) -> None:
+        self._pieces.append(piece)
+        if not self._quiet:
+            print(piece, end="", flush=True)
+
+
+def _with_generator(
+    options: Generate, opened: "OpenModel", sampling: "Sampling", show: _Shown
+) -> Ran:
+    from cairn.models.generate import Generation
+
+    began = time.perf_counter()
+    with span("load", model=options.model):
+        runnable = opened.load(options.device, options.dtype)
+    load_s = time.perf_counter() - began
+    print(f"{runnable.summary()}, loaded in {format_duration(load_s)}", file=sys.stderr)
+    generation = Generation(runnable.model, show.prompt, sampling, opened.eos_ids)
+    show.begin()
+    for token in generation:
+        show.push(token)
+    show.end()
+    read_bytes = runnable.bytes_per_token()
+    finish = generation.finish or "length"
+    return Ran(finish, runnable.device, runnable.dtype, load_s, read_bytes)
+
+
+def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", show: _Shown) -> Ran:
+    """The engine that serves, with room for this one request."""
+    from cairn.serve.config import EngineConfig
+    from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
+    from cairn.serve.llm import LLM
+    from cairn.serve.serving import runs_on_gpu
+
+    began = time.perf_counter()
+    engine = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    page = GPU_PAGE if runs_on_gpu(EngineConfig(model=options.model, **engine)) else CPU_PAGE
+    pages = -(-(len(show.prompt) + (sampling.max_tokens or 0)) // page)
+    with span("load", model=options.model):
+        llm = LLM(options.model, max_num_seqs=1, num_gpu_blocks_override=pages, **engine)
+    load_s = time.perf_counter() - began
+    with llm:
+        print(f"{llm.notes[0]}, loaded in {format_duration(load_s)}", file=sys.stderr)
+        finish = asyncio.run(_stream(llm, opened, sampling, show))
+        facts = llm.serving.facts
+    return Ran(finish, facts.device, facts.dtype, load_s, facts.read_bytes)
+
+
+async def _stream(llm: "LLM", opened: "OpenModel", sampling: "Sampling", show: _Shown) -> str:
+    from cairn.serve.engine.sampling_params import SamplingParams
+
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+    )
+    show.begin()
+    finish = "length"
+    async with llm.stream(show.prompt, params) as stream:
+        async for output in stream:
+            answer = output.outputs[0]
+            finish = answer.finish_reason or "length"
+            fresh = answer.token_ids[len(show.tokens) :]
+            if finish == "stop" and fresh and fresh[-1] in opened.eos_ids:
+                fresh = fresh[:-1]  # it ends the text, and is no part of it
+            for token in fresh:
+                show.push(token)
+    show.end()
+    return finish
+
+
+def use_template(opened: "OpenModel", file: Path) -> None:
+    """The template of a file in place of the model's own."""
+    if opened.tokenizer is None:
+        raise ConfigError(f"{opened.name} has no tokenizer, so it takes no chat template")
+    from cairn.models.chat_template import read_template
+
+    opened.tokenizer.use_template(read_template(file))
 
 
 def _check(options: Generate) -> None:
@@ -141,8 +267,14 @@ def _check(options: Generate) -> None:
         )
     if options.chat and options.prompt is None:
         raise UsageError("--chat needs a text", hint="give the message with --prompt")
-    if options.system is not None and not options.chat:
-        raise UsageError("--system is given without --chat", hint="add --chat")
+    for name, value in (("--system", options.system), ("--chat-template", options.chat_template)):
+        if value is not None and not options.chat:
+            raise UsageError(f"{name} is given without --chat", hint="add --chat")
+    if options.plain and options.weights not in ("auto", "float"):
+        raise UsageError(
+            f"--weights {options.weights} is given, and --plain computes with the weights as they are",
+            hint="leave out one of them",
+        )
 
 
 def _prompt_ids(options: Generate, opened: "OpenModel") -> list[int]:
@@ -174,40 +306,14 @@ def _stdin() -> str:
         ) from None
 
 
-def _generate(
-    generation: "Generation", tokenizer: "Tokenizer | None", quiet: bool
-) -> tuple[list[int], str | None, tuple[float, float]]:
-    """The new tokens, their text, and the seconds until the first token and after it."""
-    decoder = tokenizer.stream(after=generation.prompt) if tokenizer else None
-    tokens: list[int] = []
-    pieces: list[str] = []
-
-    def show(piece: str) -> None:
-        pieces.append(piece)
-        if not quiet:
-            print(piece, end="", flush=True)
-
-    began = time.perf_counter()
-    first = None
-    for token in generation:
-        first = first or time.perf_counter()
-        tokens.append(token)
-        show(decoder.push(token) if decoder else f"{token} ")
-    ended = time.perf_counter()
-    show((decoder.flush() if decoder else "") + "\n")
-    first = first or ended
-    text = "".join(pieces)[:-1] if decoder else None
-    return tokens, text, (first - began, ended - first)
-
-
-def _speed(runnable: "Runnable", tokens: int, decode_s: float) -> Speed:
+def _speed(ran: Ran, tokens: int, decode_s: float) -> Speed:
     measured = (tokens - 1) / decode_s if tokens > 1 and decode_s > 0 else None
-    limit = _limit(runnable)
+    limit = _limit(ran)
     share = measured / limit if measured and limit else None
     return Speed(decode_tokens_per_s=measured, limit_tokens_per_s=limit, share=share)
 
 
-def _limit(runnable: "Runnable") -> float | None:
+def _limit(ran: Ran) -> float | None:
     """Tokens/s if each token did nothing but read the weights it visits once."""
     from cairn.hw.ceilings import load as load_ceilings
 
@@ -215,17 +321,18 @@ def _limit(runnable: "Runnable") -> float | None:
         ceilings = load_ceilings()
     except HardwareError:
         return None
-    if ceilings.copy is None or ceilings.device.split(":")[0] != runnable.device.split(":")[0]:
+    other = ceilings.device.split(":")[0] != ran.device.split(":")[0]
+    if ceilings.copy is None or other or not ran.read_bytes:
         return None
-    return ceilings.copy.value / runnable.bytes_per_token()
+    return ceilings.copy.value / ran.read_bytes
 
 
-def _summary(result: Result, runnable: "Runnable") -> str:
+def _summary(result: Result, read_bytes: float) -> str:
     speed = result.speed
     rate = f"{speed.decode_tokens_per_s:.1f} tokens/s" if speed.decode_tokens_per_s else "no decode"
     if speed.limit_tokens_per_s and speed.share:
-        weights = format_bytes(runnable.bytes_per_token(), "decimal")
-        bandwidth = format_rate(speed.limit_tokens_per_s * runnable.bytes_per_token(), "B")
+        weights = format_bytes(read_bytes, "decimal")
+        bandwidth = format_rate(speed.limit_tokens_per_s * read_bytes, "B")
         rate += (
             f", {speed.share:.0%} of the limit of {speed.limit_tokens_per_s:.0f}"
             f" ({weights} of weights at {bandwidth})"

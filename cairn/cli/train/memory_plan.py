@@ -50,10 +50,10 @@ def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str
     """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
     from cairn.train.memory import predict
 
-    layout, precision, spread = config.parallel, config.precision, config.spread
+    layout, precision, strategy = config.parallel, config.precision, config.strategy
     if layout.world() == 1:
         return predict(spec, config, fused), "one process"
-    if not fused or precision.kind != "bfloat16" or spread.zero or config.optim.offload:
+    if not fused or precision.kind != "bfloat16" or strategy.zero or config.optim.offload:
         return predict(spec, config, fused), f"one process, which {layout.words()} would divide"
     from cairn.plan.train_cost import Choice, Job
     from cairn.plan.train_memory import rank_memory
@@ -68,9 +68,9 @@ def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str
         layout=layout,
         microbatch=config.data.microbatch,
         recompute="selective" if precision.recompute == "auto" else precision.recompute,
-        order=spread.order,
-        chunks=spread.chunks,
-        sequence_parallel=spread.sequence_parallel,
-        whole_gradients=spread.whole_gradients,
+        order=strategy.order,
+        chunks=strategy.chunks,
+        sequence_parallel=strategy.sequence_parallel,
+        whole_gradients=strategy.whole_gradients,
     )
     return rank_memory(job, choice), f"each of {layout.world()} ranks ({layout.words()})"

@@ -49,7 +49,7 @@ class Messages:
     ) -> Operation:
         me, other = self._names[self._rank], self._names[peer]
         record = self._flight.begin_message(message(flat, tag), verb, me, other)
-        operation.whatever_comes(lambda: self._flight.end(record))
+        operation.add_done_callback(lambda: self._flight.end(record))
         return operation
 
     def _link(self, verb: str, peer: int) -> Any:

@@ -67,7 +67,7 @@ class Operation(dist.Work):
         if trigger is not None:
             trigger.set_result(None)
 
-    def whatever_comes(self, do: Callable[[], object]) -> None:
+    def add_done_callback(self, do: Callable[[], object]) -> None:
         """Once, when it is done or has failed; now, if it is already."""
         with self._lock:
             over = self._finished.is_set()

@@ -13,7 +13,7 @@ import msgspec
 
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -25,7 +25,7 @@ Trace = dict[str, Any]  # losses and norms by step; pieces of gradients and weig
 class Setting(NamedTuple):
     spec: ModelSpec
     layout: Layout = Layout()
-    options: Options = Options()
+    strategy: Strategy = Strategy()
     steps: int = 2
     per_step: int = 2  # microbatches of one step, all ranks together
     tokens: int = 16  # of a microbatch
@@ -74,7 +74,7 @@ def spread(setting: Setting) -> Any:
     from cairn.train.parallel.mesh import Mesh
     from cairn.train.parallel.parallelize import parallelize
 
-    return parallelize(setting.spec, Mesh.join(setting.layout, "cpu"), setting.options, seed=SEED)
+    return parallelize(setting.spec, Mesh.join(setting.layout, "cpu"), setting.strategy, seed=SEED)
 
 
 def train(parallel: Any, setting: Setting) -> Trace:

@@ -13,7 +13,7 @@ from cairn.labs.ranks import run_ranks
 from cairn.labs.training._sleepers import idle_share
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
 from cairn.labs.workbench import Workbench
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 
 STAGES, MICROBATCHES = 4, 12
 NAMES = ("1f1b", "zb-h1", "zbv", "dualpipev")
@@ -93,7 +93,7 @@ def _note() -> Words:
 
 
 def _same_training(bench: Workbench) -> Check:
-    setting = Setting(tiny(), Layout(pp=2), Options(order="dualpipev"), steps=1, per_step=4)
+    setting = Setting(tiny(), Layout(pp=2), Strategy(order="dualpipev"), steps=1, per_step=4)
     bench.step("DualPipeV on two real ranks")
     apart = difference(run_ranks(2, on_ranks, setting), alone(setting))
     return Check(

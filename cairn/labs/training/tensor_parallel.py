@@ -13,7 +13,7 @@ from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, on_ranks, tiny
 from cairn.labs.workbench import Workbench
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 
 RANKS = 2
 
@@ -51,7 +51,7 @@ def run(bench: Workbench) -> Outcome:
     usual = Setting(spec, Layout(tp=RANKS), steps=1, per_step=2)
     settings = {
         "tp": usual,
-        "tp + sequence": usual._replace(options=Options(sequence_parallel=True)),
+        "tp + sequence": usual._replace(strategy=Strategy(sequence_parallel=True)),
     }
     bench.step("one process")
     expected = alone(usual)

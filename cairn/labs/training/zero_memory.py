@@ -17,14 +17,14 @@ from cairn.labs.one_thread import one_thread
 from cairn.labs.ranks import run_ranks
 from cairn.labs.training._spread import Setting, alone, difference, spread, tiny, train
 from cairn.labs.workbench import Workbench
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 
 RANKS = 2
 FORMS = {
-    "dp": (Layout(dp=RANKS), Options()),
-    "zero 1": (Layout(dp=RANKS), Options(zero=1)),
-    "zero 2": (Layout(dp=RANKS), Options(zero=2)),
-    "fsdp": (Layout(fsdp=RANKS), Options()),
+    "dp": (Layout(dp=RANKS), Strategy()),
+    "zero 1": (Layout(dp=RANKS), Strategy(zero=1)),
+    "zero 2": (Layout(dp=RANKS), Strategy(zero=2)),
+    "fsdp": (Layout(fsdp=RANKS), Strategy()),
 }
 # Shares of weights, gradients and states that a rank keeps, for n ranks.
 KEPT = {"dp": (0, 0, 0), "zero 1": (0, 0, 1), "zero 2": (0, 1, 1), "fsdp": (1, 1, 1)}
@@ -82,8 +82,8 @@ def _bytes(tensor: Any) -> int:
 def run(bench: Workbench) -> Outcome:
     spec = tiny(hidden=64, intermediate=128, layers=bench.pick(4, 2))
     settings = {
-        name: Setting(spec, layout, options, steps=1, per_step=2)
-        for name, (layout, options) in FORMS.items()
+        name: Setting(spec, layout, strategy, steps=1, per_step=2)
+        for name, (layout, strategy) in FORMS.items()
     }
     bench.step("one process")
     expected = alone(settings["dp"])

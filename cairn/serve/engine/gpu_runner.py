@@ -38,12 +38,13 @@ class GPURunner(Runner):
     ) -> None:
         super().__init__(model, limits, dtype)
         self.invariant = invariant
-        if invariant and not fused:
-            raise ConfigError(
-                "batch_invariant on a GPU needs the fused form",
-                hint="leave out --plain, or run on a CPU",
-            )
         self.fused = Fused(model, limits.context, invariant) if fused else None
+        why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
+        if invariant and why_not:
+            raise ConfigError(
+                f"batch_invariant is not to be had on a GPU for this model: {why_not}",
+                hint="run it on a CPU, or without batch_invariant",
+            )
         keys, _ = layer_planes(model.spec, 0)
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))

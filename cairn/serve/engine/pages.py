@@ -140,7 +140,12 @@ class Paged:
     def lengths_T(self) -> Tensor:
         if self.bounds_B1 is None:
             return self.lengths_B
-        return self.lengths_B.repeat_interleave(self.bounds_B1.diff())
+        # By search rather than by repetition, whose size the host would have to know: a CUDA graph holds this.
+        token_T = torch.arange(
+            len(self.positions_T), dtype=self.bounds_B1.dtype, device=self.bounds_B1.device
+        )
+        owner_T = torch.searchsorted(self.bounds_B1, token_T, right=True) - 1
+        return self.lengths_B[owner_T.clamp(max=len(self.lengths_B) - 1)]
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         """Store this layer's keys and values, then attend."""

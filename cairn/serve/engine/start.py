@@ -15,6 +15,8 @@ from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
+from cairn.models.linear.convert import convert_weights
+from cairn.models.linear.registry import FORMS, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
@@ -89,6 +91,10 @@ def start_with(
     `drafter` proposes up to `drafts` tokens of each request for a step to verify.
     """
     model = runnable.model
+    _check_form(config, model.embedding.weight.is_cuda)
+    converted = []
+    if config.weights in FORMS:  # before the memory that is left is counted
+        converted.append(convert_weights(model, config.weights, release=sole))
     limits, sizes = choose_limits(runnable, config)
     limits = msgspec.structs.replace(limits, drafts=drafts)
     shards = model.build.shards
@@ -97,7 +103,7 @@ def start_with(
     if sole:
         model.requires_grad_(False)
     on_gpu = model.embedding.weight.is_cuda
-    arranged = [] if on_gpu else _arrange_weights(runnable, config, sole)
+    arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
     runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
     blocks = TimedBlocks(
         limits.pages,
@@ -201,15 +207,24 @@ def _check_pages(pages: int, of_page: int, device: torch.device) -> None:
         )
 
 
-def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
-    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
-    exact = config.plain or config.batch_invariant
-    if exact and config.weights in ("int8", "int4"):
+def _check_form(config: EngineConfig, on_gpu: bool) -> None:
+    """A form of the weights that was asked for, and does not go with the rest."""
+    if config.weights in PACKED and on_gpu:
+        raise ConfigError(
+            f"weights is {config.weights}, which is for a CPU",
+            hint="use --weights fp8, or leave it out",
+        )
+    if config.weights in (*PACKED, *FORMS) and (config.plain or config.batch_invariant):
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
             hint=f"leave out --weights, or --{mode.replace('_', '-')}",
         )
+
+
+def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> list[str]:
+    """On a CPU: in few bits, or by columns as well, or as they are; what was done, and why."""
+    exact = config.plain or config.batch_invariant
     choice = cast(Choice, "float" if exact else config.weights)
     notes = [pack_weights(runnable.model, choice, runnable.bits, release=sole)]
     if not exact and not packed(runnable.model):

@@ -49,8 +49,14 @@ def is_right(problem: Problem, answer: str) -> bool:
 
 def _ask(dice: Dice, sum: str) -> str:
     return dice.pick(
-        (f"What is {sum}?", f"Calculate {sum}.", f"How much is {sum}?", f"{sum} = ?", f"Work out {sum}.")
-    )  # fmt: skip
+        (
+            f"What is {sum}?",
+            f"Calculate {sum}.",
+            f"How much is {sum}?",
+            f"{sum} = ?",
+            f"Work out {sum}.",
+        )
+    )
 
 
 def _digits(dice: Dice) -> int:

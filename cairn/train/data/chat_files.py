@@ -17,13 +17,23 @@ from cairn.train.data.documents import decode_line
 from cairn.train.data.text_files import Advance, TextFile, lines
 
 _SHAREGPT_ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "model": "assistant", "system": "system", "tool": "tool",
-    "observation": "tool", "function_response": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
 _PAIRS = (
-    ("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("instruction", "output"),
-)  # fmt: skip
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("instruction", "output"),
+)
 
 
 class Chat(NamedTuple):

@@ -23,18 +23,42 @@ _SYSTEM = [
     "Answer in full sentences.",
 ]
 _OPPOSITES = [
-    ("hot", "cold"), ("big", "small"), ("fast", "slow"), ("old", "young"), ("happy", "sad"),
-    ("open", "closed"), ("light", "dark"), ("high", "low"), ("full", "empty"), ("loud", "quiet"),
-    ("early", "late"), ("wet", "dry"), ("hard", "soft"), ("strong", "weak"), ("left", "right"),
-]  # fmt: skip
+    ("hot", "cold"),
+    ("big", "small"),
+    ("fast", "slow"),
+    ("old", "young"),
+    ("happy", "sad"),
+    ("open", "closed"),
+    ("light", "dark"),
+    ("high", "low"),
+    ("full", "empty"),
+    ("loud", "quiet"),
+    ("early", "late"),
+    ("wet", "dry"),
+    ("hard", "soft"),
+    ("strong", "weak"),
+    ("left", "right"),
+]
 _COLOURS = [
-    ("the sky", "blue"), ("grass", "green"), ("snow", "white"), ("a ripe tomato", "red"),
-    ("a lemon", "yellow"), ("coal", "black"), ("a carrot", "orange"), ("chocolate", "brown"),
-]  # fmt: skip
+    ("the sky", "blue"),
+    ("grass", "green"),
+    ("snow", "white"),
+    ("a ripe tomato", "red"),
+    ("a lemon", "yellow"),
+    ("coal", "black"),
+    ("a carrot", "orange"),
+    ("chocolate", "brown"),
+]
 _SOUNDS = [
-    ("a dog", "barks"), ("a cat", "meows"), ("a cow", "moos"), ("a duck", "quacks"),
-    ("a sheep", "bleats"), ("a horse", "neighs"), ("a frog", "croaks"), ("a bee", "buzzes"),
-]  # fmt: skip
+    ("a dog", "barks"),
+    ("a cat", "meows"),
+    ("a cow", "moos"),
+    ("a duck", "quacks"),
+    ("a sheep", "bleats"),
+    ("a horse", "neighs"),
+    ("a frog", "croaks"),
+    ("a bee", "buzzes"),
+]
 _WORDS = words("stone river house apple garden window bread horse music table letter cloud forest")
 _DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
@@ -59,9 +83,14 @@ def _sum(dice: Dice) -> Turn:
 
 def _story(dice: Dice) -> Turn:
     asked = dice.pick(
-        ("Tell me a story.", "Tell me a short story.", "Can you tell me a story, please?",
-         "I would like to hear a story.", "Write a short story.")
-    )  # fmt: skip
+        (
+            "Tell me a story.",
+            "Tell me a short story.",
+            "Can you tell me a story, please?",
+            "I would like to hear a story.",
+            "Write a short story.",
+        )
+    )
     return asked, story(dice.below(1 << 62), 0)
 
 
@@ -121,6 +150,18 @@ def _thanks(dice: Dice) -> Turn:
 
 
 _TURNS: tuple[Callable[[Dice], Turn], ...] = (
-    _sum, _sum, _sum, _story, _story, _greeting, _who, _opposite, _colour, _sound, _count, _spell,
-    _day, _thanks,
-)  # fmt: skip
+    _sum,
+    _sum,
+    _sum,
+    _story,
+    _story,
+    _greeting,
+    _who,
+    _opposite,
+    _colour,
+    _sound,
+    _count,
+    _spell,
+    _day,
+    _thanks,
+)

@@ -17,25 +17,56 @@ _TRAITS = words("little kind brave clever quiet curious shy cheerful young gentl
 _COLOURS = words("red blue green yellow white black brown purple silver golden")
 _THINGS = words("ball kite hat boat drum book key lamp bell box cup stone shell ring scarf basket")
 _PLACES = [
-    "in the forest", "by the river", "at the lake", "in the garden", "on the hill", "near the sea",
-    "behind the old barn", "in the park", "under the bridge", "at the market", "in the meadow",
-]  # fmt: skip
+    "in the forest",
+    "by the river",
+    "at the lake",
+    "in the garden",
+    "on the hill",
+    "near the sea",
+    "behind the old barn",
+    "in the park",
+    "under the bridge",
+    "at the market",
+    "in the meadow",
+]
 _HIDING = [
-    "under a bush", "behind a big tree", "in the tall grass", "between two rocks", "in a small hole",
-    "under a bench", "next to the well", "at the end of the path", "on top of a wall",
-]  # fmt: skip
+    "under a bush",
+    "behind a big tree",
+    "in the tall grass",
+    "between two rocks",
+    "in a small hole",
+    "under a bench",
+    "next to the well",
+    "at the end of the path",
+    "on top of a wall",
+]
 _WEATHER = [
-    "The sun was warm.", "It was a windy day.", "A soft rain was falling.", "Snow lay on the ground.",
-    "The sky was clear and blue.", "There were clouds in the sky.", "It was early in the morning.",
-]  # fmt: skip
+    "The sun was warm.",
+    "It was a windy day.",
+    "A soft rain was falling.",
+    "Snow lay on the ground.",
+    "The sky was clear and blue.",
+    "There were clouds in the sky.",
+    "It was early in the morning.",
+]
 _FOOD = [
-    "an apple", "some bread", "a cake", "warm soup", "a pear", "sweet berries", "a cookie",
-]  # fmt: skip
+    "an apple",
+    "some bread",
+    "a cake",
+    "warm soup",
+    "a pear",
+    "sweet berries",
+    "a cookie",
+]
 _MORALS = [
-    "It is good to ask for help.", "Friends help each other.", "Sharing makes everyone happy.",
-    "Being kind is never wrong.", "Those who look carefully will find.", "It is fine to be afraid.",
+    "It is good to ask for help.",
+    "Friends help each other.",
+    "Sharing makes everyone happy.",
+    "Being kind is never wrong.",
+    "Those who look carefully will find.",
+    "It is fine to be afraid.",
     "Small ones can do big things.",
-]  # fmt: skip
+]
 
 
 class Person(NamedTuple):

@@ -26,9 +26,15 @@ Kind = Literal["text", "jsonl", "parquet"]
 Advance = Callable[[int], None]  # bytes of the file, as it lies on the disk, that were read
 
 _KINDS: dict[str, Kind] = {
-    ".txt": "text", ".md": "text", ".rst": "text", ".text": "text",
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet",
-}  # fmt: skip
+    ".txt": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
 _PACKED = (".gz", ".zst")
 
 

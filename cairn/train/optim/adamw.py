@@ -42,9 +42,14 @@ class AdamW:
             if not names:
                 continue
             step = Step(
-                number, lr, self.settings.beta1, self.settings.beta2, self.settings.eps,
-                self.settings.weight_decay if decay else 0.0, self.seed + decay,
-            )  # fmt: skip
+                number,
+                lr,
+                self.settings.beta1,
+                self.settings.beta2,
+                self.settings.eps,
+                self.settings.weight_decay if decay else 0.0,
+                self.seed + decay,
+            )
             grads = [gradients[name] for name in names]
             if not grads[0].is_cuda and self.m[names[0]].dtype == torch.float32:
                 self._by_torch(names, grads, step, factor)
@@ -68,13 +73,22 @@ class AdamW:
         weights = [self.masters.get(name, self.parameters[name].data) for name in names]
         fused: Any = torch._fused_adamw_
         fused(
-            weights, [grad.float() for grad in grads],
-            [self.m[name] for name in names], [self.v[name] for name in names], [],
+            weights,
+            [grad.float() for grad in grads],
+            [self.m[name] for name in names],
+            [self.v[name] for name in names],
+            [],
             [torch.tensor(float(step.number)) for _ in names],
-            lr=step.lr, beta1=step.beta1, beta2=step.beta2, weight_decay=step.weight_decay,
-            eps=step.eps, amsgrad=False, maximize=False,
-            grad_scale=factor.float().reciprocal(), found_inf=(~factor.isfinite()).float(),
-        )  # fmt: skip
+            lr=step.lr,
+            beta1=step.beta1,
+            beta2=step.beta2,
+            weight_decay=step.weight_decay,
+            eps=step.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=factor.float().reciprocal(),
+            found_inf=(~factor.isfinite()).float(),
+        )
         for name in names if self.masters else ():
             self.parameters[name].data.copy_(self.masters[name])
 

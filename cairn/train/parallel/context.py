@@ -144,9 +144,15 @@ class _RingAttention(torch.autograd.Function):
             for rows, keys, block in _meetings(ring, step, rule.window):
                 form = backward_kernel if fits(q_THC, block, rule) else backward_block
                 dq, dk, dv = form(
-                    q_THC[rows], kv[0, keys], kv[1, keys], g_THC[rows], out_THC[rows],
-                    lse_TH[rows], block, rule,
-                )  # fmt: skip
+                    q_THC[rows],
+                    kv[0, keys],
+                    kv[1, keys],
+                    g_THC[rows],
+                    out_THC[rows],
+                    lse_TH[rows],
+                    block,
+                    rule,
+                )
                 dq_THC[rows] += dq
                 dkv[0, keys] += dk
                 dkv[1, keys] += dv

@@ -62,7 +62,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return " x ".join(f"{axis} {size}" for axis, size in named if size > 1) or "alone"
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the ranks of a layout work together; none of it changes what is computed."""
 
     order: Order = "1f1b"
@@ -75,14 +75,19 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """with tp: cut the tokens between the layers as well, which keeps fewer activations"""
     zero: int = 0
     """with dp: cut optimizer states over the replicas (1), and gradients too (2)"""
-    balance_loss: float = 0.0
-    """with experts: weight of the loss that keeps them equally busy; 0: none"""
-    balance_bias: float = 0.0
-    """with experts: how fast a bias steers tokens to those that had too few; 0: none"""
     reshard: bool = True
     """with fsdp: free a layer's weights between its forward and its backward"""
     whole_gradients: bool = False
     """with fsdp and several microbatches: gradients leave once a step; fewer bytes travel, more stay on each rank"""
+
+
+class Balance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How experts are kept equally busy; changes what is computed, and for every layout alike."""
+
+    loss: float = 0.0
+    """weight of the loss that keeps them equally busy; 0: none"""
+    bias: float = 0.0
+    """how fast a bias steers tokens to experts that had too few; 0: none"""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -90,17 +95,19 @@ class Work(msgspec.Struct, frozen=True):
 
     tokens: int = 0  # of one microbatch
     microbatches: int = 0  # of one data rank in one step
-    options: Options = Options()
+    strategy: Strategy = Strategy()
     int8_states: bool = False  # of the optimizer
 
 
-def stages(layout: Layout, options: Options) -> int:
+def stages(layout: Layout, strategy: Strategy) -> int:
     """Into how many parts the layers are cut."""
-    return layout.pp * _chunks(options) if layout.pp > 1 else 1
+    return layout.pp * _chunks(strategy) if layout.pp > 1 else 1
 
 
-def _chunks(options: Options) -> int:
-    return 2 if options.order in IN_V else options.chunks if options.order == "interleaved" else 1
+def _chunks(strategy: Strategy) -> int:
+    return (
+        2 if strategy.order in IN_V else strategy.chunks if strategy.order == "interleaved" else 1
+    )
 
 
 def check(layout: Layout, world: int, spec: ModelSpec | None = None, work: Work = Work()) -> None:  # noqa: B008
@@ -156,15 +163,15 @@ def _check_model(layout: Layout, spec: ModelSpec, work: Work) -> None:
             _divides("tp", layout.tp, experts.shared_intermediate, "columns of the shared expert")
     if work.int8_states and layout.tp > 1:
         _check_scales(layout, spec)
-    if work.options.attention == "ulysses":
+    if work.strategy.attention == "ulysses":
         local = spec.kv_heads // layout.tp
         _divides(
             "cp", layout.cp, local, f"key/value heads of a rank ({spec.kv_heads} / tp {layout.tp})"
         )
-    if stages(layout, work.options) > spec.layers:
+    if stages(layout, work.strategy) > spec.layers:
         raise ConfigError(
-            f"pp {layout.pp} * {stages(layout, work.options) // layout.pp} stages per rank = "
-            f"{stages(layout, work.options)} stages for {spec.layers} layers",
+            f"pp {layout.pp} * {stages(layout, work.strategy) // layout.pp} stages per rank = "
+            f"{stages(layout, work.strategy)} stages for {spec.layers} layers",
             hint=f"each stage needs at least one layer: at most {spec.layers} stages",
         )
 
@@ -193,36 +200,36 @@ def _check_scales(layout: Layout, spec: ModelSpec) -> None:
 def _check_work(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
     if layout.pp > 1:
         _check_pipeline(layout, work)
-    if work.options.sequence_parallel and layout.tp == 1:
+    if work.strategy.sequence_parallel and layout.tp == 1:
         raise ConfigError("sequence_parallel with tp 1", hint="it cuts tokens over the ranks of tp")
-    if work.options.zero and layout.fsdp > 1:
+    if work.strategy.zero and layout.fsdp > 1:
         raise ConfigError(
-            f"zero {work.options.zero} with fsdp {layout.fsdp}: both cut the optimizer states",
+            f"zero {work.strategy.zero} with fsdp {layout.fsdp}: both cut the optimizer states",
             hint="use fsdp 1 and more dp, or zero 0",
         )
-    if work.options.zero not in (0, 1, 2):
+    if work.strategy.zero not in (0, 1, 2):
         raise ConfigError(
-            f"zero is {work.options.zero}", hint="1 or 2; for the third stage use fsdp"
+            f"zero is {work.strategy.zero}", hint="1 or 2; for the third stage use fsdp"
         )
     _check_tokens(layout, spec, work)
 
 
 def _check_pipeline(layout: Layout, work: Work) -> None:
-    if work.options.order in SPLIT and layout.fsdp > 1:
+    if work.strategy.order in SPLIT and layout.fsdp > 1:
         raise ConfigError(
-            f"the schedule {work.options.order} computes weight gradients later, but fsdp {layout.fsdp} "
+            f"the schedule {work.strategy.order} computes weight gradients later, but fsdp {layout.fsdp} "
             f"gathers weights only around each backward",
             hint="use 1f1b, interleaved or gpipe with fsdp; or dp with zero 1 in its place",
         )
     if work.microbatches:
-        schedule(work.options.order, layout.pp, work.microbatches, _chunks(work.options))
+        schedule(work.strategy.order, layout.pp, work.microbatches, _chunks(work.strategy))
 
 
 def _check_tokens(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
     if not work.tokens:
         return
-    parts = layout.cp * (2 if layout.cp > 1 and work.options.attention == "ring" else 1)
-    seq = layout.tp if work.options.sequence_parallel else 1
+    parts = layout.cp * (2 if layout.cp > 1 and work.strategy.attention == "ring" else 1)
+    seq = layout.tp if work.strategy.sequence_parallel else 1
     if work.tokens % (parts * seq):
         zigzag = "2 * " if parts > layout.cp else ""
         raise ConfigError(

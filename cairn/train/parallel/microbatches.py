@@ -17,9 +17,9 @@ from cairn.models.linear.maps import Vocabulary
 from cairn.train.parallel.context import attend_for, local_batch
 from cairn.train.parallel.data import Sync
 from cairn.train.parallel.fsdp import Fsdp
-from cairn.train.parallel.layout import Options
+from cairn.train.parallel.layout import Strategy
 from cairn.train.parallel.mesh import Mesh
-from cairn.train.parallel.pipeline.deferred import Owed, deferring
+from cairn.train.parallel.pipeline.deferred import Deferred, deferring
 from cairn.train.parallel.stage import Stage
 
 if TYPE_CHECKING:
@@ -35,21 +35,23 @@ class Microbatches:
         stages: Sequence[Stage],
         syncs: Sequence[Sync],
         mesh: Mesh,
-        options: Options,
+        strategy: Strategy,
         attend: MakeAttend | None,
         batches: "Sequence[Batch]",
         head: BatchHead,
     ) -> None:
         self.stages, self.syncs, self.head = stages, syncs, head
-        self.cut = mesh.size("tp") if options.sequence_parallel else 1
-        group, kind = mesh.group("cp"), options.attention
+        self.cut = mesh.size("tp") if strategy.sequence_parallel else 1
+        group, kind = mesh.group("cp"), strategy.attention
         self.local = [local_batch(batch, group, kind) for batch in batches]
         self.attends = [attend_for(batch, group, kind, attend) for batch in batches]
 
     def __len__(self) -> int:
         return len(self.local)
 
-    def forward(self, chunk: int, microbatch: int, x_TD: Tensor | None, owed: Owed | None) -> Any:
+    def forward(
+        self, chunk: int, microbatch: int, x_TD: Tensor | None, deferred: Deferred | None
+    ) -> Any:
         batch, stage = self.local[microbatch], self.stages[chunk]
         head = None
         if stage.share.last:
@@ -58,8 +60,8 @@ class Microbatches:
                 return self.head(hidden_TD, vocabulary, batch)
 
         x = batch.tokens_T if x_TD is None else x_TD
-        with deferring(owed):
-            return stage(x, batch.positions_T, self.attends[microbatch], head, owed)
+        with deferring(deferred):
+            return stage(x, batch.positions_T, self.attends[microbatch], head, deferred)
 
     def blank(self, microbatch: int) -> Tensor:
         tokens_T, stage = self.local[microbatch].tokens_T, self.stages[0]

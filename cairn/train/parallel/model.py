@@ -26,7 +26,7 @@ from cairn.train.parallel.collectives import all_reduce
 from cairn.train.parallel.data import Sync
 from cairn.train.parallel.expert import is_expert_weight
 from cairn.train.parallel.interface import Loss, TokenHead
-from cairn.train.parallel.layout import IN_V, Options, stages
+from cairn.train.parallel.layout import IN_V, Strategy, stages
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.microbatches import BatchHead, MakeAttend, Microbatches
 from cairn.train.parallel.outputs import Values, from_last_stage, in_batch_order
@@ -53,11 +53,11 @@ class ParallelModel:
         held: list[Stage],
         syncs: list[Sync],
         mesh: Mesh,
-        options: Options,
+        strategy: Strategy,
         attend: MakeAttend | None = None,
     ) -> None:
         self.spec, self.stages, self.syncs = spec, held, syncs
-        self.mesh, self.options, self.attend = mesh, options, attend
+        self.mesh, self.strategy, self.attend = mesh, strategy, attend
         self.data_rank, self.data_ranks = mesh.data_rank, mesh.data_ranks
         self.slots: list[Slot] = list({s.name: s for stage in held for s in stage.slots()}.values())
         self.whole = _whole_on_every_rank(self.slots)
@@ -107,9 +107,9 @@ class ParallelModel:
             found = {number: work.forward(0, number, None, None) for number in range(len(work))}
         for sync in self.syncs:
             sync.after_forward()
-        values = [in_batch_order(found[n], cp, self.options.attention) for n in sorted(found)]
-        count = stages(self.mesh.layout, self.options)
-        placement = "v" if self.options.order in IN_V and count > 1 else "loop"
+        values = [in_batch_order(found[n], cp, self.strategy.attention) for n in sorted(found)]
+        count = stages(self.mesh.layout, self.strategy)
+        placement = "v" if self.strategy.order in IN_V and count > 1 else "loop"
         last, _ = holder(placement, pp, count - 1)
         return from_last_stage(
             values, self.mesh.group("pp"), self.mesh.peer("pp", last), self.mesh.device
@@ -117,7 +117,7 @@ class ParallelModel:
 
     def _microbatches(self, batches: "Sequence[Batch]", head: BatchHead) -> Microbatches:
         return Microbatches(
-            self.stages, self.syncs, self.mesh, self.options, self.attend, batches, head
+            self.stages, self.syncs, self.mesh, self.strategy, self.attend, batches, head
         )
 
     def _one_after_another(self, work: Microbatches) -> list[Tensor]:
@@ -136,9 +136,9 @@ class ParallelModel:
     def _pipeline(self, microbatches: int, trains: bool) -> Pipeline:
         key = (microbatches, trains)
         if key not in self._pipelines:
-            pp, rank, order = self.mesh.size("pp"), self.mesh.rank("pp"), self.options.order
+            pp, rank, order = self.mesh.size("pp"), self.mesh.rank("pp"), self.strategy.order
             if trains:
-                chunks = self.options.chunks if order == "interleaved" else None
+                chunks = self.strategy.chunks if order == "interleaved" else None
                 plan = schedule(order, pp, microbatches, chunks)
             else:
                 placement = "v" if order in IN_V else "loop"
@@ -151,7 +151,7 @@ class ParallelModel:
     def _sum_partial_gradients(self) -> None:
         """Over ranks of tp or pp that have each computed a part of the same parameter's gradient."""
         gradients = self.gradients()
-        if self.mesh.size("tp") > 1 and self.options.sequence_parallel:
+        if self.mesh.size("tp") > 1 and self.strategy.sequence_parallel:
             cut = [gradients[name] for name in sorted(self.whole & gradients.keys())]
             if cut:
                 flat = torch.cat([gradient.flatten() for gradient in cut])
@@ -213,7 +213,7 @@ class ParallelModel:
 
     def matrices(self) -> Matrices:
         cut = self.mesh.size("fsdp") > 1
-        rows = self.mesh.group("replica") if cut or self.options.zero else None
+        rows = self.mesh.group("replica") if cut or self.strategy.zero else None
         mine = not cut or self.mesh.rank("dp") == 0  # copies of the same rows are not added
         apart = is_expert_weight if self.mesh.size("ep") > 1 else lambda name: False
         trained = [slot for slot in self.slots if slot.parameter in self.trained]
@@ -221,7 +221,7 @@ class ParallelModel:
 
     def _is_on_both_ends(self, name: str) -> bool:
         """Whether the first and the last stage, on two ranks, both hold this parameter."""
-        if name != TIED or not self.spec.tied or self.options.order in IN_V:
+        if name != TIED or not self.spec.tied or self.strategy.order in IN_V:
             return False
         pp = self.mesh.size("pp")
         return pp > 1 and self.mesh.rank("pp") in (0, pp - 1)

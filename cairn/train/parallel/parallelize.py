@@ -26,7 +26,7 @@ from cairn.train.fused_forward import FusedLayers
 from cairn.train.parallel.data import Replicas, Sync
 from cairn.train.parallel.expert import Sharing, SpreadExperts, is_expert_weight
 from cairn.train.parallel.fsdp import Fsdp
-from cairn.train.parallel.layout import IN_V, Options, Work, check, stages
+from cairn.train.parallel.layout import IN_V, Balance, Strategy, stages
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.microbatches import MakeAttend
 from cairn.train.parallel.model import ParallelModel
@@ -44,7 +44,7 @@ Fill = Callable[[Stage], None]  # gives a stage on the meta device its weights
 def parallelize(
     spec: ModelSpec,
     mesh: Mesh,
-    options: Options = Options(),  # noqa: B008
+    strategy: Strategy = Strategy(),  # noqa: B008
     *,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
@@ -54,19 +54,21 @@ def parallelize(
     fused_context: int | None = None,
     products: Products = PLAIN,
     wide_sums: bool = True,
+    balance: Balance = Balance(),  # noqa: B008
     trainable: Trainable = EVERYTHING,
 ) -> ParallelModel:
     """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
 
     `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
     `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
-    `trainable`: which weights get gradients.
+    `balance`: what keeps experts equally busy. `trainable`: which weights get gradients.
+
+    The layout has been checked against the model (`layout.check`), as `refuse.check_layout` does for a recipe.
     """
-    spec = with_choice_bias(spec, options)
-    check(mesh.layout, mesh.layout.world(), spec, Work(options=options))
+    spec = with_choice_bias(spec, balance)
     is_fused = fused_context is not None
-    build = Build("meta", dtype, _shards(mesh, options), fused=is_fused or products is not PLAIN)
-    held = build_stages(spec, build, mesh, options)
+    build = Build("meta", dtype, _shards(mesh, strategy), fused=is_fused or products is not PLAIN)
+    held = build_stages(spec, build, mesh, strategy, balance)
     for stage in held:
         stage.recompute = recompute
         (fill or partial(_fill_random, device=mesh.device, seed=seed))(stage)
@@ -75,14 +77,22 @@ def parallelize(
         elif products is not PLAIN:
             through_products(stage, products)
         freeze(stage, stage.slots(), trainable)
-    return ParallelModel(spec, held, _syncs(held, mesh, options, wide_sums), mesh, options, attend)
+    return ParallelModel(
+        spec, held, _syncs(held, mesh, strategy, wide_sums), mesh, strategy, attend
+    )
 
 
-def build_stages(spec: ModelSpec, build: Build, mesh: Mesh, options: Options) -> list[Stage]:
+def build_stages(
+    spec: ModelSpec,
+    build: Build,
+    mesh: Mesh,
+    strategy: Strategy,
+    balance: Balance = Balance(),  # noqa: B008
+) -> list[Stage]:
     """The stages of this rank, on the meta device, one for each chunk."""
-    count = stages(mesh.layout, options)
-    placement: Placement = "v" if options.order in IN_V and count > 1 else "loop"
-    make = _expert_maker(mesh, options)
+    count = stages(mesh.layout, strategy)
+    placement: Placement = "v" if strategy.order in IN_V and count > 1 else "loop"
+    make = _expert_maker(mesh, balance)
     held: list[Stage] = []
     for chunk in range(count // mesh.size("pp")):
         number = stage_of(placement, mesh.size("pp"), mesh.rank("pp"), chunk)
@@ -91,26 +101,26 @@ def build_stages(spec: ModelSpec, build: Build, mesh: Mesh, options: Options) ->
     return held
 
 
-def with_choice_bias(spec: ModelSpec, options: Options) -> ModelSpec:
+def with_choice_bias(spec: ModelSpec, balance: Balance) -> ModelSpec:
     """A bias that steers the choice of experts is a tensor of the model: it is exported, and served."""
-    if not options.balance_bias or spec.experts is None or spec.experts.choice_bias:
+    if not balance.bias or spec.experts is None or spec.experts.choice_bias:
         return spec
     experts = msgspec.structs.replace(spec.experts, choice_bias=True)
     return msgspec.structs.replace(spec, experts=experts)
 
 
-def _expert_maker(mesh: Mesh, options: Options) -> ExpertMaker | None:
-    if mesh.size("ep") == 1 and not options.balance_loss and not options.balance_bias:
+def _expert_maker(mesh: Mesh, balance: Balance) -> ExpertMaker | None:
+    if mesh.size("ep") == 1 and not balance.loss and not balance.bias:
         return None
-    how = Sharing(mesh.group("ep"), mesh.group("cp"), options.balance_loss, options.balance_bias)
+    how = Sharing(mesh.group("ep"), mesh.group("cp"), balance.loss, balance.bias)
     return lambda build, spec, experts: SpreadExperts(build, spec, experts, how)
 
 
-def _shards(mesh: Mesh, options: Options) -> Shards:
+def _shards(mesh: Mesh, strategy: Strategy) -> Shards:
     if mesh.size("tp") == 1:
         return ALONE
     group = mesh.group("tp")
-    return SequenceShards(group) if options.sequence_parallel else TensorShards(group)
+    return SequenceShards(group) if strategy.sequence_parallel else TensorShards(group)
 
 
 def _fill_random(stage: Stage, device: str, seed: int) -> None:
@@ -120,7 +130,7 @@ def _fill_random(stage: Stage, device: str, seed: int) -> None:
     fill_random(stage, [s for s in stage.slots() if s.parameter in blank], device, seed)
 
 
-def _syncs(held: list[Stage], mesh: Mesh, options: Options, wide_sums: bool) -> list[Sync]:
+def _syncs(held: list[Stage], mesh: Mesh, strategy: Strategy, wide_sums: bool) -> list[Sync]:
     """Who looks after which parameters: experts that are spread apart from all others."""
     everything = {name: p for stage in held for name, p in stage.named_parameters()}
     parameters = {name: p for name, p in everything.items() if p.requires_grad}
@@ -132,10 +142,10 @@ def _syncs(held: list[Stage], mesh: Mesh, options: Options, wide_sums: bool) -> 
         wide = torch.float32 if next(iter(everything.values())).dtype != torch.float32 else None
         # Experts have groups of their own, and the biases of routers are steered, not trained.
         apart = {p for n, p in everything.items() if n in all_experts or n.endswith(".bias_E")}
-        whole_ones = options.whole_gradients
-        found.append(Fsdp(held, mesh, apart, wide, options.reshard, whole_ones))
-    elif options.zero and mesh.group("replica") is not None:
-        found.append(Zero(dense, mesh.group("replica"), options.zero))
+        whole_ones = strategy.whole_gradients
+        found.append(Fsdp(held, mesh, apart, wide, strategy.reshard, whole_ones))
+    elif strategy.zero and mesh.group("replica") is not None:
+        found.append(Zero(dense, mesh.group("replica"), strategy.zero))
     else:
         found.append(Replicas(dense, mesh.group("replica"), wide=wide_sums))
     if experts:

@@ -25,10 +25,18 @@ def forward_kernel(
     lengths, most_q, most_k = _lengths(block, q_SHC.device)
     window = rule.window if block.diagonal else 0
     out_SHC, lse_HS = attention(
-        q_SHC, k_NKC, v_NKC, lengths, max_length=most_q, max_length_k=most_k,
-        causal=block.diagonal, window=window, softcap=rule.softcap, scale=rule.scale,
+        q_SHC,
+        k_NKC,
+        v_NKC,
+        lengths,
+        max_length=most_q,
+        max_length_k=most_k,
+        causal=block.diagonal,
+        window=window,
+        softcap=rule.softcap,
+        scale=rule.scale,
         return_lse=True,
-    )  # fmt: skip
+    )
     return out_SHC.float(), lse_HS.t()
 
 
@@ -53,9 +61,18 @@ def _problem(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, block: Block, rule: Ru
     lengths, most_q, most_k = _lengths(block, q_SHC.device)
     window = rule.window if block.diagonal else 0
     return checked_problem(
-        q_SHC, k_NKC, v_NKC, lengths, None, most_q, most_k, block.diagonal, window,
-        rule.softcap, rule.scale,
-    )  # fmt: skip
+        q_SHC,
+        k_NKC,
+        v_NKC,
+        lengths,
+        None,
+        most_q,
+        most_k,
+        block.diagonal,
+        window,
+        rule.softcap,
+        rule.scale,
+    )
 
 
 def _lengths(block: Block, device: torch.device) -> tuple[Tensor | None, int, int]:

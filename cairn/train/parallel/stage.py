@@ -25,7 +25,7 @@ from cairn.models.shards import Shards
 from cairn.models.spec import Experts, ModelSpec, Rope
 from cairn.models.transformer import Layer, Positions, rotations_of, scaled
 from cairn.train.fused_forward import FusedLayers, TrainingResidual, TrainingStep
-from cairn.train.parallel.pipeline.deferred import Owed
+from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.parallel.tensor import GatherRows, SequenceShards, VocabularyShards
 from cairn.train.recompute import RecomputingStep
 from cairn.train.recompute_kinds import Recompute
@@ -96,14 +96,14 @@ class Stage(nn.Module):
         positions_T: Tensor,
         attend: Attend,
         head: Head | None = None,
-        owed: Owed | None = None,
+        deferred: Deferred | None = None,
     ) -> Tensor:
         """`x`: tokens [T] on the first stage, else [T, D]. With `head` the last stage returns what it makes.
 
-        `owed`: where weight gradients go that are computed later, for a layer that is computed again.
+        `deferred`: where weight gradients go that are computed later, for a layer that is computed again.
         """
         x_TD = self.embed(x, positions_T) if self.share.first else x
-        residual, step = self._begin(x_TD, positions_T, attend, owed)
+        residual, step = self._begin(x_TD, positions_T, attend, deferred)
         numbered = ((int(number), layer) for number, layer in self.layers.items())
         residual, _ = run_layers(numbered, residual, step)
         if self.norm is None:
@@ -118,7 +118,7 @@ class Stage(nn.Module):
         self.form = form
 
     def _begin(
-        self, x_TD: Tensor, positions_T: Tensor, attend: Attend, owed: Owed | None
+        self, x_TD: Tensor, positions_T: Tensor, attend: Attend, deferred: Deferred | None
     ) -> tuple[Residual, Step]:
         """The residual and the step of the form that this stage runs in."""
         form = self.form
@@ -126,9 +126,9 @@ class Stage(nn.Module):
         if form is None or form.dynamic:
             rotations = rotations_of(self.spec, self.share.layers, positions_T, attend, x_TD.dtype)
         if form is not None:
-            step = TrainingStep(form, positions_T, attend, rotations, owed)
+            step = TrainingStep(form, positions_T, attend, rotations, deferred)
             return TrainingResidual(x_TD), step
-        return PlainResidual(x_TD), RecomputingStep(attend, rotations, self.recompute, owed)
+        return PlainResidual(x_TD), RecomputingStep(attend, rotations, self.recompute, deferred)
 
     def vocabulary(self) -> Vocabulary:
         """The output projection of the last stage."""

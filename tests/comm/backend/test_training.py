@@ -10,7 +10,7 @@ from torch import nn
 from train.parallel.spread_training import alone, assert_same, one_rank, spec_of
 
 import cairn.comm.backend  # noqa: F401  registers it
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 
 STEPS, EACH, WIDTH, CLASSES = 4, 6, 24, 5
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -72,15 +72,15 @@ def expected(spec, per_step):
 @pytest.mark.parametrize(
     ("spec", "layout", "options", "per_step"),
     [
-        pytest.param(TIED, Layout(tp=2), Options(sequence_parallel=True), 4, id="tp-sp"),
-        pytest.param(TIED, Layout(pp=2), Options(order="zbv"), 4, id="pp"),
-        pytest.param(TIED, Layout(cp=2), Options(), 4, id="ring-attention"),
-        pytest.param(TIED, Layout(fsdp=3), Options(), 3, id="fsdp3"),
-        pytest.param(TIED, Layout(dp=3), Options(zero=2), 3, id="zero2-3"),
-        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), 4, id="experts"),
-        pytest.param(TIED, Layout(pp=2, tp=2), Options(), 4, id="pp-tp"),
+        pytest.param(TIED, Layout(tp=2), Strategy(sequence_parallel=True), 4, id="tp-sp"),
+        pytest.param(TIED, Layout(pp=2), Strategy(order="zbv"), 4, id="pp"),
+        pytest.param(TIED, Layout(cp=2), Strategy(), 4, id="ring-attention"),
+        pytest.param(TIED, Layout(fsdp=3), Strategy(), 3, id="fsdp3"),
+        pytest.param(TIED, Layout(dp=3), Strategy(zero=2), 3, id="zero2-3"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Strategy(), 4, id="experts"),
+        pytest.param(TIED, Layout(pp=2, tp=2), Strategy(), 4, id="pp-tp"),
         pytest.param(
-            TIED, Layout(fsdp=2, tp=2), Options(sequence_parallel=True), 4, id="fsdp-tp-sp"
+            TIED, Layout(fsdp=2, tp=2), Strategy(sequence_parallel=True), 4, id="fsdp-tp-sp"
         ),
     ],
 )

@@ -135,3 +135,42 @@ def test_models(server, local):
 def test_a_model_without_words_has_nothing_to_say():
     with pytest.raises(TokenizerError, match="no tokenizer"):
         LocalTalker("random:tiny", device="cpu", dtype="float32", num_gpu_blocks_override=64)
+
+
+# -- templates ------------------------------------------------------------------------------------
+
+OWN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+
+
+def test_a_server_with_a_template_of_its_own_and_one_that_trusts_its_clients(
+    tiny_folder, server, tmp_path
+):
+    file = tmp_path / "own.jinja"
+    file.write_text(OWN)
+    asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    own = asked | {"chat_template": OWN}
+
+    def tokens(one, body):
+        found = one.http.post("/tokenize", json=body)
+        return found.json().get("tokens", found.json().get("error"))
+
+    plain = server.service.tokenizer.encode("[Hi]", special=False)
+    with live_server.live(
+        tiny_folder, chat_template=file, trust_request_chat_template=True
+    ) as other:
+        assert tokens(other, asked) == plain
+        assert tokens(other, asked | {"chat_template": "{{ messages[0].content }}"}) == plain[1:-1]
+        whole = other.http.post(
+            "/v1/chat/completions", json=own | {"max_tokens": 1, "return_token_ids": True}
+        )
+        assert whole.json()["prompt_token_ids"] == plain
+        broken = other.http.post("/v1/chat/completions", json=own | {"chat_template": "{% for"})
+        assert (broken.status_code, broken.json()["error"]["type"]) == (
+            400,
+            "invalid_request_error",
+        )
+    assert tokens(server, asked) != plain
+    for path in ("/tokenize", "/v1/chat/completions"):
+        refused = server.http.post(path, json=own)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "chat_template"

@@ -9,7 +9,7 @@ from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.train.data.batch import IGNORED, Batch, make_batch
 from cairn.train.objective import Objective
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 
@@ -69,7 +69,7 @@ def one_rank(
     world: int,
     spec: ModelSpec,
     layout: Layout,
-    options: Options,
+    options: Strategy,
     steps: int,
     per_step: int,
     tokens: int = 16,

@@ -12,7 +12,7 @@ from cairn.models.build import Build
 from cairn.models.weights import fill_random
 from cairn.train.data.batch import make_batch
 from cairn.train.objective import Objective
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import build_stages, parallelize
 
@@ -77,7 +77,7 @@ def by_torch(mesh, options, theirs):
 
 def compare(rank, world, order):
     mesh = Mesh.join(Layout(pp=world))
-    options = Options(order=order)
+    options = Strategy(order=order)
     expected = by_torch(mesh, options, SCHEDULES[order])
     mine = parallelize(SPEC, mesh, options, seed=SEED)
     mine.forward_backward(

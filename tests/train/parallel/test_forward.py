@@ -13,7 +13,7 @@ from cairn.models.weights import random_model
 from cairn.train.data.batch import IGNORED
 from cairn.train.heads import HiddenStates, TargetLogProbs, loss_by_stream
 from cairn.train.objective import Objective
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 
@@ -77,20 +77,20 @@ def without_forward(rank, world, spec, layout, options):
 @pytest.mark.parametrize(
     ("spec", "layout", "options", "fused"),
     [
-        pytest.param(TIED, Layout(), Options(), True, id="one-fused"),
-        pytest.param(CAPPED, Layout(tp=2), Options(), False, id="tp-softcap"),
-        pytest.param(UNTIED, Layout(tp=2), Options(sequence_parallel=True), True, id="sp-fused"),
-        pytest.param(TIED, Layout(dp=2), Options(zero=2), False, id="zero2"),
-        pytest.param(UNTIED, Layout(fsdp=2), Options(reshard=False), False, id="fsdp"),
-        pytest.param(TIED, Layout(cp=2), Options(), False, id="ring"),
-        pytest.param(UNTIED, Layout(cp=2), Options(attention="ulysses"), True, id="ulysses-fused"),
-        pytest.param(TIED, Layout(pp=2), Options(order="interleaved"), False, id="interleaved"),
-        pytest.param(UNTIED, Layout(pp=2), Options(order="zbv"), True, id="zbv-fused"),
-        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), False, id="ep"),
+        pytest.param(TIED, Layout(), Strategy(), True, id="one-fused"),
+        pytest.param(CAPPED, Layout(tp=2), Strategy(), False, id="tp-softcap"),
+        pytest.param(UNTIED, Layout(tp=2), Strategy(sequence_parallel=True), True, id="sp-fused"),
+        pytest.param(TIED, Layout(dp=2), Strategy(zero=2), False, id="zero2"),
+        pytest.param(UNTIED, Layout(fsdp=2), Strategy(reshard=False), False, id="fsdp"),
+        pytest.param(TIED, Layout(cp=2), Strategy(), False, id="ring"),
+        pytest.param(UNTIED, Layout(cp=2), Strategy(attention="ulysses"), True, id="ulysses-fused"),
+        pytest.param(TIED, Layout(pp=2), Strategy(order="interleaved"), False, id="interleaved"),
+        pytest.param(UNTIED, Layout(pp=2), Strategy(order="zbv"), True, id="zbv-fused"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Strategy(), False, id="ep"),
         pytest.param(
-            TIED, Layout(pp=2, tp=2), Options(sequence_parallel=True), False, id="pp-tp-sp"
+            TIED, Layout(pp=2, tp=2), Strategy(sequence_parallel=True), False, id="pp-tp-sp"
         ),
-        pytest.param(UNTIED, Layout(fsdp=2, cp=2), Options(), False, id="fsdp-ring"),
+        pytest.param(UNTIED, Layout(fsdp=2, cp=2), Strategy(), False, id="fsdp-ring"),
     ],
 )
 def test_every_layout_gives_what_the_plain_model_gives(spec, layout, options, fused):
@@ -107,7 +107,7 @@ def test_every_layout_gives_what_the_plain_model_gives(spec, layout, options, fu
 
 @pytest.mark.parametrize(
     ("layout", "options"),
-    [(Layout(fsdp=2), Options(reshard=False)), (Layout(dp=2), Options(zero=1))],
+    [(Layout(fsdp=2), Strategy(reshard=False)), (Layout(dp=2), Strategy(zero=1))],
     ids=["fsdp", "zero1"],
 )
 def test_a_step_after_it_computes_what_it_would_have(layout, options):
@@ -128,7 +128,7 @@ def after_an_update(rank, world, layout, options, looks_before):
     return parallel.forward(streamed(TIED)[:1], HiddenStates())[0]["hidden"]
 
 
-@pytest.mark.parametrize("options", [Options(reshard=False), Options()], ids=["kept", "freed"])
+@pytest.mark.parametrize("options", [Strategy(reshard=False), Strategy()], ids=["kept", "freed"])
 def test_it_leaves_no_gathered_weights_that_an_update_does_not_reach(options):
     fresh = run_ranks(2, after_an_update, Layout(fsdp=2), options, False)
     again = run_ranks(2, after_an_update, Layout(fsdp=2), options, True)

@@ -7,7 +7,7 @@ import pytest
 from forked import run_ranks
 from spread_training import alone, assert_same, one_rank, spec_of
 
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 
 STEPS = int(os.environ.get("CAIRN_PARALLEL_STEPS", "3"))  # 10 for the long form
 PER_STEP = 4
@@ -19,7 +19,7 @@ def expected(spec, per_step, tokens):
 
 
 def check(
-    spec, layout, options=Options(), per_step=PER_STEP, tokens=16, recompute="none", fused=False,  # noqa: B008
+    spec, layout, options=Strategy(), per_step=PER_STEP, tokens=16, recompute="none", fused=False,  # noqa: B008
 ):  # fmt: skip
     traces = run_ranks(
         layout.world(), one_rank, spec, layout, options, STEPS, per_step, tokens, recompute, fused
@@ -38,20 +38,20 @@ EXPERTS = spec_of("tiny-moe", layers=2)
 @pytest.mark.parametrize(
     ("spec", "layout", "options"),
     [
-        pytest.param(TIED, Layout(tp=2), Options(), id="tp"),
-        pytest.param(UNTIED, Layout(tp=2), Options(sequence_parallel=True), id="tp-sp-untied"),
-        pytest.param(LEARNED, Layout(tp=2), Options(sequence_parallel=True), id="tp-sp-gpt2"),
-        pytest.param(EXPERTS, Layout(tp=2), Options(sequence_parallel=True), id="tp-sp-experts"),
-        pytest.param(TIED, Layout(dp=2), Options(), id="dp"),
-        pytest.param(UNTIED, Layout(dp=2, cp=2), Options(zero=1), id="dp-cp-zero1"),
-        pytest.param(TIED, Layout(dp=2), Options(zero=2), id="zero2"),
-        pytest.param(TIED, Layout(fsdp=2), Options(), id="fsdp"),
-        pytest.param(UNTIED, Layout(dp=2, fsdp=2), Options(reshard=False), id="hsdp"),
-        pytest.param(TIED, Layout(cp=2), Options(), id="ring"),
-        pytest.param(WINDOWS, Layout(cp=4), Options(), id="ring-windows-softcap"),
-        pytest.param(UNTIED, Layout(cp=2), Options(attention="ulysses"), id="ulysses"),
-        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), id="ep"),
-        pytest.param(EXPERTS, Layout(dp=2, fsdp=2, ep=2), Options(), id="ep-hsdp"),
+        pytest.param(TIED, Layout(tp=2), Strategy(), id="tp"),
+        pytest.param(UNTIED, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-untied"),
+        pytest.param(LEARNED, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-gpt2"),
+        pytest.param(EXPERTS, Layout(tp=2), Strategy(sequence_parallel=True), id="tp-sp-experts"),
+        pytest.param(TIED, Layout(dp=2), Strategy(), id="dp"),
+        pytest.param(UNTIED, Layout(dp=2, cp=2), Strategy(zero=1), id="dp-cp-zero1"),
+        pytest.param(TIED, Layout(dp=2), Strategy(zero=2), id="zero2"),
+        pytest.param(TIED, Layout(fsdp=2), Strategy(), id="fsdp"),
+        pytest.param(UNTIED, Layout(dp=2, fsdp=2), Strategy(reshard=False), id="hsdp"),
+        pytest.param(TIED, Layout(cp=2), Strategy(), id="ring"),
+        pytest.param(WINDOWS, Layout(cp=4), Strategy(), id="ring-windows-softcap"),
+        pytest.param(UNTIED, Layout(cp=2), Strategy(attention="ulysses"), id="ulysses"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Strategy(), id="ep"),
+        pytest.param(EXPERTS, Layout(dp=2, fsdp=2, ep=2), Strategy(), id="ep-hsdp"),
     ],
 )
 def test_without_a_pipeline(spec, layout, options):
@@ -64,7 +64,7 @@ def test_every_schedule_in_the_order_that_was_simulated(order):
     from cairn.train.parallel.pipeline.schedules import schedule
 
     layout = Layout(pp=2)
-    traces = check(TIED, layout, Options(order=order))
+    traces = check(TIED, layout, Strategy(order=order))
     plan = schedule(order, layout.pp, PER_STEP)
     assert [tuple(trace["executed"]) for trace in traces] == list(plan.ranks)
 
@@ -72,15 +72,15 @@ def test_every_schedule_in_the_order_that_was_simulated(order):
 @pytest.mark.parametrize(
     ("spec", "layout", "options"),
     [
-        pytest.param(UNTIED, Layout(pp=4), Options(), id="pp4"),
-        pytest.param(TIED, Layout(pp=2, tp=2), Options(sequence_parallel=True), id="pp-tp-sp"),
-        pytest.param(UNTIED, Layout(pp=2, dp=2), Options(order="zbv", zero=2), id="zbv-dp-zero"),
-        pytest.param(TIED, Layout(pp=2, fsdp=2), Options(order="interleaved"), id="pp-fsdp"),
-        pytest.param(TIED, Layout(fsdp=2, cp=2), Options(), id="fsdp-cp"),
-        pytest.param(UNTIED, Layout(fsdp=2, tp=2), Options(sequence_parallel=True), id="fsdp-tp"),
-        pytest.param(EXPERTS, Layout(dp=2, ep=2, tp=2), Options(), id="ep-tp"),
-        pytest.param(TIED, Layout(cp=2, tp=2), Options(sequence_parallel=True), id="cp-tp"),
-        pytest.param(TIED, Layout(pp=2, cp=2), Options(order="dualpipev"), id="pp-cp"),
+        pytest.param(UNTIED, Layout(pp=4), Strategy(), id="pp4"),
+        pytest.param(TIED, Layout(pp=2, tp=2), Strategy(sequence_parallel=True), id="pp-tp-sp"),
+        pytest.param(UNTIED, Layout(pp=2, dp=2), Strategy(order="zbv", zero=2), id="zbv-dp-zero"),
+        pytest.param(TIED, Layout(pp=2, fsdp=2), Strategy(order="interleaved"), id="pp-fsdp"),
+        pytest.param(TIED, Layout(fsdp=2, cp=2), Strategy(), id="fsdp-cp"),
+        pytest.param(UNTIED, Layout(fsdp=2, tp=2), Strategy(sequence_parallel=True), id="fsdp-tp"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2, tp=2), Strategy(), id="ep-tp"),
+        pytest.param(TIED, Layout(cp=2, tp=2), Strategy(sequence_parallel=True), id="cp-tp"),
+        pytest.param(TIED, Layout(pp=2, cp=2), Strategy(order="dualpipev"), id="pp-cp"),
     ],
 )
 def test_pairs(spec, layout, options):
@@ -90,12 +90,12 @@ def test_pairs(spec, layout, options):
 @pytest.mark.parametrize(
     ("spec", "layout", "options"),
     [
-        pytest.param(TIED, Layout(dp=2, pp=2, tp=2), Options(), id="dp-pp-tp"),
+        pytest.param(TIED, Layout(dp=2, pp=2, tp=2), Strategy(), id="dp-pp-tp"),
         pytest.param(
-            UNTIED, Layout(fsdp=2, pp=2, tp=2), Options(sequence_parallel=True), id="fsdp-pp-tp"
+            UNTIED, Layout(fsdp=2, pp=2, tp=2), Strategy(sequence_parallel=True), id="fsdp-pp-tp"
         ),
-        pytest.param(TIED, Layout(pp=2, cp=2, tp=2), Options(order="zbv"), id="zbv-cp-tp"),
-        pytest.param(EXPERTS, Layout(dp=2, pp=2, cp=2, ep=2), Options(), id="dp-pp-cp-ep"),
+        pytest.param(TIED, Layout(pp=2, cp=2, tp=2), Strategy(order="zbv"), id="zbv-cp-tp"),
+        pytest.param(EXPERTS, Layout(dp=2, pp=2, cp=2, ep=2), Strategy(), id="dp-pp-cp-ep"),
     ],
 )
 def test_three_dimensions_on_eight_ranks(spec, layout, options):
@@ -105,9 +105,9 @@ def test_three_dimensions_on_eight_ranks(spec, layout, options):
 @pytest.mark.parametrize(
     ("recompute", "layout", "options"),
     [
-        ("selective", Layout(pp=2, tp=2), Options(order="zbv")),
-        ("full", Layout(pp=2, cp=2), Options(order="zb-h1")),
-        ("full", Layout(fsdp=2), Options()),
+        ("selective", Layout(pp=2, tp=2), Strategy(order="zbv")),
+        ("full", Layout(pp=2, cp=2), Strategy(order="zb-h1")),
+        ("full", Layout(fsdp=2), Strategy()),
     ],
 )
 def test_recomputing_changes_nothing(recompute, layout, options):
@@ -117,18 +117,18 @@ def test_recomputing_changes_nothing(recompute, layout, options):
 @pytest.mark.parametrize(
     ("spec", "layout", "options", "recompute"),
     [
-        pytest.param(TIED, Layout(dp=2), Options(zero=2), "none", id="zero2"),
-        pytest.param(UNTIED, Layout(fsdp=2), Options(), "full", id="fsdp"),
-        pytest.param(TIED, Layout(tp=2), Options(), "selective", id="tp"),
-        pytest.param(UNTIED, Layout(cp=2), Options(attention="ulysses"), "norms", id="ulysses"),
-        pytest.param(TIED, Layout(pp=2), Options(order="zbv"), "full", id="zbv"),
-        pytest.param(WINDOWS, Layout(cp=2), Options(), "none", id="ring-post-norms"),
-        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), "none", id="ep"),
+        pytest.param(TIED, Layout(dp=2), Strategy(zero=2), "none", id="zero2"),
+        pytest.param(UNTIED, Layout(fsdp=2), Strategy(), "full", id="fsdp"),
+        pytest.param(TIED, Layout(tp=2), Strategy(), "selective", id="tp"),
+        pytest.param(UNTIED, Layout(cp=2), Strategy(attention="ulysses"), "norms", id="ulysses"),
+        pytest.param(TIED, Layout(pp=2), Strategy(order="zbv"), "full", id="zbv"),
+        pytest.param(WINDOWS, Layout(cp=2), Strategy(), "none", id="ring-post-norms"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Strategy(), "none", id="ep"),
         pytest.param(
-            UNTIED, Layout(fsdp=2, tp=2), Options(sequence_parallel=True), "norms", id="fsdp-tp-sp"
+            UNTIED, Layout(fsdp=2, tp=2), Strategy(sequence_parallel=True), "norms", id="fsdp-tp-sp"
         ),
         pytest.param(
-            TIED, Layout(dp=2, pp=2, tp=2), Options(order="zb-h1", sequence_parallel=True), "none",
+            TIED, Layout(dp=2, pp=2, tp=2), Strategy(order="zb-h1", sequence_parallel=True), "none",
             id="dp-pp-tp-sp",
         ),
     ],

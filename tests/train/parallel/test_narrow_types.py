@@ -14,7 +14,7 @@ from plain_model import PlainModel, named_gradients
 from spread_training import SEED, batches, spec_of
 
 from cairn.train.objective import Objective
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 from cairn.train.products import make_products
@@ -22,12 +22,12 @@ from cairn.train.products import make_products
 SPEC = spec_of("tiny-qwen3", hidden=64, heads=2, kv_heads=2, head_dim=32, intermediate=96, layers=4)
 COUNT, TOKENS, VALID = 4, 32, 64.0
 LAYOUTS = {
-    "dp": (Layout(dp=2), Options()),
-    "fsdp": (Layout(fsdp=2), Options()),
-    "zero2": (Layout(dp=2), Options(zero=2)),
-    "tp-sp": (Layout(tp=2), Options(sequence_parallel=True)),
-    "pp": (Layout(pp=2), Options()),
-    "ring": (Layout(cp=2), Options()),
+    "dp": (Layout(dp=2), Strategy()),
+    "fsdp": (Layout(fsdp=2), Strategy()),
+    "zero2": (Layout(dp=2), Strategy(zero=2)),
+    "tp-sp": (Layout(tp=2), Strategy(sequence_parallel=True)),
+    "pp": (Layout(pp=2), Strategy()),
+    "ring": (Layout(cp=2), Strategy()),
 }
 # Unit roundoff of the type, times what four layers and another order of sums make of it.
 BOUNDS = {torch.bfloat16: 8 * 2.0**-9, torch.float16: 8 * 2.0**-12}
@@ -71,7 +71,7 @@ def slots():
 
 @functools.cache
 def alone(dtype, fused, fp8="none"):
-    return together([one_rank(0, 1, Layout(), Options(), dtype, fused, fp8)])
+    return together([one_rank(0, 1, Layout(), Strategy(), dtype, fused, fp8)])
 
 
 @functools.cache

@@ -21,10 +21,10 @@ from cairn.train.parallel.balance import BalancedRouter
 from cairn.train.parallel.buckets import Buckets, fill
 from cairn.train.parallel.context import chunks_of, indices, local_batch
 from cairn.train.parallel.gradients import Gradients
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Balance, Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
-from cairn.train.parallel.pipeline.deferred import deferring, settle
+from cairn.train.parallel.pipeline.deferred import compute_deferred, deferring
 from cairn.train.parallel.ring_blocks import Chunk, backward_block, block_of, forward_block, merge
 from cairn.train.parallel.ring_kernels import backward_kernel, forward_kernel
 from cairn.train.parallel.rows import Rows, pieces_of_rows, rows_of
@@ -248,18 +248,18 @@ def test_later_weight_gradients_are_the_same():
     expected = [p.grad.clone() for p in (*layer.parameters(), *norm.parameters(), x)]
     for p in (*layer.parameters(), *norm.parameters(), x):
         p.grad = None
-    owed = []
-    with deferring(owed):
+    deferred = []
+    with deferring(deferred):
         y = F.linear(norm(layer(x)), torch.ones(2, 4)).square().sum()
     y.backward()
     assert layer.weight.grad is None
-    assert len(owed) == 1
+    assert len(deferred) == 1
     assert x.grad is not None
     assert layer.bias.grad is not None
-    settle(owed)
+    compute_deferred(deferred)
     for p, gradient in zip((*layer.parameters(), *norm.parameters(), x), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient)
-    assert not owed
+    assert not deferred
 
 
 # -- buckets and sums of 16 bits --------------------------------------------------------------
@@ -324,12 +324,12 @@ def test_zero_with_rows_that_do_not_divide(stage):
 # -- experts ----------------------------------------------------------------------------------
 
 
-BALANCED = Options(balance_loss=0.5, balance_bias=0.01)
+BALANCED = Balance(loss=0.5, bias=0.01)
 MOE = spec_of("tiny-moe", layers=2)
 
 
 def balanced(rank, world, layout):
-    parallel = parallelize(MOE, Mesh.join(layout), BALANCED, seed=SEED)
+    parallel = parallelize(MOE, Mesh.join(layout), seed=SEED, balance=BALANCED)
     trace = train(parallel, MOE, 3, 4)
     biases = {path: r.bias_E for path, r in parallel.routers.items()}
     assert all(f"{path}.bias" in trace["weights"] for path in biases)
@@ -371,7 +371,7 @@ def test_the_balance_loss_has_its_textbook_gradient():
 
 def test_a_scaled_loss_scales_the_balance_as_well():
     """float16 multiplies the loss so that small gradients survive; what enters by its gradient has to follow."""
-    parallel = parallelize(MOE, Mesh.alone(), Options(balance_loss=0.5), seed=SEED)
+    parallel = parallelize(MOE, Mesh.alone(), seed=SEED, balance=Balance(loss=0.5))
     every = batches(MOE, 0, 2)
     loss, valid, scale = Objective(MOE), torch.tensor(24.0), torch.tensor(2.0**16)
     parallel.forward_backward(every, loss, valid)
@@ -424,7 +424,7 @@ def after_muon(parallel, spec):
 
 
 def muon_on_ranks(rank, world, spec):
-    forms = [(Layout(dp=2, tp=2), Options(zero=1)), (Layout(dp=2, fsdp=2), Options())]
+    forms = [(Layout(dp=2, tp=2), Strategy(zero=1)), (Layout(dp=2, fsdp=2), Strategy())]
     return [after_muon(parallelize(spec, Mesh.join(layout), options, seed=SEED), spec)
             for layout, options in forms]  # fmt: skip
 
@@ -445,7 +445,7 @@ def gradients_with_fsdp(rank, world):
     loss, every, valid = Objective(spec), batches(spec, 0, 3), torch.tensor(30.0)
     found = {}
     for whole in (False, True):
-        options = Options(whole_gradients=whole)
+        options = Strategy(whole_gradients=whole)
         parallel = parallelize(
             spec, Mesh.join(Layout(fsdp=2)), options, dtype=torch.float16, seed=SEED
         )
@@ -476,8 +476,8 @@ def test_initial_weights_do_not_depend_on_the_layout():
     spec = spec_of("tiny-qwen3", layers=4)
     expected = parallelize(spec, Mesh.alone(), seed=SEED).named_state()
     for layout, options in [
-        (Layout(pp=2, tp=2), Options(order="zbv")),
-        (Layout(fsdp=4), Options()),
+        (Layout(pp=2, tp=2), Strategy(order="zbv")),
+        (Layout(fsdp=4), Strategy()),
     ]:
         for state in run_ranks(4, initial, spec, layout, options):
             for name, (part, offsets) in state.items():

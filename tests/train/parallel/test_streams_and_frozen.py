@@ -13,7 +13,7 @@ from cairn.train.config import Optim
 from cairn.train.data.batch import IGNORED, Document, join, pack
 from cairn.train.objective import Objective
 from cairn.train.optim.optimizer import make_optimizer
-from cairn.train.parallel.layout import Layout, Options
+from cairn.train.parallel.layout import Layout, Strategy
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize
 from cairn.train.trainable import EVERYTHING, Trainable, frozen_parameters
@@ -109,14 +109,14 @@ def expected(spec, trainable):
 
 
 LAYOUTS = [
-    pytest.param(Layout(), Options(), True, id="one-fused"),
-    pytest.param(Layout(tp=2), Options(sequence_parallel=True), True, id="sp-fused"),
-    pytest.param(Layout(dp=2), Options(zero=1), False, id="zero1"),
-    pytest.param(Layout(fsdp=2), Options(), False, id="fsdp"),
-    pytest.param(Layout(cp=2), Options(), False, id="ring"),
-    pytest.param(Layout(cp=2), Options(attention="ulysses"), True, id="ulysses-fused"),
-    pytest.param(Layout(pp=2), Options(order="zbv"), True, id="zbv-fused"),
-    pytest.param(Layout(pp=2), Options(order="interleaved"), False, id="interleaved"),
+    pytest.param(Layout(), Strategy(), True, id="one-fused"),
+    pytest.param(Layout(tp=2), Strategy(sequence_parallel=True), True, id="sp-fused"),
+    pytest.param(Layout(dp=2), Strategy(zero=1), False, id="zero1"),
+    pytest.param(Layout(fsdp=2), Strategy(), False, id="fsdp"),
+    pytest.param(Layout(cp=2), Strategy(), False, id="ring"),
+    pytest.param(Layout(cp=2), Strategy(attention="ulysses"), True, id="ulysses-fused"),
+    pytest.param(Layout(pp=2), Strategy(order="zbv"), True, id="zbv-fused"),
+    pytest.param(Layout(pp=2), Strategy(order="interleaved"), False, id="interleaved"),
 ]
 
 
@@ -137,15 +137,15 @@ FROZEN = {
 @pytest.mark.parametrize(
     ("spec", "layout", "options", "fused"),
     [
-        pytest.param(TIED, Layout(), Options(), True, id="one-fused"),
-        pytest.param(UNTIED, Layout(tp=2), Options(sequence_parallel=True), True, id="sp-fused"),
-        pytest.param(TIED, Layout(dp=2), Options(zero=2), False, id="zero2"),
-        pytest.param(TIED, Layout(fsdp=2), Options(), False, id="fsdp"),
-        pytest.param(UNTIED, Layout(fsdp=2), Options(reshard=False), True, id="fsdp-fused"),
-        pytest.param(TIED, Layout(cp=2), Options(), False, id="ring"),
-        pytest.param(UNTIED, Layout(pp=2), Options(), False, id="pp-frozen-stage"),
-        pytest.param(TIED, Layout(pp=2), Options(order="zb-h1"), True, id="zb-h1-fused"),
-        pytest.param(EXPERTS, Layout(dp=2, ep=2), Options(), False, id="ep"),
+        pytest.param(TIED, Layout(), Strategy(), True, id="one-fused"),
+        pytest.param(UNTIED, Layout(tp=2), Strategy(sequence_parallel=True), True, id="sp-fused"),
+        pytest.param(TIED, Layout(dp=2), Strategy(zero=2), False, id="zero2"),
+        pytest.param(TIED, Layout(fsdp=2), Strategy(), False, id="fsdp"),
+        pytest.param(UNTIED, Layout(fsdp=2), Strategy(reshard=False), True, id="fsdp-fused"),
+        pytest.param(TIED, Layout(cp=2), Strategy(), False, id="ring"),
+        pytest.param(UNTIED, Layout(pp=2), Strategy(), False, id="pp-frozen-stage"),
+        pytest.param(TIED, Layout(pp=2), Strategy(order="zb-h1"), True, id="zb-h1-fused"),
+        pytest.param(EXPERTS, Layout(dp=2, ep=2), Strategy(), False, id="ep"),
     ],
 )
 def test_frozen_weights_have_no_gradient_and_the_others_what_one_process_has(

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import RequestError
-from cairn.models.chat_template import check_messages
+from cairn.models.chat_template import ChatTemplates, check_messages
+from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.prompts import Prompt
@@ -43,18 +44,33 @@ async def read_conversation(
                 f"chat_template_kwargs has the key {reserved!r}", hint="it is set already"
             )
     messages = asked.messages or []
+    templates = templates_of(service, asked)
 
     def render() -> str:
-        templates = service.tokenizer.templates
         source = templates.sources[templates.choose(with_tools=tools is not None)]
         flat = flat_messages(messages, None if _NULL.search(source) else "")
-        return service.tokenizer.chat(flat, tools, begin, **extra)
+        return templates.render(flat, tools, begin, **extra)
 
     large = is_longer([messages, tools, extra], LONG_TEXT)
     text = await asyncio.to_thread(render) if large else render()
     if not any_length:
         service.check_length(text, "messages")
     return Prompt(text, await service.encode(text, special=False))
+
+
+def templates_of(service: Service, asked: ChatRequest | TokenizeRequest) -> ChatTemplates:
+    """The server's templates, or the one that a trusted client has sent."""
+    templates = service.tokenizer.templates
+    if asked.chat_template is None:
+        return templates
+    if not service.config.trust_request_chat_template:
+        raise Refusal(
+            400,
+            "chat_template is given, and this server renders conversations with its own",
+            param="chat_template",
+            code="chat_template_not_trusted",
+        )
+    return templates.replaced(asked.chat_template)
 
 
 def is_longer(value: object, most: int) -> bool:

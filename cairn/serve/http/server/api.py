@@ -29,7 +29,16 @@ from cairn.core.metrics import CONTENT_TYPE
 from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
+from cairn.serve.http.endpoints.llamacpp import apply_template, completion, props, slots
 from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
+from cairn.serve.http.endpoints.ollama import (
+    api_chat,
+    api_generate,
+    api_show,
+    api_tags,
+    api_version,
+    ollama_error,
+)
 from cairn.serve.http.endpoints.prefill import prefill
 from cairn.serve.http.endpoints.responses import responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
@@ -68,8 +77,24 @@ FIELDS = tuple({
 })  # fmt: skip
 PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
              "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
-ERROR_FORMATS = {"messages": anthropic_error, "count_tokens": anthropic_error}
-GENERATING = (chat_completions, completions, embeddings, messages, prefill, responses)
+ERROR_FORMATS = {
+    "messages": anthropic_error,
+    "count_tokens": anthropic_error,
+    "api_chat": ollama_error,
+    "api_generate": ollama_error,
+    "api_show": ollama_error,
+}
+GENERATING = (
+    api_chat,
+    api_generate,
+    chat_completions,
+    completion,
+    completions,
+    embeddings,
+    messages,
+    prefill,
+    responses,
+)
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -242,6 +267,15 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/v1/models", models),
         get("/v1/models/{name:path}", model),
         post("/cairn/prefill", prefill),
+        post("/completion", completion),
+        post("/apply-template", apply_template),
+        get("/props", props),
+        get("/slots", slots),
+        post("/api/chat", api_chat),
+        post("/api/generate", api_generate),
+        post("/api/show", api_show),
+        get("/api/tags", api_tags),
+        get("/api/version", api_version, guarded=False),
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
         get("/cairn/engine", engine),

@@ -29,7 +29,7 @@ from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.service import Service
-from cairn.serve.http.server.sse import EventStream
+from cairn.serve.http.server.sse import SSE, EventStream
 from cairn.serve.job import Job
 from cairn.serve.serving import GenerateRequest
 
@@ -93,6 +93,12 @@ class Exchange:
         """Prompt tokens that were found in the cache. Later answers to a prompt find what the first one computed."""
         return sum(job.request.cached for job in self._prompts.values())
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """From the request's arrival to its first token, and from there to its last."""
+        entry = self._entry
+        return max(entry.first - entry.arrived, 0.0), max(entry.last - entry.first, 0.0)
+
     async def __aenter__(self) -> Self:
         service, config = self._service, self._service.config
         if (reason := service.serving.dead()) is not None:
@@ -128,9 +134,10 @@ class Exchange:
         while not self.finished:
             await self._next()
 
-    async def stream(self, writer: Writer) -> None:
+    async def stream(self, writer: Writer, media_type: bytes = SSE) -> None:
         """As events, until all answers have ended. A refusal before the first event is raised."""
-        events, write = EventStream(self._call.send, self._call.headers), writer.write
+        events = EventStream(self._call.send, self._call.headers, media_type)
+        write = writer.write
 
         def push(deltas: Sequence[CompletionOutput]) -> bool:
             body = write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))

@@ -24,6 +24,7 @@ import msgspec
 import uvicorn
 
 from cairn.core.errors import ConfigError
+from cairn.models.chat_template import read_template
 from cairn.serve.engine.loop import Engine
 from cairn.serve.http.server.api import Application, More
 from cairn.serve.http.server.keys import Keys, read_keys
@@ -112,7 +113,16 @@ def keep_what_is_loaded() -> None:
 
 
 def open_server(config: ServerConfig) -> Serving:
-    """Load the model and start the engine: in processes of its own on GPUs, in a thread on a CPU."""
+    """The model with its engine, and with the chat template that the server was given."""
+    template = None if config.chat_template is None else read_template(config.chat_template)
+    serving = _open_engine(config)
+    if template is not None:
+        serving.tokenizer.use_template(template)
+    return serving
+
+
+def _open_engine(config: ServerConfig) -> Serving:
+    """In processes of its own on GPUs, in a thread on a CPU."""
     on_gpu, engine_config = runs_on_gpu(config), config.engine()
     if on_gpu and config.max_num_batched_tokens is None:
         engine_config = msgspec.structs.replace(

@@ -39,6 +39,10 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """how pages travel between prefill and decode servers"""
     kv_host: str = "127.0.0.1"
     """address on which pages are offered; off loopback CAIRN_JOB_SECRET has to be set on both sides"""
+    chat_template: Path | None = None
+    """a file with the chat template to use instead of the model's"""
+    trust_request_chat_template: bool = False
+    """render conversations with the chat_template of a request, which anybody may have written"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None

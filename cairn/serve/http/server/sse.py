@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
+SSE, NDJSON = b"text/event-stream; charset=utf-8", b"application/x-ndjson"
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy in front would hold tokens back
 ]
@@ -74,8 +74,10 @@ class Suspended:
 class EventStream:
     __slots__ = ("_headers", "_send", "_suspended", "begun")
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        self._send, self._headers = send, headers
+    def __init__(
+        self, send: Send, headers: Sequence[tuple[bytes, bytes]] = (), media_type: bytes = SSE
+    ) -> None:
+        self._send, self._headers = send, [(b"content-type", media_type), *HEADERS, *headers]
         self._suspended: Suspended | None = None
         self.begun = False
 
@@ -95,8 +97,8 @@ class EventStream:
         """Events that are encoded already, in one write; the headers before the first ones."""
         if not self.begun:
             self.begun = True
-            headers = [*HEADERS, *self._headers]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
         await self._send(_body(body, last))
 
     async def flush(self) -> None:

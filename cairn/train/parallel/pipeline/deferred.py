@@ -1,8 +1,8 @@
 """Weight gradients later: the backward of a linear map in two parts.
 
 While `deferring` is on, `F.linear` with a parameter as its weight becomes a function whose backward computes only the
-gradient of the input and leaves the rest in a list: (weight, input, gradient of the output). `settle` computes what was
-left. Gradients of norms, biases and lookups are small and come at once, in the first part.
+gradient of the input and leaves the rest in a list: (weight, input, gradient of the output). `compute_deferred` does
+the rest. Gradients of norms, biases and lookups are small and come at once, in the first part.
 
 Layers need not know: they call `F.linear` as always.
 """
@@ -16,28 +16,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-Owed = list[tuple[nn.Parameter, Tensor, Tensor]]
+Deferred = list[tuple[nn.Parameter, Tensor, Tensor]]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, owed: Owed) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, deferred: Deferred
+    ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.weight, ctx.owed, ctx.with_bias = weight, owed, bias is not None
+        ctx.weight, ctx.deferred, ctx.with_bias = weight, deferred, bias is not None
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,), (x,) = gradients, ctx.saved_tensors
-        ctx.owed.append((ctx.weight, x, gradient))
+        ctx.deferred.append((ctx.weight, x, gradient))
         bias = gradient.flatten(0, -2).sum(0) if ctx.with_bias else None
         return gradient @ ctx.weight, None, bias, None
 
 
 class _Interception(TorchFunctionMode):
-    def __init__(self, owed: Owed) -> None:
+    def __init__(self, deferred: Deferred) -> None:
         super().__init__()
-        self.owed = owed
+        self.deferred = deferred
 
     def __torch_function__(
         self,
@@ -49,7 +51,7 @@ class _Interception(TorchFunctionMode):
         if func is F.linear and torch.is_grad_enabled():
             x, weight, bias = _arguments(*args, **(kwargs or {}))
             if isinstance(weight, nn.Parameter) and weight.requires_grad and x.requires_grad:
-                return _Linear.apply(x, weight, bias, self.owed)
+                return _Linear.apply(x, weight, bias, self.deferred)
         return func(*args, **(kwargs or {}))
 
 
@@ -60,29 +62,29 @@ def _arguments(
 
 
 @contextmanager
-def deferring(owed: Owed | None) -> Iterator[None]:
-    """Linear maps computed inside leave their weight gradients in `owed`; None: nothing changes."""
-    if owed is None:
+def deferring(deferred: Deferred | None) -> Iterator[None]:
+    """Linear maps computed inside leave their weight gradients in `deferred`; None: nothing changes."""
+    if deferred is None:
         yield
         return
-    with _Interception(owed):
+    with _Interception(deferred):
         yield
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """For torch's checkpoint: what is computed again in backward defers as it did in forward."""
     modes = _get_current_function_mode_stack()
-    active = next((mode.owed for mode in modes if isinstance(mode, _Interception)), None)
+    active = next((mode.deferred for mode in modes if isinstance(mode, _Interception)), None)
     return nullcontext(), deferring(active)
 
 
-def settle(owed: Owed) -> None:
+def compute_deferred(deferred: Deferred) -> None:
     """Computes the weight gradients that were left, and adds them where they belong."""
     with torch.no_grad():
-        for weight, x, gradient in owed:
+        for weight, x, gradient in deferred:
             rows = gradient.flatten(0, -2)
             if weight.grad is None:
                 weight.grad = rows.t() @ x.flatten(0, -2)
             else:
                 weight.grad.addmm_(rows.t(), x.flatten(0, -2))
-    owed.clear()
+    deferred.clear()

@@ -63,10 +63,15 @@ def html(schedule: Schedule, timeline: Timeline, costs: Costs) -> str:
         "most activations": f"{max(timeline.stash):g} microbatches",
     }
     rows = [
-        [f"rank {rank}", f"{timeline.idle[rank]:g}", f"{timeline.idle[rank] / timeline.span:.1%}",
-         f"{timeline.stash[rank]:g}", f"{timeline.weight_stash[rank]:g}"]
+        [
+            f"rank {rank}",
+            f"{timeline.idle[rank]:g}",
+            f"{timeline.idle[rank] / timeline.span:.1%}",
+            f"{timeline.stash[rank]:g}",
+            f"{timeline.weight_stash[rank]:g}",
+        ]
         for rank in range(schedule.size)
-    ]  # fmt: skip
+    ]
     assumed = (
         f"Forward {costs.forward:g}, input gradients {costs.input_gradient:g}, weight gradients "
         f"{costs.weight_gradient:g}, sending {costs.send:g}; a rank's share of the model each."
@@ -84,13 +89,18 @@ def html(schedule: Schedule, timeline: Timeline, costs: Costs) -> str:
 
 def svg(timeline: Timeline) -> Markup:
     scale = (MOST_WIDE - LEFT) / timeline.span
-    shapes = [shape for number, rank in enumerate(timeline.ranks)
-              for shape in _row(number, rank, scale)]  # fmt: skip
+    shapes = [
+        shape for number, rank in enumerate(timeline.ranks) for shape in _row(number, rank, scale)
+    ]
     height = ROW * len(timeline.ranks)
     picture = element(
-        "svg", join(shapes), viewBox=f"0 0 {MOST_WIDE} {height}", role="img",
-        style="width:100%;height:auto;font:12px sans-serif", aria_label="timeline",
-    )  # fmt: skip
+        "svg",
+        join(shapes),
+        viewBox=f"0 0 {MOST_WIDE} {height}",
+        role="img",
+        style="width:100%;height:auto;font:12px sans-serif",
+        aria_label="timeline",
+    )
     return element("div", picture, class_="scroll")
 
 
@@ -99,16 +109,30 @@ def _row(number: int, rank: list[Ran], scale: float) -> Iterator[Markup]:
     yield element("text", f"rank {number}", x="0", y=str(top + 19), fill="currentColor")
     for ran in rank:
         left, width = LEFT + ran.start * scale, (ran.end - ran.start) * scale
-        title = element("title", f"{WORDS[ran.action.kind]} of microbatch {ran.action.microbatch}, "
-                                 f"chunk {ran.action.chunk}: {ran.start:g} to {ran.end:g}")  # fmt: skip
+        title = element(
+            "title",
+            f"{WORDS[ran.action.kind]} of microbatch {ran.action.microbatch}, "
+            f"chunk {ran.action.chunk}: {ran.start:g} to {ran.end:g}",
+        )
         yield element(
-            "rect", title, x=f"{left:.1f}", y=str(top + 2), width=f"{max(width - 1, 0.5):.1f}",
-            height=str(ROW - 4), fill=COLOURS[ran.action.kind],
+            "rect",
+            title,
+            x=f"{left:.1f}",
+            y=str(top + 2),
+            width=f"{max(width - 1, 0.5):.1f}",
+            height=str(ROW - 4),
+            fill=COLOURS[ran.action.kind],
             fill_opacity="0.65" if ran.action.chunk else "1",
-        )  # fmt: skip
+        )
         if width > 14:
-            yield element("text", str(ran.action.microbatch), x=f"{left + width / 2:.1f}",
-                          y=str(top + 19), text_anchor="middle", fill="#111")  # fmt: skip
+            yield element(
+                "text",
+                str(ran.action.microbatch),
+                x=f"{left + width / 2:.1f}",
+                y=str(top + 19),
+                text_anchor="middle",
+                fill="#111",
+            )
 
 
 def legend(timeline: Timeline) -> Markup:

@@ -12,20 +12,20 @@ DOWN, UP = 0, 1
 
 
 class _Steps(Counter):
-    """Counts the actions, and remembers which weight gradients are owed, oldest first."""
+    """Counts the actions, and remembers which weight gradients are deferred, oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.owed: list[tuple[int, int]] = []
+        self.deferred: list[tuple[int, int]] = []
 
     def input_gradient(self, chunk: int) -> None:
-        self.owed.append((chunk, self.count("I", chunk)))
+        self.deferred.append((chunk, self.count("I", chunk)))
         self.add("I", chunk)
 
-    def pay(self) -> None:
+    def weight_gradient(self) -> None:
         """One weight gradient, of whichever chunk has waited longest."""
-        if self.owed:
-            chunk, microbatch = self.owed.pop(0)
+        if self.deferred:
+            chunk, microbatch = self.deferred.pop(0)
             self.actions.append(Action("W", chunk, microbatch))
 
     def backward(self, chunk: int, split: bool) -> None:
@@ -60,7 +60,7 @@ def _fill(steps: _Steps, rank: int, behind: int) -> None:
         steps.add("F", UP)
     for _ in range(behind):
         steps.input_gradient(UP)
-        steps.pay()
+        steps.weight_gradient()
         steps.add("F", UP)
 
 
@@ -71,7 +71,7 @@ def _drain(steps: _Steps, rank: int, behind: int) -> None:
     for number, chunk in enumerate(backwards):
         steps.backward(chunk, split=number >= whole)
     for _ in range(behind):
-        steps.pay()
+        steps.weight_gradient()
         steps.input_gradient(DOWN)
-    while steps.owed:
-        steps.pay()
+    while steps.deferred:
+        steps.weight_gradient()

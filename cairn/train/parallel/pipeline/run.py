@@ -16,19 +16,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cairn.train.parallel.pipeline.actions import Action, Schedule
-from cairn.train.parallel.pipeline.deferred import Owed, settle
+from cairn.train.parallel.pipeline.deferred import Deferred, compute_deferred
 from cairn.train.parallel.pipeline.transfers import Message, Op, following
 
 Key = tuple[str, int, int]  # F or I, the stage that gets it, microbatch
 
 
 class Compute(Protocol):
-    def forward(self, chunk: int, microbatch: int, x_TD: Tensor | None, owed: Owed | None) -> Any:
+    def forward(
+        self, chunk: int, microbatch: int, x_TD: Tensor | None, deferred: Deferred | None
+    ) -> Any:
         """The chunk's output for the next stage; on the last stage what its head makes. x None: first stage.
 
         In a training step the head makes the share of the loss, a scalar that is walked backward.
 
-        `owed`: where weight gradients of linear maps go, if they are to be computed later (see `deferred`).
+        `deferred`: where weight gradients of linear maps go, if they are to be computed later (see `deferred`).
         """
         ...
 
@@ -80,7 +82,7 @@ class _Step:
 
     def __init__(self, pipeline: Pipeline, compute: Compute) -> None:
         self.pipeline, self.compute, self.schedule = pipeline, compute, pipeline.schedule
-        self.kept: dict[tuple[int, int], tuple[Tensor | None, Tensor, Owed | None]] = {}
+        self.kept: dict[tuple[int, int], tuple[Tensor | None, Tensor, Deferred | None]] = {}
         self.arrived: dict[Key, Tensor] = {}  # handed over on this rank, or received
         self.coming: dict[Key, tuple[Any, Tensor]] = {}
         self.leaving: list[tuple[Any, Tensor]] = []  # a tensor lives until it is sent
@@ -122,7 +124,7 @@ class _Step:
         if action.kind == "F":
             self.forward(action)
         elif action.kind == "W":
-            self.settle(action)
+            self.weight_gradients(action)
         else:
             self.backward(action)
 
@@ -131,10 +133,10 @@ class _Step:
         x_TD = None
         if stage:
             x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_(self.trains)
-        owed: Owed | None = [] if self.splits else None
-        y = self.compute.forward(action.chunk, action.microbatch, x_TD, owed)
+        deferred: Deferred | None = [] if self.splits else None
+        y = self.compute.forward(action.chunk, action.microbatch, x_TD, deferred)
         if self.trains:
-            self.kept[action.chunk, action.microbatch] = (x_TD, y, owed)
+            self.kept[action.chunk, action.microbatch] = (x_TD, y, deferred)
         after = following(self.schedule, self.pipeline.rank, action)
         if after is None:
             self.outputs[action.microbatch] = y.detach() if self.trains else y
@@ -143,7 +145,7 @@ class _Step:
 
     def backward(self, action: Action) -> None:
         stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
-        x_TD, y, owed = self.kept.pop((action.chunk, action.microbatch))
+        x_TD, y, deferred = self.kept.pop((action.chunk, action.microbatch))
         last_stage = stage + 1 == self.schedule.stages
         gradient = None if last_stage else self.take("I", stage, action.microbatch)
         last = self.pipeline.last_backward[action.chunk] == action
@@ -152,14 +154,14 @@ class _Step:
             torch.autograd.backward(y, gradient)
         if x_TD is not None and x_TD.grad is not None:
             self.arrived["I", stage - 1, action.microbatch] = x_TD.grad
-        if owed is not None and action.kind == "B":
-            settle(owed)
+        if deferred is not None and action.kind == "B":
+            compute_deferred(deferred)
         self.compute.after_backward(action.chunk)
-        if owed is None or action.kind == "B":
+        if deferred is None or action.kind == "B":
             return
-        self.kept[action.chunk, action.microbatch] = (None, y.detach(), owed)
+        self.kept[action.chunk, action.microbatch] = (None, y.detach(), deferred)
 
-    def settle(self, action: Action) -> None:
-        _, _, owed = self.kept.pop((action.chunk, action.microbatch))
-        settle(owed or [])
+    def weight_gradients(self, action: Action) -> None:
+        _, _, deferred = self.kept.pop((action.chunk, action.microbatch))
+        compute_deferred(deferred or [])
         self.compute.after_backward(action.chunk)

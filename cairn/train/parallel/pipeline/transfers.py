@@ -82,8 +82,8 @@ def prove(ops: list[list[Op]]) -> int:
                 moved = True
         if not moved:
             break
-    stuck = [f"rank {r} at {todo[i]}" for r, (todo, i) in enumerate(zip(ops, at, strict=True))
-             if i < len(todo)]  # fmt: skip
+    left = enumerate(zip(ops, at, strict=True))
+    stuck = [f"rank {r} at {todo[i]}" for r, (todo, i) in left if i < len(todo)]
     if stuck:
         raise ScheduleError(f"messages block each other: {'; '.join(stuck)}")
     return messages

@@ -1,0 +1,211 @@
+"""What clients of llama.cpp's server ask for: POST /completion and /apply-template, GET /props and /slots.
+
+    prompt, n_predict, temperature ...  ->  content, stop, stop_type, timings; streamed: one event for each piece
+
+Names and defaults are llama.cpp's. Grammars are refused by name: theirs (GBNF) are not read here; `json_schema` is.
+"""
+
+from typing import Any
+
+import msgspec
+
+from cairn import __version__
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.guide import schema_guide
+from cairn.serve.http.chat.conversation import read_conversation
+from cairn.serve.http.chat.structure import grammar_for
+from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.requests import TokenizeRequest
+from cairn.serve.http.protocol.sampling import Count
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import event_bytes
+from cairn.serve.serving import GenerateRequest
+
+REFUSED = {
+    "grammar": "GBNF grammars are not read here; send json_schema",
+    "n_probs": "send logprobs to /v1/completions",
+    "logit_bias": "send it to /v1/completions",
+    "image_data": "this model reads text only",
+}
+
+
+class LlamaRequest(msgspec.Struct, kw_only=True):
+    """POST /completion"""
+
+    prompt: str | list[int]
+    n_predict: int = -1  # -1: what the context leaves
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1
+    stop: list[str] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    return_tokens: bool = False
+    json_schema: dict[str, Any] | None = None
+    model: str | None = None
+    grammar: str | None = None
+    n_probs: Count | None = None
+    logit_bias: Any = None
+    image_data: Any = None
+
+
+async def completion(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, LlamaRequest)
+    model = service.check_model(asked.model)
+    for name, instead in REFUSED.items():
+        if getattr(asked, name):
+            raise Refusal(400, f"{name} is given; {instead}", param=name, code="unsupported")
+    guide = None if asked.json_schema is None else schema_guide(asked.json_schema, "json_schema")
+    [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
+    grammar = await grammar_for(service, guide)
+    most = service.most_tokens(_limit(asked), len(prompt.token_ids))
+    request = GenerateRequest(prompt.token_ids, _params(asked, most), grammar=grammar)
+    exchange = Exchange(service, call, [request], stream=asked.stream)
+    writer = LlamaWriter(asked, model, prompt.text or "", exchange)
+    async with exchange:
+        if asked.stream:
+            await exchange.stream(writer)
+            return None
+        await exchange.finish()
+        return JSON(writer.whole(exchange.jobs[0].answer.result()))
+
+
+def _limit(asked: LlamaRequest) -> int | None:
+    return None if asked.n_predict < 0 else max(asked.n_predict, 1)
+
+
+def _params(asked: LlamaRequest, most: int | None) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=most,
+        temperature=max(asked.temperature, 0.0),
+        top_k=max(asked.top_k, 0),
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repeat_penalty,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        seed=asked.seed if asked.seed >= 0 else None,
+        stop=asked.stop,
+        ignore_eos=asked.ignore_eos,
+    )
+
+
+class LlamaWriter:
+    """An answer as one document, or as the events of a stream."""
+
+    def __init__(self, asked: LlamaRequest, model: str, prompt: str, exchange: Exchange) -> None:
+        self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
+        self._ended: CompletionOutput | None = None
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        if delta.finished:
+            self._ended = delta
+        if not delta.text:
+            return b""
+        piece = {"index": 0, "content": delta.text, "tokens": delta.token_ids, "stop": False}
+        return event_bytes(piece | {"id_slot": 0})
+
+    def last(self) -> bytes:
+        ended = self._ended or self._exchange.jobs[0].answer.result()
+        return event_bytes(self.whole(msgspec.structs.replace(ended, text="", token_ids=[])))
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return event_bytes({"error": refusal.body().error})
+
+    def whole(self, output: CompletionOutput) -> dict[str, Any]:
+        job = self._exchange.jobs[0]
+        made, read = len(job.answer.whole.token_ids), len(job.request.prompt)
+        word = output.stop_reason if isinstance(output.stop_reason, str) else ""
+        ends = {"length": "limit", "stop": "word" if word else "eos"}
+        return {
+            "index": 0,
+            "content": output.text,
+            "tokens": output.token_ids if self._asked.return_tokens else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._model,
+            "prompt": self._prompt,
+            "tokens_predicted": made,
+            "tokens_evaluated": read,
+            "tokens_cached": self._exchange.cached,
+            "truncated": False,
+            "stop_type": ends.get(output.finish_reason or "", "none"),
+            "stopping_word": word,
+            "timings": timings(self._exchange),
+        }
+
+
+def timings(exchange: Exchange) -> dict[str, float]:
+    """Of the first answer: reading the prompt, and what came after."""
+    prompt_s, decode_s = exchange.seconds
+    job = exchange.jobs[0]
+    read, made = len(job.request.prompt), len(job.answer.whole.token_ids)
+    return {
+        "prompt_n": read,
+        "prompt_ms": prompt_s * 1e3,
+        "prompt_per_second": read / prompt_s if prompt_s else 0.0,
+        "predicted_n": made,
+        "predicted_ms": decode_s * 1e3,
+        "predicted_per_second": made / decode_s if decode_s else 0.0,
+    }
+
+
+async def apply_template(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, TokenizeRequest)
+    if asked.messages is None:
+        raise Refusal(400, "messages is missing", param="messages", code="missing_field")
+    prompt = await read_conversation(service, asked, any_length=True)
+    return JSON({"prompt": prompt.text})
+
+
+async def props(service: Service, call: Call, body: bytes) -> JSON:
+    serving, tokenizer = service.serving, service.serving.opened.tokenizer
+    named = {} if tokenizer is None else tokenizer.special.named
+    sources = {} if tokenizer is None else tokenizer.templates.sources
+    defaults = LlamaRequest(prompt="")
+    params = {
+        name: getattr(defaults, name)
+        for name in (
+            "n_predict",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "repeat_penalty",
+            "seed",
+        )
+    }
+    return JSON(
+        {
+            "default_generation_settings": {"n_ctx": serving.limits.context, "params": params},
+            "total_slots": serving.limits.rows,
+            "model_path": service.model,
+            "model_alias": service.model,
+            "chat_template": sources.get("default", ""),
+            "bos_token": named.get("bos_token", ""),
+            "eos_token": named.get("eos_token", ""),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"cairn {__version__}",
+        }
+    )
+
+
+async def slots(service: Service, call: Call, body: bytes) -> JSON:
+    """A row of the engine's batch is what llama.cpp calls a slot."""
+    limits, running = service.serving.limits, service.serving.engine.stats().running
+    return JSON(
+        [
+            {"id": row, "n_ctx": limits.context, "is_processing": row < running}
+            for row in range(limits.rows)
+        ]
+    )

@@ -1,0 +1,304 @@
+"""What clients of Ollama ask for: POST /api/chat, /api/generate and /api/show, GET /api/tags and /api/version.
+
+    messages, options, format, tools, think  ->  ChatRequest -prepare-> the same engine
+    deltas  ->  one JSON document on each line, the last one with `done` and the counts
+
+Streams unless `stream` is false. `num_ctx` and `keep_alive` change nothing: the model is loaded, with its context.
+"""
+
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from cairn import __version__
+from cairn.serve.answer import CompletionOutput
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.guide import Guide, schema_guide
+from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
+from cairn.serve.http.chat.reader import PlainText, Reader, joined
+from cairn.serve.http.chat.structure import grammar_for
+from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.protocol.answers import ChatDelta, ToolCall, reason_of
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.requests import ChatRequest
+from cairn.serve.http.protocol.sampling import sampling_of
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.sse import NDJSON
+from cairn.serve.serving import GenerateRequest
+
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+)
+Kind = Literal["message", "response"]  # the field that has the text
+_encode = msgspec.json.Encoder().encode
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool = True
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    think: bool | None = None
+
+
+class OllamaChat(OllamaRequest, kw_only=True):
+    """POST /api/chat"""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerate(OllamaRequest, kw_only=True):
+    """POST /api/generate"""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool = False
+    suffix: str | None = None
+    images: list[str] | None = None
+    template: str | None = None
+
+
+class OllamaShow(msgspec.Struct, kw_only=True):
+    """POST /api/show"""
+
+    model: str
+
+
+def ollama_error(refusal: Refusal) -> JSON:
+    return JSON({"error": refusal.message}, refusal.status, refusal.headers())
+
+
+async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, OllamaChat)
+    model = _model(service, asked.model)
+    for at, message in enumerate(asked.messages):
+        if message.get("images"):
+            said = f"messages[{at}].images is given; this model reads text only"
+            raise Refusal(400, said, param="messages", code="unsupported")
+    chat = _chat_of(asked, asked.messages)
+    chat.tools = asked.tools
+    prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
+    return await _answer(service, call, asked, prepared, LineWriter("message", model))
+
+
+async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
+    asked = decode(body, OllamaGenerate)
+    model = _model(service, asked.model)
+    for name in ("suffix", "images", "template"):
+        if getattr(asked, name):
+            raise Refusal(400, f"{name} is not supported", param=name, code="unsupported")
+    if not asked.prompt:  # they load a model so
+        return JSON(_line(model, "response", "") | {"done": True, "done_reason": "load"})
+    if asked.raw or not (service.serving.has_tokenizer and service.tokenizer.templates):
+        prepared = await _prepare_text(service, asked)
+    else:
+        system = [{"role": "system", "content": asked.system}] if asked.system else []
+        chat = _chat_of(asked, [*system, {"role": "user", "content": asked.prompt}])
+        prepared = await prepare_chat(service, chat, _guide_of(asked), _limit(asked))
+    return await _answer(service, call, asked, prepared, LineWriter("response", model))
+
+
+async def _prepare_text(service: Service, asked: OllamaGenerate) -> PreparedChat:
+    [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
+    grammar = await grammar_for(service, _guide_of(asked))
+    most = service.most_tokens(_limit(asked), len(prompt.token_ids))
+    params = SamplingParams(**sampling_of(_chat_of(asked, [])), max_tokens=most)
+    request = GenerateRequest(prompt.token_ids, params, grammar=grammar)
+    return PreparedChat(prompt, request, [PlainText()])
+
+
+async def _answer(
+    service: Service, call: Call, asked: OllamaRequest, prepared: PreparedChat, writer: "LineWriter"
+) -> JSON | None:
+    exchange = Exchange(service, call, [prepared.request], stream=asked.stream)
+    writer.begin(exchange, prepared.readers[0])
+    async with exchange:
+        if asked.stream:
+            await exchange.stream(writer, NDJSON)
+            return None
+        await exchange.finish()
+        return JSON(writer.whole(exchange.jobs[0].answer.result()))
+
+
+# -- what is asked --------------------------------------------------------------------------------
+
+
+def _model(service: Service, name: str) -> str:
+    """Their clients name a tag, and `latest` where nobody gave one."""
+    service.check_model(name if name in service.serving.models else name.removesuffix(":latest"))
+    return name
+
+
+def _chat_of(asked: OllamaRequest, messages: list[dict[str, Any]]) -> ChatRequest:
+    options = asked.options or {}
+    fields = {name: options[name] for name in SAMPLING if options.get(name) is not None}
+    if options.get("repeat_penalty") is not None:
+        fields["repetition_penalty"] = options["repeat_penalty"]
+    try:
+        chat = msgspec.convert({"messages": messages, **fields}, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, f"options: {error}", param="options") from None
+    if asked.think is not None:
+        chat.chat_template_kwargs = {"enable_thinking": asked.think}
+    return chat
+
+
+def _limit(asked: OllamaRequest) -> int | None:
+    most = (asked.options or {}).get("num_predict")
+    if most is not None and type(most) is not int:
+        raise Refusal(400, "options.num_predict has to be a whole number", param="options")
+    return most if most is not None and most > 0 else None
+
+
+def _guide_of(asked: OllamaRequest) -> Guide | None:
+    if not asked.format:
+        return None
+    schema = {"type": "object"} if asked.format == "json" else asked.format
+    return schema_guide(schema, "format")
+
+
+# -- what is answered -----------------------------------------------------------------------------
+
+
+def _line(model: str, kind: Kind, text: str) -> dict[str, Any]:
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    said = {"role": "assistant", "content": text} if kind == "message" else text
+    return {"model": model, "created_at": now, kind: said, "done": False}
+
+
+class LineWriter:
+    """An answer as lines of JSON, or as one document."""
+
+    def __init__(self, kind: Kind, model: str) -> None:
+        self._kind, self._model = kind, model
+        self._began = time.monotonic()
+        self._calls: list[ChatDelta] = []
+        self._reason = "stop"
+
+    def begin(self, exchange: Exchange, reader: Reader) -> None:
+        self._exchange, self._reader = exchange, reader
+
+    def write(self, delta: CompletionOutput) -> bytes:
+        parts = self._reader.push(delta.text, delta.finished)
+        if delta.finished:
+            self._reason = "length" if reason_of(delta) == "length" else "stop"
+        self._calls += [part for part in parts if part.tool_calls]
+        return b"".join(_encode(line) + b"\n" for part in parts if (line := self._piece(part)))
+
+    def last(self) -> bytes:
+        line = _line(self._model, self._kind, "")
+        if self._calls:
+            line["message"]["tool_calls"] = _calls(joined(self._calls).tool_calls)
+        return _encode(line | self._end()) + b"\n"
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return _encode({"error": refusal.message}) + b"\n"
+
+    def whole(self, output: CompletionOutput) -> dict[str, Any]:
+        self._reason = "length" if reason_of(output) == "length" else "stop"
+        message = joined(self._reader.push(output.text, True))
+        line = _line(self._model, self._kind, message.content or "")
+        inside = line["message"] if self._kind == "message" else line
+        if message.reasoning_content:
+            inside["thinking"] = message.reasoning_content
+        if message.tool_calls:
+            inside["tool_calls"] = _calls(message.tool_calls)
+        return line | self._end()
+
+    def _piece(self, part: ChatDelta) -> dict[str, Any] | None:
+        if not (part.content or part.reasoning_content):
+            return None
+        line = _line(self._model, self._kind, part.content or "")
+        if part.reasoning_content:
+            inside = line["message"] if self._kind == "message" else line
+            inside["thinking"] = part.reasoning_content
+        return line
+
+    def _end(self) -> dict[str, Any]:
+        job = self._exchange.jobs[0]
+        prompt_s, decode_s = self._exchange.seconds
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": int((time.monotonic() - self._began) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": len(job.request.prompt),
+            "prompt_eval_duration": int(prompt_s * 1e9),
+            "eval_count": len(job.answer.whole.token_ids),
+            "eval_duration": int(decode_s * 1e9),
+        }
+
+
+def _calls(calls: "list[ToolCall] | msgspec.UnsetType") -> list[dict[str, Any]]:
+    made = []
+    for call in calls or ():
+        if call.function is not None:
+            arguments = _arguments(call.function.arguments or "{}")
+            made.append({"function": {"name": call.function.name, "arguments": arguments}})
+    return made
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return {"unfinished": text}
+
+
+# -- about the model ------------------------------------------------------------------------------
+
+
+def _details(service: Service) -> dict[str, Any]:
+    spec, facts = service.serving.opened.spec, service.serving.facts
+    size = f"{spec.parameters() / 1e9:.1f}B"
+    return {"family": spec.family, "parameter_size": size, "quantization_level": facts.dtype}
+
+
+async def api_tags(service: Service, call: Call, body: bytes) -> JSON:
+    created = datetime.fromtimestamp(service.created, UTC).isoformat()
+    weights = service.serving.facts.weights_bytes
+    return JSON(
+        {
+            "models": [
+                {"name": name, "model": name, "modified_at": created, "size": weights,
+                 "details": _details(service)}
+                for name in service.serving.models
+            ]
+        }
+    )  # fmt: skip
+
+
+async def api_show(service: Service, call: Call, body: bytes) -> JSON:
+    _model(service, decode(body, OllamaShow).model)
+    tokenizer, spec = service.serving.opened.tokenizer, service.serving.opened.spec
+    sources = {} if tokenizer is None else tokenizer.templates.sources
+    info = {
+        "general.architecture": spec.family,
+        "general.parameter_count": spec.parameters(),
+        f"{spec.family}.context_length": service.serving.limits.context,
+    }
+    return JSON(
+        {
+            "details": _details(service),
+            "model_info": info,
+            "template": sources.get("default", ""),
+            "capabilities": ["completion"],
+        }
+    )
+
+
+async def api_version(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON({"version": __version__})

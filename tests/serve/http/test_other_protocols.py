@@ -1,0 +1,166 @@
+"""The interfaces of llama.cpp's server and of Ollama: their requests, their documents, the same text as everywhere."""
+
+import json
+
+import live_server
+import pytest
+
+SAID = [{"role": "user", "content": "Once"}]
+GREEDY = {"temperature": 0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def events(text):
+    return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def expected(server, **body):
+    return server.client.completions.create(model="tiny", temperature=0, **body).choices[0]
+
+
+# -- llama.cpp ------------------------------------------------------------------------------------
+
+
+def test_completion_is_the_text_of_completions(server):
+    body = {"prompt": "Once", "n_predict": 20, **GREEDY}
+    found = server.http.post("/completion", json=body | {"return_tokens": True}).json()
+    wanted = expected(server, prompt="Once", max_tokens=20)
+    assert found["content"] == wanted.text
+    assert (found["stop"], found["stop_type"], found["model"]) == (True, "limit", "tiny")
+    assert (
+        found["tokens_predicted"] == len(found["tokens"]) == found["timings"]["predicted_n"] == 20
+    )
+    assert found["tokens_evaluated"] == found["timings"]["prompt_n"] > 0
+    assert found["timings"]["predicted_ms"] >= 0
+
+    *pieces, last = events(server.http.post("/completion", json=body | {"stream": True}).text)
+    assert "".join(piece["content"] for piece in pieces) == wanted.text
+    assert not any(piece["stop"] for piece in pieces)
+    assert (last["stop"], last["content"], last["tokens_predicted"]) == (True, "", 20)
+
+
+def test_completion_stops_follows_a_schema_and_reads_ids(server):
+    text = expected(server, prompt="Once", max_tokens=20).text
+    stop = text[6:8]
+    body = {"prompt": "Once", "n_predict": 20, "stop": [stop], **GREEDY}
+    found = server.http.post("/completion", json=body).json()
+    assert (found["stop_type"], found["stopping_word"]) == ("word", stop)
+    assert found["content"] == text[: text.index(stop)]
+    shaped = {"prompt": "Once", "n_predict": 60, "json_schema": {"enum": ["a", "b"]}}
+    assert json.loads(server.http.post("/completion", json=shaped).json()["content"]) in ("a", "b")
+    ids = server.service.tokenizer.encode("Once")
+    again = server.http.post("/completion", json={"prompt": ids, "n_predict": 20, **GREEDY}).json()
+    assert again["content"] == text
+
+
+@pytest.mark.parametrize("field", ["grammar", "n_probs", "logit_bias", "image_data"])
+def test_what_is_not_supported_is_refused_by_name(server, field):
+    body = {"prompt": "Once", field: "x" if field == "grammar" else 3}
+    found = server.http.post("/completion", json=body)
+    assert (found.status_code, found.json()["error"]["param"]) == (400, field)
+
+
+def test_templates_props_and_slots(server):
+    prompt = server.http.post("/apply-template", json={"messages": SAID}).json()["prompt"]
+    assert prompt == "<|begin|>user: Once<|begin|>assistant: "
+    assert server.http.post("/apply-template", json={}).status_code == 400
+    props = server.http.get("/props").json()
+    assert (props["total_slots"], props["model_alias"]) == (8, "tiny")
+    assert props["default_generation_settings"]["n_ctx"] == live_server.CONTEXT
+    assert "add_generation_prompt" in props["chat_template"]
+    slots = server.http.get("/slots").json()
+    assert [slot["id"] for slot in slots] == list(range(8))
+    assert not any(slot["is_processing"] for slot in slots)
+
+
+# -- Ollama ---------------------------------------------------------------------------------------
+
+
+def test_chat_whole_and_streamed(server):
+    answer = server.client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=20, temperature=0
+    )
+    wanted = answer.choices[0].message.content
+    body = {
+        "model": "tiny:latest",
+        "messages": SAID,
+        "options": {"temperature": 0, "num_predict": 20},
+    }
+    whole = server.http.post("/api/chat", json=body | {"stream": False}).json()
+    assert whole["message"] == {"role": "assistant", "content": wanted}
+    assert (whole["done"], whole["done_reason"], whole["model"]) == (True, "length", "tiny:latest")
+    assert (whole["eval_count"], whole["prompt_eval_count"]) == (20, answer.usage.prompt_tokens)
+
+    found = server.http.post("/api/chat", json=body)
+    assert found.headers["content-type"] == "application/x-ndjson"
+    *pieces, last = lines(found.text)
+    assert len(pieces) > 5
+    assert "".join(piece["message"]["content"] for piece in pieces) == wanted
+    assert not any(piece["done"] for piece in pieces)
+    assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 20)
+
+
+def test_generate_with_the_template_and_raw(server):
+    body = {"model": "tiny", "prompt": "Once", "options": {"temperature": 0, "num_predict": 12}}
+    chat = server.http.post("/api/chat", json={k: v for k, v in body.items() if k != "prompt"}
+                            | {"messages": SAID, "stream": False}).json()  # fmt: skip
+    templated = server.http.post("/api/generate", json=body | {"stream": False}).json()
+    assert templated["response"] == chat["message"]["content"]
+    raw = lines(server.http.post("/api/generate", json=body | {"raw": True}).text)
+    wanted = expected(server, prompt="Once", max_tokens=12).text
+    assert "".join(line["response"] for line in raw) == wanted
+    loaded = server.http.post("/api/generate", json={"model": "tiny"}).json()
+    assert (loaded["done"], loaded["done_reason"]) == (True, "load")
+
+
+def test_formats(server):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    body = {"model": "tiny", "messages": SAID, "format": schema, "stream": False}
+    assert json.loads(server.http.post("/api/chat", json=body).json()["message"]["content"])[
+        "a"
+    ] in (1, 2)
+    started = server.http.post("/api/generate", json={
+        "model": "tiny", "prompt": "Once", "format": "json", "stream": False, "options": {"num_predict": 5},
+    }).json()  # fmt: skip
+    assert started["response"].startswith("{")
+
+
+def test_tools_and_thoughts(agent):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {
+        "type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}}}  # fmt: skip
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+    body = {"model": "tiny", "messages": SAID, "tools": [tool]}
+    with live_server.scripted(agent, call):
+        whole = agent.http.post("/api/chat", json=body | {"stream": False}).json()
+        *_, last = lines(agent.http.post("/api/chat", json=body).text)
+    wanted = [{"function": {"name": "look", "arguments": {"at": "sky"}}}]
+    assert whole["message"]["tool_calls"] == last["message"]["tool_calls"] == wanted
+    with live_server.scripted(agent, "Hm.</think>Yes"):
+        thought = agent.http.post(
+            "/api/chat", json=body | {"think": True, "stream": False, "tools": None}
+        ).json()
+    assert (thought["message"]["thinking"], thought["message"]["content"]) == ("Hm.", "Yes")
+
+
+def test_models_and_mistakes(server):
+    (model,) = server.http.get("/api/tags").json()["models"]
+    assert (model["name"], model["details"]["family"]) == ("tiny", "llama")
+    shown = server.http.post("/api/show", json={"model": "tiny"}).json()
+    assert shown["model_info"]["llama.context_length"] == live_server.CONTEXT
+    assert server.http.get("/api/version").json()["version"]
+    for path, body, status in (
+        ("/api/chat", {"model": "other", "messages": SAID}, 404),
+        ("/api/show", {"model": "other"}, 404),
+        ("/api/chat", {"model": "tiny", "messages": SAID, "options": {"temperature": "hot"}}, 400),
+        ("/api/chat", {"model": "tiny", "messages": SAID, "options": {"num_predict": "many"}}, 400),
+        ("/api/chat", {"model": "tiny", "messages": [SAID[0] | {"images": ["x"]}]}, 400),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "suffix": "y"}, 400),
+        ("/api/generate", {"model": "tiny", "prompt": "x", "format": {"type": "objekt"}}, 400),
+    ):
+        found = server.http.post(path, json=body)
+        assert (found.status_code, list(found.json())) == (status, ["error"]), (body, found.text)
+        assert isinstance(found.json()["error"], str)
