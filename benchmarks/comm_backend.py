@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from record import add_arguments, record
 
 import cairn.comm.backend
+from cairn.bench.record import add_arguments, record
 from cairn.comm.backend import Options
 from cairn.comm.bench_ranks import run_ranks
 from cairn.comm.bench_rig import Rig, Shape, why_not

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
 from cairn.models.layers import Build
 from cairn.models.presets import preset

@@ -24,9 +24,9 @@ from typing import Any
 
 import psutil
 import torch
-from record import add_arguments, record
 
 from cairn import LLM, SamplingParams
+from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
 from cairn.models.hub import resolve
 from cairn.models.runnable import open_model

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.cluster import records, supervisor_process
 from cairn.cluster.backends.local import Local
 from cairn.cluster.resolve import resolve

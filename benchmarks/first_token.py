@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import add_arguments, record
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
 from cairn.models.layers import Build
 from cairn.models.presets import preset

@@ -25,7 +25,8 @@ import time
 from typing import Any
 
 from http_cost_server import PATHS, Load, Reading, measured
-from record import add_arguments, record
+
+from cairn.bench.record import add_arguments, record
 
 PACE_US = (
     60  # of a step, for each stream: a server may be a third of a core at most, or tokens merge

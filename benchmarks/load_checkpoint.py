@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.models.export import export
 from cairn.models.layers import Build
 from cairn.models.presets import preset

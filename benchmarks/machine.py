@@ -6,8 +6,8 @@ python benchmarks/machine.py --out benchmarks/h200/machine.json
 import argparse
 
 import msgspec
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.hw.calibrate import calibrate
 from cairn.hw.probe import probe
 

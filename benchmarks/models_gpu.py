@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export

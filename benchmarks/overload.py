@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import uvloop
-from record import add_arguments, record
 
 from cairn.bench.load_answer import Record
 from cairn.bench.load_client import LoadClient, Target
@@ -25,6 +24,7 @@ from cairn.bench.load_drive import closed_loop, open_loop
 from cairn.bench.load_prompts import Ask
 from cairn.bench.paced_engine import capacity
 from cairn.bench.paced_server import PacedServer
+from cairn.bench.record import add_arguments, record
 from cairn.models.runnable import open_model
 from cairn.serve.engine.request import Limits
 

@@ -17,9 +17,9 @@ from statistics import mean
 from typing import NamedTuple
 
 import torch
-from record import add_arguments, record
 from torch import Tensor
 
+from cairn.bench.record import add_arguments, record
 from cairn.kernels.matmul.matmul import matmul
 
 SECONDS = 1.0

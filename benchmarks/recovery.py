@@ -34,8 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import msgspec
 import torch
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.core import events
 from cairn.core.records import Span, read
 from cairn.core.shared_secret import Secret

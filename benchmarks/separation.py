@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import add_arguments, record
 
+from cairn.bench.record import add_arguments, record
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start

@@ -137,7 +137,8 @@ class Round:
         rows = logged(self.folder)
         steps = {row[0] for row in rows}  # a full disk costs lines of the log, too
         wanted = [row for row in unbroken if self.kind != "full" or row[0] in steps]
-        if rows != wanted or STEPS not in steps:
+        complete = folders.complete_steps(self.root)
+        if rows != wanted or complete[-1:] != [STEPS]:
             self.broken.append("the losses are not those of an unbroken run")
 
     # -- faults --------------------------------------------------------------------------------------
@@ -258,6 +259,7 @@ class Round:
         process.join(seconds)
         if process.is_alive():
             self.broken.append("the run hangs")
+            print(self._text()[-2000:], flush=True)
             process.kill()
             process.join()
         _, left = psutil.wait_procs(below, timeout=5)

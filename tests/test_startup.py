@@ -33,7 +33,19 @@ def test_importing_the_models_costs_little_beyond_torch():
 
 
 @pytest.mark.parametrize(
-    "verb", ["generate", "chat", "serve", "bench", "profile", "doctor", "calibrate", "trace", "lab"]
+    "verb",
+    [
+        "generate",
+        "chat",
+        "serve",
+        "eval",
+        "bench",
+        "profile",
+        "doctor",
+        "calibrate",
+        "trace",
+        "lab",
+    ],
 )
 def test_the_help_of_a_verb_needs_no_torch(verb):
     program = f"""

@@ -2,12 +2,16 @@
 
     {command, commit, date, device, versions, ...results}
 
-Knows nothing about what was measured.
+`cairn bench` and the programs in benchmarks/ write their results through it. Knows nothing about what was measured.
 """
 
+import argparse
 import datetime
+import os
+import platform
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -41,7 +45,12 @@ def origin(command: str, device: str, commit: str | None = None) -> Origin:
 
 
 def repeatable(verb: Sequence[str], args: Sequence[str]) -> str:
-    """The command line that measures the same again: without what only places the result."""
+    """The command line that measures the same again."""
+    return shlex.join(["cairn", *verb, *_without_places(args)])
+
+
+def _without_places(args: Sequence[str]) -> list[str]:
+    """Arguments without those that only say where the result goes."""
     kept: list[str] = []
     skip = False
     for argument in args:
@@ -49,7 +58,32 @@ def repeatable(verb: Sequence[str], args: Sequence[str]) -> str:
         if not skip and name not in ("--out", "--commit", "--merge", "--json"):
             kept.append(argument)
         skip = argument in ("--out", "--commit")
-    return shlex.join(["cairn", *verb, *kept])
+    return kept
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of a program in benchmarks/ that `record` reads."""
+    parser.add_argument("--out", type=Path, help="write the result as JSON to this file")
+    parser.add_argument("--commit", help="the commit that runs, where there is no git")
+
+
+def record(results: object, options: argparse.Namespace) -> None:
+    """Print the result of a program in benchmarks/ with its origin; write it where `--out` says."""
+    require_commit(options.commit)
+    command = shlex.join(["python", *_without_places(sys.argv)])
+    made = msgspec.to_builtins(origin(command, _device(), options.commit))
+    document = made | {"results": results}
+    if options.out:
+        write(document, options.out)
+    print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()}, {os.cpu_count()} CPUs"
 
 
 def require_commit(commit: str | None) -> None:
@@ -61,7 +95,7 @@ def require_commit(commit: str | None) -> None:
         )
 
 
-def write(document: msgspec.Struct, path: Path) -> None:
+def write(document: object, path: Path) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")

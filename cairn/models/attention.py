@@ -1,6 +1,8 @@
 """Grouped-query attention: the mixer of most decoders. Where the keys live is the business of `attend`."""
 
-from torch import Tensor
+from collections.abc import Iterator
+
+from torch import Tensor, nn
 
 from cairn.models.attend import Rule
 from cairn.models.build import Build
@@ -13,6 +15,8 @@ from cairn.models.spec import ModelSpec
 
 
 class Attention(Sublayer):
+    """Queries, keys and values of heads; several heads of queries share one of keys."""
+
     def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         even_share(spec.kv_heads, build.shards, "key/value heads")
@@ -52,3 +56,10 @@ class Attention(Sublayer):
             return self.plain(x.tensor, step)
         qkv_TE = step.columns(self.qkv, x)
         return step.rows(self.out, step.attended(self, qkv_TE), x.onto)
+
+
+def joined_attentions(model: nn.Module) -> Iterator[Attention]:
+    """The mixers of a model whose heads stay joined from the projection to the cache."""
+    for module in model.modules():
+        if isinstance(module, Attention) and module.has_fused:
+            yield module

@@ -17,24 +17,12 @@ from typing import Literal
 
 import msgspec
 
+from cairn.models.mixer import Plane
 from cairn.models.spec import ModelSpec
 
 Kind = Literal["full", "window", "state"]
 MOST_GROUPS = 8  # every group has a page table, which each step reads
 LONG = 16  # windows in a long context
-
-
-class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one layer keeps of one token under one name."""
-
-    name: str
-    heads: int
-    width: int
-    value_bytes: float | None = None  # of its own type, as scales have; None: of the cache's type
-
-    def token_bytes(self, value_bytes: float) -> float:
-        own = value_bytes if self.value_bytes is None else self.value_bytes
-        return self.heads * self.width * own
 
 
 class CacheGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +58,7 @@ ONE_GROUP = (CacheGroup(),)  # every layer keeps every token
 
 def layer_planes(spec: ModelSpec, layer: int, shards: int = 1) -> tuple[Plane, ...]:
     """What a layer keeps of a token on one of so many tensor-parallel ranks."""
-    heads = max(1, spec.kv_heads // shards)
-    return Plane("k", heads, spec.head_dim), Plane("v", heads, spec.head_dim)
+    return spec.mixer_shape(layer).planes(spec, shards)
 
 
 def cache_groups(

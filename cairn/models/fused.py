@@ -23,7 +23,7 @@ from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
-from cairn.models.attention import Attention
+from cairn.models.attention import Attention, joined_attentions
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -47,11 +47,11 @@ class Fused:
         """`context`: positions that the rotations are tabulated for."""
         self.model, self.spec, self.context = model, model.spec, context
         self.kernels = Kernels(invariant=invariant)
-        mixers = [layer.attention for layer in cast(Iterable[Layer], model.layers)]
+        mixers = list(joined_attentions(model))
         device = model.embedding.weight.device
         self.tables = rope_tables({mixer.rope for mixer in mixers}, model.spec, context, device)
-        self.heads = {mixer: heads_of(mixer, model.spec) for mixer in mixers if mixer.has_fused}
-        self.all_fused = len(self.heads) == len(mixers)
+        self.heads = {mixer: heads_of(mixer, model.spec) for mixer in mixers}
+        self.all_fused = len(mixers) == len(model.layers)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         return self.tapped(tokens_T, positions_T, attend)[0]
@@ -85,7 +85,7 @@ class Fused:
     def varies(self) -> str | None:
         """Why a row's result depends on how many rows there are, even with invariant kernels; or None."""
         if not self.all_fused:
-            return "its rotation depends on how long a sequence is"
+            return "its mixers run by torch, such as those whose rotation depends on a sequence's length"
         layers = cast(Iterable[Layer], self.model.layers)
         if not all(isinstance(layer.feed_forward, FeedForward) for layer in layers):
             return "the product of its experts is chosen by the number of rows"

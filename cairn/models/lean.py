@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
-from cairn.models.attention import Attention
+from cairn.models.attention import Attention, joined_attentions
 from cairn.models.layer_loop import Sublayer
 from cairn.models.layers import Norm
 from cairn.models.linear.form import PLAIN
@@ -103,10 +103,10 @@ class Lean:
                 if norm is not None:
                     self.norms[norm] = _lean_norm(norm)
         self.norms[model.norm] = _lean_norm(model.norm)
-        mixers = [layer.attention for layer in layers]
+        mixers = list(joined_attentions(model))
         self.head_norms = {mixer: _head_norm(mixer) for mixer in mixers}
-        self.all_fused = all(mixer.has_fused for mixer in mixers)
-        kinds = dict.fromkeys(mixer.rope for mixer in mixers if mixer.has_fused)
+        self.all_fused = len(mixers) == len(layers)
+        kinds = dict.fromkeys(mixer.rope for mixer in mixers)
         self.frequencies = {k: _frequencies(k, model.spec) for k in kinds if k is not None}
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
@@ -221,7 +221,7 @@ def _lean_norm(norm: Norm) -> Map:
 
 def _head_norm(mixer: Attention) -> LeanNorm | None:
     """Of queries and keys at once: a row of weights for each head."""
-    if mixer.q_norm is None or mixer.k_norm is None or not mixer.has_fused:
+    if mixer.q_norm is None or mixer.k_norm is None:
         return None
     rows = [mixer.q_norm.weight] * mixer.heads + [mixer.k_norm.weight] * mixer.kv_heads
     return LeanNorm(mixer.q_norm, torch.stack([row.detach() for row in rows]))

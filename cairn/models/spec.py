@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.models.mixer import MIXERS, MixerShape
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 SIZES = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "context")
@@ -77,6 +78,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gated: bool = True  # act(gate(x)) * up(x) rather than act(up(x))
     experts: Experts | None = None
     # positions and attention
+    mixer: str = "attention"  # what a layer does along the sequence, by its name in `models.mixer`
     positions: Literal["rope", "learned"] = "rope"
     rope: Rope = Rope()
     rope_local: Rope | None = None  # for windowed layers, where it differs
@@ -105,6 +107,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rope_of(self, layer: int) -> Rope:
         return self.rope_local if self.rope_local and self.window(layer) else self.rope
 
+    def mixer_shape(self, layer: int) -> MixerShape:
+        """The counts of what a layer does along the sequence; all layers do the same."""
+        return MIXERS[self.mixer].shape
+
     def experts_of(self, layer: int) -> Experts | None:
         return self.experts if self.experts and layer not in self.experts.dense_layers else None
 
@@ -127,16 +133,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             total += self.context * self.hidden
         per_layer_norms = norm * (4 if self.post_norms else 2)
         for layer in range(self.layers):
-            total += per_layer_norms + self._attention_parameters()
+            total += per_layer_norms + self.mixer_shape(layer).parameters(self)
             total += self._feed_forward_parameters(layer, active)
         return total
-
-    def _attention_parameters(self) -> int:
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        weights = self.hidden * (2 * queries + 2 * keys)
-        biases = (queries + 2 * keys) * self.qkv_bias + self.hidden * self.out_bias
-        per_norm = self.head_dim * (2 if self.norm == "layer" else 1)
-        return weights + biases + 2 * per_norm * self.qk_norm
 
     def _feed_forward_parameters(self, layer: int, active: bool) -> int:
         experts = self.experts_of(layer)
@@ -158,7 +157,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Weights that a token is multiplied with: active ones less lookups, norms and biases."""
         total = self.vocab * self.hidden
         for layer in range(self.layers):
-            total += self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+            total += self.mixer_shape(layer).matmul_parameters(self)
             experts = self.experts_of(layer)
             if experts is None:
                 total += (2 + self.gated) * self.hidden * self.intermediate
@@ -170,7 +169,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def attention_flops(self, tokens: int, cached: int = 0) -> int:
         """q @ k and p @ v of `tokens` new tokens behind `cached` ones, causal and windowed."""
         return sum(
-            4 * self.heads * self.head_dim * _pairs(tokens, cached, self.window(layer))
+            self.mixer_shape(layer).pair_flops(self) * _pairs(tokens, cached, self.window(layer))
             for layer in range(self.layers)
         )
 
@@ -198,6 +197,8 @@ def _pairs(tokens: int, cached: int, window: int) -> int:
 
 
 def _validate(spec: ModelSpec) -> None:
+    if spec.mixer not in MIXERS:
+        raise ConfigError(f"mixer is {spec.mixer}", hint=f"there is {', '.join(MIXERS)}")
     sizes = {name: getattr(spec, name) for name in SIZES}
     if spec.experts:
         sizes["width of an expert"] = spec.experts.intermediate

@@ -59,7 +59,7 @@ def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: 
         reads += min(total.read, most)
         pairs += min(total.pairs, (spec.window(layer) or total.pairs) * max(total.tokens, 1))
     flops = 2 * (spec.matmul_parameters() - head) * total.tokens + 2 * head * total.logits
-    flops += 4 * spec.heads * spec.head_dim * pairs
+    flops += spec.mixer_shape(0).pair_flops(spec) * pairs
     each = total.tokens // max(total.steps, 1)  # tokens of a step, for the experts that they choose
     weights = weights_read(spec, each) * total.steps * weight_bytes
     return Cost(

@@ -21,6 +21,7 @@ from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import PlainResidual, PlainStep, Step, run_layer, run_layers
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.maps import Vocabulary
+from cairn.models.mixer import make_mixer
 from cairn.models.rope import Rotation, rotation
 from cairn.models.spec import ModelSpec, Rope
 
@@ -30,7 +31,7 @@ class Layer(nn.Module):
         super().__init__()
         experts = spec.experts_of(layer)
         self.attention_norm = Norm(build, spec, spec.hidden)
-        self.attention = Attention(build, spec, layer)
+        self.attention: Attention = make_mixer(spec.mixer, build, spec, layer)
         self.attention_post_norm = Norm(build, spec, spec.hidden) if spec.post_norms else None
         self.feed_forward_norm = Norm(build, spec, spec.hidden)
         self.feed_forward: FeedForward | ExpertLayer
@@ -51,6 +52,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         self.build = build
+        self.arena_RD: Tensor | None = None  # embeddings that are given, where an engine has some
         self.embedding = Vocabulary(build, spec.vocab, spec.hidden)
         self.position_embedding = (
             Positions(build, spec.context, spec.hidden) if spec.positions == "learned" else None
@@ -84,14 +86,21 @@ class Transformer(nn.Module):
         return cap * torch.tanh(scores_TV / cap) if cap else scores_TV
 
     def embed(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        return self.placed(self.embedding(tokens_T), positions_T)
+        if self.arena_RD is None:
+            return self.placed(self.embedding(tokens_T), positions_T)
+        given_T = tokens_T < 0  # -2 - r: row r of the arena, which is not scaled
+        x_TD = scaled(self.embedding(tokens_T.clamp(min=0)), self.spec)
+        rows_TD = self.arena_RD[(-2 - tokens_T).clamp(min=0)]
+        return self._with_positions(torch.where(given_T[:, None], rows_TD, x_TD), positions_T)
 
     def placed(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
         """Looked-up rows as the first layer wants them: scaled, and with their positions where those are learned."""
-        x_TD = scaled(x_TD, self.spec)
-        if self.position_embedding is not None:
-            x_TD = x_TD + self.position_embedding(positions_T)
-        return x_TD
+        return self._with_positions(scaled(x_TD, self.spec), positions_T)
+
+    def _with_positions(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
+        if self.position_embedding is None:
+            return x_TD
+        return x_TD + self.position_embedding(positions_T)
 
     def rotations(
         self, positions_T: Tensor, attend: Attend, dtype: torch.dtype

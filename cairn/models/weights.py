@@ -7,7 +7,7 @@ first used. Names are translated by `checkpoint_names`; files are opened by the 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,15 @@ def load(
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
+
+
+def fill_shares(
+    model: Transformer, shares: Mapping[str, Tensor], device: torch.device | str
+) -> None:
+    """Fill every parameter of a model on the meta device; `shares`: by the name of its slot, this rank's part."""
+    modules = dict(model.named_modules())
+    for path, group in _by_parameter(model.slots()).items():
+        _place(modules, path, [(slot, shares[slot.name]) for slot in group], device)
 
 
 # -- finding ------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: int | None = None
     """most tokens computed in one step"""
     step_ms: float = 0.0
-    """on a GPU, a step in which somebody decodes takes about so long: prompts wait rather than answers; 0: any time"""
+    """a step in which somebody decodes takes about so long: prompts wait rather than answers; 0: any time. On a CPU
+    any step does, and a quarter of a second is the least"""
     gpu_memory_utilization: float = 0.9
     """share of the GPU's memory to use; on a CPU, a tenth of that share of the machine's"""
     num_gpu_blocks_override: int | None = None

@@ -21,6 +21,7 @@ from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
 from cairn.serve.engine.process import Spawn, spawn_worker
 from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.job import Job
 
 log = logging.getLogger("cairn")
@@ -46,9 +47,9 @@ class EngineProcesses:
             remote = RemoteJob(self.client.new_number(), job, self._leave)
             self._open[request.id] = remote  # first, because it may end at once
             asked = Submit(remote.id, list(request.prompt), request.params, request.priority, request.salt,
-                           sorted(request.eos_ids), job.guide)  # fmt: skip
+                           sorted(request.eos_ids), job.guide, request.identity)  # fmt: skip
             try:
-                self.client.put_in_line(remote, asked)
+                self.client.submit(remote, asked)
             except CairnError as problem:
                 remote.fail(problem)
                 remote.wake()
@@ -63,6 +64,20 @@ class EngineProcesses:
         if not self._closed:
             self._closed = True
             self.client.close(0.0)
+
+    def pause(self, keep: bool = True) -> None:
+        """Take no step until `resume`; requests are kept, or aborted."""
+        self.client.pause(keep)
+
+    def resume(self) -> None:
+        self.client.resume()
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
+        self.client.load_weights(version, source)
+
+    def reset_prefix_cache(self) -> None:
+        self.client.reset_prefix_cache()
 
     def stats(self) -> Stats:
         return self.client.stats

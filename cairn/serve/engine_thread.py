@@ -12,7 +12,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from cairn.core.errors import CairnError, ConfigError
@@ -22,6 +24,7 @@ from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.page_map import map_of
 from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.job import Job
 
 log = logging.getLogger("cairn")
@@ -36,6 +39,13 @@ class _Abort(NamedTuple):
     ids: Sequence[RequestId]
 
 
+class _Call(NamedTuple):
+    """Something to do between two steps."""
+
+    act: Callable[[], None]
+    done: "Future[None]"
+
+
 class _Close(NamedTuple):
     pass
 
@@ -43,7 +53,7 @@ class _Close(NamedTuple):
 class EngineThread:
     def __init__(self, engine: Engine, name: str = "cairn engine") -> None:
         self.engine = engine
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Close] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | _Close] = queue.SimpleQueue()
         self._jobs: dict[RequestId, Job] = {}
         self._lock = (
             threading.RLock()
@@ -73,6 +83,30 @@ class EngineThread:
                 self._inbox.put(_Close())
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
+
+    # Each of these returns when the engine has done it, between two steps, and raises what kept it from doing so.
+
+    def pause(self, keep: bool = True) -> None:
+        """Take no step until `resume`; requests are kept, or aborted."""
+        self._call(partial(self._pause, keep))
+
+    def resume(self) -> None:
+        self._call(self.engine.resume)
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
+        self._call(lambda: self.engine.load_weights(version, source))
+
+    def reset_prefix_cache(self) -> None:
+        self._call(self.engine.reset_prefix_cache)
+
+    def _call(self, act: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        with self._lock:
+            if self._over is not None:
+                raise ConfigError(self._over, hint="make a new LLM")
+            self._inbox.put(_Call(act, done))
+        done.result()
 
     # -- signs of life ---------------------------------------------------------------------------
 
@@ -129,12 +163,23 @@ class EngineThread:
                 case _Abort(ids):
                     for id in ids:
                         self._abort(id)
+                case _Call(act, done):
+                    try:
+                        act()
+                        done.set_result(None)
+                    except Exception as problem:  # noqa: BLE001  of whoever called
+                        done.set_exception(problem)
                 case _Close():
                     return False
             try:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 return True
+
+    def _pause(self, keep: bool) -> None:
+        self.engine.pause()
+        for id in [] if keep else list(self._jobs):
+            self._abort(id)
 
     def _add(self, job: Job) -> None:
         try:
@@ -212,6 +257,8 @@ class EngineThread:
             except queue.Empty:
                 break
             left += command.jobs if isinstance(command, _Add) else ()
+            if isinstance(command, _Call):
+                command.done.set_exception(ConfigError(reason))
         for job in left:
             if broken is None and job.request.id in self._jobs:
                 self.engine.abort(job.request.id)

@@ -151,6 +151,7 @@ class Loop:
             self._read(0)
             if state.step % every == 0:  # not after a rewind
                 self.save()
+        self._tell_problem()  # soon: there may be time to make room before the last save
         if self.validation is not None and self.validation.is_due(state.step):
             self._read(0)
             if self.validation.is_due(state.step) and state.step < self.config.steps:

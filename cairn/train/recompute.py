@@ -8,19 +8,17 @@ For the plain form, by torch's own checkpointing; it takes `norms` for selective
 see `fused_forward`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from cairn.models.attend import Attend
-from cairn.models.layer_loop import PlainResidual, PlainStep
+from cairn.models.layer_loop import PlainStep
 from cairn.models.rope import Rotation
 from cairn.models.spec import Rope
-from cairn.models.transformer import Transformer
 from cairn.train.parallel.pipeline.deferred import Deferred, deferring
 from cairn.train.recompute_kinds import Recompute
 
@@ -82,14 +80,3 @@ class RecomputingStep(PlainStep):
 def _nested(outer: Context, inner: Context) -> Iterator[None]:
     with outer, inner:
         yield
-
-
-def recomputing(model: Transformer, kind: Recompute) -> Callable[[Tensor, Tensor, Attend], Tensor]:
-    """The model's forward with layers that forget."""
-
-    def forward(tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        x_TD = model.embed(tokens_T, positions_T)
-        rotations = model.rotations(positions_T, attend, x_TD.dtype)
-        return model.through(PlainResidual(x_TD), RecomputingStep(attend, rotations, kind))[0]
-
-    return forward

@@ -20,7 +20,7 @@ from cairn.cluster.spec import Checkpoint as JobCheckpoint
 from cairn.cluster.spec import Elastic, Job, Restart, Role
 from cairn.core.job_ledger import read_ledger
 from cairn.core.rank_failure import failures_in
-from cairn.train.checkpoint.peer_wire import Held
+from cairn.train.checkpoint.peer_messages import Held
 from cairn.train.config import Checkpoint, Data
 from cairn.train.launch import run_local
 from cairn.train.metrics_log import read_log

@@ -8,7 +8,10 @@ from cairn.kernels.accuracy import relative_error
 from cairn.kernels.loss.cross_entropy import _key, cross_entropy, cross_entropy_
 from cairn.kernels.loss.cross_entropy_plans import CANDIDATES, LOOP
 from cairn.kernels.loss.cross_entropy_rule import Rule, VocabShard, cross_entropy_reference
-from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.loss.linear_cross_entropy import (
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+)
 from cairn.kernels.tuned import trying
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +31,47 @@ def truth(logits, targets, scale, **rule):
     losses = cross_entropy_reference(wide, targets, Rule(**rule))
     [gradient] = torch.autograd.grad((losses.loss_T * scale).sum(), wide)
     return losses.loss_T.detach(), losses.lse_T.detach(), gradient
+
+
+def clipped(logp_C, part):
+    """PPO's loss of one token."""
+    old_C = -8.0 + 0.01 * torch.arange(part.start, part.stop, device="cuda")
+    advantage_C = torch.where(
+        torch.arange(part.start, part.stop, device="cuda") % 3 == 0, -1.0, 0.5
+    )
+    ratio_C = (logp_C - old_C).exp()
+    kept_C = ratio_C.clamp(0.5, 2.0) * advantage_C
+    moves_C = ratio_C * advantage_C <= kept_C
+    return -torch.minimum(ratio_C * advantage_C, kept_C), -(ratio_C * advantage_C).where(
+        moves_C, 0.0
+    )
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-4])
+def test_a_rule_of_its_own_in_chunks(z_loss):
+    x = torch.randn(1000, 256, device="cuda", dtype=BF16, requires_grad=True)
+    weight = (torch.randn(32000, 256, device="cuda") / 16).to(BF16).requires_grad_()
+    targets = torch.randint(32000, (1000,), device="cuda")
+    targets[::7] = -100
+    weights_T = torch.full((1000,), 1 / 857, device="cuda")
+    losses = linear_cross_entropy(
+        x,
+        weight,
+        targets,
+        reduction="sum",
+        weights_T=weights_T,
+        z_loss=z_loss,
+        chunk_tokens=384,
+        token_rule=clipped,
+        impl="triton",
+    )
+    found = (losses.loss.detach(), losses.loss_T, *torch.autograd.grad(losses.loss, (x, weight)))
+    wide = [part.detach().double().requires_grad_() for part in (x, weight)]
+    exact = linear_cross_entropy_reference(
+        *wide, targets, weights_T.double(), Rule(z_loss=z_loss), clipped
+    )
+    truth_of = (exact.loss.detach(), exact.loss_T.detach(), *torch.autograd.grad(exact.loss, wide))
+    assert relative_error(found, truth_of) < 2e-2
 
 
 @pytest.mark.parametrize("columns", [1, 1000, 8192, 8193, 50257, 128256, 151936])

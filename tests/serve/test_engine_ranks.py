@@ -5,11 +5,18 @@ import signal
 from subprocess import Popen
 
 import pytest
+import torch
+from client_stream import submit
 from forked_workers import forked
 from tiny_engines import all_logits
 
-from cairn.core.errors import ConfigError
+from cairn.core.errors import CairnError, ConfigError
+from cairn.models.export import export
+from cairn.models.generate import Generation, Sampling
+from cairn.models.layers import Build
+from cairn.models.presets import preset
 from cairn.models.runnable import open_model
+from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine import worker
 from cairn.serve.engine.client import EngineClient, ProcessOptions, to_blame
@@ -64,8 +71,8 @@ def test_two_ranks_answer_as_one(family):
     with EngineClient(
         config(family, tensor_parallel_size=2), OPTIONS, forked(overlapped)
     ) as client:
-        streams = [client.submit(prompt, params) for prompt, params in WISHES]
-        client.submit(PROMPTS[0], SamplingParams(max_tokens=100)).abort()
+        streams = [submit(client, prompt, params) for prompt, params in WISHES]
+        submit(client, PROMPTS[0], SamplingParams(max_tokens=100)).abort()
         found = [[token for delta in stream for token in delta.tokens] for stream in streams]
     assert found == by_one_rank(family)
 
@@ -74,13 +81,34 @@ def test_ranks_draw_the_same_without_a_seed():
     """Ranks that drew differently would attend to different tokens, and the scores would show it."""
     with EngineClient(config(tensor_parallel_size=2), OPTIONS, forked(overlapped)) as client:
         params = SamplingParams(temperature=1.5, max_tokens=20, logprobs=0)
-        deltas = list(client.submit(PROMPTS[1], params))
+        deltas = list(submit(client, PROMPTS[1], params))
     tokens = [token for delta in deltas for token in delta.tokens]
     scores = [scored.logprob for delta in deltas for scored in delta.logprobs]
     net = open_model("random:tiny-qwen3").load("cpu", "float32").model
     rows = all_logits(net, PROMPTS[1] + tokens)[len(PROMPTS[1]) - 1 : -1].log_softmax(-1)
     expected = [row[token].item() for row, token in zip(rows, tokens, strict=True)]
     assert scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_ranks_take_new_weights_together_or_not_at_all(tmp_path):
+    """Each reads its own share; what one cannot load, none does. Kept requests go on."""
+    other = random_model(preset("tiny-qwen3"), Build("cpu", torch.float32), seed=1)
+    export(other, tmp_path / "new")
+    (tmp_path / "broken").mkdir()
+    settings = config(tensor_parallel_size=2)
+    with EngineClient(settings, OPTIONS, forked(overlapped)) as client:
+        kept = submit(client, PROMPTS[1], SamplingParams(temperature=0, max_tokens=60))
+        first = next(kept)
+        client.pause()
+        with pytest.raises(CairnError):
+            client.load_weights(1, str(tmp_path / "broken"))
+        client.load_weights(1, str(tmp_path / "new"))
+        client.resume()
+        tokens = [token for delta in submit(client, PROMPTS[2], GREEDY) for token in delta.tokens]
+        assert len([*first.tokens, *(t for delta in kept for t in delta.tokens)]) == 60
+        client.reset_prefix_cache()
+        client.pause(keep=False)
+    assert tokens == list(Generation(other, PROMPTS[2], Sampling(max_tokens=12), ()))
 
 
 def test_a_rank_that_fails_is_named_with_its_exception():
@@ -98,19 +126,19 @@ def test_a_rank_that_fails_is_named_with_its_exception():
         with pytest.raises(
             EngineFailed, match="rank 1 of the engine failed with ZeroDivisionError: rank 1 cannot"
         ):
-            list(client.submit(PROMPTS[0], GREEDY))
+            list(submit(client, PROMPTS[0], GREEDY))
         assert not client.alive
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_the_group_returns():
     options = ProcessOptions(beat_s=0.1, restarts=1)
     with EngineClient(config(tensor_parallel_size=2), options, forked()) as client:
-        stream = client.submit(PROMPTS[0], SamplingParams(temperature=0, max_tokens=200))
+        stream = submit(client, PROMPTS[0], SamplingParams(temperature=0, max_tokens=200))
         next(stream)
         client._group.processes[1].send_signal(signal.SIGKILL)
         with pytest.raises(EngineFailed, match=r"rank 1 of the engine was ended by SIGKILL"):
             list(stream)
-        assert sum(len(delta.tokens) for delta in client.submit(PROMPTS[0], GREEDY)) == 12
+        assert sum(len(delta.tokens) for delta in submit(client, PROMPTS[0], GREEDY)) == 12
 
 
 def test_who_was_killed_is_to_blame_before_who_fell_over_it():

@@ -371,7 +371,7 @@ def test_a_stream_that_is_left_ends_its_request(llm, how):
     request = asyncio.run(leave())
     _until(lambda: request.state == "finished")
     assert request.finish == "abort"
-    assert not engine.has_work or request.id not in engine.scheduler._requests
+    assert not engine.has_work or request.id not in engine.scheduler.requests
 
 
 async def _drain(stream):

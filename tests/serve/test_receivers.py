@@ -1,16 +1,11 @@
 """One report to many receivers: everybody gets its own, in order, and hears of its end once."""
 
-import asyncio
-import threading
-from collections import Counter
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.serve.engine.messages import Begun, Ended, EngineFailed, Tokens
+from cairn.serve.engine.messages import Begun, Ended, EngineFailed, Scored, Tokens
 from cairn.serve.engine.receivers import deliver, fail
 from cairn.serve.engine.request import Ledger
-from cairn.serve.engine.stream import Stream
 
 
 class Heard:
@@ -72,25 +67,10 @@ def test_everybody_gets_its_own_and_one_end(lengths, known, stop):
         assert each.begun == (lengths[id] > 1 and stop > 0)
 
 
-def test_coroutines_of_one_loop_are_woken_by_one_call():
-    async def main():
-        loop, calls = asyncio.get_running_loop(), Counter()
-        streams = [Stream(id, lambda id: None) for id in range(5)]
-        reading = [asyncio.create_task(anext(stream)) for stream in streams]
-        await asyncio.sleep(0)
-        call = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *args: (calls.update(["call"]), call(*args))[1]
-        receivers = {stream.id: stream for stream in streams}
-        ids = list(range(5))
-        report = Tokens(1, ids, ids, {}, {}, [ended(4)])
-        thread = threading.Thread(target=deliver, args=(report, receivers))
-        thread.start()
-        deltas = await asyncio.gather(*reading)
-        thread.join()
-        return calls, deltas, receivers
-
-    calls, deltas, receivers = asyncio.run(main())
-    assert calls == {"call": 1}
-    assert [delta.tokens for delta in deltas] == [[id] for id in range(5)]
-    assert deltas[4].ended is not None
-    assert set(receivers) == {0, 1, 2, 3}
+def test_several_tokens_of_a_step_arrive_together_with_their_scores():
+    heard = {id: Heard(id) for id in (3, 4)}
+    scored = [Scored(-0.5, []), Scored(-0.25, [])]
+    report = Tokens(1, [3, 4], [7, 8, 9], {3: scored}, {}, [ended(3)], counts=[2, 1])
+    deliver(report, dict(heard))
+    assert (heard[3].tokens, heard[4].tokens) == ([7, 8], [9])
+    assert (heard[3].woken, len(heard[3].ends), heard[4].ends) == (1, 1, [])

@@ -181,7 +181,7 @@ def test_nothing_is_left_when_everybody_is_gone():
         engine.add([n + 1] * (1 + n % 9), SamplingParams(max_tokens=1 + n % 13))
     engine.drain(depth=1)
     scheduler = engine.scheduler
-    assert (scheduler._requests, scheduler._running) == ({}, [])
+    assert (scheduler.requests, scheduler._running) == ({}, [])
     assert sorted(scheduler._rows) == list(range(4))
     assert scheduler.blocks._tables == {}
     assert (scheduler.in_flight, scheduler.has_work) == (0, False)
@@ -227,4 +227,4 @@ def test_damage_is_noticed():
     broken(lambda scheduler: setattr(scheduler._running[0], "state", "finished"))
     broken(lambda scheduler: setattr(scheduler._waiting.head, "row", 3))
     broken(lambda scheduler: scheduler._waiting.pop())
-    broken(lambda scheduler: scheduler._requests.pop(1))
+    broken(lambda scheduler: scheduler.requests.pop(1))

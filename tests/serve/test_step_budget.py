@@ -1,9 +1,24 @@
 """How large a step may be that others wait for."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
 import torch
 
 from cairn.models.presets import preset
-from cairn.serve.engine.step_budget import matmul_rate, mixed_step_tokens, tokens_within
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.request import Limits, Request
+from cairn.serve.engine.runner import Landed
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.step_budget import (
+    FIRST_TOKENS,
+    Pace,
+    matmul_rate,
+    mixed_step_tokens,
+    tokens_within,
+)
 
 H200 = 676e12
 
@@ -32,3 +47,50 @@ def test_a_rate_is_measured_or_the_vendors_or_not_known(tmp_path, monkeypatch):
 def test_there_is_no_limit_on_a_cpu_or_where_none_is_asked_for():
     spec, weight = preset("tiny"), torch.empty(1)
     assert mixed_step_tokens(spec, weight, 1, 25.0, 8, 64) == 0
+
+
+def test_a_cpu_s_pace_is_what_its_steps_took():
+    pace = Pace(0.25)
+    assert pace.tokens() == FIRST_TOKENS
+    pace.note(8, 5.0)  # decoding tells nothing about prompts
+    assert pace.tokens() == FIRST_TOKENS
+    for _ in range(20):
+        pace.note(200, 1.0)
+    assert pace.tokens() == 64  # 50 would fit, and be no faster
+    for _ in range(20):
+        pace.note(500, 0.5)
+    assert 240 <= pace.tokens() <= 250
+
+
+def test_a_long_prompt_does_not_keep_the_others_waiting():
+    """On a device of 500 tokens/s: those that decode get a token every quarter of a second, and the prompt ends."""
+    now = [0.0]
+
+    class Slow:
+        device = torch.device("cpu")
+
+        def launch(self, step):
+            now[0] += step.tokens / 500
+            return SimpleNamespace(step=step, land=lambda: Landed([5] * len(step.sampling), {}, {}))
+
+    limits = Limits(rows=8, step_tokens=2048, context=4096, pages=999, page_size=16, vocabulary=9)
+    gaps = {}
+    for pace in (None, Pace(0.25)):
+        now[0] = 0.0
+        engine = Engine(
+            Scheduler(limits), cast(Any, Slow()), overlap=False, pace=pace, clock=lambda: now[0]
+        )
+        engine.add(Request("short", [1] * 10, SamplingParams(max_tokens=40)))
+        for _ in range(3):
+            engine.step()
+        long = Request("long", [2] * 2000, SamplingParams(max_tokens=2))
+        engine.add(long)
+        heard = [now[0]]
+        while engine.has_work:
+            heard += [now[0] for output in engine.step() if output.request.id == "short"]
+        gaps[pace] = max(later - earlier for earlier, later in pairwise(heard))
+        assert long.finish == "length"
+        assert now[0] < 4.3  # as long as without the limit
+    without, limited = gaps.values()
+    assert without > 3.9
+    assert limited < 0.6  # the first is a guess: 256 tokens

@@ -110,7 +110,7 @@ def at_rest(engine: Engine) -> None:
     assert (usage.used, usage.free) == (0, usage.total)
     assert sorted(engine.scheduler._rows) == list(range(engine.scheduler.limits.rows))
     assert not engine.has_work
-    assert not engine.scheduler._requests
+    assert not engine.scheduler.requests
     assert not engine.scheduler._in_flight
     assert not engine.scheduler.blocks._tables
     assert not engine.prompt_logprobs

@@ -1,12 +1,25 @@
 """The log of a run and its report."""
 
+import sys
+import types
+
 import pytest
 from tiny_runs import recipe, state_of
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.train.config import Log
 from cairn.train.memory import predict
-from cairn.train.metrics_log import FILE, JsonLines, Record, open_sinks, read_log, smoothed
+from cairn.train.metrics_log import (
+    FILE,
+    HeldOut,
+    JsonLines,
+    Record,
+    TensorBoard,
+    WeightsAndBiases,
+    open_sinks,
+    read_log,
+    smoothed,
+)
 from cairn.train.report import render
 
 
@@ -38,8 +51,6 @@ def test_a_line_cut_off_at_the_end_is_forgiven_and_one_in_the_middle_is_not(tmp_
 
 
 def test_sinks_that_are_not_installed_say_so(tmp_path, monkeypatch):
-    import sys
-
     for name in ("wandb", "tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
     for log in (Log(wandb=True), Log(tensorboard=True)):
@@ -73,3 +84,37 @@ def test_the_report_shows_curves_recipe_and_bad_steps(tmp_path):
         assert words in page
     assert "<nan>" not in page
     assert "nothing" not in render(config, spec, predict(spec, config, False), [], [])
+
+
+def test_other_tools_get_the_numbers_of_steps_and_of_held_out_data(tmp_path, monkeypatch):
+    class Writer:
+        def __init__(self, folder):
+            assert folder == str(tmp_path / "tensorboard")
+            calls.append("opened")
+
+        def __getattr__(self, name):
+            return lambda *values: calls.append((name, *values))
+
+    class Run:
+        def log(self, values, step):
+            calls.append(("log", values, step))
+
+        def finish(self):
+            calls.append("finished")
+
+    calls = []
+    held = HeldOut(step=2, loss=1.5, bits_per_byte=0.7, tokens=8, seconds=0.1, texts=["a text"])
+    board = types.SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: Run()))
+    for sink in (TensorBoard(tmp_path), WeightsAndBiases(tmp_path, {})):
+        sink.put(record(1))
+        sink.put(held)
+        sink.close()
+    assert ("add_scalar", "loss", 2.0, 1) in calls
+    assert ("add_scalar", "validation/loss", 1.5, 2) in calls
+    assert ("add_text", "validation/text 0", "a text", 2) in calls
+    logged = [(values, step) for name, values, step in (c for c in calls if c[0] == "log")]
+    assert logged[1][0]["validation/bits_per_byte"] == 0.7
+    assert [step for _, step in logged] == [1, 2]
+    assert calls[-1] == "finished"

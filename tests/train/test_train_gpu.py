@@ -4,6 +4,7 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from tiny_runs import losses, recipe, steps
@@ -14,8 +15,10 @@ from cairn.train.data.source import microbatch
 from cairn.train.data.text_files import find_files
 from cairn.train.data.tokenize import tokenize
 from cairn.train.data.tokenizer_trainer import train_tokenizer
+from cairn.train.heads import TargetLogProbs
 from cairn.train.loop import Loop
 from cairn.train.metrics_log import read_log
+from cairn.train.parallel.layout import Balance
 from cairn.train.prepare import prepare
 from cairn.train.step import train_step
 
@@ -192,3 +195,49 @@ def test_a_run_on_the_gpu_resumes_where_it_was(tmp_path):
     run(tmp_path / "b", 12)
     one, two = ([r.loss for r in read_log(tmp_path / name)] for name in "ab")
     assert two == pytest.approx(one, abs=1e-3)
+
+
+def test_a_pass_without_gradients_scores_as_the_plain_form_does(tmp_path):
+    """Log-probabilities by the loss kernel, entropies by chunks; a step afterwards is what it would have been."""
+    prepared = prepare(ready(tmp_path, precision=BF16))
+    plain = prepare(ready(tmp_path, precision=Precision(kind="float32", kernels="plain")))
+    batch = prepared.corpus.source.batch(0).to("cuda")
+    spec, before = prepared.state.spec, torch.cuda.memory_allocated()
+    (found,) = prepared.state.parallel.forward([batch], TargetLogProbs(spec, True, fused=True))
+    (wanted,) = plain.state.parallel.forward([batch], TargetLogProbs(spec, True))
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=5e-2, atol=5e-2)
+    del found, wanted, value
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    loss = train_step(prepared.state, [batch]).loss.item()
+    again = prepare(ready(tmp_path, precision=BF16))
+    assert loss == train_step(again.state, [batch]).loss.item()
+
+
+@pytest.mark.parametrize("fp8", ["none", "tensor"])
+def test_frozen_weights_keep_their_values_and_take_no_memory(tmp_path, fp8):
+    frozen = msgspec.structs.replace(SHAPE, frozen=["embedding.*", "layers.[012].*"])
+    precision = Precision(kind="bfloat16", recompute="selective", fp8=fp8)
+    prepared = prepare(ready(tmp_path, precision=precision, model=frozen))
+    (stage,) = prepared.state.parallel.stages
+    before = {n: p.detach().clone() for n, p in stage.named_parameters()}
+    found = losses(steps(prepared, 40))
+    assert found[-1] < found[0]
+    for name, parameter in stage.named_parameters():
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
+        assert parameter.requires_grad or parameter.grad is None
+    states = prepared.state.optimizer.tensors()["m"].keys()
+    assert states == {n for n, p in stage.named_parameters() if p.requires_grad}
+
+
+def test_balanced_experts_never_wait_for_the_device(tmp_path):
+    shape = Model(preset="tiny-moe", hidden=256, heads=2, kv_heads=1, head_dim=128)
+    balance = Balance(loss=0.01, bias=0.001)
+    prepared = prepare(ready(tmp_path, precision=BF16, model=shape, balance=balance))
+    batch = [prepared.corpus.source.batch(0).to("cuda")]
+    for _ in range(3):
+        train_step(prepared.state, batch)
+    torch.cuda.synchronize()
+    with refusing_to_wait():
+        result = train_step(prepared.state, batch)
+    assert result.loss.isfinite().item()

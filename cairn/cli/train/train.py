@@ -155,7 +155,10 @@ def _train(config: Train, display: Display) -> "Finished":
             wait_idle(config, started[0], print)
             raise SystemExit(0)
         started = started[0], world
-    check_layout(config, spec_of(config.model), started[1] if started else world)
+    if (
+        started is None and world > 1
+    ):  # before ranks are started; each checks for itself in `prepare`
+        check_layout(config, spec_of(config.model), world)
     if started is not None and config.recovery.on:
         return _train_launched(config, started[0], display)
     if started is not None and world > 1:

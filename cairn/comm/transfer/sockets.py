@@ -5,12 +5,14 @@
 Unix sockets have abstract names; TCP off loopback asks for a secret. Knows nothing of frames, regions or peers.
 """
 
+import contextlib
 import os
 import socket
 
 from cairn.comm.transfer.errors import TransferError
-from cairn.core.shared_secret import Secret, check_open, enter
+from cairn.core.shared_secret import Secret, check_open, enter, is_loopback
 
+AT_ONCE = 4 << 20  # bytes that may be on their way to a reader that is busy
 CONNECT_S = 10.0  # for a connection, and for each end to introduce itself
 
 
@@ -49,9 +51,28 @@ def dialled(family: socket.AddressFamily, where: str, secret: Secret | None) -> 
         return connection
     host, _, port = where.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+    tune_for_bulk(connection, host)
     try:
         enter(connection, secret, CONNECT_S)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def tune_for_bulk(link: socket.socket, host: str) -> None:
+    """Settings for a connection that carries hundreds of megabytes; of a listener, for all that it accepts.
+
+    Each setting only saves time, so a kernel that refuses one is left to its own.
+    """
+    with contextlib.suppress(OSError):
+        # A short answer must not wait for the acknowledgement of the one before.
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel makes room for as much as one says one waits for, and still finds the best size by itself, which
+        # asking for a size (SO_RCVBUF) would end. Nobody waits for that much: the room stays, the mark goes.
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, AT_ONCE)
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        if is_loopback(
+            host
+        ):  # nothing there is congested: pacing (BBR) would be timers for nothing
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")

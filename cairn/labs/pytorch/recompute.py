@@ -40,7 +40,7 @@ def run(bench: Workbench) -> Outcome:
     passes = {}
     for kind in ("none", "selective", "full"):
         bench.step(f"recompute {kind}")
-        passes[kind] = _pass(model, tokens_of(model, tokens), kind)
+        passes[kind] = _pass(model.spec, tokens_of(model, tokens), kind)
     everything, one = layer_bytes(model.spec, Precision(recompute="none"), tokens, fused=False)
     inputs = layer_bytes(model.spec, Precision(recompute="full"), tokens, fused=False)[0] - one
     differing = sum(
@@ -100,23 +100,24 @@ def _checks(
     ]
 
 
-def _pass(model: Any, tokens_T: Any, kind: Any) -> Pass:
+def _pass(spec: Any, tokens_T: Any, kind: Any) -> Pass:
     from torch.utils.flop_counter import FlopCounterMode
 
     from cairn.labs.pytorch._watched import Watched
     from cairn.models.attend import Packed
-    from cairn.train.recompute import recomputing
+    from cairn.train.parallel.mesh import Mesh
+    from cairn.train.parallel.parallelize import parallelize
 
-    model.zero_grad()
+    (model,) = parallelize(spec, Mesh.alone(), recompute=kind).stages
     attend = Packed([len(tokens_T)])
-    forward, positions_T = recomputing(model, kind), attend.positions_T()
+    positions_T = attend.positions_T()
     with Watched() as watched:
-        states_TD = forward(tokens_T, positions_T, attend)
+        states_TD = model(tokens_T, positions_T, attend)
     # The last norm and the rotations belong to no layer; what the loss would keep is not there yet.
     alive = watched.alive_bytes(apart_from=(states_TD, *model.parameters()))
     alive -= _outside_layers(model, len(tokens_T))
     with FlopCounterMode(display=False) as counter:
-        forward(tokens_T, positions_T, attend).square().sum().backward()
+        model(tokens_T, positions_T, attend).square().sum().backward()
     gradients = [
         parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
     ]

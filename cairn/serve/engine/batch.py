@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cairn.kernels.paged.step_inputs import Decided, Inputs, State, step_inputs
 from cairn.serve.engine.cpu_inputs import inputs_on_cpu
+from cairn.serve.engine.pieces import words_of_pieces
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.step import Chunk
 
@@ -232,6 +233,8 @@ def tokens_of(chunk: Chunk) -> list[int]:
         found = request.outputs[start - prompt : start - prompt + count]
     else:
         found = request.prompt[start : start + count]
+        if request.pieces:
+            found = words_of_pieces(request, start, found)
         if start + count > prompt:
             found = found + request.outputs[: start + count - prompt]
     return found if len(found) == count else [*found, SAMPLED_LAST]

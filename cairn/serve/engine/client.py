@@ -1,12 +1,12 @@
-"""An engine in a process of its own, as its user sees it: submit, read the stream, abort; from threads or coroutines.
+"""An engine in a process of its own, as its user sees it: submit, abort, pause, load other weights; from any thread.
 
     with EngineClient(EngineConfig(model="runs/x")) as engine:
-        for delta in engine.submit(prompt, SamplingParams(max_tokens=64)):   # or: async for
-            ...
+        engine.submit(receiver, Submit(engine.new_number(), prompt, SamplingParams(max_tokens=64)))
 
-A thread reads what the workers say and looks after them. When one dies, hangs or cannot go on, every request that was
-on its way ends with an `EngineFailed` that says why, once; then a new group is started, or the engine is over, as
-`ProcessOptions` say. A request that the engine could never serve is refused in `submit` itself. Needs no torch.
+A thread reads what the workers report, hands each receiver its tokens, and looks after the workers. When one dies,
+hangs or cannot go on, every request that was on its way ends with an `EngineFailed` that says why, once; then a new
+group is started, which has the weights of the configuration again, or the engine is over, as
+`ProcessOptions` say. Needs no torch.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -31,10 +32,16 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.messages import (
     Abort,
     Beat,
+    Call,
     EngineFailed,
     Failure,
+    LoadWeights,
+    Pause,
     Ready,
     Report,
+    ResetPrefixCache,
+    Resume,
+    Returned,
     Stats,
     Stop,
     Stopped,
@@ -44,11 +51,8 @@ from cairn.serve.engine.messages import (
 )  # fmt: skip
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.receivers import Receiver, Receivers, deliver, fail
-from cairn.serve.engine.request import Request, check_request
-from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import StepTimes
-from cairn.serve.engine.stream import Stream
-from cairn.serve.guide import Guide
+from cairn.serve.engine.weight_sources import WeightsFrom
 
 POLL_S = 0.1  # how soon the end of a process is noticed
 LAST_WORDS_S = 0.2  # for what a worker said just before it ended
@@ -85,6 +89,9 @@ class EngineClient:
         self.restarted = 0  # since the start
         self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._over: CairnError | None = None  # why nothing can be submitted any more
+        self.paused = False
+        self.version = 0  # of the weights; workers that were started again have the first ones
+        self._calls: dict[int, Future[None]] = {}  # that the workers have not answered yet
         self._receivers: Receivers = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()  # for the receivers and the group; held for moments
@@ -119,36 +126,12 @@ class EngineClient:
         """Does it take requests?"""
         return self._over is None and not self._closing
 
-    def submit(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        salt: str = "",
-        eos_ids: Sequence[int] | None = None,
-        guide: Guide | None = None,
-    ) -> Stream:
-        """Put a request in line, or refuse it at once with a RequestError."""
-        stream = Stream(self.new_number(), self.abort)
-        eos_ids = self.eos_ids if eos_ids is None else eos_ids
-        self.put_in_line(
-            stream, Submit(stream.id, list(prompt), params, priority, salt, list(eos_ids), guide)
-        )
-        return stream
-
     def new_number(self) -> int:
         """For a request; it is never given again."""
         return next(self._numbers)
 
-    def put_in_line(self, receiver: Receiver, asked: Submit) -> None:
-        """As `submit`, for whoever wants every token in the thread where it arrives."""
-        check_request(
-            Request(
-                0, asked.prompt, asked.params, priority=asked.priority, salt=asked.salt, eos_ids=asked.eos_ids
-            ),
-            self.limits,
-        )  # fmt: skip
+    def submit(self, receiver: Receiver, asked: Submit) -> None:
+        """Put a request in line. The engine checks it: one that it can never serve ends with an error."""
         with self._lock:
             if self._over is not None:
                 raise self._over
@@ -165,6 +148,34 @@ class EngineClient:
         with self._lock:
             if id in self._receivers and self._over is None:
                 self._group.send(Abort(id))
+
+    # Each of these returns when the engine has done it, between two steps, and raises what kept it from doing so.
+
+    def pause(self, keep: bool = True) -> None:
+        """Take no step until `resume`; requests are kept, or aborted."""
+        self._call(lambda call: Pause(call, keep))
+        self.paused = True
+
+    def resume(self) -> None:
+        self._call(Resume)
+        self.paused = False
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
+        self._call(lambda call: LoadWeights(call, version, source))
+        self.version = version
+
+    def reset_prefix_cache(self) -> None:
+        self._call(ResetPrefixCache)
+
+    def _call(self, make: Callable[[int], Call]) -> None:
+        call, done = self.new_number(), Future[None]()
+        with self._lock:
+            if self._over is not None:
+                raise self._over
+            self._calls[call] = done
+            self._group.send(make(call))
+        done.result()
 
     def watch(self, seconds: float) -> None:
         """For so long, `stats`, `recent` and `pages` are fresh several times a second."""
@@ -238,6 +249,13 @@ class EngineClient:
             self.recent.extend(report.steps)
             self.pages = report.pages
             self._moved(report.stats.steps)
+        elif isinstance(report, Returned):
+            done = self._calls.pop(report.call, None)
+            if done is not None and report.kind:
+                done.set_exception(_as_raised(report))
+            elif done is not None:
+                done.set_result(None)
+            self._progress = (self._progress[0], time.monotonic())
         elif isinstance(report, Ready):
             instant("engine ready", notes=report.notes)
             self._loading, self.restarting = False, None
@@ -252,6 +270,8 @@ class EngineClient:
             self._progress = (steps, time.monotonic())
 
     def _hangs(self) -> bool:
+        if self.paused or self._calls:  # weights may take their time
+            return False
         still = time.monotonic() - self._progress[1]
         return bool(self._receivers) and still > self.options.watchdog_s
 
@@ -302,6 +322,10 @@ class EngineClient:
     def _fail_all(self, problem: CairnError) -> None:
         """Behind what was said before; requests that come from now on are another group's, and in another dict."""
         receivers, self._receivers = self._receivers, {}
+        calls, self._calls = self._calls, {}
+        for done in calls.values():
+            done.set_exception(problem)
+        self.paused, self.version = False, 0
         self._run(partial(fail, receivers, problem))
 
     # -- starting --------------------------------------------------------------------------------
@@ -348,10 +372,12 @@ def to_blame(fallen: list[tuple[int, int]]) -> tuple[int, int]:
     return min(fallen, key=lambda each: order.get(each[1], 0 if each[1] < 0 else 2))
 
 
-def _as_raised(failure: Failure) -> CairnError:
-    """What the worker could not start with, as if it had been raised here."""
+def _as_raised(failure: Failure | Returned) -> CairnError:
+    """What the worker could not start with, or do, as if it had been raised here."""
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, CairnError):
         return kind(failure.message, failure.hint)
     said = f"{failure.kind}: {failure.message}"
+    if isinstance(failure, Returned):
+        return EngineFailed(said, failure.hint)
     return EngineFailed(f"the engine could not start: {said}", details=failure.traceback)

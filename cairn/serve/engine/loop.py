@@ -13,14 +13,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cairn.core.errors import CairnError
+from cairn.core.errors import CairnError, RequestError
 from cairn.core.events import span
 from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Advance, Step
+from cairn.serve.engine.step_budget import Pace
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom, identity_of
 
 REMEMBERED = 4096  # steps in the ledger
 ROOM = "lower gpu_memory_utilization or max_num_batched_tokens: a step found no room"
@@ -43,6 +45,7 @@ class Engine:
         *,
         overlap: bool = True,
         together: bool = False,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler, self.runner = scheduler, runner
@@ -50,6 +53,7 @@ class Engine:
         self.together = (
             together  # with other ranks: they wait for this one, so its failure is everybody's
         )
+        self.pace = pace  # limits the time of a step
         self.times: deque[StepTimes] = deque(maxlen=REMEMBERED)
         self.steps = 0  # taken so far: a watchdog looks at it
         self.spent = NOTHING  # what has landed so far, and the time that it took
@@ -57,14 +61,18 @@ class Engine:
         self.prompt_logprobs: dict[Request, list[TokenLogprobs]] = {}
         self.pools = Pools()  # prompts as vectors; whoever reads the outputs takes them
         self._flying: Flight | None = None
+        self.paused = False  # no further step is scheduled
+        self.version = 0  # of the weights; 0: those that the engine was started with
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._flying is not None
+        return (self.scheduler.has_work and not self.paused) or self._flying is not None
 
     def add(self, request: Request) -> None:
-        """Put a request in line, or refuse it with a RequestError."""
+        """Put a request in line, or refuse it with a RequestError. While the engine is paused, it waits."""
         self.scheduler.add(request)
+        if self.version:
+            request.identity = identity_of(self.version) + request.identity
         request.ledger.arrived = request.ledger.arrived or self.clock()
 
     def abort(
@@ -80,14 +88,20 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One turn of the loop; what it brought, which in the overlapped form is what was launched a turn ago."""
+        if self.paused:
+            return self._land_last()
         began = self.clock()
         with span("schedule"):
+            if self.pace is not None:
+                self.scheduler.step_limit = self.pace.tokens()
             step = self.scheduler.schedule()
         scheduled = self.clock()
         self._stamp(step, began, scheduled)
         with span("launch", sequences=len(step.chunks), tokens=step.tokens):
             outputs, flight = self._launch(step)
         launched = self.clock()
+        if self.pace is not None:  # a CPU computes in `launch`
+            self.pace.note(step.tokens, launched - scheduled)
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
@@ -110,6 +124,42 @@ class Engine:
                       step.pairs)
         )  # fmt: skip
         return outputs
+
+    # -- pausing and other weights ----------------------------------------------------------------
+
+    def pause(self, keep: bool = True) -> list[Request]:
+        """Schedule nothing until `resume`. Requests stay where they are, or are aborted and returned."""
+        self.paused = True
+        if keep:
+            return []
+        aborted = [self.abort(id) for id in list(self.scheduler.requests)]
+        return [request for request in aborted if request is not None]
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with other weights from the next step on. A CairnError: the old ones go on serving.
+
+        Requests under way go on with the keys and values that they have. Nobody finds pages of another version.
+        """
+        if version < 1:
+            raise RequestError(f"version is {version}", hint="versions are counted from 1")
+        self.runner.load_weights(version, source)
+        self.scheduler.rename_waiting(identity_of(self.version), identity_of(version))
+        self.version = version
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every prefix; refused while pages are in use."""
+        self.scheduler.blocks.reset()
+
+    def _land_last(self) -> list[Output]:
+        """What was in flight when the engine was paused."""
+        due, self._flying = self._flying, None
+        if due is None:
+            return []
+        landed, outputs = self._land(due)
+        return outputs if landed is None else outputs + self._update(due.step, landed)
 
     def run(self) -> list[Output]:
         """Until there is no work left."""

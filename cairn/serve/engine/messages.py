@@ -17,6 +17,7 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Finish, Ledger, Limits
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.guide import Guide
 
 
@@ -54,6 +55,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     salt: str = ""
     eos_ids: list[int] = []
     guide: Guide | None = None  # of what its constraint is made, in every rank
+    identity: bytes = b""  # as `Request.identity`
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):
@@ -78,7 +80,31 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
     seconds: float
 
 
-Command = Submit | Admit | Abort | Stop | Watch
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
+    """Take no step until `Resume`; requests are kept, or aborted."""
+
+    call: int
+    keep: bool
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    call: int
+
+
+class LoadWeights(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """Serve with these weights from the next step on."""
+
+    call: int
+    version: int
+    source: WeightsFrom
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
+    call: int
+
+
+Call = Pause | Resume | LoadWeights | ResetPrefixCache  # each is answered by a `Returned`
+Command = Submit | Admit | Abort | Stop | Watch | Pause | Resume | LoadWeights | ResetPrefixCache
 
 
 # -- from the worker ------------------------------------------------------------------------------
@@ -180,6 +206,15 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     pages: str = ""  # while somebody watches: see `page_map`
 
 
+class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
+    """A call has been carried out, or could not be."""
+
+    call: int
+    kind: str = ""  # of the error
+    message: str = ""
+    hint: str | None = None
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     """The last words of a worker that cannot go on."""
 
@@ -194,7 +229,7 @@ class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
     """It was asked to, and has left nothing undone."""
 
 
-Report = Tokens | Ready | Beat | Failure | Stopped
+Report = Tokens | Ready | Beat | Returned | Failure | Stopped
 
 encode = msgspec.msgpack.Encoder().encode
 decode_boot = msgspec.msgpack.Decoder(Boot).decode

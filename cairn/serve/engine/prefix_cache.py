@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.models.cache import ONE_GROUP, CacheGroup
+from cairn.serve.engine.pieces import identity_within
 from cairn.serve.engine.request import Request
 
 HASH_BYTES = 16
@@ -218,7 +219,11 @@ class PrefixCache:
         parent = hashes[-1] if hashes else _root(request.salt, request.identity)
         width = TOKEN_BYTES * size
         for at in range(0, len(tokens), width):
-            parent = blake2b(parent + tokens[at : at + width], digest_size=HASH_BYTES).digest()
+            own = tokens[at : at + width]
+            if request.pieces:
+                begin = first + at // TOKEN_BYTES
+                own += identity_within(request.pieces, begin, begin + size)
+            parent = blake2b(parent + own, digest_size=HASH_BYTES).digest()
             hashes.append(parent)
 
 

@@ -6,9 +6,6 @@ A receiver gets its token and is woken before the next one gets its own: what be
 once in a step. Knows neither threads nor processes.
 """
 
-import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
 from typing import Protocol
 
 from cairn.core.errors import CairnError
@@ -37,8 +34,8 @@ class Receiver(Protocol):
         """Nothing more comes, because the engine is gone."""
         ...
 
-    def wake(self) -> "asyncio.Future[None] | None":
-        """After `put`, `end` or `fail`: tell who waits. A coroutine's future is resolved by the caller."""
+    def wake(self) -> None:
+        """After `put`, `end` or `fail`: tell who waits."""
         ...
 
 
@@ -52,42 +49,19 @@ def deliver(report: Tokens, receivers: Receivers) -> None:
             receiver.begin(report.begun.get(id), report.prompts.get(id), report.pooled.get(id))
     scores, ends = report.logprobs, {ended.id: ended for ended in report.ended}
     gone = {id: receivers.pop(id, None) for id in ends}
-    waiting: list[asyncio.Future[None]] = []
     for id, tokens in report.runs():
         receiver = receivers.get(id) or gone.get(id)
         if receiver is not None:
             receiver.put(tokens, scores.get(id), ends.pop(id, None))
-            if (future := receiver.wake()) is not None:
-                waiting.append(future)
+            receiver.wake()
     for id, ended in ends.items():  # without a token
         if (receiver := gone[id]) is not None:
             receiver.end(ended)
-            if (future := receiver.wake()) is not None:
-                waiting.append(future)
-    resolve(waiting)
+            receiver.wake()
 
 
 def fail(receivers: Receivers, problem: CairnError) -> None:
     """All of them, each once."""
-    waiting: list[asyncio.Future[None]] = []
     for receiver in list(receivers.values()):
         receiver.fail(problem)
-        if (future := receiver.wake()) is not None:
-            waiting.append(future)
-    resolve(waiting)
-
-
-def resolve(futures: "Iterable[asyncio.Future[None]]") -> None:
-    """From any thread; those of one event loop with a single call, which is what costs."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for future in futures:
-        by_loop.setdefault(future.get_loop(), []).append(future)
-    for loop, own in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_resolve, own)
-
-
-def _resolve(futures: "list[asyncio.Future[None]]") -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+        receiver.wake()

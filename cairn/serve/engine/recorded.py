@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cairn.models.attend import Attend
+from cairn.models.attention import joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import Norm
 from cairn.models.lean import Angles, Lean, LeanResidual, LeanStep
@@ -34,10 +35,10 @@ def obstacle(model: Transformer) -> str | None:
     layers = [cast(Layer, layer) for layer in model.layers]
     if any(isinstance(layer.feed_forward, ExpertLayer) for layer in layers):
         return "which experts work is decided in each step"
+    if len(list(joined_attentions(model))) < len(layers):
+        return "its rotation depends on how long a sequence is, or it has another mixer"
     if any(layer.attention.rule.window or layer.attention.rule.softcap for layer in layers):
         return "its attention has a window or a cap"
-    if not all(layer.attention.has_fused for layer in layers):
-        return "its rotation depends on how long a sequence is"
     if len({layer.attention.rope for layer in layers}) > 1:
         return "its layers rotate differently"
     maps = [part for part in model.layers.modules() if isinstance(part, Linear)]

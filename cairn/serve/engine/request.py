@@ -20,6 +20,7 @@ import msgspec
 from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
 from cairn.serve.engine.constraint import Constraint
+from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import NOTHING, Spent
 
@@ -47,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mixed_step_tokens: int = (
         0  # most tokens of a step in which somebody decodes; 0: as in any other
     )
+    arena_rows: int = 0  # embeddings of pieces that wait to be computed
     drafts: int = 0  # most drafted tokens of one request that a step verifies
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class Request:
         "arrival",
         "blocks",
         "cached",
+        "checked",
         "computed",
         "constraint",
         "drafted",
@@ -131,6 +134,9 @@ class Request:
         "most_outputs",
         "outputs",
         "params",
+        "piece_held",
+        "piece_rows",
+        "pieces",
         "prefill_until",
         "priority",
         "prompt",
@@ -155,6 +161,8 @@ class Request:
         priority: int = 0,
         salt: str = "",
         identity: bytes = b"",
+        pieces: Sequence[Piece] = (),
+        piece_rows: Sequence[int] = (),
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
     ) -> None:
@@ -173,6 +181,10 @@ class Request:
         )
         self.min_tokens = params.min_tokens
         self.constraint = constraint  # a grammar that its outputs follow; has accepted `outputs`
+        self.checked = False  # by `check_request`
+        self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
+        self.piece_rows = list(piece_rows)  # the first row of each
+        self.piece_held = [True] * len(pieces)  # not yet given back
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
@@ -222,7 +234,9 @@ class Request:
 
 
 def check_request(request: Request, limits: Limits) -> None:
-    """Refuse what can never be served, with the numbers that say why."""
+    """Refuse what can never be served, with the numbers that say why. Once is enough."""
+    if request.checked:
+        return
     prompt, params = request.prompt, request.params
     if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one token")
@@ -230,6 +244,7 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("the prompt holds", prompt, limits.vocabulary)
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
+    check_pieces(request.pieces, request.piece_rows, len(prompt), limits.arena_rows)
     _check_context(len(prompt), params, limits.context)
     needed = most_pages(limits.groups, len(prompt), limits.page_size)
     if needed > limits.pages - 1:
@@ -238,6 +253,7 @@ def check_request(request: Request, limits: Limits) -> None:
             f"the whole cache has {limits.pages - 1}",
             hint=f"shorten the prompt to {limits.capacity} tokens, or give the cache more memory",
         )
+    request.checked = True
 
 
 def _check_place(priority: object, salt: object) -> None:

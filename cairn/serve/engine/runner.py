@@ -26,6 +26,8 @@ from cairn.serve.engine.recorded import serving_form
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampler import Sampler, special
 from cairn.serve.engine.step import Chunk, Step
+from cairn.serve.engine.weight_sources import WeightsFrom
+from cairn.serve.engine.weights_in_place import replace_weights
 
 PROMPT_ROWS = 1024  # rows of logits at a time, for the log-probabilities of a prompt
 
@@ -81,7 +83,22 @@ class Runner:
         )
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)
+        if limits.arena_rows:
+            model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
         self.lean = serving_form(model, self.pool) if lean else None
+
+    def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
+        """Put the embeddings of a piece into rows of the arena that it holds."""
+        arena_RD = self.model.arena_RD
+        if arena_RD is None:
+            raise ValueError("this engine has no arena; give `arena_rows` when it is started")
+        arena_RD[first_row : first_row + len(embeddings_RD)] = embeddings_RD
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Replace the weights, and make again what was made of them. A CairnError: nothing has changed."""
+        replace_weights(self.model, version, source)
+        if self.lean is not None:
+            self.lean = serving_form(self.model, self.pool)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> "Flight":

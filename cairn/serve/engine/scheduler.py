@@ -26,12 +26,13 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from cairn.core.errors import ConfigError, RequestError
+from cairn.core.errors import RequestError
 from cairn.serve.engine.block_manager import BlockManager, IntegrityError
+from cairn.serve.engine.pieces import ArenaRows
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
 from cairn.serve.engine.speculate.drafter import Drafter
-from cairn.serve.engine.speculate.speculation import Speculation
-from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step
+from cairn.serve.engine.speculate.speculation import Speculation, speculation_of
+from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step, joined
 from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
@@ -48,18 +49,16 @@ class Scheduler:
     ) -> None:
         """`blocks`: a block manager that does more than manage, such as one that measures."""
         self.limits = limits
-        speculates = drafter is not None and limits.drafts > 0
-        if speculates and any(group.kind == "state" for group in limits.groups):
-            raise ConfigError(
-                f"{limits.drafts} drafts in a step, and layers of this model keep a state",
-                hint="a state cannot go back behind drafts that do not hold; serve it without a drafter",
-            )
-        self.speculation = Speculation(drafter) if drafter is not None and speculates else None
+        self.speculation = speculation_of(drafter, limits)
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
+        self.arena = ArenaRows(limits.arena_rows)
+        self.step_limit = (
+            0  # tokens of the next step besides one for each that runs; 0: as `limits`
+        )
         self.preemptions = 0  # since the start
-        self._requests: dict[RequestId, Request] = {}  # waiting and running
+        self.requests: dict[RequestId, Request] = {}  # waiting and running
         self._waiting = WaitingQueue(limits.policy)
         self._running: list[Request] = []  # by (priority, arrival)
         self._rows = list(range(limits.rows))  # free ones, a heap: the lowest is taken first
@@ -82,11 +81,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self.requests)
 
     def add(self, request: Request) -> None:
         """Put a new request in line, or refuse it with a RequestError."""
-        if request.id in self._requests:
+        if request.id in self.requests:
             raise RequestError(
                 f"request {request.id} is in the engine already", hint="give each its own id"
             )
@@ -98,7 +97,7 @@ class Scheduler:
         request.end = len(request.prompt) + request.most_outputs
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._requests[request.id] = request
+        self.requests[request.id] = request
         self._waiting.push(request)
 
     def abort(
@@ -109,11 +108,17 @@ class Scheduler:
         Tokens of it that are in flight are dropped when they arrive. Whoever finds a stop string in the text ends
         the request here with the reason "stop".
         """
-        request = self._requests.get(id)
+        request = self.requests.get(id)
         if request is not None:
             self._finish(request, reason, stop_reason)
             self._sweep()
         return request
+
+    def rename_waiting(self, before: bytes, after: bytes) -> None:
+        """The weights have changed: whoever waits is computed with the new ones, and looks for their pages."""
+        for request in self._waiting:
+            request.identity = after + request.identity[len(before) :]
+            request.hashes = []
 
     # -- the next step -------------------------------------------------------------------------
 
@@ -123,6 +128,8 @@ class Scheduler:
         self._steps += 1
         decoding = any(r.computed >= r.prefill_until for r in self._running)
         most = self.limits.budget(decoding)
+        if self.step_limit:
+            most = min(most, len(self._running) + self.step_limit)
         budget = self._continue_running(step, most)
         if not step.preempted:
             budget = self._admit(step, budget)
@@ -178,6 +185,10 @@ class Scheduler:
             pages = self.blocks.allocate(request, request.total)
             if pages is None:
                 break
+            if request.pieces and (error := self.arena.hold_again(request)) is not None:
+                self.blocks.free(request)
+                self._fail(request, error, step)
+                continue
             self._waiting.pop()
             request.state = "running"
             request.row = heappop(self._rows)
@@ -210,6 +221,8 @@ class Scheduler:
         step.prefill += count
         step.read += end
         step.pairs += count * start + count * (count + 1) // 2
+        if request.pieces:
+            self.arena.give_back(request, end)
         filled = self.blocks.publish(request, end)
         if self.blocks.stateful:
             filled += self.blocks.save_state(request, end)
@@ -293,10 +306,15 @@ class Scheduler:
 
     def _fail_outgrown(self, request: Request, step: Step) -> None:
         pages = self.limits.pages - 1
-        request.error = (
+        error = (
             f"{len(request.prompt)} prompt tokens and {len(request.outputs)} outputs fill all {pages} "
             f"pages of {self.limits.page_size} tokens that the cache has"
         )
+        self._fail(request, error, step)
+
+    def _fail(self, request: Request, error: str, step: Step) -> None:
+        """End a request that cannot go on; `update` reports it with the step."""
+        request.error = error
         self._finish(request, "error")
         self._sweep()
         step.failed.append(request)
@@ -340,7 +358,7 @@ class Scheduler:
             advances.append(Advance(request, (token,), finished))
         if ended:
             self._sweep()
-        return _joined(advances) if step.drafts else advances
+        return joined(advances) if step.drafts else advances
 
     def fail(self, step: Step, error: str) -> list[Advance]:
         """The step did not run: end its requests, and those that built upon what it should have written."""
@@ -389,10 +407,12 @@ class Scheduler:
             self._release(request)
         else:
             self._waiting.remove(request)
+        if request.pieces:
+            self.arena.give_back(request, len(request.prompt))
         request.state = "finished"
         request.finish = reason
         request.stop_reason = stop_reason
-        del self._requests[request.id]
+        del self.requests[request.id]
 
     def _release(self, request: Request) -> None:
         """Pages and row are free at once: steps in flight run before whatever uses them next."""
@@ -422,22 +442,9 @@ class Scheduler:
             if request.state != "waiting" or request.blocks or request.row != -1:
                 raise IntegrityError(f"{request!r} waits, and holds row {request.row}")
         listed = {request.id: request for request in (*self._waiting, *self._running)}
-        if listed != self._requests or len(listed) != self.waiting + self.running:
-            raise IntegrityError(
-                f"{len(self._requests)} requests, {len(listed)} of them in a queue"
-            )
+        if listed != self.requests or len(listed) != self.waiting + self.running:
+            raise IntegrityError(f"{len(self.requests)} requests, {len(listed)} of them in a queue")
 
 
 def _order(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
-
-
-def _joined(advances: list[Advance]) -> list[Advance]:
-    """One for each request, with all its tokens."""
-    joined: list[Advance] = []
-    for advance in advances:
-        if joined and joined[-1].request is advance.request:
-            tokens = (*joined.pop().tokens, *advance.tokens)
-            advance = Advance(advance.request, tokens, advance.finished)
-        joined.append(advance)
-    return joined

@@ -41,7 +41,7 @@ from cairn.serve.engine.sizing import (
     step_bytes,
 )
 from cairn.serve.engine.speculate.drafter import Drafter
-from cairn.serve.engine.step_budget import mixed_step_tokens
+from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
@@ -85,10 +85,12 @@ def start_with(
     sole: bool = False,
     drafter: Drafter | None = None,
     drafts: int = 0,
+    arena_rows: int = 0,
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
-    `drafter` proposes up to `drafts` tokens of each request for a step to verify.
+    `drafter` proposes up to `drafts` tokens of each request for a step to verify. `arena_rows`: of embeddings, for
+    prompts with pieces.
     """
     model = runnable.model
     _check_form(config, model.embedding.weight.is_cuda)
@@ -96,7 +98,7 @@ def start_with(
     if config.weights in FORMS:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
     limits, sizes = choose_limits(runnable, config)
-    limits = msgspec.structs.replace(limits, drafts=drafts)
+    limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
         limits = msgspec.structs.replace(limits, pages=shards.smallest(limits.pages))
@@ -126,7 +128,12 @@ def start_with(
         )
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
-    return Started(Engine(scheduler, runner, overlap=overlap, together=together), opened, notes)
+    pace = None
+    if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
+        pace = Pace(max(config.step_ms / 1e3, CPU_STEP_S))
+        notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
+    engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace)
+    return Started(engine, opened, notes)
 
 
 def groups_note(limits: Limits) -> str:

@@ -53,3 +53,14 @@ class Step(msgspec.Struct, eq=False):
     def draws(self) -> int:
         """How many tokens it draws."""
         return len(self.sampling) + sum(map(len, self.drafts))
+
+
+def joined(advances: list[Advance]) -> list[Advance]:
+    """One for each request, with all its tokens."""
+    found: list[Advance] = []
+    for advance in advances:
+        if found and found[-1].request is advance.request:
+            tokens = (*found.pop().tokens, *advance.tokens)
+            advance = Advance(advance.request, tokens, advance.finished)
+        found.append(advance)
+    return found

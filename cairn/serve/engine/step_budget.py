@@ -5,6 +5,9 @@
 Whoever decodes gets a token for each step, so a step that also computes long prompts is a pause in every answer. The
 rate is the measured one of this machine, or a usual share of the vendor's; where neither is known there is no limit.
 What attention adds is left out: the step may take a little longer than asked. Imported without torch, by who plans.
+
+How fast a CPU is depends on the form of the weights and on who else computes there, so it is measured (`Pace`) by the
+steps so far, and any step is limited: a prompt of thousands of tokens in one piece would keep everybody waiting.
 """
 
 from typing import TYPE_CHECKING
@@ -21,7 +24,32 @@ TILE = 128  # rows that a tile of a product has
 LEAST = 256
 OF_VENDOR = 0.7  # what large products reach of the vendor's rate
 OF_LARGE = 0.88  # what products of a thousand rows reach of large ones
+CPU_STEP_S = 0.25  # no step of a CPU is asked to take less
+FIRST_TOKENS = 256  # of a CPU's steps until one was timed
+CPU_LEAST = 64  # tokens of prompts in a step: fewer are no faster
+SMOOTHING = 0.3  # weight of the newest step
 NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+
+class Pace:
+    """How many tokens a step may have to take about so many seconds, by what the steps before it took."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._token_s = 0.0  # of a step with prompts; 0: not known yet
+
+    def tokens(self) -> int:
+        """Besides one for each that decodes."""
+        if not self._token_s:
+            return FIRST_TOKENS
+        return max(CPU_LEAST, int(self.seconds / self._token_s))
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long. Small ones tell nothing about a prompt's tokens."""
+        if tokens >= CPU_LEAST and seconds > 0:
+            each = seconds / tokens
+            known = self._token_s or each
+            self._token_s = (1 - SMOOTHING) * known + SMOOTHING * each
 
 
 def mixed_step_tokens(

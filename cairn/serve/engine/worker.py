@@ -38,11 +38,17 @@ from cairn.serve.engine.messages import (
     Beat,
     Begun,
     Boot,
+    Call,
     Command,
     Ended,
     Failure,
+    LoadWeights,
+    Pause,
     Ready,
     Report,
+    ResetPrefixCache,
+    Resume,
+    Returned,
     Stop,
     Stopped,
     Submit,
@@ -142,7 +148,7 @@ class Worker:
         return [command for command in commands if not isinstance(command, Stop | Watch)]
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
-        ended = [found for command in commands if (found := self._obey(command)) is not None]
+        ended = [found for command in commands for found in self._obey(command)]
         outputs = self.engine.step() if self.engine.has_work else []
         if self.boot.rank == 0 and (outputs or ended):
             self._report(self._tokens(outputs, ended))
@@ -152,16 +158,42 @@ class Worker:
                 self.engine.pools.pop(output.request)  # of a rank that reports nothing
                 self._open.pop(_number(output.request.id), None)
 
-    def _obey(self, command: Command) -> Ended | None:
+    def _obey(self, command: Command) -> list[Ended]:
         """Carry out a command; what it ends."""
+        ended: Ended | None = None
         match command:
             case Abort(id):
-                return self._abort(id)
-            case Admit(id):
-                return self._admit(*self._compiling.pop(id)) if id in self._compiling else None
+                ended = self._abort(id)
+            case Admit(id) if id in self._compiling:
+                ended = self._admit(*self._compiling.pop(id))
             case Submit():
-                return self._submit(command)
-        return None
+                ended = self._submit(command)
+            case Pause() | Resume() | LoadWeights() | ResetPrefixCache():
+                return self._call(command)
+        return [] if ended is None else [ended]
+
+    def _call(self, command: Call) -> list[Ended]:
+        """Every rank does the same; rank 0 reports how it went."""
+        ended: list[Ended] = []
+        try:
+            match command:
+                case Pause(keep=keep):
+                    self.engine.pause()
+                    if not keep:
+                        found = [self._abort(id) for id in list(self._open)]
+                        ended = [one for one in found if one is not None]
+                case Resume():
+                    self.engine.resume()
+                case LoadWeights(version=version, source=source):
+                    self.engine.load_weights(version, source)
+                case ResetPrefixCache():
+                    self.engine.reset_prefix_cache()
+        except CairnError as problem:
+            kind = type(problem).__name__
+            self._report(Returned(command.call, kind, problem.message, problem.hint))
+        else:
+            self._report(Returned(command.call))
+        return ended
 
     def _abort(self, id: int) -> Ended | None:
         self._open.pop(id, None)
@@ -174,9 +206,14 @@ class Worker:
 
     def _submit(self, command: Submit) -> Ended | None:
         request = Request(
-            command.id, command.prompt, command.params, priority=command.priority, salt=command.salt,
+            command.id,
+            command.prompt,
+            command.params,
+            priority=command.priority,
+            salt=command.salt,
             eos_ids=command.eos_ids,
-        )  # fmt: skip
+            identity=command.identity,
+        )
         try:
             if self.stop_at is not None:
                 raise RequestError("the engine is stopping", hint="try again when it is back")

@@ -166,7 +166,7 @@ class DecodeSide:
             self._coming[one.handoff.offer.request] = one
 
     def _ends(self) -> list[int]:
-        return [request.end for request in self.engine.scheduler._requests.values()]
+        return [request.end for request in self.engine.scheduler.requests.values()]
 
     def _end(self, outcome: Taken | NotTaken, now: float) -> None:
         one = self._coming.pop(outcome.request)

@@ -14,19 +14,19 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cairn.comm.transfer.sockets import tune_for_bulk
 from cairn.core.doorman import Doorman
 from cairn.core.events import instant
 from cairn.core.shared_secret import Refused, Secret, check_open
-from cairn.train.checkpoint.peer_shard import SLOTS, Shard, Stretch, mark
-from cairn.train.checkpoint.peer_wire import (
+from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
+from cairn.train.checkpoint.peer_messages import (
     Ask,
     Done,
     Fetch,
     Forget,
-    Gone,
     Held,
     Holdings,
     Keep,
@@ -37,14 +37,9 @@ from cairn.train.checkpoint.peer_wire import (
     Room,
     Sums,
     Written,
-    connect,
-    for_much,
-    part_sums,
-    receive,
-    receive_into,
-    send,
-    send_pages,
 )
+from cairn.train.checkpoint.peer_shard import SLOTS, Shard, mark
+from cairn.train.checkpoint.word_sums import part_sums
 from cairn.train.recovery.board import Board
 
 PATIENCE_S = 30.0  # for the other node, before a copy counts as not sent
@@ -65,7 +60,7 @@ class Doors(NamedTuple):
         local.bind(path)
         local.listen(64)
         remote = socket.create_server((host, port), backlog=64)
-        for_much(remote, host)
+        tune_for_bulk(remote, host)
         return cls(local, remote, path, f"{host}:{remote.getsockname()[1]}")
 
     def close(self) -> None:
@@ -86,7 +81,7 @@ class Agent:
         self.own: dict[Key, Shard] = {}
         self.kept: dict[Key, Shard] = {}  # of ranks on other nodes
         self.lock = threading.Lock()
-        self.link: socket.socket | None = None  # to the peer
+        self.link: Link | None = None  # to the peer
         self.linked_to: str | None = None
         self.outgoing: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self.answers: dict[type, Any] = {
@@ -114,23 +109,24 @@ class Agent:
             self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+        # ValueError: the memory of a shard was closed while it was looked at.
+        with Link(connection) as link, contextlib.suppress(OSError, ValueError):
             while True:
-                message, _ = receive(connection)
+                message, _ = link.receive()
                 answer = self.answers.get(type(message))
                 if answer is None:
                     raise Gone(f"{type(message).__name__} is no question")
-                answer(connection, message)
+                answer(link, message)
 
     # -- a rank of this node ------------------------------------------------------------------------
 
-    def _reserve(self, connection: socket.socket, wanted: Reserve) -> None:
+    def _reserve(self, link: Link, wanted: Reserve) -> None:
         key = (wanted.generation, wanted.rank)
         with self.lock:
             shard = self.own.get(key)
             if shard is None or shard.size < wanted.size:
                 shard = self._larger(self.own, key, wanted.size, wanted.world)
-        send(connection, Room(shard.size, shard.steps()), handed=shard.descriptor)
+        link.send(Room(shard.size, shard.steps()), handed=shard.descriptor)
 
     @staticmethod
     def _larger(where: dict[Key, Shard], key: Key, size: int, world: int) -> Shard:
@@ -140,13 +136,13 @@ class Agent:
         where[key] = Shard(size, world)
         return where[key]
 
-    def _written(self, connection: socket.socket, copy: Written) -> None:
+    def _written(self, link: Link, copy: Written) -> None:
         shard = self.own.get((copy.generation, copy.rank))
         if shard is None:  # this agent is a new one
-            send(connection, Done(False, "nothing is reserved"))
+            link.send(Done(False, "nothing is reserved"))
             return
         shard.used[copy.slot], shard.sums[copy.slot] = copy.used, Sums(copy.cuts, [])
-        send(connection, Done())
+        link.send(Done())
         self.outgoing.put(copy)
 
     def _send_on(self) -> None:
@@ -185,10 +181,8 @@ class Agent:
                 if self.link is None:
                     self.link = connect(peer or ":0", PATIENCE_S, self.secret)
                     self.linked_to = peer
-                send(self.link, message)
-                with self._lent(shard, slot, message.used) as copy:
-                    send_pages(self.link, *copy)
-                answer, _ = receive(self.link)
+                self.link.send(message, payload(shard.view(slot, message.used)))
+                answer, _ = self.link.receive()
                 return isinstance(answer, Done) and answer.fine
             except OSError as error:
                 if isinstance(error, Refused):
@@ -201,7 +195,7 @@ class Agent:
 
     # -- other nodes --------------------------------------------------------------------------------
 
-    def _put(self, connection: socket.socket, copy: Put) -> None:
+    def _put(self, link: Link, copy: Put) -> None:
         key = (copy.generation, copy.rank)
         with self.lock:
             shard = self.kept.get(key)
@@ -212,16 +206,15 @@ class Agent:
             mark(shard.memory, slot, shard.size, -1)
             room = shard.view(slot, copy.used)
             first = bytearray(8)  # the step comes last, once all is there
-            receive_into(connection, first)
-            receive_into(connection, room[8:])
+            link.receive_into([memoryview(first), room[8:]])
             room[:8] = first
             fine = part_sums(room, copy.cuts) == copy.sums
             if not fine:
                 mark(shard.memory, slot, shard.size, -1)
             shard.used[slot], shard.sums[slot] = copy.used, Sums(copy.cuts, copy.sums)
-        send(connection, Done(fine, "" if fine else "its bytes changed on the way"))
+        link.send(Done(fine, "" if fine else "its bytes changed on the way"))
 
-    def _ask(self, connection: socket.socket, _: Ask) -> None:
+    def _ask(self, link: Link, _: Ask) -> None:
         with self.lock:
             known = [*self.own.items(), *self.kept.items()]
         copies = [
@@ -230,7 +223,7 @@ class Agent:
             for slot in range(SLOTS)
             if shard.step(slot) >= 0 and shard.used[slot]
         ]
-        send(connection, Holdings(copies))
+        link.send(Holdings(copies))
 
     def _find(self, generation: int, rank: int, step: int) -> tuple[Shard, int] | None:
         for where in (self.own, self.kept):
@@ -239,51 +232,38 @@ class Agent:
                 return shard, shard.steps().index(step)
         return None
 
-    @contextlib.contextmanager
-    def _lent(self, shard: Shard, slot: int, length: int) -> Iterator[Stretch]:
-        """For sending: nobody closes it meanwhile, though the shard itself may go. An OSError where it has gone."""
-        with self.lock:
-            copy = shard.lend(slot, length)
-        try:
-            yield copy
-        finally:
-            os.close(copy.descriptor)
-
-    def _fetch(self, connection: socket.socket, wanted: Fetch) -> None:
+    def _fetch(self, link: Link, wanted: Fetch) -> None:
         found = self._find(wanted.generation, wanted.rank, wanted.step)
         if found is None or not _all_within(wanted.stretches, found[0].size):
-            send(connection, Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
+            link.send(Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
             return
         shard, slot = found
-        with self._lent(shard, slot, shard.size) as copy:
-            send(connection, Done())
-            for offset, length in wanted.stretches:
-                send_pages(connection, copy.descriptor, copy.begin + offset, length)
+        link.send(Done(), payload(shard.view(slot, shard.size), wanted.stretches))
 
-    def _parts(self, connection: socket.socket, wanted: Parts) -> None:
+    def _parts(self, link: Link, wanted: Parts) -> None:
         """A copy that was not summed yet is summed now, so that at least the way from here to there is checked."""
         found = self._find(wanted.generation, wanted.rank, wanted.step)
         if found is None:
-            send(connection, Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
+            link.send(Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
             return
         shard, slot = found
         known = shard.sums[slot]
         if not known.sums:
             known = Sums(known.cuts, part_sums(shard.view(slot, shard.used[slot]), known.cuts))
-        send(connection, known)
+        link.send(known)
 
-    def _open(self, connection: socket.socket, wanted: Open) -> None:
+    def _open(self, link: Link, wanted: Open) -> None:
         found = self._find(wanted.generation, wanted.rank, wanted.step)
         if found is None:
-            send(connection, Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
+            link.send(Done(False, f"no copy of rank {wanted.rank} at step {wanted.step}"))
             return
-        send(connection, Room(found[0].size, found[0].steps()), handed=found[0].descriptor)
+        link.send(Room(found[0].size, found[0].steps()), handed=found[0].descriptor)
 
-    def _keep(self, connection: socket.socket, keeper: Keep) -> None:
+    def _keep(self, link: Link, keeper: Keep) -> None:
         self.peer = keeper.address or None
-        send(connection, Done())
+        link.send(Done())
 
-    def _forget(self, connection: socket.socket, wanted: Forget) -> None:
+    def _forget(self, link: Link, wanted: Forget) -> None:
         with self.lock:
             for where in (self.own, self.kept):
                 for key in [key for key in where if key[0] < wanted.generation]:
@@ -292,7 +272,7 @@ class Agent:
                     for slot in range(SLOTS):
                         if key[0] == wanted.generation and shard.step(slot) > wanted.after:
                             mark(shard.memory, slot, shard.size, -1)
-        send(connection, Done())
+        link.send(Done())
 
 
 def _all_within(stretches: Sequence[tuple[int, int]], size: int) -> bool:

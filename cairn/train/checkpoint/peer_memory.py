@@ -8,7 +8,6 @@ rank, so there is always a step that all ranks can go back to. A newer one that 
 
 import mmap
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 
 from cairn.core.events import span
+from cairn.train.checkpoint.peer_link import Link, connect_local
+from cairn.train.checkpoint.peer_messages import Done, Reserve, Room, Written
 from cairn.train.checkpoint.peer_pack import (
     Entry,
     Table,
@@ -29,15 +30,6 @@ from cairn.train.checkpoint.peer_pack import (
 )
 from cairn.train.checkpoint.peer_recall import Reach
 from cairn.train.checkpoint.peer_shard import mark
-from cairn.train.checkpoint.peer_wire import (
-    Done,
-    Reserve,
-    Room,
-    Written,
-    ask,
-    receive,
-    send,
-)
 from cairn.train.checkpoint.piece import Piece
 from cairn.train.recovery.board import Board
 
@@ -71,7 +63,7 @@ class PeerMemory:
         self.board, self.rank, self.world = board, rank, world
         self.agent, self.generation = reach.path, generation
         self.agent_began = -1  # of the agent that has our memory
-        self.link: socket.socket | None = None
+        self.link: Link | None = None
         self.home: Home | None = None
         self.entries: list[Entry] = []
         self.data = 0
@@ -150,7 +142,7 @@ class PeerMemory:
 
     def _announce(self, written: Written) -> bool:
         try:
-            answer = ask(self._linked(), written)
+            answer = self._linked().ask(written)
         except OSError:
             return False
         if not isinstance(answer, Done) or not answer.fine:
@@ -172,22 +164,19 @@ class PeerMemory:
             self.data, size = room_for(self.entries, about)
             try:
                 link = self._linked()
-                send(link, Reserve(self.generation, self.rank, size, self.world))
-                room, descriptor = receive(link)
+                room = link.ask(Reserve(self.generation, self.rank, size, self.world))
+                descriptor = link.receive_descriptor() if isinstance(room, Room) else -1
             except OSError:
                 self.close()
                 return None
-            if not isinstance(room, Room) or descriptor is None:
+            if not isinstance(room, Room):
                 return None
             self.home = Home(room.size, descriptor)
         return self.home
 
-    def _linked(self) -> socket.socket:
+    def _linked(self) -> Link:
         if self.link is None:
-            link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            link.settimeout(ANSWER_S)
-            link.connect(self.agent)
-            self.link = link
+            self.link = connect_local(self.agent, ANSWER_S)
         return self.link
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ Pure: no sockets, no clock. Groups rather than a ring because two nodes that fai
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from cairn.train.checkpoint.peer_messages import Held
 from cairn.train.checkpoint.peer_recall import Recall, Where
-from cairn.train.checkpoint.peer_wire import Held
 
 
 def node_of(rank: int, world: int, nodes: Sequence[int]) -> int:

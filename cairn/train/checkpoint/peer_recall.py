@@ -3,14 +3,13 @@
     Recall (which step, and where every rank's copy of it lies)  --recall_pieces-->  tensors, filled in place
 
 What lies on this node is mapped and copied; what lies elsewhere is received straight into the tensors; both by several
-threads at once (`peer_lanes`). Every tensor is held against the checksum that it had when the copy was made, whether
+threads at once (`peer_readers`). Every tensor is held against the checksum that it had when the copy was made, whether
 the whole copy is read or, by another layout, a part of it. Where one node's copy is damaged or gone, another node's is
 read. Which copies there are is asked of the agents.
 """
 
 import mmap
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -22,7 +21,18 @@ from torch import Tensor
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.events import instant, span
 from cairn.core.shared_secret import VARIABLE, Refused, Secret
-from cairn.train.checkpoint.peer_lanes import ANSWER_S, Lanes, Mapped, Wanted
+from cairn.train.checkpoint.peer_link import Gone, connect, connect_local, reason
+from cairn.train.checkpoint.peer_messages import (
+    Ask,
+    Forget,
+    Held,
+    Holdings,
+    Keep,
+    Open,
+    Parts,
+    Room,
+    Sums,
+)
 from cairn.train.checkpoint.peer_pack import (
     PREFIX,
     Entry,
@@ -34,25 +44,9 @@ from cairn.train.checkpoint.peer_pack import (
     table_length,
     tensor_at,
 )
-from cairn.train.checkpoint.peer_wire import (
-    Ask,
-    Forget,
-    Gone,
-    Held,
-    Holdings,
-    Keep,
-    Open,
-    Parts,
-    Room,
-    Sums,
-    ask,
-    connect,
-    receive,
-    send,
-    word_sum,
-    words_of,
-)
+from cairn.train.checkpoint.peer_readers import ANSWER_S, Mapped, Remote, Wanted
 from cairn.train.checkpoint.piece import Piece
+from cairn.train.checkpoint.word_sums import word_sum
 
 Found = TypeVar("Found")
 
@@ -122,7 +116,7 @@ class Copy:
     def __init__(self, recall: Recall, reach: Reach, where: Where) -> None:
         self.recall, self.reach, self.where = recall, reach, where
         self.nodes = sorted(where.nodes, key=lambda node: node != reach.node)  # this one first
-        self.reader: Lanes | Mapped | None = None
+        self.reader: Remote | Mapped | None = None
         self.sums: dict[int, int] = {}  # of the part that begins there
         self.table = self._on_any_node(lambda: self.table)
 
@@ -158,14 +152,14 @@ class Copy:
         if (path := self.reach.path_to(node)) is not None:
             reader = _mapped(path, *which)
         else:
-            reader = Lanes(self.reach.addresses[node], *which, self.reach.secret)
+            reader = Remote(self.reach.addresses[node], *which, self.reach.secret)
         self.reader = reader
         self.sums = reader.parts()
         if self.where.check and sum(self.sums.values()) % 2**64 != self.where.check:
             raise _damaged(self.where)
         self.table = self._read_table(reader)
 
-    def _read_table(self, reader: Lanes | Mapped) -> Table:
+    def _read_table(self, reader: Remote | Mapped) -> Table:
         """What comes before the tensors is held against its checksum before it is believed."""
         data = min((cut for cut in self.sums if cut), default=0)
         head = reader.look(0, data or table_length(reader.look(0, PREFIX)) + PREFIX)
@@ -195,7 +189,7 @@ class Copy:
                 copied.append((room, home))
             if entry.size():
                 at = self.table.data + entry.at
-                wanted.append(Wanted(at, bytes_of(home), at))
+                wanted.append(Wanted(at, bytes_of(home)))
                 homes.append(home)
         self._verify(reader.read(wanted) if wanted else {})
         for room, home in copied:
@@ -206,20 +200,18 @@ class Copy:
         if any(self.sums.get(at) != value for at, value in read.items()):
             raise _damaged(self.where)
 
-    def _reader(self) -> Lanes | Mapped:
+    def _reader(self) -> Remote | Mapped:
         assert self.reader is not None
         return self.reader
 
 
 def _mapped(path: str, generation: int, rank: int, step: int) -> Mapped:
     """A copy on this machine: the agent hands its memory over. Pages come as the lanes touch them, on all cores."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(ANSWER_S)
-        link.connect(path)
-        send(link, Open(generation, rank, step))
-        room, descriptor = receive(link)
-        if not isinstance(room, Room) or descriptor is None:
-            raise Gone(words_of(room))
+    with connect_local(path, ANSWER_S) as link:
+        room = link.ask(Open(generation, rank, step))
+        if not isinstance(room, Room):
+            raise Gone(reason(room))
+        descriptor = link.receive_descriptor()
         try:
             if step not in room.steps:
                 raise Gone("it was overwritten")
@@ -227,9 +219,9 @@ def _mapped(path: str, generation: int, rank: int, step: int) -> Mapped:
             memory = mmap.mmap(descriptor, room.size, flags=mmap.MAP_SHARED, offset=place)
         finally:
             os.close(descriptor)
-        parts = ask(link, Parts(generation, rank, step))
+        parts = link.ask(Parts(generation, rank, step))
     if not isinstance(parts, Sums):
-        raise Gone(words_of(parts))
+        raise Gone(reason(parts))
     return Mapped(memory, step, dict(zip(parts.cuts, parts.sums, strict=True)))
 
 
@@ -251,7 +243,7 @@ def ask_holdings(address: str, secret: Secret | None = None) -> list[Held]:
     """What one node has; nothing if it does not answer. One that knows another secret is a mistake of the job's."""
     try:
         with connect(address, ANSWER_S, secret) as link:
-            answer = ask(link, Ask())
+            answer = link.ask(Ask())
     except Refused as error:
         raise ConfigError(
             f"no copies can be read: {error}", hint=f"every node of a job has the same {VARIABLE}"
@@ -265,7 +257,7 @@ def forget(address: str, generation: int, after: int, secret: Secret | None = No
     """Older generations, and the steps of this one after `after`."""
     try:
         with connect(address, ANSWER_S, secret) as link:
-            ask(link, Forget(generation, after))
+            link.ask(Forget(generation, after))
     except OSError:
         return  # an agent that is gone has nothing to forget
 
@@ -273,4 +265,4 @@ def forget(address: str, generation: int, after: int, secret: Secret | None = No
 def keep_at(address: str, keeper: str, secret: Secret | None = None) -> None:
     """Tells the agent at `address` who keeps copies of its ranks from now on; empty: nobody."""
     with connect(address, ANSWER_S, secret) as link:
-        ask(link, Keep(keeper))
+        link.ask(Keep(keeper))

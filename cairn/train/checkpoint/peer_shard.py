@@ -10,19 +10,10 @@ import contextlib
 import mmap
 import os
 import threading
-from typing import NamedTuple
 
-from cairn.train.checkpoint.peer_wire import Sums
+from cairn.train.checkpoint.peer_messages import Sums
 
 SLOTS = 2
-
-
-class Stretch(NamedTuple):
-    """Of a shard's memory; the descriptor is the holder's own, to be closed."""
-
-    descriptor: int
-    begin: int  # bytes from the beginning of the memory
-    size: int
 
 
 class Shard:
@@ -53,11 +44,8 @@ class Shard:
         return 0 if self.step(0) <= self.step(1) else 1
 
     def view(self, slot: int, length: int) -> memoryview:
+        """Stays valid while somebody holds it, also where the shard is closed meanwhile; ValueError afterwards."""
         return memoryview(self.memory)[slot * self.size : slot * self.size + length]
-
-    def lend(self, slot: int, length: int) -> Stretch:
-        """A copy to send from: it stays until the borrower closes it, also where the shard goes before."""
-        return Stretch(os.dup(self.descriptor), slot * self.size, length)
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -47,7 +47,11 @@ class BalancedRouter(Router):
             self.load_E = self.load_E.to(x_TD.device)
         _, chosen_TN = self.choose(scores_TE, self.bias_E)
         if torch.is_grad_enabled():
-            counts_E = torch.bincount(chosen_TN.flatten(), minlength=self.experts.count)
+            chosen_M = chosen_TN.flatten()
+            # Not `bincount`: on a GPU the host would wait for it.
+            counts_E = torch.zeros_like(self.load_E).index_add(
+                0, chosen_M, self.load_E.new_ones(len(chosen_M))
+            )
             self.load_E += counts_E
             scores_TE = self._pushed(scores_TE, counts_E)
         return self.weigh(scores_TE, chosen_TN).to(x_TD.dtype), chosen_TN
@@ -56,7 +60,7 @@ class BalancedRouter(Router):
         if not self.loss:
             return scores_TE
         tokens = scores_TE.shape[0] * size_of(self.context)
-        busy_E = all_reduce(counts_E.float(), self.context) / (tokens * self.experts.per_token)
+        busy_E = all_reduce(counts_E, self.context) / (tokens * self.experts.per_token)
         # Ranks of tp compute the same scores, and their gradients are summed.
         weight = self.loss * self.experts.count * self.share / (tokens * self.shards.size)
         return _Push.apply(scores_TE, busy_E * weight)

@@ -13,9 +13,9 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.core.shared_secret import VARIABLE, Secret
+from cairn.train.checkpoint.peer_messages import Held
 from cairn.train.checkpoint.peer_placement import keepers, newest_point
 from cairn.train.checkpoint.peer_recall import Recall
-from cairn.train.checkpoint.peer_wire import Held
 
 
 class Arrived(msgspec.Struct, frozen=True):

@@ -15,25 +15,17 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.shared_secret import Refused, Secret
-from cairn.train.checkpoint import peer_lanes
 from cairn.train.checkpoint.peer_agent import Agent, Doors
-from cairn.train.checkpoint.peer_lanes import Mapped, Wanted, shared_out
+from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
 from cairn.train.checkpoint.peer_memory import PeerMemory
+from cairn.train.checkpoint.peer_messages import Done, Fetch
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
+from cairn.train.checkpoint.peer_readers import LEAST_BYTES, Mapped, Wanted, shared_out
 from cairn.train.checkpoint.peer_recall import Reach, ask_holdings, forget, recall_pieces
 from cairn.train.checkpoint.peer_shard import Shard
-from cairn.train.checkpoint.peer_wire import (
-    Done,
-    Fetch,
-    Gone,
-    ask,
-    connect,
-    receive_into,
-    send_pages,
-    word_sum,
-)
 from cairn.train.checkpoint.piece import Piece, whole
+from cairn.train.checkpoint.word_sums import word_sum
 from cairn.train.recovery.board import Board
 
 
@@ -365,36 +357,47 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_refused():
     content = np.arange(64, dtype=np.uint64)
     content[0] = 7
     room = np.zeros(32 * 8, np.uint8)
-    wanted = [Wanted(64, memoryview(room), 3)]
+    wanted = [Wanted(64, memoryview(room))]
     mapped = Mapped(content.view(np.uint8), 7, {})
-    assert mapped.read(wanted) == {3: sum(range(8, 40))}
+    assert mapped.read(wanted) == {64: sum(range(8, 40))}
     assert room.tobytes() == content[8:40].tobytes()
     content[0] = 2**64 - 1  # what a writer does first
     with pytest.raises(Gone, match="overwritten"):
         mapped.read(wanted)
 
 
-def test_a_copy_is_sent_from_its_own_pages_also_when_its_shard_is_let_go_of_meanwhile():
+def test_a_copy_is_sent_from_where_it_lies_also_when_its_shard_is_closed_meanwhile():
     shard = Shard(3000, world=1)
     content = np.random.default_rng(0).bytes(3000)
     shard.view(1, 3000)[:] = content
-    lent = shard.lend(1, 3000)
+    sent = payload(shard.view(1, 3000), [(7, 2001), (0, 5), (2900, 100)])
     shard.close()
-    here, there = socket.socketpair()
+    here, there = (Link(end) for end in socket.socketpair())
     with here, there:
-        send_pages(here, lent.descriptor, lent.begin + 7, 2001)
-        room = bytearray(2001)
-        receive_into(there, room)
-        assert room == content[7:2008]
-        with pytest.raises(Gone, match=r"ends 100 bytes before"):
-            send_pages(here, lent.descriptor, 2 * shard.size, 100)
-    os.close(lent.descriptor)
-    with pytest.raises(OSError, match="descriptor"):
-        shard.lend(1, 3000)
+        here.send(Done(), sent)
+        assert there.receive() == (Done(), 2106)
+        rooms = [bytearray(2001), bytearray(5), bytearray(100)]
+        there.receive_into([memoryview(room) for room in rooms])
+        assert rooms == [content[7:2008], content[:5], content[2900:]]
+        here.close()
+        with pytest.raises(Gone, match="closed the connection"):
+            there.receive()
+    del sent
+    shard.memory.close()  # nobody holds it any more
+    with pytest.raises(ValueError, match="closed"):
+        shard.view(1, 3000)
+
+
+def test_what_is_no_message_is_refused():
+    ours, theirs = socket.socketpair()
+    with Link(theirs) as link, ours:
+        ours.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n")
+        with pytest.raises(Gone, match="not of this protocol"):
+            link.receive()
 
 
 def test_what_is_overwritten_on_its_way_is_read_from_the_other_node(nodes, monkeypatch):
-    """The sender's pages are the message: who writes into them before they are read changes what is read."""
+    """A rank writes over its copy before it is sent: the checksum shows it, and another node has the copy, too."""
     net = nodes(2, 2)
     peers = [net.peer(rank, 2) for rank in range(2)]
     for rank, peer in enumerate(peers):
@@ -404,12 +407,15 @@ def test_what_is_overwritten_on_its_way_is_read_from_the_other_node(nodes, monke
     assert point.copies[0].nodes == (0, 1)
     homes, overwritten = peers[0].home.tensors, []
 
-    def late(link, room):
-        if len(room) == 4 * 3 * 4 and not overwritten:
-            overwritten.append(max(homes, key=len)["model/w"].fill_(7.0))
-        receive_into(link, room)
+    send = Link.send
 
-    monkeypatch.setattr(peer_lanes, "receive_into", late)
+    def late(link, message, *rest):
+        asked = isinstance(message, Fetch) and message.stretches[0][1] == 4 * 3 * 4
+        if asked and not overwritten:
+            overwritten.append(max(homes, key=len)["model/w"].fill_(7.0))
+        send(link, message, *rest)
+
+    monkeypatch.setattr(Link, "send", late)
     away = Reach(2, "", net.addresses)  # a node that has neither copy
     room = {"model/w": Piece(torch.zeros(4, 3), (4, 6), (0, 0))}
     recall_pieces(point, away, 0, room)
@@ -423,11 +429,11 @@ def test_nobody_is_given_what_lies_outside_a_copy(nodes):
     assert peer.save(5, state(0, 5), {})
     with connect(net.addresses[0], 30.0) as link:
         for stretch in ((-8, 8), (0, peer.home.size + 1), (16, -8)):
-            answer = ask(link, Fetch(1, 0, 5, [stretch]))
+            answer = link.ask(Fetch(1, 0, 5, [stretch]))
             assert answer == Done(False, "no copy of rank 0 at step 5")
-        assert ask(link, Fetch(1, 0, 5, [(0, 8)])) == Done()
+        assert link.ask(Fetch(1, 0, 5, [(0, 8)])) == Done()
         step = bytearray(8)
-        receive_into(link, step)
+        link.receive_into([memoryview(step)])
         assert int.from_bytes(step, "little") == 5
 
 
@@ -533,16 +539,12 @@ def test_lanes_share_every_byte_once_and_evenly(sizes, most):
         for begin, size in zip(begins, sizes, strict=True)
     ]
     loads = shared_out(wanted, most)
-    pieces = [piece for load in loads for piece in load if len(piece.room)]
-    assert sum(len(piece.room) for piece in pieces) == sum(sizes)
-    at = 0
-    for piece in pieces:  # in order, without a gap, cut between words only
-        assert piece.at == at
-        assert piece.at % 8 == 0
-        at += len(piece.room)
+    assert sorted(piece.at for load in loads for piece in load) == sorted(begins)  # each once
     carried = [sum(len(piece.room) for piece in load) for load in loads]
-    assert len(loads) <= most
-    assert max(carried) - min(carried) <= 8 * len(loads)
+    assert sum(carried) == sum(sizes)
+    assert len(loads) <= max(1, min(most, sum(sizes) // LEAST_BYTES))
+    # No lane has more than the lightest one and one stretch.
+    assert max(carried) - min(carried) <= max(sizes, default=0)
 
 
 def test_the_sum_is_of_64_bit_words():

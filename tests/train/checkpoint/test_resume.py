@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import msgspec
@@ -143,10 +144,17 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch):
         write_pieces(folder, pieces, group)
 
     monkeypatch.setattr(saving, "write_pieces", full_once)
-    said = []
-    outcome = loop(recipe(tmp_path, steps=20), say=said.append).run()
+    said, told = [], []
+
+    def say(text):
+        said.append(text)
+        told.append(text)
+
+    slowly = lambda record: (told.append(record.step), time.sleep(0.02))  # noqa: E731
+    outcome = loop(recipe(tmp_path, steps=20), say=say, told=slowly).run()
     assert outcome.step == 20
-    assert any("disk is full" in text for text in said)
+    (warned,) = [text for text in said if "disk is full" in text]
+    assert told.index(warned) < told.index(15)  # before the next save
     assert folders.steps(tmp_path / "checkpoints") == [5, 15, 20]  # nothing half is left of 10
 
 

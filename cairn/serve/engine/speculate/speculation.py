@@ -10,10 +10,11 @@ than hoped, drafts that follow it are most likely rejected, and the drafter star
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cairn.core.errors import ConfigError
 from cairn.serve.engine.speculate.drafter import Drafter, accepted
 
 if TYPE_CHECKING:
-    from cairn.serve.engine.request import Request
+    from cairn.serve.engine.request import Limits, Request
     from cairn.serve.engine.step import Step
 
 NO_DRAFTS: tuple[int, ...] = ()
@@ -69,3 +70,15 @@ class Speculation:
         else:  # what was hoped for behind it does not follow; each step brings at least a token
             request.hoped.clear()
             request.expected = request.steps_in_flight
+
+
+def speculation_of(drafter: Drafter | None, limits: "Limits") -> Speculation | None:
+    """None: there is no drafter, or no room for drafts in a step."""
+    if drafter is None or not limits.drafts:
+        return None
+    if any(group.kind == "state" for group in limits.groups):
+        raise ConfigError(
+            f"a step verifies {limits.drafts} drafts, and layers of this model keep a state",
+            hint="a state cannot go back behind drafts that do not hold; serve it without a drafter",
+        )
+    return Speculation(drafter)

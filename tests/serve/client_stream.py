@@ -1,10 +1,7 @@
-"""The answer of an engine in another process as it arrives: filled by the client's thread, read by one reader.
+"""The answer of an engine in another process, for tests: read by a thread or a coroutine as it arrives.
 
-    thread that reads the sockets --put, end, fail--> Stream --Delta--> a thread (`for`) or a coroutine (`async for`)
-
-What has come since the last look is one Delta, so that a slow reader gets more at once instead of falling behind. A
-coroutine is woken together with the others of its event loop: one call for a step, not one for each request. Whoever
-wants the tokens where they arrive is a `Receiver` of another kind (`receivers`). Knows nothing about processes.
+for delta in submit(client, prompt, SamplingParams(max_tokens=64)):   # or: async for
+    ...
 """
 
 import asyncio
@@ -16,7 +13,8 @@ from typing import Self
 import msgspec
 
 from cairn.core.errors import CairnError
-from cairn.serve.engine.messages import Begun, Ended, Scored
+from cairn.serve.engine.client import EngineClient
+from cairn.serve.engine.messages import Begun, Ended, Scored, Submit
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -129,8 +127,18 @@ class Stream:
         with self._lock:
             self._failed = problem
 
-    def wake(self) -> "asyncio.Future[None] | None":
+    def wake(self) -> None:
         with self._lock:
             future, self._future = self._future, None
             self._event.set()
-        return future
+        if future is not None:
+            future.get_loop().call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+
+
+def submit(client: EngineClient, prompt, params, **more) -> Stream:
+    """`more`: priority, salt, guide, as `Submit` has them."""
+    stream = Stream(client.new_number(), client.abort)
+    client.submit(
+        stream, Submit(stream.id, list(prompt), params, eos_ids=list(client.eos_ids), **more)
+    )
+    return stream

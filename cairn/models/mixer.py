@@ -1,0 +1,82 @@
+"""What a layer does along the sequence, for those who do not run it: weights, FLOPs, what it keeps of a token.
+
+    MIXERS[spec.mixer]   shape: counts over a `ModelSpec`, without torch
+                         module: the `Sublayer` that computes it, loaded when a model is built
+
+`ModelSpec` asks the shape for its counts and `models.cache` for its planes; the planner, the page pool and the
+simulator ask those. A new mixer is a module with its two forms, its shape, and a line in MIXERS.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from cairn.models.spec import ModelSpec
+
+
+class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one layer keeps of one token under one name."""
+
+    name: str
+    heads: int
+    width: int
+    value_bytes: float | None = None  # of its own type, as scales have; None: of the cache's type
+
+    def token_bytes(self, value_bytes: float) -> float:
+        own = value_bytes if self.value_bytes is None else self.value_bytes
+        return self.heads * self.width * own
+
+
+class MixerShape(Protocol):
+    """Counts of one layer."""
+
+    def parameters(self, spec: "ModelSpec") -> int: ...
+
+    def matmul_parameters(self, spec: "ModelSpec") -> int:
+        """Those that a token is multiplied with."""
+        ...
+
+    def pair_flops(self, spec: "ModelSpec") -> int:
+        """FLOPs for each token and each earlier one that it sees."""
+        ...
+
+    def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
+        """What is kept of a token on one of so many tensor-parallel ranks."""
+        ...
+
+
+class GroupedQuery:
+    """q, k, v and out; every head of a group reads the same keys and values."""
+
+    def parameters(self, spec: "ModelSpec") -> int:
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        biases = (queries + 2 * keys) * spec.qkv_bias + spec.hidden * spec.out_bias
+        per_norm = spec.head_dim * (2 if spec.norm == "layer" else 1)
+        return self.matmul_parameters(spec) + biases + 2 * per_norm * spec.qk_norm
+
+    def matmul_parameters(self, spec: "ModelSpec") -> int:
+        return spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+
+    def pair_flops(self, spec: "ModelSpec") -> int:
+        return 4 * spec.heads * spec.head_dim  # q @ k and p @ v
+
+    def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
+        heads = max(1, spec.kv_heads // shards)
+        return Plane("k", heads, spec.head_dim), Plane("v", heads, spec.head_dim)
+
+
+class Registration(NamedTuple):
+    shape: MixerShape
+    module: str
+    name: str  # of the class
+
+
+MIXERS = {"attention": Registration(GroupedQuery(), "cairn.models.attention", "Attention")}
+
+
+def make_mixer(name: str, *arguments: Any) -> Any:
+    """The module of a registered mixer."""
+    found = MIXERS[name]
+    return getattr(import_module(found.module), found.name)(*arguments)

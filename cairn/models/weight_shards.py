@@ -1,0 +1,51 @@
+"""A model's tensors as shards of `comm.transfer`: what a rank of a trainer holds, and what a rank of a server wants.
+
+Both sides build the layout from the spec, so they agree without telling each other. Tensors go by the names of the
+model's slots and have the type that the server computes in.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cairn.comm.transfer.copies import Bytes
+from cairn.comm.transfer.weights import Held, Packed, cut_of, pack, rows_of
+from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
+
+
+def held_by_rows(spec: ModelSpec, dtype: torch.dtype, rank: int, ranks: int) -> Packed:
+    """Each rank has the rows that FSDP leaves it; one rank has everything."""
+    slots = Transformer(spec).slots()
+    held = (Held(slot.name, dtype.itemsize, rows_of(slot.shape, rank, ranks)) for slot in slots)
+    return pack(rank, held)
+
+
+def wanted_by(model: Transformer) -> Packed:
+    """What this rank's share of the model is made of."""
+    size = model.embedding.weight.itemsize
+    slots = model.slots()
+    held = (Held(slot.name, size, cut_of(slot.shape, slot.cut)) for slot in slots)
+    return pack(model.build.shards.rank, held)
+
+
+def write_shards(memory: Bytes, held: Packed, model: Transformer) -> None:
+    """Put what a rank holds into its memory, from a model that has all of it."""
+    slots = {slot.name: slot for slot in model.slots()}
+    views = _views(memory, held, model.embedding.weight.dtype)
+    for shard, (name, part) in zip(held.shards, views, strict=True):
+        whole = model.get_parameter(slots[name].parameter).detach()[slots[name].index]
+        part.copy_(whole[tuple(slice(*ends) for ends in shard.box)])
+
+
+def read_shares(memory: Bytes, wanted: Packed, dtype: torch.dtype) -> dict[str, Tensor]:
+    """By the name of its slot, each tensor of a rank as it lies in the memory."""
+    return dict(_views(memory, wanted, dtype))
+
+
+def _views(memory: Bytes, packed: Packed, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for shard in packed.shards:
+        shape = [stop - start for start, stop in shard.box]
+        part = memory[shard.base : shard.base + shard.nbytes]
+        yield shard.tensor, torch.from_numpy(part).view(dtype).view(shape)

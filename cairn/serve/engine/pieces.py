@@ -1,0 +1,136 @@
+"""Spans of a prompt whose embeddings are not looked up but given: images, audio. Pure Python: rows are numbers here.
+
+    prompt   t t t [i i i i] t t        placeholders i stand for a piece; in the token words they are -2 - row
+    arena    rows of embeddings         written by an encoder, read by the chunk that computes the piece
+
+Rows are held by those that still have to compute them, and go back when the last chunk over them is scheduled. They
+stay findable by their digest until somebody else needs the room, so equal pieces share rows, and a request that lost
+its pages to others most likely finds them again.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cairn.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from cairn.serve.engine.request import Request
+
+FIRST_ROW = -2  # token word of arena row 0; -1 is the token sampled last
+
+
+class Piece(msgspec.Struct, frozen=True):
+    start: int  # in the prompt
+    length: int  # tokens, and rows of the arena
+    digest: bytes  # of what it shows: equal digests have equal embeddings
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class Span(msgspec.Struct):
+    """Rows of one digest."""
+
+    first: int
+    length: int
+    holders: int
+
+
+class ArenaRows:
+    """Which rows of the arena hold which piece. Rows that nobody holds are taken again, the oldest first."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._spans: dict[bytes, Span] = {}  # in the order in which they were last given back
+
+    def hold(self, digest: bytes, length: int) -> tuple[int, bool] | None:
+        """The first row, and whether its embeddings have to be written; None: there is no room now."""
+        span = self._spans.get(digest)
+        if span is not None:
+            span.holders += 1
+            return span.first, False
+        first = self._room(length)
+        while first is None:
+            idle = next((key for key, span in self._spans.items() if not span.holders), None)
+            if idle is None:
+                return None
+            del self._spans[idle]
+            first = self._room(length)
+        self._spans[digest] = Span(first, length, 1)
+        return first, True
+
+    def release(self, digest: bytes) -> None:
+        span = self._spans.pop(digest)
+        span.holders -= 1
+        self._spans[digest] = span
+
+    def give_back(self, request: "Request", computed: int) -> None:
+        """Rows whose last chunk is scheduled: steps in flight read them before anybody can write there."""
+        for at, piece in enumerate(request.pieces):
+            if piece.end <= computed and request.piece_held[at]:
+                self.release(piece.digest)
+                request.piece_held[at] = False
+
+    def hold_again(self, request: "Request") -> str | None:
+        """The rows that a preempted request gave back and needs again; else why it cannot go on."""
+        for at, piece in enumerate(request.pieces):
+            if not request.piece_held[at] and piece.end > request.computed:
+                span = self._spans.get(piece.digest)
+                if span is None:
+                    return f"the embeddings of prompt tokens {piece.start} to {piece.end} are gone; send it again"
+                span.holders += 1
+                request.piece_rows[at], request.piece_held[at] = span.first, True
+        return None
+
+    def held(self) -> int:
+        """Rows that somebody still has to compute."""
+        return sum(span.length for span in self._spans.values() if span.holders)
+
+    def _room(self, length: int) -> int | None:
+        """The first gap of so many rows."""
+        at = 0
+        for span in sorted(self._spans.values(), key=lambda span: span.first):
+            if span.first - at >= length:
+                return at
+            at = span.first + span.length
+        return at if self.rows - at >= length else None
+
+
+def check_pieces(pieces: Sequence[Piece], rows: Sequence[int], prompt: int, arena: int) -> None:
+    """Refuse pieces that overlap, leave the prompt or have no rows."""
+    end = 0
+    for piece, row in zip(pieces, rows, strict=True):
+        if piece.length < 1 or piece.start < end or piece.end > prompt:
+            raise RequestError(
+                f"a piece has tokens {piece.start} to {piece.end}, the one before ends at {end}, "
+                f"the prompt at {prompt}",
+                hint="pieces are in order, do not overlap and lie inside the prompt",
+            )
+        if not 0 <= row <= arena - piece.length:
+            raise RequestError(
+                f"a piece of {piece.length} tokens begins at row {row} of an arena of {arena}",
+                hint="hold rows of the engine's arena first",
+            )
+        end = piece.end
+
+
+def words_of_pieces(request: "Request", start: int, tokens: list[int]) -> list[int]:
+    """Tokens `start ..` of a prompt, with the rows of the arena in place of placeholders."""
+    words, end = list(tokens), start + len(tokens)
+    for piece, row in zip(request.pieces, request.piece_rows, strict=True):
+        for at in range(max(start, piece.start), min(end, piece.end)):
+            words[at - start] = FIRST_ROW - (row + at - piece.start)
+    return words
+
+
+def identity_within(pieces: Sequence[Piece], first: int, last: int) -> bytes:
+    """What tells a page of tokens `first .. last` from one with the same placeholders for other pieces."""
+    parts = []
+    for piece in pieces:
+        if piece.start < last and first < piece.end:
+            offset = max(first, piece.start) - piece.start
+            parts.append(piece.digest + offset.to_bytes(8, "little"))
+    return b"".join(parts)

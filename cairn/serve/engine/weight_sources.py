@@ -1,0 +1,23 @@
+"""Where new weights for a running engine come from; torch-free, because it crosses the border of the engine's process.
+
+"runs/x/step-200"                        a checkpoint: a folder or a file that all ranks can read
+SyncedWeights(["tcp://..", ..])          ranks of a trainer that publish them (`comm.transfer.weight_sync`)
+"""
+
+import msgspec
+
+
+class SyncedWeights(msgspec.Struct, frozen=True, kw_only=True, tag="synced"):
+    """Ranks that hold the rows of every tensor, as `models.weight_shards.held_by_rows` cuts them."""
+
+    addresses: list[str]  # of all ranks, in their order
+    transport: str = "tcp"
+    timeout_s: float = 60.0
+
+
+WeightsFrom = str | SyncedWeights
+
+
+def identity_of(version: int) -> bytes:
+    """What goes before every request's own identity; empty for the weights that the engine was started with."""
+    return b"weights %d;" % version if version else b""

@@ -1,0 +1,106 @@
+"""New weights for a model that serves: all of them are read and checked first, then they replace the old ones.
+
+    source --stage--> a second model in the host's memory --all ranks have theirs?--> the model's own tensors
+
+What fails, fails before the first tensor changes, so the old weights go on serving. On a GPU the numbers are copied
+where the old ones lie, because CUDA graphs keep addresses. On a CPU the model takes the new tensors as they are, which
+may be views of a mapped file. Copies in another layout follow: by columns they are made again, and packed in few bits
+they are refused, since what they were packed from is gone.
+"""
+
+import uuid
+
+import msgspec
+import torch
+
+from cairn.comm.transfer.choose import make_transport
+from cairn.comm.transfer.weight_sync import WeightSink
+from cairn.core.errors import CairnError, ConfigError
+from cairn.models.build import Build
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.hub import resolve
+from cairn.models.linear.maps import linears
+from cairn.models.linear.transposed import Transposed
+from cairn.models.transformer import Transformer
+from cairn.models.weight_shards import held_by_rows, read_shares, wanted_by
+from cairn.models.weights import fill_shares, load_model
+from cairn.serve.engine.ranks import Ranks
+from cairn.serve.engine.weight_sources import SyncedWeights, WeightsFrom
+
+
+@torch.no_grad()
+def replace_weights(model: Transformer, version: int, source: WeightsFrom) -> None:
+    """A CairnError: nothing has changed. With several ranks all of them call it, and all fail if one does."""
+    problem: CairnError | None = None
+    staged: Transformer | None = None
+    try:
+        _check_forms(model)
+        staged = _stage(model, version, source)
+    except CairnError as error:
+        problem = error
+    shards = model.build.shards
+    if isinstance(shards, Ranks) and not shards.smallest(int(problem is None)):
+        problem = problem or ConfigError(f"another rank could not load weights {version}")
+    if staged is None or problem is not None:
+        raise problem or ConfigError(f"weights {version} could not be loaded")
+    fresh = dict(staged.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.is_cuda:
+            parameter.copy_(fresh[name])
+        else:
+            parameter.data = fresh[name].data
+    for part in linears(model):
+        if isinstance(part.form, Transposed):
+            part.take(Transposed(part.joined()))
+
+
+def _check_forms(model: Transformer) -> None:
+    """Refuse forms of weights that cannot follow."""
+    forms = {type(part.form).__name__ for part in linears(model)} - {"NoneType", "Transposed"}
+    if forms:
+        raise ConfigError(
+            f"the weights of this engine were packed when it started ({', '.join(sorted(forms))}), and cannot be "
+            "replaced while it runs",
+            hint="start it with weights='float' (--weights float)",
+        )
+
+
+def _stage(model: Transformer, version: int, source: WeightsFrom) -> Transformer:
+    """The new weights in the host's memory, in the layout that the model has."""
+    build = model.build._replace(device="cpu", dtype=model.embedding.weight.dtype)
+    if isinstance(source, SyncedWeights):
+        return _pull(model, version, source, build)
+    checkpoint = open_checkpoint(resolve(source))
+    different = _differences(model, checkpoint.spec)
+    if different:
+        raise ConfigError(
+            f"{source} is another model than the one that is served: {different}",
+            hint="only weights of the same shape can be loaded in place; start another engine for this one",
+        )
+    return load_model(model.spec, checkpoint.tensors, build)
+
+
+def _differences(model: Transformer, spec: msgspec.Struct) -> str:
+    """Which fields of the two specs are not the same; what ends an answer is no matter of the weights."""
+    ours, theirs = msgspec.structs.asdict(model.spec), msgspec.structs.asdict(spec)
+    fields = [name for name in ours if name != "eos_ids" and ours[name] != theirs[name]]
+    return ", ".join(f"{name} {theirs[name]} and not {ours[name]}" for name in fields[:3])
+
+
+def _pull(model: Transformer, version: int, source: SyncedWeights, build: Build) -> Transformer:
+    """From the ranks of a trainer, as soon as all of them have published this version."""
+    dtype, ranks = model.embedding.weight.dtype, len(source.addresses)
+    held = [held_by_rows(model.spec, dtype, rank, ranks) for rank in range(ranks)]
+    wanted = wanted_by(model)
+    end = make_transport(source.transport, f"weights-{uuid.uuid4().hex[:12]}")
+    try:
+        sink = WeightSink(end, wanted, held, source.addresses, source.timeout_s)
+        sink.pull(version, source.timeout_s)
+        staged = Transformer(model.spec, build._replace(device="meta"))
+        shares = {
+            name: share.clone() for name, share in read_shares(sink.memory, wanted, dtype).items()
+        }
+        fill_shares(staged, shares, "cpu")
+    finally:
+        end.close()
+    return staged

@@ -1,0 +1,114 @@
+"""What ranks and node memories ask each other about copies. Types only; `peer_link` carries them."""
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Reserve(Message, frozen=True):
+    """Room for two copies of one rank's state; answered by Room and a descriptor."""
+
+    generation: int
+    rank: int
+    size: int  # of one copy
+    world: int = 0  # of how many ranks it is one
+
+
+class Room(Message, frozen=True):
+    size: int  # of one copy; two lie side by side
+    steps: tuple[int, int]  # what lies there already; -1: nothing
+
+
+class Written(Message, frozen=True):
+    """A copy is complete; the agent sends it on to the other node."""
+
+    generation: int
+    rank: int
+    step: int
+    slot: int
+    used: int
+    cuts: list[int]  # where its parts begin, each at a word: each has a checksum of its own
+
+
+class Put(Message, frozen=True):
+    """From agent to agent: `used` bytes follow."""
+
+    generation: int
+    rank: int
+    step: int
+    used: int
+    cuts: list[int]
+    sums: list[int]  # of the 64-bit words of each part
+    world: int = 0
+
+
+class Done(Message, frozen=True):
+    fine: bool = True
+    why: str = ""
+
+
+class Ask(Message, frozen=True):
+    """Which copies are there?"""
+
+
+class Held(msgspec.Struct, frozen=True):
+    generation: int
+    rank: int
+    step: int
+    used: int
+    check: int  # sum of all its 64-bit words; 0: nobody has summed it yet
+    world: int = 0  # of how many ranks it is one; 0: nobody said
+
+
+class Holdings(Message, frozen=True):
+    copies: list[Held]
+
+
+class Open(Message, frozen=True):
+    """On the same node: the memory of a rank's copies, as Room and a descriptor."""
+
+    generation: int
+    rank: int
+    step: int
+
+
+class Fetch(Message, frozen=True):
+    """From anywhere: these stretches of a copy follow the answer, one after another."""
+
+    generation: int
+    rank: int
+    step: int
+    stretches: list[tuple[int, int]]  # offset, length
+
+
+class Parts(Message, frozen=True):
+    """What are the checksums of this copy's parts? Answered by Sums."""
+
+    generation: int
+    rank: int
+    step: int
+
+
+class Sums(Message, frozen=True):
+    cuts: list[int]
+    sums: list[int]  # as they were when the copy was complete
+
+
+class Forget(Message, frozen=True):
+    """Copies that cannot be gone on from: of generations before this one, and of its steps after `after`."""
+
+    generation: int
+    after: int
+
+
+class Keep(Message, frozen=True):
+    """To an agent: from now on this one keeps copies of your ranks; empty: nobody does."""
+
+    address: str
+
+
+AnyMessage = (
+    Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Parts | Sums | Forget | Keep
+)  # fmt: skip

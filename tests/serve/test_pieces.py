@@ -1,0 +1,187 @@
+"""Prompts with pieces: the engine computes with rows of the arena where a plain forward has the same embeddings."""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_engines import at_rest, model, prompt_of, tiny_engine
+
+from cairn.core.errors import RequestError
+from cairn.models.attend import Cached, KVCache
+from cairn.models.transformer import PlainResidual, PlainStep, Transformer
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.pieces import ArenaRows, Piece
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.step import Step
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
+PLACEHOLDER = 3
+
+
+def picture(seed: int, length: int, width: int) -> torch.Tensor:
+    return torch.randn(length, width, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def expected(net: Transformer, prompt: list[int], pieces: dict[int, torch.Tensor]) -> list[int]:
+    """Token by token over the whole sequence: pieces are put over what was looked up and scaled."""
+    tokens = list(prompt)
+    for _ in range(GREEDY.max_tokens or 0):
+        attend = Cached([KVCache(net.spec, len(tokens), torch.float32, "cpu")], [len(tokens)])
+        positions_T = attend.positions_T()
+        x_TD = net.embedding(torch.tensor(tokens)) * net.spec.embedding_scale
+        for start, rows_RD in pieces.items():
+            x_TD[start : start + len(rows_RD)] = rows_RD
+        if net.position_embedding is not None:
+            x_TD = x_TD + net.position_embedding(positions_T)
+        step = PlainStep(attend, net.rotations(positions_T, attend, x_TD.dtype))
+        hidden_TD, _ = net.through(PlainResidual(x_TD), step)
+        tokens.append(int(net.logits(hidden_TD[-1:]).argmax()))
+    return tokens[len(prompt) :]
+
+
+def ask(
+    engine: Engine, id: object, prompt: list[int], spans: dict[int, tuple[int, int]]
+) -> Request:
+    """`spans`: start -> (seed of the picture, length)."""
+    pieces, rows = [], []
+    for start, (seed, length) in spans.items():
+        held = engine.scheduler.arena.hold(b"picture %d" % seed, length)
+        assert held is not None
+        row, fresh = held
+        if fresh:
+            engine.runner.write_piece(row, picture(seed, length, engine.runner.model.spec.hidden))
+        pieces.append(Piece(start, length, b"picture %d" % seed))
+        rows.append(row)
+    request = Request(id, prompt, GREEDY, pieces=pieces, piece_rows=rows)
+    engine.add(request)
+    return request
+
+
+@functools.cache
+def with_pictures(family: str, seeds: tuple[int, int]) -> list[int]:
+    net = model(family)
+    pieces = {
+        at: picture(seed, 20, net.spec.hidden) for at, seed in zip((2, 30), seeds, strict=True)
+    }
+    return expected(net, prompt(), pieces)
+
+
+def prompt() -> list[int]:
+    return [
+        *prompt_of(2, 1),
+        *[PLACEHOLDER] * 20,
+        *prompt_of(8, 2),
+        *[PLACEHOLDER] * 20,
+        *prompt_of(5, 3),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _models_without_an_arena():
+    yield
+    for family in ("qwen3", "gemma3", "gpt2"):
+        model(family).arena_RD = None  # models are shared between tests
+
+
+@pytest.mark.parametrize("how", [{}, {"chunked": True}, {"plain": True, "overlap": True}], ids=str)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
+def test_tokens_are_those_of_a_plain_forward(family, how):
+    """Gemma scales what it looks up and GPT-2 adds positions: pieces get the second and not the first."""
+    engine = tiny_engine(family, arena_rows=64, **how)
+    one = ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
+    same = ask(engine, 2, prompt(), {2: (1, 20), 30: (2, 20)})
+    plain = Request(3, prompt(), GREEDY)
+    engine.add(plain)
+    engine.run()
+    assert one.outputs == same.outputs == with_pictures(family, (1, 2))
+    assert plain.outputs == expected(model(family), prompt(), {}) != one.outputs
+    assert engine.scheduler.arena.held() == 0
+    at_rest(engine)
+
+
+def test_pages_are_found_by_what_pieces_show():
+    engine = tiny_engine("qwen3", arena_rows=100)
+    ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
+    engine.run()
+    again = ask(engine, 2, prompt(), {2: (1, 20), 30: (2, 20)})
+    second = ask(engine, 3, prompt(), {2: (1, 20), 30: (5, 20)})
+    first = ask(engine, 4, prompt(), {2: (5, 20), 30: (2, 20)})
+    plain = Request(5, prompt(), GREEDY)
+    engine.add(plain)
+    engine.run()
+    assert (again.cached, second.cached, first.cached, plain.cached) == (48, 16, 0, 0)
+    assert again.outputs == with_pictures("qwen3", (1, 2))
+    assert second.outputs == with_pictures("qwen3", (1, 5))
+    assert first.outputs == with_pictures("qwen3", (5, 2))
+
+
+def test_rows_go_back_with_the_last_chunk_and_are_found_after_a_preemption():
+    engine = tiny_engine("qwen3", arena_rows=60, chunked=True, prefix=False)
+    request = ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
+    held = []
+    while request.state != "finished":
+        engine.step()
+        held.append(engine.scheduler.arena.held())
+        if len(request.outputs) == 3 and not request.ledger.preemptions:
+            engine.scheduler._preempt(request, Step(0))
+    assert held[0] == 20  # 24 tokens of a step have the first picture
+    assert 0 in held
+    assert request.ledger.preemptions == 1
+    assert request.outputs == with_pictures("qwen3", (1, 2))
+
+
+def test_a_preempted_request_whose_rows_were_taken_ends_with_the_reason():
+    engine = tiny_engine("qwen3", arena_rows=40, prefix=False)
+    request = ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
+    engine.step()
+    engine.scheduler._preempt(request, Step(0))
+    other = ask(engine, 2, [PLACEHOLDER] * 40, {0: (7, 40)})
+    engine.run()
+    assert (request.finish, other.finish) == ("error", "length")
+    assert "prompt tokens 2 to 22 are gone" in (request.error or "")
+    engine.scheduler.check_integrity()
+
+
+def test_aborted_requests_hold_no_rows():
+    engine = tiny_engine("qwen3", arena_rows=64)
+    ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
+    assert engine.scheduler.arena.held() == 40
+    engine.abort(1)
+    assert engine.scheduler.arena.held() == 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rows", "why"),
+    [([Piece(3, 4, b"a")], [62], "begins at row 62 of an arena of 64"),
+     ([Piece(3, 4, b"a"), Piece(5, 4, b"b")], [0, 4], "the one before ends at 7"),
+     ([Piece(50, 8, b"a")], [0], "the prompt at 55"), ([Piece(3, 4, b"a")], [-1], "row -1")],
+)  # fmt: skip
+def test_pieces_that_cannot_be_are_refused(pieces, rows, why):
+    engine = tiny_engine("qwen3", arena_rows=64)
+    with pytest.raises(RequestError, match=why):
+        engine.add(Request(1, prompt(), GREEDY, pieces=pieces, piece_rows=rows))
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=60))
+def test_rows_of_held_pieces_never_overlap(moves):
+    """Hold and release in any order: whoever holds rows has them alone, and a fresh one is told to write."""
+    arena, holders, written = ArenaRows(20), {}, {}
+    for number, hold in moves:
+        digest, length = b"%d" % number, 3 + number
+        if hold and (found := arena.hold(digest, length)) is not None:
+            first, fresh = found
+            assert 0 <= first <= 20 - length
+            rows = range(first, first + length)
+            if fresh:
+                assert not holders.get(digest)
+                written |= dict.fromkeys(rows, digest)
+            assert all(written[row] == digest for row in rows)
+            holders[digest] = holders.get(digest, 0) + 1
+        elif not hold and holders.get(digest):
+            arena.release(digest)
+            holders[digest] -= 1
+    assert arena.held() == sum(3 + int(digest) for digest, count in holders.items() if count)
