@@ -131,6 +131,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     prefill_fallbacks: int = (
         0  # prompts that were asked for elsewhere and computed here, since the start
     )
+    drafted: int = 0  # drafts that were verified, since the start
+    accepted: int = 0  # of those, that held
     groups_used: tuple[int, ...] = ()  # of `pages_used`, those of each cache group
 
 

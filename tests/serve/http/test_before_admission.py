@@ -56,7 +56,7 @@ def test_what_is_too_much_is_refused_before_any_work(server, monkeypatch, path, 
 
 def test_a_chat_for_too_many_answers_is_not_rendered(tiny_folder, monkeypatch):
     with live_server.live(tiny_folder, max_num_seqs=2, max_waiting=3) as server:
-        rendered = Calls(monkeypatch, server.service.tokenizer, "chat")
+        rendered = Calls(monkeypatch, server.service.tokenizer.templates, "render")
         body = {"messages": [{"role": "user", "content": "Hi"}], "n": 6}
         answer = server.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 400
@@ -67,8 +67,10 @@ def test_a_chat_for_too_many_answers_is_not_rendered(tiny_folder, monkeypatch):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/messages/count_tokens"])
 def test_a_long_chat_is_rendered_and_tokenized_beside_the_loop(server, monkeypatch, path):
     answered = path == "/v1/chat/completions"  # and so it is refused before it is tokenized
-    names = ["chat"] if answered else ["chat", "encode"]
-    spied = [Calls(monkeypatch, server.service.tokenizer, name) for name in names]
+    tokenizer = server.service.tokenizer
+    spied = [Calls(monkeypatch, tokenizer.templates, "render")]
+    if not answered:
+        spied.append(Calls(monkeypatch, tokenizer, "encode"))
     messages = [{"role": "user", "content": "word " * 400}] * 10
     server.http.post(path, json={"model": "tiny", "messages": messages, "max_tokens": 1})
     for calls in spied:

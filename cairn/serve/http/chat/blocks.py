@@ -50,6 +50,13 @@ class Blocks:
             changes.append(Change("end", self.all[-1]))
         return changes
 
+    def whole(self) -> list[Block]:
+        """All blocks of an answer that has ended. A call that was cut off with it is text: nobody could make it."""
+        unfinished = self._reader.unfinished
+        if unfinished is None or self.all[-1].kind != "call":
+            return self.all
+        return [*self.all[:-1], Block(index=len(self.all) - 1, kind="text", text=unfinished.text)]
+
     def reason(self, delta: CompletionOutput) -> Reason | None:
         return self._reader.reason(reason_of(delta))
 

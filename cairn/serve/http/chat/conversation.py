@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 
-from cairn.core.errors import RequestError
+from cairn.core.errors import RequestError, TokenizerError
 from cairn.models.chat_template import ChatTemplates, check_messages
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest, TokenizeRequest
 from cairn.serve.http.server.service import LONG_TEXT, Service
+from cairn.serve.http.tools.generic_tools import in_first_message, in_system_message
+from cairn.serve.http.tools.tools import format_of
 from cairn.serve.prompts import Prompt
 
 # Templates that know calls by a content of null; others take it for text, and fail.
@@ -49,7 +51,12 @@ async def read_conversation(
     def render() -> str:
         source = templates.sources[templates.choose(with_tools=tools is not None)]
         flat = flat_messages(messages, None if _NULL.search(source) else "")
-        return templates.render(flat, tools, begin, **extra)
+        if tools is None or format_of(source) is not None:
+            return templates.render(flat, tools, begin, **extra)
+        try:
+            return templates.render(in_system_message(flat, tools), None, begin, **extra)
+        except TokenizerError:  # a template that knows no system role
+            return templates.render(in_first_message(flat, tools), None, begin, **extra)
 
     large = is_longer([messages, tools, extra], LONG_TEXT)
     text = await asyncio.to_thread(render) if large else render()

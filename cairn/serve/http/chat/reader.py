@@ -19,7 +19,13 @@ from cairn.serve.http.protocol.answers import (
     Reason,
     ToolCall,
 )
-from cairn.serve.http.tools.tool_parser import CallDelta, Parsed, ToolParser, tool_parser
+from cairn.serve.http.tools.tool_parser import (
+    CallDelta,
+    Parsed,
+    ToolParser,
+    Unfinished,
+    tool_parser,
+)
 from cairn.serve.http.tools.tools import new_call_id
 
 
@@ -39,9 +45,15 @@ class Reader(Protocol):
         """Why the message ended, given why the text did; asked after the last push."""
         ...
 
+    @property
+    def unfinished(self) -> Unfinished | None:
+        """The call that was cut off with the answer; asked after the last push."""
+        ...
+
 
 class PlainText:
     passes = True
+    unfinished = None
 
     def push(self, text: str, ended: bool) -> list[ChatDelta]:
         return [ChatDelta(content=text)] if text else []
@@ -65,6 +77,10 @@ class Calls:
 
     def reason(self, reason: Reason | None) -> Reason | None:
         return "tool_calls" if reason == "stop" and self._parser.calls else reason
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        return self._parser.unfinished
 
     def _parts(self, parsed: Parsed) -> list[ChatDelta]:
         said = [ChatDelta(content=parsed.content)] if parsed.content else []
@@ -103,6 +119,10 @@ class Thoughts:
     def reason(self, reason: Reason | None) -> Reason | None:
         return self._rest.reason(reason)
 
+    @property
+    def unfinished(self) -> Unfinished | None:
+        return self._rest.unfinished
+
 
 def make_readers(offer: Offer | None, thinking: Thinking, guided: bool, count: int) -> list[Reader]:
     """One for each answer. A model that is not known to think may do so, unless a grammar forbids it."""
@@ -123,13 +143,17 @@ def keeps_marks(
     return looks and not marks.isdisjoint(tokenizer.special_ids)
 
 
-def joined(parts: Sequence[ChatDelta]) -> ChatMessage:
-    """The parts of an answer that is whole, as one message."""
+def joined(parts: Sequence[ChatDelta], unfinished: Unfinished | None = None) -> ChatMessage:
+    """The parts of an answer that is whole, as one message. A call that was cut off is text: nobody could make it."""
     message = ChatMessage(content="".join(part.content or "" for part in parts))
     reasoning = "".join(part.reasoning_content or "" for part in parts)
     if reasoning:
         message.reasoning_content = reasoning
-    calls = _joined_calls([call for part in parts for call in part.tool_calls or ()])
+    found = [call for part in parts for call in part.tool_calls or ()]
+    if unfinished is not None and any(call.index == unfinished.index for call in found):
+        found = [call for call in found if call.index != unfinished.index]
+        message.content = (message.content or "") + unfinished.text
+    calls = _joined_calls(found)
     if calls:
         message.tool_calls = calls
         message.content = message.content or None

@@ -17,16 +17,17 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.grammar import Grammar, json_rule
 from cairn.serve.guide import Guide, lark_guide, literal, read_guide
+from cairn.serve.http.chat.conversation import templates_of
 from cairn.serve.http.chat.reasoning import CLOSE, OPEN, opened_by
 from cairn.serve.http.protocol.requests import ChatRequest
 from cairn.serve.http.protocol.sampling import SamplingFields
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.tools.tool_parser import ToolFormat
 from cairn.serve.http.tools.tools import (
+    GENERIC,
     ToolPlan,
     format_of,
     hides_marks,
@@ -54,13 +55,9 @@ def offer_of(service: Service, asked: ChatRequest) -> Offer | None:
     plan = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     if not plan.shown:
         return None
-    templates = service.tokenizer.templates
-    format = format_of(templates.sources[templates.choose(with_tools=True)])
-    if format is None:
-        raise RequestError(
-            f"tools are given, and the chat template of {service.model} teaches no tool calls that are known here",
-            hint='send tool_choice "none", or serve a model whose template has tool calls (Qwen, Llama 3, Mistral)',
-        )
+    templates = templates_of(service, asked)
+    taught = format_of(templates.sources[templates.choose(with_tools=True)])
+    format = taught or GENERIC  # described in the system message by `conversation`
     return Offer(plan, format, hides_marks(format, service.tokenizer))
 
 

@@ -66,10 +66,14 @@ class ChatReply:
         for job in exchange.jobs:
             done = job.answer.result()
             reader = self.readers[done.index]
+            parts = reader.push(done.text, True)
             choice = ChatChoice(
-                index=done.index, message=joined(reader.push(done.text, True)), logprobs=self.logprobs(done),
-                finish_reason=reader.reason(reason_of(done)), stop_reason=done.stop_reason,
-            )  # fmt: skip
+                index=done.index,
+                message=joined(parts, reader.unfinished),
+                logprobs=self.logprobs(done),
+                finish_reason=reader.reason(reason_of(done)),
+                stop_reason=done.stop_reason,
+            )
             if self.asked.return_token_ids:
                 choice.token_ids = done.token_ids
             choices.append(choice)

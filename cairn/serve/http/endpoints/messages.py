@@ -82,7 +82,7 @@ async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
         await exchange.finish()
         done = exchange.jobs[0].answer.result()
         blocks.push(done)
-        message.content = [_whole(block) for block in blocks.all]
+        message.content = [_whole(block) for block in blocks.whole()]
         message.stop_reason, message.stop_sequence = _ended(blocks, done)
         message.usage = _usage(message, exchange)
         return JSON(message)

@@ -1,6 +1,7 @@
 """Finds tool calls in what a model writes, piece by piece.
 
-    hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>      Qwen, Hermes and many others
+    hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>      Qwen, Hermes and many others;
+              ```json {"name": "f", "arguments": {...}} ```                 as Qwen-Coder writes them
     llama3    {"name": "f", "parameters": {...}}; {...}                     also behind <|python_tag|>
     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]          or [TOOL_CALLS]f[ARGS]{...}
 
@@ -12,7 +13,7 @@ beginning is with the client already. Spaces around calls belong to them.
 
 import re
 from collections.abc import Callable, Container, Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,9 +22,12 @@ from cairn.serve.http.tools.call_object import CallObject, ValueEnd
 
 ToolFormat = Literal["hermes", "llama3", "mistral"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FENCE = "```"
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALLS = "[TOOL_CALLS]"
 _SPACE = " \t\r\n"
+_FENCED_CALL = re.compile(r"(?:json|tool_call)?\s*(?=\{)")
+_FENCE_BEGUN = re.compile(r"[a-z_]{0,9}\s*")
 _NAMED_CALL = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
 _NAMED_BEGUN = re.compile(
     r"\s*[A-Za-z0-9_.\-]*(?:\[[A-Z_]*(?:\][A-Za-z0-9]*(?:\[[A-Z]*\]?)?)?)?\s*"
@@ -40,6 +44,13 @@ class CallDelta(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class Unfinished(NamedTuple):
+    """A call whose arguments never ended, since the answer did."""
+
+    index: int
+    text: str  # as the model wrote it, mark and all
+
+
 class Parsed(msgspec.Struct):
     content: str = ""
     calls: list[CallDelta] = []
@@ -52,6 +63,7 @@ class ToolParser:
 
     def __init__(self) -> None:
         self.calls = 0  # that were found so far
+        self.unfinished: Unfinished | None = None  # known at the end
         self._held = ""
         self._out = Parsed()
         self._step: Callable[[], bool] = self._content  # False: it waits
@@ -72,6 +84,8 @@ class ToolParser:
         call, self._call = self._call, None
         if call is not None and not call.announced:
             self._say(self._before + call.text)
+        elif call is not None and call.cut:
+            self.unfinished = Unfinished(self.calls - 1, self._before + call.text)
         if not (self.calls and not self._held.strip(self.SEPARATORS)):
             self._say(self._held)
         self._held = ""
@@ -126,39 +140,63 @@ class ToolParser:
         elif arguments:
             self._out.calls.append(CallDelta(self.calls - 1, None, arguments))
 
-    def _seek(self, mark: str) -> str | None:
-        """Say what comes before a mark; the spaces right before it are returned when it is there, and dropped."""
+    def _seek(self, *marks: str) -> str | None:
+        """Say what comes before the first mark; that mark, with the spaces before it, when it is there."""
         if self._trim:
             self._held = self._held.lstrip(_SPACE)
             self._trim = not self._held
-        said, found, behind = self._held.partition(mark)
+        held, places = self._held, [(self._held.find(mark), mark) for mark in marks]
+        at, found = min(((at, mark) for at, mark in places if at >= 0), default=(len(held), ""))
+        said = held[:at]
         if not found:
-            said = said[: len(said) - held_back(said, mark)]
+            said = held[: len(held) - max(held_back(held, mark) for mark in marks)]
         sure = said.rstrip(_SPACE)
         self._say(sure)
-        self._held = behind if found else self._held[len(sure) :]
-        return said[len(sure) :] if found else None
+        self._held = held[at + len(found) :] if found else held[len(sure) :]
+        return said[len(sure) :] + found if found else None
 
 
 class HermesParser(ToolParser):
+    """`names`: a fenced JSON object is a call only if it names one of these."""
+
+    def __init__(self, names: Container[str] | None = None) -> None:
+        super().__init__()
+        self._names = names
+        self._close = CLOSE
+
     def _content(self) -> bool:
-        spaces = self._seek(OPEN)
-        if spaces is None:
+        found = self._seek(OPEN) if self._names is None else self._seek(OPEN, FENCE)
+        if found is None:
             return False
-        self._begin_call(spaces + OPEN)
+        self._close = CLOSE
+        if found.endswith(OPEN):
+            self._begin_call(found)
+        else:
+            self._before, self._step = found, self._behind_fence
+        return True
+
+    def _behind_fence(self) -> bool:
+        if found := _FENCED_CALL.match(self._held):
+            self._held, self._close = self._held[found.end() :], FENCE
+            self._begin_call(self._before + found[0], self._names)
+        elif _FENCE_BEGUN.fullmatch(self._held):
+            return False
+        else:  # a block of code
+            self._say(self._before)
+            self._step = self._content
         return True
 
     def _behind_call(self) -> bool:
         """Up to the closing mark: more of arguments that were cut, or spaces; another call may come without it."""
         if self._cut:
-            more, found, behind = self._held.partition(CLOSE)
+            more, found, behind = self._held.partition(self._close)
             if not found:
-                more = more[: len(more) - held_back(more, CLOSE)]
+                more = more[: len(more) - held_back(more, self._close)]
             self._report(None, more)
             self._held = behind if found else self._held[len(more) :]
         else:
-            found = CLOSE in self._held or OPEN in self._held
-            junk, _, behind = self._held.partition(CLOSE)
+            found = self._close in self._held or OPEN in self._held
+            junk, _, behind = self._held.partition(self._close)
             if found and OPEN in junk:
                 self._held = self._held.lstrip(_SPACE)
             elif found:
@@ -172,6 +210,8 @@ class HermesParser(ToolParser):
         if self._cut and self._step == self._behind_call:
             self._report(None, self._held)  # what might have been the mark
             self._held = ""
+        elif self._step == self._behind_fence:
+            self._held = self._before + self._held
         return super().flush()
 
 
@@ -218,10 +258,10 @@ class MistralParser(ToolParser):
         self._end, self._sent = ValueEnd(0, "{"), 0  # of arguments that follow a bare name
 
     def _content(self) -> bool:
-        spaces = self._seek(TOOL_CALLS)
-        if spaces is None:
+        found = self._seek(TOOL_CALLS)
+        if found is None:
             return False
-        self._before = spaces + TOOL_CALLS
+        self._before = found
         self._step = self._behind_mark
         return True
 
@@ -232,6 +272,7 @@ class MistralParser(ToolParser):
         elif found := _NAMED_CALL.match(self._held):
             self._held, self._sent = self._held[found.end() :], 0
             self._end, self._started = ValueEnd(0, "{"), False
+            self._before += found[0]
             self._report(found[1], "")
             self._step = self._in_arguments
         elif _LIST_BEGUN.fullmatch(self._held) or _NAMED_BEGUN.fullmatch(self._held):
@@ -265,6 +306,7 @@ class MistralParser(ToolParser):
 
     def flush(self) -> Parsed:
         if self._step == self._in_arguments:
+            self.unfinished = Unfinished(self.calls - 1, self._before + self._held)
             self._held = ""  # all of it was reported
         elif self._step == self._behind_mark:
             self._held = self._before + self._held
@@ -275,7 +317,7 @@ def tool_parser(format: ToolFormat, names: Container[str] | None = None) -> Tool
     """For one answer."""
     match format:
         case "hermes":
-            return HermesParser()
+            return HermesParser(names)
         case "llama3":
             return Llama3Parser(names)
         case "mistral":

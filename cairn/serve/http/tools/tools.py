@@ -24,6 +24,10 @@ from cairn.serve.json_schema import check_depth
 Choice = Literal["none", "auto", "required"]
 CHOICES = ("none", "auto", "required")
 MOST_TOOLS = 512
+MOST_DEMANDED = (
+    4  # calls in an answer that has to call: a model that is bad at stopping would go on to the end
+)
+GENERIC: ToolFormat = "hermes"  # for templates that teach none
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _LETTERS = string.ascii_letters + string.digits
 
@@ -69,7 +73,8 @@ def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guid
     begins = {"hermes": mark(OPEN, tokenizer) + r' "\n"', "mistral": "", "llama3": ""}[format]
     ends = {"hermes": r'"\n" ' + mark(CLOSE, tokenizer), "mistral": "", "llama3": ""}[format]
     between = {"hermes": r'"\n"', "mistral": '", "', "llama3": '"; "'}[format]
-    more = f"({between} call)*" if plan.parallel and plan.only is None else ""
+    more_calls = min(len(names), MOST_DEMANDED) - 1 if plan.parallel else 0
+    more = f"({between} call){{0,{more_calls}}}" if more_calls > 0 else ""
     calls = f"call {more}"
     if format == "mistral":
         calls = f'{mark(TOOL_CALLS, tokenizer)} "[" {calls} "]"'

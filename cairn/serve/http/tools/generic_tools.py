@@ -1,0 +1,70 @@
+"""Tools for a model whose chat template has no place for them: they are described in the system message.
+
+    system      ... You can call functions: {"name": ...}  To call one, write <tool_call>{...}</tool_call>
+    assistant   <tool_call>{"name": "f", "arguments": {...}}</tool_call>       instead of tool_calls
+    user        <tool_response>...</tool_response>                             instead of the role tool
+
+The form is that of Hermes, which most models have seen. A demanded call follows a grammar as everywhere; whether a
+model that was never taught to call does so of its own accord is its own business.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.serve.http.tools.tool_parser import CLOSE, OPEN
+
+Message = dict[str, Any]
+_BEFORE = "You can call functions. Each of these lines describes one:"
+_AFTER = f"""To call a function, write its name and its arguments as JSON between these marks, and then stop:
+{OPEN}
+{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+{CLOSE}"""
+
+
+def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The text that a model reads about its tools."""
+    lines = [msgspec.json.encode(tool.get("function", tool)).decode() for tool in tools]
+    return "\n".join([_BEFORE, *lines, _AFTER])
+
+
+def in_system_message(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The conversation for a template that knows roles and text only."""
+    plain = [_plain(message) for message in messages]
+    if plain and plain[0].get("role") in ("system", "developer"):
+        first, plain = plain[0], plain[1:]
+        said = f"{first.get('content') or ''}\n\n{describe_tools(tools)}".lstrip()
+        return [{**first, "content": said}, *plain]
+    return [{"role": "system", "content": describe_tools(tools)}, *plain]
+
+
+def in_first_message(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The same for a template that refuses the system role: everything before the first turn is in that turn."""
+    system, *rest = in_system_message(messages, tools)
+    if not rest:
+        return [{**system, "role": "user"}]
+    first = rest[0]
+    return [{**first, "content": f"{system['content']}\n\n{first.get('content') or ''}"}, *rest[1:]]
+
+
+def _plain(message: Message) -> Message:
+    """A message without the fields and the role that only templates with tools know."""
+    if message.get("role") == "tool":
+        said = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+        return {"role": "user", "content": said}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    parts = [message.get("content") or "", *(_call(call["function"]) for call in calls)]
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": "\n".join(part for part in parts if part)}
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function.get("arguments") or {}}
+    return f"{OPEN}\n{msgspec.json.encode(call).decode()}\n{CLOSE}"
