@@ -58,6 +58,9 @@ def paged_attention_reference(call: Paged) -> tuple[Tensor, Tensor]:
             _gathered(cache, scale, pages, kind)[:length].repeat_interleave(call.group, 1)
             for cache, scale in stored
         )
+        if call.window:  # pages behind the window may be somebody else's
+            oldest = max(0, length - count + 1 - call.window)
+            k_NHC[:oldest] = v_NHC[:oldest] = 0
         out_THC[rows], lse_TH[rows] = _attended(call, call.q_THC[rows].to(kind), k_NHC, v_NHC)
     return out_THC, lse_TH
 

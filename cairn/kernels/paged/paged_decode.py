@@ -75,12 +75,17 @@ def _attend(
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"  # pyrefly: ignore[bad-assignment]
     column = tl.arange(0, WIDTH)
     token = tl.arange(0, BLOCK)
+    oldest = (
+        tl.min(seen, 0) - WINDOW
+    )  # key that anybody sees; pages before its own may be somebody else's
     for tile in tl.range(first, first + count, num_stages=STAGES):
         rows = rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)
         at = rows[:, None] + column[None, :]
         pages = pages_of(table, tile + 1, length, PAGE, BLOCK)  # a step ahead of who needs it
         key = tile * BLOCK + token
         mask = (key < length)[:, None] & (column < C)[None, :]
+        if WINDOW:
+            mask = mask & (key >= oldest)[:, None]
         tile_k = tl.load(k_head + at, mask=mask, other=0.0)
         tile_v = tl.load(v_head + at, mask=mask, other=0.0)
         if SCALES:
