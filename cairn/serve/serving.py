@@ -28,6 +28,7 @@ from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
 from cairn.serve.engine.step_times import StepTimes
+from cairn.serve.engine.weight_sources import WeightsFrom
 from cairn.serve.engine_thread import EngineThread
 from cairn.serve.grammar import Grammar, Grammars, grammars_for
 from cairn.serve.guide import read_guide
@@ -50,6 +51,18 @@ class EngineHost(Protocol):
     def abort(self, ids: Sequence[RequestId]) -> None: ...
 
     def close(self) -> None: ...
+
+    def pause(self, keep: bool = True) -> None:
+        """Take no step until `resume`; requests are kept, or aborted."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def load_weights(self, version: int, source: WeightsFrom) -> None:
+        """Serve with these weights from the next step on."""
+        ...
+
+    def reset_prefix_cache(self) -> None: ...
 
     def stats(self) -> Stats: ...
 
@@ -93,6 +106,7 @@ class GenerateRequest(NamedTuple):
     priority: int = 0
     salt: str = ""
     grammar: Grammar | None = None
+    identity: bytes = b""  # of the `ServedModel`: its pages are found by no other
 
 
 class Serving:
@@ -211,6 +225,7 @@ class Serving:
                 own,
                 priority=request.priority,
                 salt=request.salt,
+                identity=request.identity,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
             )

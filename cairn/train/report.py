@@ -40,14 +40,17 @@ def render(
         heading("Curves"),
         element("div", join(_charts(records, held_out)), class_="plots"),
         heading("Memory, predicted" if config.parallel.world() == 1 else MEMORY_OF_ALL),
-        table(["part", "bytes"], [[name, format_bytes(size)] for name, size in memory.table().items()]
-              + [["together", format_bytes(memory.total())]]),
+        table(
+            ["part", "bytes"],
+            [[name, format_bytes(size)] for name, size in memory.table().items()]
+            + [["together", format_bytes(memory.total())]],
+        ),
         *_texts(held_out),
         *_bad_steps(records),
         *_wall_time(config),
         heading("The recipe"),
         element("pre", to_toml(config)),
-    ]  # fmt: skip
+    ]
     return page(f"Training {config.folder.name}", *parts, style=plot.STYLE)
 
 
@@ -64,7 +67,7 @@ def _facts(
         "tokens": format_count(records[-1].tokens) if records else "0",
         "loss": f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else "none",
         "median tokens/s": f"{speeds[len(speeds) // 2]:,.0f}" if speeds else "none",
-    }  # fmt: skip
+    }
     measured = [held for held in held_out if held.loss is not None]
     if measured:
         found["held-out loss"] = f"{measured[-1].loss:.3f}"
@@ -100,7 +103,7 @@ def _charts(records: list[Record], held_out: Sequence[HeldOut]) -> list[Markup]:
         chart("Learning rate", [Series("lr", of("lr"))], x="step", y="lr"),
         chart("Norm of the gradients", [Series("norm", of("norm"))], x="step", y="norm"),
         chart("Speed", [Series("tokens/s", of("tokens_per_s"))], x="step", y="tokens/s"),
-    ]  # fmt: skip
+    ]
     if of("mfu"):
         charts.append(chart("MFU", [Series("mfu", of("mfu"))], x="step", y="share of the peak"))
     return charts
@@ -130,18 +133,37 @@ def _wall_time(config: Train) -> list[str]:
     ledger = read_ledger(config.folder)
     if ledger is None:
         return []
-    share = {part: seconds / ledger.wall if ledger.wall else 0.0 for part, seconds in ledger.parts.items()}  # fmt: skip
-    rows = [
-        [part, format_duration(round(seconds, 2)), f"{share[part]:.1%}",
-         ", ".join(f"{cause} {spent:.1f} s" for cause, spent in ledger.by_cause.get(part, {}).items())]
+    share = {
+        part: seconds / ledger.wall if ledger.wall else 0.0
         for part, seconds in ledger.parts.items()
-    ]  # fmt: skip
+    }
+    rows = [
+        [
+            part,
+            format_duration(round(seconds, 2)),
+            f"{share[part]:.1%}",
+            ", ".join(
+                f"{cause} {spent:.1f} s" for cause, spent in ledger.by_cause.get(part, {}).items()
+            ),
+        ]
+        for part, seconds in ledger.parts.items()
+    ]
     failures = [
-        [str(i.step), i.cause, i.why, i.rung, str(i.steps_lost), f"{i.detect_s:.2f} s", f"{i.recovery_s:.2f} s"]
+        [
+            str(i.step),
+            i.cause,
+            i.why,
+            i.rung,
+            str(i.steps_lost),
+            f"{i.detect_s:.2f} s",
+            f"{i.recovery_s:.2f} s",
+        ]
         for i in ledger.incidents
-    ]  # fmt: skip
-    found: list[str] = [heading(f"Wall time, {ledger.ettr:.1%} of it productive"),
-                        table(["part", "time", "share", "causes"], rows)]  # fmt: skip
+    ]
+    found: list[str] = [
+        heading(f"Wall time, {ledger.ettr:.1%} of it productive"),
+        table(["part", "time", "share", "causes"], rows),
+    ]
     if failures:
         names = ["step", "cause", "why", "answer", "steps lost", "found after", "back after"]
         found += [heading("Failures"), table(names, failures)]

@@ -110,7 +110,9 @@ class Validation:
         """The most likely token after each of these texts, which stand side by side in one pass."""
         padding = -(-room // PADDED) * PADDED - sum(map(len, known))
         tokens = [token for ids in known for token in ids] + [0] * padding
-        lengths = [len(ids) for ids in known] + ([padding] if padding else [])
+        longest = min(PADDED, self.state.config.data.sequence)  # rotations reach no further
+        spare = [min(longest, padding - at) for at in range(0, padding, longest)]
+        lengths = [len(ids) for ids in known] + spare
         tokens_T = torch.tensor(tokens)
         batch = make_batch(tokens_T, torch.full_like(tokens_T, IGNORED), lengths, [])
         (found,) = self.state.parallel.forward([batch.to(self.state.device)], self.most_likely)

@@ -35,6 +35,7 @@ WRONG = {
     "skip_special_tokens": ["no"],
     "include_stop_str_in_output": [0],
     "pooling": ["max", 1, "", True],
+    "structured_outputs": ["json", 1, ["a"], True],
 }
 
 

@@ -11,7 +11,7 @@ from tiny_runs import recipe
 from cairn.models.attend import Packed
 from cairn.models.layers import Build
 from cairn.models.weights import random_model
-from cairn.train.config import Data, Model, Schedule, Validation
+from cairn.train.config import Data, Model, Precision, Schedule, Validation
 from cairn.train.data.batch import IGNORED, make_batch
 from cairn.train.data.source import microbatch
 from cairn.train.data.tokenizer_trainer import byte_tokenizer
@@ -45,8 +45,9 @@ def measured(rank, world, folder, layout):
     return make_validation(prepared).measure()
 
 
-def test_the_held_out_loss_is_that_of_the_plain_model(tmp_path):
-    prepared = prepare(config(tmp_path))
+@pytest.mark.parametrize("kernels", ["plain", "fused"])
+def test_the_held_out_loss_is_that_of_the_plain_model(kernels, tmp_path):
+    prepared = prepare(config(tmp_path, precision=Precision(kernels=kernels)))
     held = make_validation(prepared).measure()
     spec, corpus = prepared.state.spec, prepared.corpus
     model = random_model(spec, Build("cpu"), 0)
@@ -151,3 +152,16 @@ def test_numbers_and_lines_for_other_tools(tmp_path):
     sink.close()
     JsonLines(tmp_path, 4).close()
     assert [one.step for one in read_held_out(tmp_path)] == [2, 4]
+
+
+@pytest.mark.gpu
+def test_the_held_out_loss_on_a_gpu_is_that_of_a_cpu(tmp_path):
+    """In bfloat16, through our kernels where the shape allows them."""
+    precision = Precision(kind="bfloat16")
+    here = make_validation(prepare(config(tmp_path))).measure()
+    there = make_validation(prepare(config(tmp_path, device="cuda", precision=precision))).measure()
+    assert there.tokens == here.tokens
+    assert there.loss == pytest.approx(here.loss, rel=0.01)
+    assert all(
+        text.startswith(start) for text, start in zip(there.texts, HELD.prompts, strict=True)
+    )

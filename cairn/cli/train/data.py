@@ -149,9 +149,14 @@ def run_tokenize(args: list[str]) -> int:
     with byte_progress(sum(file.bytes for file in files), "tokenizing") as advance:
         if options.chat:
             done: Any = tokenize_chats(
-                files, tokenizer, options.out, longest=options.longest, workers=workers,
-                replace=options.replace, advance=advance,
-            )  # fmt: skip
+                files,
+                tokenizer,
+                options.out,
+                longest=options.longest,
+                workers=workers,
+                replace=options.replace,
+                advance=advance,
+            )
         else:
             done = tokenize(
                 files,

@@ -52,8 +52,9 @@ def run(args: list[str]) -> int:
     options = load(TrainSchedule, args=args, env_prefix="CAIRN_TRAIN_SCHEDULE_").value
     for name in ("forward", "input_gradient", "weight_gradient"):
         if not 0 < getattr(options, name) < float("inf"):
-            raise UsageError(f"--{name.replace('_', '-')} is {getattr(options, name)}",
-                             hint="a time above 0")  # fmt: skip
+            raise UsageError(
+                f"--{name.replace('_', '-')} is {getattr(options, name)}", hint="a time above 0"
+            )
     if not 0 <= options.send < float("inf"):
         raise UsageError(f"--send is {options.send}", hint="a time, or 0 where it is hidden")
     return _compare(options) if options.name == "all" else _draw(options)
@@ -71,8 +72,10 @@ def _draw(options: TrainSchedule) -> int:
         return 0
     width = shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 0
     print(draw.text(schedule, timeline, width))
-    print(f"\nbubble {timeline.bubble:.1%}   span {timeline.span:g}   "
-          f"activations kept at most {max(timeline.stash):g} microbatches")  # fmt: skip
+    print(
+        f"\nbubble {timeline.bubble:.1%}   span {timeline.span:g}   "
+        f"activations kept at most {max(timeline.stash):g} microbatches"
+    )
     return 0
 
 
@@ -88,8 +91,15 @@ def _compare(options: TrainSchedule) -> int:
         except ConfigError as error:
             rows.append({"name": name, "cannot": error.message})
             continue
-        rows.append({"name": name, "bubble": timeline.bubble, "span": timeline.span,
-                     "stash": max(timeline.stash), "about": kind.about})  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "bubble": timeline.bubble,
+                "span": timeline.span,
+                "stash": max(timeline.stash),
+                "about": kind.about,
+            }
+        )
     if options.json:
         print(msgspec.json.encode(rows).decode())
         return 0
@@ -97,8 +107,10 @@ def _compare(options: TrainSchedule) -> int:
         if "cannot" in row:
             print(f"{row['name']:<12} {row['cannot']}")
         else:
-            print(f"{row['name']:<12} bubble {row['bubble']:>6.1%}   span {row['span']:>7g}   "
-                  f"keeps {row['stash']:>4g} microbatches   {row['about']}")  # fmt: skip
+            print(
+                f"{row['name']:<12} bubble {row['bubble']:>6.1%}   span {row['span']:>7g}   "
+                f"keeps {row['stash']:>4g} microbatches   {row['about']}"
+            )
     return 0
 
 
@@ -119,12 +131,26 @@ def _costs(options: TrainSchedule) -> Any:
 
 def _document(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
     ranks = [
-        [{"action": str(r.action), "kind": r.action.kind, "chunk": r.action.chunk,
-          "microbatch": r.action.microbatch, "start": r.start, "end": r.end} for r in rank]
+        [
+            {
+                "action": str(r.action),
+                "kind": r.action.kind,
+                "chunk": r.action.chunk,
+                "microbatch": r.action.microbatch,
+                "start": r.start,
+                "end": r.end,
+            }
+            for r in rank
+        ]
         for rank in timeline.ranks
-    ]  # fmt: skip
+    ]
     return {
-        "name": schedule.name, "microbatches": schedule.microbatches, "chunks": schedule.chunks,
-        "bubble": timeline.bubble, "span": timeline.span, "idle": timeline.idle,
-        "stash": timeline.stash, "ranks": ranks,
-    }  # fmt: skip
+        "name": schedule.name,
+        "microbatches": schedule.microbatches,
+        "chunks": schedule.chunks,
+        "bubble": timeline.bubble,
+        "span": timeline.span,
+        "idle": timeline.idle,
+        "stash": timeline.stash,
+        "ranks": ranks,
+    }

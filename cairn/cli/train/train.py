@@ -247,8 +247,12 @@ def _document(finished: "Finished", verb: TrainVerb, serve: str | None) -> dict[
     losses = [(record.step, record.loss) for record in records if record.loss is not None]
     speeds = sorted(record.tokens_per_s for record in records)
     return {
-        "recipe": verb.recipe, **msgspec.to_builtins(finished.outcome), "serve": serve,
-        "folder": finished.folder, "model": finished.model, "report": finished.report,
+        "recipe": verb.recipe,
+        **msgspec.to_builtins(finished.outcome),
+        "serve": serve,
+        "folder": finished.folder,
+        "model": finished.model,
+        "report": finished.report,
         "tokens_per_s": speeds[len(speeds) // 2] if speeds else None,
         "losses": list(thin(losses, POINTS)),
-    }  # fmt: skip
+    }

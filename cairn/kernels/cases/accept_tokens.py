@@ -17,8 +17,15 @@ from cairn.kernels.sampling.accept_tokens import (
 
 KERNEL = "cairn.kernels.sampling.accept_tokens"
 ARGUMENTS = (
-    "rows", "bounds", "draw_bounds", "tokens", "positions", "drawn", "last_tokens", "lengths",
-)  # fmt: skip
+    "rows",
+    "bounds",
+    "draw_bounds",
+    "tokens",
+    "positions",
+    "drawn",
+    "last_tokens",
+    "lengths",
+)
 VARIANTS = [
     Variant(
         "drafts accepted",

@@ -120,9 +120,12 @@ class Batch:
         self.state = State(integers(groups, rows, table), integers(rows), integers(rows))
         # Twice as much as a step can have: the layout of a graph may have padding.
         self.inputs = Inputs(
-            integers(2 * tokens), integers(2 * tokens), integers(groups, 2 * tokens), integers(2 * rows),
+            integers(2 * tokens),
+            integers(2 * tokens),
+            integers(groups, 2 * tokens),
+            integers(2 * rows),
             integers(groups, 2 * rows, table),
-        )  # fmt: skip
+        )
         most = words_of(limits)
         pinned = self.device.type == "cuda"
         self._host = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(TURNS)]
@@ -165,9 +168,12 @@ class Batch:
         tokens, sequences = len(staged.decided.tokens_T), len(staged.decided.rows_B)
         room = self.inputs
         return Inputs(
-            room.tokens_T[:tokens], room.positions_T[:tokens], room.slots_GT[:, :tokens],
-            room.lengths_B[:sequences], room.tables_GBP[:, :sequences],
-        )  # fmt: skip
+            room.tokens_T[:tokens],
+            room.positions_T[:tokens],
+            room.slots_GT[:, :tokens],
+            room.lengths_B[:sequences],
+            room.tables_GBP[:, :sequences],
+        )
 
 
 def _write(
@@ -186,8 +192,11 @@ def _write(
         sample_at, sample_rows = [*range(len(chunks)), *blank], rows
     else:
         bounds = np.cumsum([0, *(chunk.count for chunk in chunks), *padding])
-        drawn = [(bounds[b + 1] - i, chunk.request.row)
-                 for b, chunk in enumerate(chunks) for i in range(chunk.samples, 0, -1)]  # fmt: skip
+        drawn = [
+            (bounds[b + 1] - i, chunk.request.row)
+            for b, chunk in enumerate(chunks)
+            for i in range(chunk.samples, 0, -1)
+        ]
         drawn += [(0, NOBODY)] * (layout.samples - len(drawn))
         sample_at, sample_rows = [at for at, _ in drawn], [row for _, row in drawn]
     if layout.verifies:

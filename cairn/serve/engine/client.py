@@ -48,7 +48,7 @@ from cairn.serve.engine.messages import (
     Submit,
     Tokens,
     Watch,
-)  # fmt: skip
+)
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.receivers import Receiver, Receivers, deliver, fail
 from cairn.serve.engine.step_times import StepTimes
@@ -306,7 +306,7 @@ class EngineClient:
             group.end()
             self._fail_all(problem)
             self._loading, self.restarting = True, problem.message
-            idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0)
+            idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
             self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
             self._group = self._start()
             self.restarted += 1
@@ -331,8 +331,9 @@ class EngineClient:
     # -- starting --------------------------------------------------------------------------------
 
     def _start(self) -> WorkerGroup:
-        return WorkerGroup(self.config, beat_s=self.options.beat_s, grace_s=self.options.grace_s,
-                           spawn=self._spawn)  # fmt: skip
+        return WorkerGroup(
+            self.config, beat_s=self.options.beat_s, grace_s=self.options.grace_s, spawn=self._spawn
+        )
 
     def _wait_until_ready(self, group: WorkerGroup) -> Ready:
         began, limit = time.monotonic(), self.options.start_s
@@ -349,9 +350,10 @@ class EngineClient:
                 raise group.explain(*to_blame(fallen))
             if limit is not None and time.monotonic() - began > limit:
                 raise EngineFailed(
-                    f"the engine was not ready after {limit:g} s", hint="raise start_s",
+                    f"the engine was not ready after {limit:g} s",
+                    hint="raise start_s",
                     details=group.stacks(),
-                )  # fmt: skip
+                )
 
 
 def _at_once(act: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ ROOM = 1.001  # how much float32 may be wrong
 STEEPEST = 1e30  # 1 / temperature
 
 
-class Wish(NamedTuple):
+class DrawParameters(NamedTuple):
     """How the token of one row is drawn."""
 
     temperature: float
@@ -59,24 +59,24 @@ def sample_on_cpu(
 
 
 def _draw_each(logits_RV: Tensor, own: Parameters, position_R: Tensor) -> Tensor:
-    wishes = map(Wish, *(tensor.tolist() for tensor in (*own, position_R)))
-    drawn = [_draw(row_V, wish) for row_V, wish in zip(logits_RV.float(), wishes, strict=True)]
+    each = map(DrawParameters, *(tensor.tolist() for tensor in (*own, position_R)))
+    drawn = [_draw(row_V, how) for row_V, how in zip(logits_RV.float(), each, strict=True)]
     return torch.tensor(drawn, dtype=torch.int32)
 
 
-def _draw(row_V: Tensor, wish: Wish) -> int:
+def _draw(row_V: Tensor, how: DrawParameters) -> int:
     """The largest of score + noise among what is not cut off."""
     likeliest = int(row_V.max(dim=-1).indices)  # several times as fast as argmax
-    coolness = min(1.0 / wish.temperature, STEEPEST)
+    coolness = min(1.0 / how.temperature, STEEPEST)
     below_V = (row_V - row_V[likeliest]).mul_(coolness)  # scores, the likeliest being 0
-    if wish.top_k or wish.top_p < 1 or wish.min_p:
-        ids = _kept(row_V, below_V, likeliest, wish)
-        words = _words(_starts(len(row_V))[ids], wish)
+    if how.top_k or how.top_p < 1 or how.min_p:
+        ids = _kept(row_V, below_V, likeliest, how)
+        words = _words(_starts(len(row_V))[ids], how)
     else:
-        words_V = _words(_starts(len(row_V)), wish)
+        words_V = _words(_starts(len(row_V)), how)
         ids = _rivals(below_V, words_V, likeliest)
         words = words_V[ids]
-    scores = row_V.numpy()[ids].astype(np.float64) / wish.temperature
+    scores = row_V.numpy()[ids].astype(np.float64) / how.temperature
     return int(ids[np.argmax(scores + _noise(words))])
 
 
@@ -93,44 +93,44 @@ def _rivals(below_V: Tensor, words_V: np.ndarray, likeliest: int) -> np.ndarray:
     return np.flatnonzero(words_V.astype(np.float32) <= most_V)
 
 
-def _kept(row_V: Tensor, below_V: Tensor, likeliest: int, wish: Wish) -> np.ndarray:
+def _kept(row_V: Tensor, below_V: Tensor, likeliest: int, how: DrawParameters) -> np.ndarray:
     """What top-k, top-p and min-p leave, in ascending order."""
     largest, whole = (
         row_V[likeliest],
         None,
     )  # of the softmax, if there is more in it than candidates
-    if 0 < wish.top_k < len(row_V):
-        least = row_V.topk(wish.top_k).values[-1]
+    if 0 < how.top_k < len(row_V):
+        least = row_V.topk(how.top_k).values[-1]
         ids_R = (row_V >= least).nonzero()[:, 0]  # with all its equals
-    elif wish.top_p < 1:
+    elif how.top_p < 1:
         ids_R, whole = (
             row_V.topk(min(HEAD, len(row_V))).indices,
-            _powers(row_V, largest, wish).sum(),
+            _powers(row_V, largest, how).sum(),
         )
     else:
-        ids_R = (below_V >= math.log((wish.min_p or 1e-300) / ROOM)).nonzero()[:, 0]
+        ids_R = (below_V >= math.log((how.min_p or 1e-300) / ROOM)).nonzero()[:, 0]
     while True:
-        weights_R, order_R = _powers(row_V[ids_R], largest, wish).sort(descending=True)
+        weights_R, order_R = _powers(row_V[ids_R], largest, how).sort(descending=True)
         weights_R /= weights_R.sum() if whole is None else whole
-        count = _stay(weights_R, wish)
+        count = _stay(weights_R, how)
         if whole is None or count < len(ids_R) or len(ids_R) == len(row_V):
             return np.sort(ids_R[order_R[:count]].numpy())
         ids_R = torch.arange(len(row_V))  # so many share top-p that there may be more
 
 
-def _stay(weights_R: Tensor, wish: Wish) -> int:
+def _stay(weights_R: Tensor, how: DrawParameters) -> int:
     """How many of these, the likeliest first, top-p and min-p leave; equals stay or go together."""
-    least = wish.min_p * weights_R[0]
-    if wish.top_p < 1:
+    least = how.min_p * weights_R[0]
+    if how.top_p < 1:
         before_R = weights_R.cumsum(0) - weights_R
-        crossing = max(int((before_R < wish.top_p).sum()), 1) - 1
+        crossing = max(int((before_R < how.top_p).sum()), 1) - 1
         least = torch.maximum(least, weights_R[crossing])
     return int((weights_R >= least).sum())
 
 
-def _powers(row_R: Tensor, largest: Tensor, wish: Wish) -> Tensor:
+def _powers(row_R: Tensor, largest: Tensor, how: DrawParameters) -> Tensor:
     """Of the softmax, but for its sum."""
-    return (row_R.double() - largest.double()).div_(wish.temperature).exp_()
+    return (row_R.double() - largest.double()).div_(how.temperature).exp_()
 
 
 # -- noise, as `kernels.sampling_noise` defines it -----------------------------------------------------
@@ -152,9 +152,9 @@ def _key(seed: int, position: int) -> tuple[int, int]:
     return y, z
 
 
-def _words(starts: np.ndarray, wish: Wish) -> np.ndarray:
+def _words(starts: np.ndarray, how: DrawParameters) -> np.ndarray:
     """A random word for each token, whose `starts` are given."""
-    y, z = _key(wish.seed, wish.position)
+    y, z = _key(how.seed, how.position)
     words = starts + np.uint32(y)
     words ^= words >> 15
     words ^= np.uint32(z)

@@ -16,12 +16,29 @@ from cairn.serve.engine.messages import Facts, Stats
 
 def stats_of(engine: Engine) -> Stats:
     scheduler, spent = engine.scheduler, engine.spent
+    speculation = scheduler.speculation
     usage, found = scheduler.blocks.usage(), scheduler.blocks.prefix.statistics
     return Stats(
-        engine.steps, scheduler.waiting, scheduler.running, usage.total, usage.used, usage.cached, found.tokens,
-        found.hits, scheduler.preemptions, spent.prefill, spent.sampled, spent.host, spent.device, time.monotonic(),
-        getattr(engine, "remote_prefills", 0), getattr(engine, "prefill_fallbacks", 0),
-    )  # fmt: skip
+        engine.steps,
+        scheduler.waiting,
+        scheduler.running,
+        usage.total,
+        usage.used,
+        usage.cached,
+        found.tokens,
+        found.hits,
+        scheduler.preemptions,
+        spent.prefill,
+        spent.sampled,
+        spent.host,
+        spent.device,
+        time.monotonic(),
+        getattr(engine, "remote_prefills", 0),
+        getattr(engine, "prefill_fallbacks", 0),
+        speculation.drafted if speculation is not None else 0,
+        speculation.accepted if speculation is not None else 0,
+        usage.groups,
+    )
 
 
 def facts_of(engine: Engine) -> Facts:
@@ -32,10 +49,15 @@ def facts_of(engine: Engine) -> Facts:
     weight = model.embedding.weight
     ranks, of_value = model.build.shards.size, engine.runner.pool.cache.dtype.itemsize
     return Facts(
-        device=str(weight.device), device_name=_device_name(weight.device),
-        dtype=str(weight.dtype).removeprefix("torch."), weights_bytes=_held(model), read_bytes=_read(model),
-        kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks), ranks=ranks,
-    )  # fmt: skip
+        device=str(weight.device),
+        device_name=_device_name(weight.device),
+        dtype=str(weight.dtype).removeprefix("torch."),
+        weights_bytes=_held(model),
+        read_bytes=_read(model),
+        kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks),
+        ranks=ranks,
+        page_bytes=engine.runner.pool.page_bytes,
+    )
 
 
 def _held(model: Transformer) -> int:

@@ -105,9 +105,16 @@ class GPURunner(Runner):
                 inputs.tables_GBP[0], inputs.lengths_B, staged.shared_1, self.limits.page_size
             )
         attend = PagedOnGPU(
-            self.pool, inputs.slots_GT, inputs.positions_T, inputs.lengths_B, inputs.tables_GBP, bounds,
-            extent, self.workspace, cascade,
-        )  # fmt: skip
+            self.pool,
+            inputs.slots_GT,
+            inputs.positions_T,
+            inputs.lengths_B,
+            inputs.tables_GBP,
+            bounds,
+            extent,
+            self.workspace,
+            cascade,
+        )
         model = self.fused or self.model
         rows = len(inputs.tokens_T)
         if one_each and cascade is None and self.halves is not None and self.halves.worth(rows):

@@ -119,10 +119,21 @@ class Engine:
         self._updating = ended - waited
         self.steps += 1
         self.times.append(
-            StepTimes(step.number, len(step.chunks), step.tokens, scheduled - began, launched - scheduled,
-                      waited - launched, ended - waited, ended, step.prefill, len(step.sampling), step.read,
-                      step.pairs)
-        )  # fmt: skip
+            StepTimes(
+                step.number,
+                len(step.chunks),
+                step.tokens,
+                scheduled - began,
+                launched - scheduled,
+                waited - launched,
+                ended - waited,
+                ended,
+                step.prefill,
+                len(step.sampling),
+                step.read,
+                step.pairs,
+            )
+        )
         return outputs
 
     # -- pausing and other weights ----------------------------------------------------------------
@@ -190,9 +201,15 @@ class Engine:
             return
         step = due.step
         self.spent = Spent(
-            spent.steps + 1, spent.tokens + step.tokens, spent.prefill + step.prefill,
-            spent.sampled + len(step.sampling), spent.read + step.read, spent.pairs + step.pairs, host, device,
-        )  # fmt: skip
+            spent.steps + 1,
+            spent.tokens + step.tokens,
+            spent.prefill + step.prefill,
+            spent.sampled + len(step.sampling),
+            spent.read + step.read,
+            spent.pairs + step.pairs,
+            host,
+            device,
+        )
 
     def _launch(self, step: Step) -> tuple[list[Output], Flight | None]:
         if not step.chunks:

@@ -63,8 +63,13 @@ class WorkerGroup:
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(config.tensor_parallel_size):
-                boot = Boot(config=config, folder=str(self.folder), rank=rank, beat_s=beat_s,
-                            grace_s=grace_s)  # fmt: skip
+                boot = Boot(
+                    config=config,
+                    folder=str(self.folder),
+                    rank=rank,
+                    beat_s=beat_s,
+                    grace_s=grace_s,
+                )
                 self.processes.append(spawn(boot))
         except BaseException:
             self.end()
@@ -106,9 +111,10 @@ class WorkerGroup:
             said = f"{self.failure.kind}: {self.failure.message}"
             also = f"; rank {rank} aborted" if aborted and self.failure.rank != rank else ""
             return EngineFailed(
-                f"{who} failed with {said} (exit status {max(status, 1)}){also}", self.failure.hint,
+                f"{who} failed with {said} (exit status {max(status, 1)}){also}",
+                self.failure.hint,
                 self.failure.traceback,
-            )  # fmt: skip
+            )
         if status == -signal.SIGKILL and self.killed:
             return EngineFailed("the engine was stopped, and did not end by itself")
         if killed:

@@ -118,8 +118,14 @@ class Runner:
         inputs = self.batch.make_inputs(staged)
         one_each = all(chunk.count == 1 for chunk in chunks) and not staged.verifies
         bounds = None if one_each else staged.decided.bounds_B1
-        attend = Paged(self.pool, inputs.slots_GT, inputs.positions_T, inputs.lengths_B,
-                       inputs.tables_GBP, bounds)  # fmt: skip
+        attend = Paged(
+            self.pool,
+            inputs.slots_GT,
+            inputs.positions_T,
+            inputs.lengths_B,
+            inputs.tables_GBP,
+            bounds,
+        )
         model = self.model if self.lean is None else self.lean
         return self.compute(model, self.model.logits, inputs, attend, staged)
 
@@ -148,8 +154,14 @@ class Runner:
             keep_tokens(self.batch.state, tokens_S, staged.sample_rows_S)
             return
         decided, inputs = staged.decided, self.batch.inputs_of(staged)
-        drawn = Drawn(decided.rows_B, decided.bounds_B1, staged.sample_bounds_B1, inputs.tokens_T,
-                      inputs.positions_T, tokens_S)  # fmt: skip
+        drawn = Drawn(
+            decided.rows_B,
+            decided.bounds_B1,
+            staged.sample_bounds_B1,
+            inputs.tokens_T,
+            inputs.positions_T,
+            tokens_S,
+        )
         accept_tokens(drawn, self.batch.state)
 
     def _sample_special(self, step: Step, staged: Staged, done: Forward) -> Tensor:
@@ -230,10 +242,17 @@ class Flight:
                 at += len(drawn)
                 if (n := request.params.logprobs) is not None:
                     chosen[request] = [found._replace(top=found.top[:n]) for found in drawn]
-        prompts = {chunk.request: PromptLogprobs(chunk.start, [row for part in parts for row in _rows(part)])
-                   for chunk, parts in self.prompts if parts}  # fmt: skip
-        pooled = {chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
-                  for chunk, part_D in self.pooled}  # fmt: skip
+        prompts = {
+            chunk.request: PromptLogprobs(
+                chunk.start, [row for part in parts for row in _rows(part)]
+            )
+            for chunk, parts in self.prompts
+            if parts
+        }
+        pooled = {
+            chunk.request: Part(chunk.start, chunk.samples > 0, part_D.numpy())
+            for chunk, part_D in self.pooled
+        }
         return Landed(self.tokens_S.tolist(), chosen, prompts, pooled)
 
 

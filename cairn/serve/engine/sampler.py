@@ -178,9 +178,13 @@ class Sampler:
         allowed_SW = self._allowed(draws)
         if scores_SV.is_cuda:
             tokens_S = sample(
-                scores_SV, self.parameters, position_S, rows_B=rows_S, penalties=penalties,
+                scores_SV,
+                self.parameters,
+                position_S,
+                rows_B=rows_S,
+                penalties=penalties,
                 allowed_BW=allowed_SW,
-            )  # fmt: skip
+            )
         else:
             penalised_SV = penalize(scores_SV, penalties, rows_B=rows_S, allowed_BW=allowed_SW)
             tokens_S = sample_on_cpu(penalised_SV, self.parameters, position_S, rows_B=rows_S)

@@ -10,6 +10,7 @@ string. It knows no model: what depends on the vocabulary or the context is `che
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from cairn.core.errors import RequestError, did_you_mean
 
@@ -19,6 +20,13 @@ MOST_STOPS = 128  # strings
 MOST_TOKENS = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
 POOLINGS = (None, "mean", "last")
+# The ranges of numbers, also for HTTP bodies. Its temperature ends at OpenAI's 2, which is far beyond any use.
+TEMPERATURE = Meta(ge=0, le=100)
+SHARE = Meta(ge=0, le=1)
+SHARE_ABOVE_0 = Meta(gt=0, le=1)
+PENALTY = Meta(ge=-2, le=2)
+REPETITION = Meta(gt=0, le=100)
+BIAS = Meta(ge=-100, le=100)
 # What other engines have under names that are not here, and what does it instead.
 INSTEAD = {
     "best_of": "n answers all come back; choose among them",
@@ -80,6 +88,9 @@ class SamplingParams(
         _check_stops(self)
         _check_logit_bias(self.logit_bias)
         _require(self.pooling in POOLINGS, "pooling", self.pooling, "mean, last or None")
+        shape = self.structured_outputs
+        fine = shape is None or isinstance(shape, dict | msgspec.Struct)
+        _require(fine, "structured_outputs", shape, "StructuredOutputs, or a dict of its fields")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             value = getattr(self, name)
             _require(isinstance(value, bool), name, value, "True or False")
@@ -108,14 +119,14 @@ def _normalise(params: SamplingParams) -> None:
 
 
 def _check_numbers(params: SamplingParams) -> None:
-    _real("temperature", params.temperature, 0, 100)
-    _real("top_p", params.top_p, 0, 1, open_low=True)
+    _real("temperature", params.temperature, TEMPERATURE)
+    _real("top_p", params.top_p, SHARE_ABOVE_0)
     kept = f"0 or -1 (all tokens), or how many to keep, at most {MOST_TOKENS}"
     _whole("top_k", params.top_k, 0, MOST_TOKENS, kept)
-    _real("min_p", params.min_p, 0, 1)
-    _real("presence_penalty", params.presence_penalty, -2, 2)
-    _real("frequency_penalty", params.frequency_penalty, -2, 2)
-    _real("repetition_penalty", params.repetition_penalty, 0, 100, open_low=True)
+    _real("min_p", params.min_p, SHARE)
+    _real("presence_penalty", params.presence_penalty, PENALTY)
+    _real("frequency_penalty", params.frequency_penalty, PENALTY)
+    _real("repetition_penalty", params.repetition_penalty, REPETITION)
     if params.seed is not None:
         _whole("seed", params.seed, 0, LARGEST_SEED)
     for name in ("logprobs", "prompt_logprobs"):
@@ -156,14 +167,16 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
     _require(isinstance(bias, dict), "logit_bias", bias, "a map from token id to bias")
     for token, value in bias.items():
         _whole("a token of logit_bias", token, 0, MOST_TOKENS)
-        _real(f"logit_bias of token {token}", value, -100, 100)
+        _real(f"logit_bias of token {token}", value, BIAS)
 
 
-def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # A NaN fails the comparison, infinity the upper bound.
-    fine = is_number and (low < value if open_low else low <= value) and value <= high
+def _real(name: str, value: object, allowed: Meta) -> None:
+    open_low = allowed.gt is not None
+    low, high = (allowed.gt if open_low else allowed.ge) or 0, allowed.le or 0
     above = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
+    # A NaN fails the comparison, infinity the upper bound.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fine = is_number and (low < value if open_low else low <= value) and value <= high
     _require(fine, name, value, above)
 
 

@@ -46,7 +46,7 @@ from cairn.serve.engine.timed_blocks import TimedBlocks
 
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
-LEAST_SHARE = (
+SMALLEST_CACHE = (
     1 << 30
 )  # bytes, where half of what is free has them: a tenth of a small container has no room for a step
 
@@ -174,10 +174,17 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
         spec, weight, model.build.shards.size, config.step_ms, rows, step_tokens
     )
     limits = Limits(
-        rows=rows, step_tokens=step_tokens, mixed_step_tokens=shared, context=context, pages=sizes.pages,
-        page_size=page_size, groups=groups, vocabulary=spec.vocab, policy=policy,
+        rows=rows,
+        step_tokens=step_tokens,
+        mixed_step_tokens=shared,
+        context=context,
+        pages=sizes.pages,
+        page_size=page_size,
+        groups=groups,
+        vocabulary=spec.vocab,
+        policy=policy,
         prefill_chunk=config.long_prefill_token_threshold,
-    )  # fmt: skip
+    )
     return limits, sizes
 
 
@@ -199,7 +206,7 @@ def _memory(device: torch.device, fraction: float) -> tuple[Memory, float]:
     host = read_memory(Path("/"))[0]  # or what the container may have of it
     usable = UNKNOWN if host.usable_bytes is None else host.usable_bytes
     free = usable if host.free_bytes is None else host.free_bytes
-    allowed = int(fraction * max(usable * CPU_SHARE, min(LEAST_SHARE, free // 2)))
+    allowed = int(fraction * max(usable * CPU_SHARE, min(SMALLEST_CACHE, free // 2)))
     return Memory(allowed, min(allowed, free), spare=0), 1.0
 
 

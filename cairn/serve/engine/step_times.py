@@ -48,10 +48,15 @@ class Spent(NamedTuple):
 
     def since(self, earlier: "Spent") -> "Spent":
         return Spent(
-            self.steps - earlier.steps, self.tokens - earlier.tokens, self.prefill - earlier.prefill,
-            self.sampled - earlier.sampled, self.read - earlier.read, self.pairs - earlier.pairs,
-            self.host - earlier.host, self.device - earlier.device,
-        )  # fmt: skip
+            self.steps - earlier.steps,
+            self.tokens - earlier.tokens,
+            self.prefill - earlier.prefill,
+            self.sampled - earlier.sampled,
+            self.read - earlier.read,
+            self.pairs - earlier.pairs,
+            self.host - earlier.host,
+            self.device - earlier.device,
+        )
 
 
 NOTHING = Spent()

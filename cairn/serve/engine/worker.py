@@ -57,7 +57,7 @@ from cairn.serve.engine.messages import (
     decode_boot,
     decode_commands,
     encode,
-)  # fmt: skip
+)
 from cairn.serve.engine.page_map import map_of
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
@@ -274,9 +274,13 @@ class Worker:
 
 def ended_of(request: Request) -> Ended:
     return Ended(
-        _number(request.id), request.finish or "abort", request.stop_reason, request.error, request.cached,
+        _number(request.id),
+        request.finish or "abort",
+        request.stop_reason,
+        request.error,
+        request.cached,
         request.ledger,
-    )  # fmt: skip
+    )
 
 
 def _number(id: str | int) -> int:

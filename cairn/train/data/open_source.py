@@ -65,9 +65,15 @@ def open_source(
         key = mix(*f"{path.absolute()} {span}".encode())
         counts = cache_folder() / "parquet" / f"{key:016x}.json"
         return ParquetStream(
-            files, tokenizer, sequence_length, seed,
-            column=column, boundaries=boundaries, counts=counts, span=span,
-        )  # fmt: skip
+            files,
+            tokenizer,
+            sequence_length,
+            seed,
+            column=column,
+            boundaries=boundaries,
+            counts=counts,
+            span=span,
+        )
     if is_raw(path):
         path = store_of(path, tokenizer, cache or cache_folder() / "text", column)
     tokens = open_tokens(path)
@@ -99,11 +105,18 @@ def open_blend(
         raise ConfigError("there is no data to train on", hint='name a source, such as "stories"')
     sources = [
         open_source(
-            name, tokenizer, sequence_length, seed,
-            boundaries=boundaries, too_long=too_long, column=column, span=span, cache=cache,
+            name,
+            tokenizer,
+            sequence_length,
+            seed,
+            boundaries=boundaries,
+            too_long=too_long,
+            column=column,
+            span=span,
+            cache=cache,
         )
         for name in names
-    ]  # fmt: skip
+    ]
     if len(sources) == 1:
         return sources[0]
     return Blend(sources, weights or [1.0] * len(sources))

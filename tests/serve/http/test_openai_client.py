@@ -2,6 +2,7 @@
 
 import math
 
+import live_server
 import openai
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from cairn.models.attend import Cached, KVCache
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
+from cairn.serve.http.server.keys import Keys
 
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
 RENDERED = "<|begin|>user: Once upon a time<|begin|>assistant: "
@@ -342,3 +344,27 @@ def test_the_openapi_document_names_what_is_enforced(server):
     assert (temperature["minimum"], temperature["maximum"]) == (0, 2)
     assert found["components"]["schemas"]["ChatRequest"]["required"] == ["messages"]
     assert math.isclose(float(found["openapi"][:3]), 3.1)
+
+
+def test_responses_that_are_kept(tiny_folder):
+    keys = Keys([("ann", "sk-ann"), ("bob", "sk-bob")])
+    with live_server.live(tiny_folder, keys, store_responses=2) as kept:
+        ann, bob = (kept.client.with_options(api_key=key).responses for key in ("sk-ann", "sk-bob"))
+        asked = {"model": "tiny", "max_output_tokens": 8, "temperature": 0}
+        first = ann.create(input="Once", **asked)
+        assert ann.retrieve(first.id).output_text == first.output_text
+        second = ann.create(input="Twice", previous_response_id=first.id, **asked)
+        said = [{"role": "user", "content": "Once"}, {"role": "assistant", "content": first.output_text},
+                {"role": "user", "content": "Twice"}]  # fmt: skip
+        assert second.output_text == ann.create(input=said, store=False, **asked).output_text
+        assert second.usage.input_tokens > first.usage.input_tokens
+        with pytest.raises(openai.NotFoundError):  # another key's
+            bob.retrieve(first.id)
+        with ann.stream(input="More", previous_response_id=second.id, **asked) as stream:
+            third = [event for event in stream][-1].response  # noqa: C416
+        assert ann.retrieve(third.id).output_text == third.output_text
+        with pytest.raises(openai.NotFoundError):  # two are kept
+            ann.create(input="x", previous_response_id=first.id, **asked)
+        ann.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            ann.retrieve(second.id)

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer interface over the same engine; nothing is kept between two calls.
+"""/v1/responses: OpenAI's newer interface over the same engine. Answers are kept where `--store-responses` says so.
 
 created, in_progress, for each item: output_item.added, its deltas, each "done", output_item.done; then completed
 
@@ -9,12 +9,15 @@ function_call  function_call_arguments.delta ..., function_call_arguments.done
 
 import itertools
 import time
+from typing import Any
+
+import msgspec
 
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.http.chat.blocks import Block, Blocks, Change
 from cairn.serve.http.chat.prepare import prepare_chat
-from cairn.serve.http.endpoints.responses_input import as_chat, guide_of
+from cairn.serve.http.endpoints.responses_input import as_chat, guide_of, items_of
 from cairn.serve.http.protocol.answers import CachedTokens
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
@@ -32,6 +35,7 @@ from cairn.serve.http.protocol.responses import (
 )
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
+from cairn.serve.http.server.response_store import Stored
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import event_bytes
 
@@ -40,19 +44,64 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, ResponsesRequest)
     model = service.check_model(asked.model)
     most = asked.max_output_tokens
-    prepared = await prepare_chat(service, as_chat(asked), guide_of(asked), most)
+    before = _earlier(service, call, asked.previous_response_id)
+    prepared = await prepare_chat(service, as_chat(asked, before), guide_of(asked), most)
     blocks = Blocks(prepared.readers[0])
     made = _begun(asked, model, prepared.request.params, call)
+    made.store = service.responses.most > 0 and asked.store is not False
     exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
             await exchange.stream(EventWriter(made, blocks, exchange))
+            _keep(service, call, asked, made, before)
             return None
         await exchange.finish()
         done = exchange.jobs[0].answer.result()
         blocks.push(done)
         _complete(made, blocks, done, exchange)
+        _keep(service, call, asked, made, before)
         return JSON(made)
+
+
+# -- answers that are kept ------------------------------------------------------------------------
+
+
+async def response(service: Service, call: Call, body: bytes) -> JSON:
+    """GET /v1/responses/{id}"""
+    return JSON(_stored(service, call, call.scope["path_params"]["id"], "id").response)
+
+
+async def delete_response(service: Service, call: Call, body: bytes) -> JSON:
+    """DELETE /v1/responses/{id}"""
+    id = call.scope["path_params"]["id"]
+    _stored(service, call, id, "id")
+    service.responses.drop(call.holder, id)
+    return JSON({"id": id, "object": "response", "deleted": True})
+
+
+def _stored(service: Service, call: Call, id: str, param: str) -> Stored:
+    store = service.responses
+    if store.most == 0:
+        said = f"{param} is not supported by this server: it keeps no responses (--store-responses)"
+        raise Refusal(400, said, param=param, code="unsupported")
+    found = store.get(call.holder, id)
+    if found is None:
+        said = f"response {id[:128]!r} is not kept; the last {store.most} are"
+        raise Refusal(404, said, param=param, code="response_not_found")
+    return found
+
+
+def _earlier(service: Service, call: Call, id: str | None) -> list[dict[str, Any]]:
+    return [] if not id else _stored(service, call, id, "previous_response_id").items
+
+
+def _keep(
+    service: Service, call: Call, asked: ResponsesRequest, made: ModelResponse, before: list[Any]
+) -> None:
+    if made.store and made.status != "in_progress":
+        output = msgspec.to_builtins(made.output)
+        items = [*before, *items_of(asked), *output]
+        service.responses.put(call.holder, Stored(made, items))
 
 
 def _begun(
@@ -63,7 +112,7 @@ def _begun(
         temperature=params.temperature, top_p=params.top_p,
         max_output_tokens=asked.max_output_tokens, metadata=asked.metadata or {},
         parallel_tool_calls=asked.parallel_tool_calls is not False, tools=asked.tools or [],
-        tool_choice=asked.tool_choice or "auto",
+        tool_choice=asked.tool_choice or "auto", previous_response_id=asked.previous_response_id,
     )  # fmt: skip
     if asked.text is not None:
         made.text = asked.text

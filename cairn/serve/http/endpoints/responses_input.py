@@ -19,25 +19,24 @@ from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.protocol.requests import ChatRequest
 from cairn.serve.http.protocol.responses import FunctionTool, ResponsesRequest
 
-UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt", "top_logprobs")
+UNSUPPORTED = ("conversation", "background", "prompt", "top_logprobs")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def as_chat(asked: ResponsesRequest) -> ChatRequest:
-    """Refusal or RequestError names what is wrong, and where."""
+def as_chat(asked: ResponsesRequest, before: Sequence[dict[str, Any]] = ()) -> ChatRequest:
+    """Refusal or RequestError names what is wrong, and where. `before`: the items that the input goes on from."""
     for name in UNSUPPORTED:
         if getattr(asked, name):
             said = f"{name} is not supported by this server"
             raise Refusal(400, said, param=name, code="unsupported")
-    items = asked.input
-    if isinstance(items, str):
-        items = [{"role": "user", "content": items}]
+    items = items_of(asked)
     if not items:
         raise RequestError("input is empty", hint="it has to be text, or a list of items")
     first = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    chat = ChatRequest(messages=first + translated(items))
+    earlier = translated(before) if before else []
+    chat = ChatRequest(messages=first + earlier + translated(items))
     chat.temperature, chat.top_p = asked.temperature, asked.top_p
     if asked.tools:
         chat.tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools)]
@@ -46,6 +45,13 @@ def as_chat(asked: ResponsesRequest) -> ChatRequest:
         kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort}
         chat.chat_template_kwargs = kwargs
     return chat
+
+
+def items_of(asked: ResponsesRequest) -> list[dict[str, Any]]:
+    """The input as a list of items; a text is a message of the user."""
+    if isinstance(asked.input, str):
+        return [{"role": "user", "content": asked.input}]
+    return asked.input
 
 
 def guide_of(asked: ResponsesRequest) -> Guide | None:

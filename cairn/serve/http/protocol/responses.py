@@ -1,12 +1,13 @@
-"""OpenAI's Responses as Structs: what is asked and what is answered. Nothing is kept between two calls."""
+"""OpenAI's Responses as Structs: what is asked and what is answered."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from cairn.serve.engine.sampling_params import SHARE_ABOVE_0
 from cairn.serve.http.protocol.answers import CachedTokens
-from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
+from cairn.serve.http.protocol.sampling import AtLeastOne, Priority, Temperature
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -45,8 +46,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     ledger: bool | None = None  # the answer says where its time went
     max_output_tokens: AtLeastOne | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Annotated[float, SHARE_ABOVE_0] | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -54,8 +55,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     priority: Priority | None = None
-    # Known, and refused: they ask for something that is kept here, or that runs later.
+    store: bool | None = None  # false: it is not kept, also by a server that keeps responses
     previous_response_id: str | None = None
+    # Known, and refused: they ask for something that is kept here, or that runs later.
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
     prompt: dict[str, Any] | None = None
@@ -132,3 +134,4 @@ class ModelResponse(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None = None
     text: TextOptions | msgspec.UnsetType = msgspec.UNSET
     store: bool = False
+    previous_response_id: str | None = None

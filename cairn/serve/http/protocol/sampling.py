@@ -9,13 +9,23 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from cairn.serve.engine.sampling_params import LARGEST_SEED, MOST_LOGPROBS, MOST_TOKENS
+from cairn.serve.engine.sampling_params import (
+    BIAS,
+    LARGEST_SEED,
+    MOST_LOGPROBS,
+    MOST_TOKENS,
+    PENALTY,
+    REPETITION,
+    SHARE,
+    SHARE_ABOVE_0,
+)
 from cairn.serve.http.protocol.refusal import Refusal
 
 Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Share = Annotated[float, SHARE]
+Penalty = Annotated[float, PENALTY]
+Temperature = Annotated[float, Meta(ge=0, le=2)]  # as OpenAI has it
 TopLogprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31)]  # lower runs first
 
@@ -31,17 +41,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     ledger: bool | None = None  # the answer says where its time went
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: Annotated[float, SHARE_ABOVE_0] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MOST_TOKENS)] | None = None
     min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, REPETITION] | None = None
     seed: Annotated[int, Meta(ge=-1, le=LARGEST_SEED)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Count] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, Annotated[float, BIAS]] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

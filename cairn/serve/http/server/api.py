@@ -40,8 +40,9 @@ from cairn.serve.http.endpoints.ollama import (
     ollama_error,
 )
 from cairn.serve.http.endpoints.prefill import prefill
-from cairn.serve.http.endpoints.responses import responses
+from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
+from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
 from cairn.serve.http.ledger.endpoints import (
     engine,
     engine_events,
@@ -264,9 +265,15 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         post("/v1/responses", responses),
+        get("/v1/responses/{id}", response),
+        Route("/v1/responses/{id}", Endpoint(service, delete_response), methods=["DELETE"]),
         get("/v1/models", models),
         get("/v1/models/{name:path}", model),
         post("/cairn/prefill", prefill),
+        post("/pause", pause),
+        post("/resume", resume),
+        post("/update_weights", update_weights),
+        post("/reset_prefix_cache", reset_prefix_cache),
         post("/completion", completion),
         post("/apply-template", apply_template),
         get("/props", props),

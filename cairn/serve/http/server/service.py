@@ -30,6 +30,7 @@ from cairn.serve.http.server.counts import (
 )
 from cairn.serve.http.server.health import Progress
 from cairn.serve.http.server.keys import Keys
+from cairn.serve.http.server.response_store import ResponseStore
 from cairn.serve.http.server.settings import ServerConfig
 from cairn.serve.serving import ModelNotServed, Serving
 
@@ -66,7 +67,9 @@ class Service:
             self.send_traces(open_traces(config.otel_endpoint, self.model))
         self.look = EngineLook(serving, self.book, self.gaps, self.admission, self.health)
         self._totals = EngineTotals(self.model)
+        self.responses = ResponseStore(config.store_responses)
         self.open: set[OpenRequest] = set()
+        self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: asyncio.Task[None] | None = None
@@ -119,7 +122,7 @@ class Service:
         stats = self.serving.engine.stats()
         return self.progress.verdict(
             stats,
-            bool(self.open),
+            bool(self.open) and not self.paused,
             self.serving.dead(),
             self.serving.engine.restarting(),
             self.admission.draining,

@@ -43,6 +43,10 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """a file with the chat template to use instead of the model's"""
     trust_request_chat_template: bool = False
     """render conversations with the chat_template of a request, which anybody may have written"""
+    admin_endpoints: bool = False
+    """serve POST /pause, /resume, /update_weights and /reset_prefix_cache to whoever may generate"""
+    store_responses: int = 0
+    """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None
@@ -93,6 +97,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             self.prefill_min_tokens >= 1,
             "at least 1",
         )
+        _check("store_responses", self.store_responses, self.store_responses >= 0, "at least 0")
         self._check_role()
         _check("max_waiting", self.max_waiting, self.max_waiting >= 0, "at least 0")
         _check("max_body_bytes", self.max_body_bytes, self.max_body_bytes >= 1, "at least 1")

@@ -1,0 +1,86 @@
+"""Other weights for a running server: POST /pause, /resume, /update_weights, /reset_prefix_cache.
+
+    pause (requests stay, or are aborted) -> update_weights {version, source} -> resume
+
+Only with `--admin-endpoints`: whoever may call these decides what everybody else is answered with. Each returns when
+the engine has done it, between two steps; when weights cannot be loaded, the old ones go on serving.
+"""
+
+import asyncio
+import time
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from cairn.core.errors import CairnError
+from cairn.serve.engine.weight_sources import SyncedWeights
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import Service
+
+
+class PauseRequest(msgspec.Struct, kw_only=True):
+    """POST /pause"""
+
+    keep: bool = True  # false: running and waiting requests are aborted
+
+
+class RanksOfTrainer(msgspec.Struct, kw_only=True):
+    """Ranks that publish their weights: see `comm.transfer.weight_sync`."""
+
+    addresses: Annotated[list[str], Meta(min_length=1)]
+    transport: str = "tcp"
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+
+
+class UpdateRequest(msgspec.Struct, kw_only=True):
+    """POST /update_weights"""
+
+    version: Annotated[int, Meta(ge=1, le=2**62)]
+    source: str | RanksOfTrainer  # a folder or file that the server can read, or ranks of a trainer
+
+
+def _check(service: Service) -> None:
+    if not service.config.admin_endpoints:
+        said = "this path is for servers that were started with --admin-endpoints"
+        raise Refusal(404, said, code="admin_endpoints_off")
+
+
+async def pause(service: Service, call: Call, body: bytes) -> JSON:
+    _check(service)
+    asked = decode(body or b"{}", PauseRequest)
+    service.paused = True  # first, because a kept request then makes no progress
+    await asyncio.to_thread(service.serving.engine.pause, asked.keep)
+    return JSON({"status": "paused", "kept": asked.keep})
+
+
+async def resume(service: Service, call: Call, body: bytes) -> JSON:
+    _check(service)
+    await asyncio.to_thread(service.serving.engine.resume)
+    service.paused = False
+    return JSON({"status": "running"})
+
+
+async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
+    _check(service)
+    asked = decode(body, UpdateRequest)
+    source = asked.source
+    if isinstance(source, RanksOfTrainer):
+        source = SyncedWeights(**msgspec.structs.asdict(source))
+    began = time.monotonic()
+    try:
+        await asyncio.to_thread(service.serving.engine.load_weights, asked.version, source)
+    except CairnError as error:
+        said = (
+            f"version {asked.version} was not loaded, and the weights before it serve on: {error}"
+        )
+        raise Refusal(400, said, param="source", code="weights_not_loaded") from None
+    return JSON({"version": asked.version, "seconds": round(time.monotonic() - began, 6)})
+
+
+async def reset_prefix_cache(service: Service, call: Call, body: bytes) -> JSON:
+    _check(service)
+    await asyncio.to_thread(service.serving.engine.reset_prefix_cache)
+    return JSON({"status": "ok"})
