@@ -81,6 +81,7 @@ def start(config: Train, said: Path) -> Any:
 
     def main() -> None:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup a run ignores hangups
         world = config.parallel.world()
         try:
             if config.recovery.on:

@@ -135,13 +135,22 @@ def _broken(plan: Plan, folder: Path, unbroken: float | None, say: Say, start: S
     chaos.match(_events(run))
     same, worst = _compare(folder) if plan.compare else (None, None)
     report = Report(
-        plan=plan.name, fine=True, complaints=[], faults=chaos.happened,
+        plan=plan.name,
+        fine=True,
+        complaints=[],
+        faults=chaos.happened,
         steps=ledger.steps if ledger else 0,
-        steps_lost=sum(one.steps_lost or 0 for one in chaos.happened), same_losses=same,
-        worst_difference=worst, ledger=ledger, orphans=orphans, exit_status=status,
-        seconds=seconds, unbroken_seconds=unbroken, folder=str(folder),
+        steps_lost=sum(one.steps_lost or 0 for one in chaos.happened),
+        same_losses=same,
+        worst_difference=worst,
+        ledger=ledger,
+        orphans=orphans,
+        exit_status=status,
+        seconds=seconds,
+        unbroken_seconds=unbroken,
+        folder=str(folder),
         said=last_lines(run.with_suffix(".txt")) if status else "",
-    )  # fmt: skip
+    )
     complaints = complaints_of(report, plan)
     return msgspec.structs.replace(report, complaints=complaints, fine=not complaints)
 
@@ -277,9 +286,14 @@ def start_process(plan: Plan, run: Path, extra: dict[str, str]) -> subprocess.Po
     try:
         with run.with_suffix(".txt").open("wb") as out:
             return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                start_new_session=True, env=os.environ | extra, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | extra,
+                preexec_fn=die_with_parent,
+            )
     except OSError as error:
         raise ConfigError(
             f"plan '{plan.name}' starts {argv[0]}: {(error.strerror or str(error)).lower()}",

@@ -68,7 +68,9 @@ def look(run: Path) -> Seen | None:
         return None
 
 
-def inject(fault: Fault, target: tuple[str, int], seen: Seen, run: Path, chance: random.Random) -> str:  # fmt: skip
+def inject(
+    fault: Fault, target: tuple[str, int], seen: Seen, run: Path, chance: random.Random
+) -> str:
     """Breaks it; says what was done. Slow and partition go on in a thread."""
     pids = pids_of(target, seen)
     match fault.kind:

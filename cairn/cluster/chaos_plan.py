@@ -110,7 +110,9 @@ def victim(target: str, chance: random.Random, ranks: int, nodes: int) -> tuple[
         case [("rank" | "memory" | "node") as kind, number]:
             count = ranks if kind == "rank" else nodes
             if int(number) >= count:
-                raise ConfigError(f"target {target!r}: there are {count}", hint=f"{kind}s count from 0")  # fmt: skip
+                raise ConfigError(
+                    f"target {target!r}: there are {count}", hint=f"{kind}s count from 0"
+                )
             return kind, int(number)
     raise ConfigError(f"target {target!r}", hint=TARGETS)
 

@@ -30,8 +30,11 @@ def path() -> Path:
 def current(now: float | None = None) -> Cordons:
     """The list, with what the jobs of this machine have been through since it was written."""
     known = load(path())
-    told = learned(known, (f for job in records.latest() for f in failures_in(job.logs)
-                           if job.engine != "local"), time.time() if now is None else now)  # fmt: skip
+    told = learned(
+        known,
+        (f for job in records.latest() for f in failures_in(job.logs) if job.engine != "local"),
+        time.time() if now is None else now,
+    )
     if told != known:
         save(path(), told)
     return told
@@ -68,7 +71,11 @@ def avoid(cluster: Cluster, cordons: Cordons, now: float) -> tuple[Cluster, list
     if not bad or cluster.engine == "local":
         return cluster, [], []
     if names == set(bad):
-        return cluster, [], [f"every node is on the cordon list ({', '.join(bad)}); used all the same"]  # fmt: skip
+        return (
+            cluster,
+            [],
+            [f"every node is on the cordon list ({', '.join(bad)}); used all the same"],
+        )
     left = msgspec.structs.replace(cluster, nodes=[n for n in cluster.nodes if n.name not in out])
     notes = [f"node {name} is left out: {out[name]} (cairn jobs nodes)" for name in bad]
     return left, bad, notes

@@ -65,15 +65,21 @@ def agent_argv(
     }
     restarts = 0 if job.restart.policy == "fail" else job.restart.max
     return [
-        python, "-m", "torch.distributed.run",
-        f"--nnodes={group.least}:{group.most}", f"--nproc-per-node={group.ranks}",
-        f"--max-restarts={restarts}", "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-id={rendezvous.run}",
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={group.least}:{group.most}",
+        f"--nproc-per-node={group.ranks}",
+        f"--max-restarts={restarts}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={rendezvous.endpoint}",
+        f"--rdzv-id={rendezvous.run}",
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
         *([f"--local-addr={local_address}"] if local_address else []),
         f"--shutdown-timeout={max(1, round(parse_duration(job.restart.grace)))}",
-        "--no-python", *rank_argv([_literal(word) for word in group.argv], python),
-    ]  # fmt: skip
+        "--no-python",
+        *rank_argv([_literal(word) for word in group.argv], python),
+    ]
 
 
 def _literal(word: str) -> str:
@@ -141,5 +147,12 @@ def inherited(env: dict[str, str]) -> dict[str, str]:
 
 
 _OF_A_RANK = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
-}  # fmt: skip
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}

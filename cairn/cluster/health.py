@@ -102,11 +102,14 @@ def measure(node: str, folder: Path) -> Vitals:
     cores = os.cpu_count() or 1
     memory = psutil.virtual_memory()
     return Vitals(
-        node=node, free_memory=memory.available / memory.total,
+        node=node,
+        free_memory=memory.available / memory.total,
         free_disk_bytes=shutil.disk_usage(folder).free if folder.exists() else 0,
         free_shared_bytes=shutil.disk_usage(shared).free if shared.exists() else 0,
-        load_per_core=os.getloadavg()[0] / cores, write_s=_write_time(folder), gpus=_gpus(),
-    )  # fmt: skip
+        load_per_core=os.getloadavg()[0] / cores,
+        write_s=_write_time(folder),
+        gpus=_gpus(),
+    )
 
 
 def _write_time(folder: Path) -> float | None:

@@ -26,9 +26,12 @@ class OrphanReaper:
     def __init__(self, mark: Mapping[str, str]) -> None:
         """Not on the command line: what is looked for there is the job itself."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cairn.cluster.orphan_reaper"], stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "cairn.cluster.orphan_reaper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         with contextlib.suppress(BrokenPipeError):  # the job is worth more than its reaper
             self._pipe().write(msgspec.json.encode(dict(mark)) + b"\n")
             self._pipe().flush()

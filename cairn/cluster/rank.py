@@ -98,9 +98,13 @@ def run(program: list[str], values: Mapping[str, str]) -> int:
     env, oom_before = _environment(values), oom_kills()
     try:
         child = subprocess.Popen(
-            program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent, env=env,
-        )  # fmt: skip
+            program,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+            env=env,
+        )
     except OSError as error:
         lines = [f"cannot start {program[0]}: {error.strerror}"]
         _write(mark(_failure(rank, values, 127, lines, None)))
@@ -153,17 +157,27 @@ def _write(line: str) -> None:
 
 
 def _failure(
-    rank: int, values: Mapping[str, str], status: int, lines: list[str],
-    ended: end_reason.EndReason | None, oom: int = 0,
-) -> RankFailure:  # fmt: skip
+    rank: int,
+    values: Mapping[str, str],
+    status: int,
+    lines: list[str],
+    ended: end_reason.EndReason | None,
+    oom: int = 0,
+) -> RankFailure:
     words = last_words(lines) if ended is None or not ended.words else ended.words
     failure = RankFailure(
-        rank=rank, host=socket.gethostname(), node=os.environ.get("CAIRN_NODE", ""),
-        attempt=int(values["attempt"]), at=time.time(), status=status,
-        meeting=os.environ.get("MASTER_PORT", ""), oom_kills=max(0, oom),
+        rank=rank,
+        host=socket.gethostname(),
+        node=os.environ.get("CAIRN_NODE", ""),
+        attempt=int(values["attempt"]),
+        at=time.time(),
+        status=status,
+        meeting=os.environ.get("MASTER_PORT", ""),
+        oom_kills=max(0, oom),
         machine=os.environ.get("CAIRN_MACHINE") or os.environ.get("SLURMD_NODENAME", ""),
-        collective=collective_of(words), words=shortened(words),
-    )  # fmt: skip
+        collective=collective_of(words),
+        words=shortened(words),
+    )
     if ended is not None:
         failure = msgspec.structs.replace(
             failure, cause=ended.cause, why=ended.why, step=ended.step, collective=ended.collective

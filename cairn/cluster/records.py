@@ -26,8 +26,16 @@ from cairn.cluster.spec import Job
 from cairn.core.errors import CairnError, ConfigError, UsageError, did_you_mean
 
 State = Literal[
-    "queued", "starting", "running", "restarting", "done", "failed", "stopped", "lost", "unknown",
-]  # fmt: skip
+    "queued",
+    "starting",
+    "running",
+    "restarting",
+    "done",
+    "failed",
+    "stopped",
+    "lost",
+    "unknown",
+]
 ENDED: tuple[State, ...] = ("done", "failed", "stopped", "lost")
 OWNER = ".cairn-job"  # in a checkpoint folder: whose it is
 
@@ -87,9 +95,13 @@ def create(job: Job, engine: str, target: str = "", address: str = "") -> Record
     """A new run; the folder is made in one step, so of two launches at once only one gets it."""
     number = max((record.number for record in runs(job.name)), default=0) + 1
     record = Record(
-        name=job.name, number=number, engine=engine, created=time.time(), target=target,
+        name=job.name,
+        number=number,
+        engine=engine,
+        created=time.time(),
+        target=target,
         address=address,
-    )  # fmt: skip
+    )
     try:
         record.folder.parent.mkdir(parents=True, exist_ok=True)
         record.folder.mkdir(mode=0o700)
@@ -126,9 +138,11 @@ def read_status(record: Record) -> Status:
     if status.state in ENDED or not record.supervisor or supervised(record):
         return status
     return msgspec.structs.replace(
-        status, state="lost", nodes=0,
+        status,
+        state="lost",
+        nodes=0,
         reason=f"its supervisor (process {record.supervisor}) was killed; its ranks ended with it",
-    )  # fmt: skip
+    )
 
 
 def supervised(record: Record) -> bool:

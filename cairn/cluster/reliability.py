@@ -164,10 +164,16 @@ def outlook(
     every = best_interval(scheme.write, mean) if interval is None else interval
     share = ettr(every, scheme.write, scheme.outage, mean)
     return Outlook(
-        gpus=gpus, scheme=scheme.name, mttf=mean, interval=every, ettr=share, goodput_gpus=share * gpus,
-        failures_per_day=DAY / mean, lost=shares(every, scheme.write, scheme, mean),
+        gpus=gpus,
+        scheme=scheme.name,
+        mttf=mean,
+        interval=every,
+        ettr=share,
+        goodput_gpus=share * gpus,
+        failures_per_day=DAY / mean,
+        lost=shares(every, scheme.write, scheme, mean),
         linear_ettr=linear_ettr(every, scheme.write, scheme.outage, mean),
-    )  # fmt: skip
+    )
 
 
 def check(gpus: int, scheme: Scheme, per_node_day: float, interval: float | None) -> None:

@@ -11,17 +11,27 @@ from cairn.report.page import bars, element, facts, heading, join, page, paragra
 from cairn.report.plot import Series, chart
 
 HEADINGS = (
-    "scheme", "checkpoint every", "ETTR", "Monte Carlo", "goodput GPUs", "checkpoint", "detect", "restart",
+    "scheme",
+    "checkpoint every",
+    "ETTR",
+    "Monte Carlo",
+    "goodput GPUs",
+    "checkpoint",
+    "detect",
+    "restart",
     "lost work",
-)  # fmt: skip
+)
 
 
 def cells(outlook: Outlook, lived: Lived) -> list[str]:
     return [
-        outlook.scheme, format_duration(outlook.interval), f"{outlook.ettr:.4f}",
-        f"{lived.ettr:.4f} ± {lived.error:.4f}", f"{outlook.goodput_gpus:,.0f}",
+        outlook.scheme,
+        format_duration(outlook.interval),
+        f"{outlook.ettr:.4f}",
+        f"{lived.ettr:.4f} ± {lived.error:.4f}",
+        f"{outlook.goodput_gpus:,.0f}",
         *(f"{share:.2%}" for share in outlook.lost.values()),
-    ]  # fmt: skip
+    ]
 
 
 def render(
@@ -44,24 +54,59 @@ def render(
     mean = [(row.gpus / 1000, row.mttf / 3600) for row in next(iter(sweep.values()))]
     return page(
         f"Failures of {gpus:,} GPUs",
-        facts({"GPUs": f"{gpus:,}", "failure rate": rate, "MTTF": format_duration(first.mttf),
-               "failures a day": f"{first.failures_per_day:.1f}"}),
+        facts(
+            {
+                "GPUs": f"{gpus:,}",
+                "failure rate": rate,
+                "MTTF": format_duration(first.mttf),
+                "failures a day": f"{first.failures_per_day:.1f}",
+            }
+        ),
         heading("How much of the time is training"),
         table(list(HEADINGS), [cells(outlook, lived) for outlook, lived in now]),
-        paragraph("ETTR is exact for failures without memory; the Monte Carlo beside it draws them one by one."),
-        element("div", join([
-            chart("ETTR over the size of the job", curves, x="thousand GPUs", y="%"),
-            chart("Goodput", worth, x="thousand GPUs", y="thousand GPUs that train"),
-            chart("Time between failures", [Series("MTTF", mean)], x="thousand GPUs", y="hours"),
-        ]), class_="plots"),
+        paragraph(
+            "ETTR is exact for failures without memory; the Monte Carlo beside it draws them one by one."
+        ),
+        element(
+            "div",
+            join(
+                [
+                    chart("ETTR over the size of the job", curves, x="thousand GPUs", y="%"),
+                    chart("Goodput", worth, x="thousand GPUs", y="thousand GPUs that train"),
+                    chart(
+                        "Time between failures",
+                        [Series("MTTF", mean)],
+                        x="thousand GPUs",
+                        y="hours",
+                    ),
+                ]
+            ),
+            class_="plots",
+        ),
         heading("Where the time goes, %"),
-        *(element("div", heading(outlook.scheme, 3), bars({k: 100 * v for k, v in outlook.lost.items()}, "%"))
-          for outlook, _ in now),
+        *(
+            element(
+                "div",
+                heading(outlook.scheme, 3),
+                bars({k: 100 * v for k, v in outlook.lost.items()}, "%"),
+            )
+            for outlook, _ in now
+        ),
         heading("Published beside predicted"),
-        table(["what", "published", "predicted", "error", "note"],
-              [[row.what, f"{row.published:g} {row.unit}", f"{row.predicted:.3g} {row.unit}",
-                f"{row.error:+.1%}", row.note] for row in checked]),
+        table(
+            ["what", "published", "predicted", "error", "note"],
+            [
+                [
+                    row.what,
+                    f"{row.published:g} {row.unit}",
+                    f"{row.predicted:.3g} {row.unit}",
+                    f"{row.error:+.1%}",
+                    row.note,
+                ]
+                for row in checked
+            ],
+        ),
         heading("Interruptions to expect in 30 days, by cause (Llama 3's mix)"),
         bars({cause: count for cause, count in expected.items() if count >= 0.5}),
         style=plot.STYLE,
-    )  # fmt: skip
+    )

@@ -25,12 +25,25 @@ META_MTTF = (
 # the percentages printed beside them do not add up.
 LLAMA3_GPUS, LLAMA3_DAYS, LLAMA3_PLANNED = 16_384, 54, 47
 LLAMA3_UNEXPECTED = {
-    "faulty GPU": 148, "GPU HBM3 memory": 72, "software bug": 54, "network switch or cable": 35,
-    "host maintenance": 32, "GPU SRAM memory": 19, "GPU system processor": 17, "NIC": 7,
-    "NCCL watchdog timeout": 7, "silent data corruption": 6, "GPU thermal or sensor": 6, "SSD": 3,
-    "power supply": 3, "server chassis": 2, "IO expansion board": 2, "dependency": 2, "CPU": 2,
+    "faulty GPU": 148,
+    "GPU HBM3 memory": 72,
+    "software bug": 54,
+    "network switch or cable": 35,
+    "host maintenance": 32,
+    "GPU SRAM memory": 19,
+    "GPU system processor": 17,
+    "NIC": 7,
+    "NCCL watchdog timeout": 7,
+    "silent data corruption": 6,
+    "GPU thermal or sensor": 6,
+    "SSD": 3,
+    "power supply": 3,
+    "server chassis": 2,
+    "IO expansion board": 2,
+    "dependency": 2,
+    "CPU": 2,
     "system memory": 2,
-}  # fmt: skip
+}
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -48,10 +61,15 @@ class Checked(msgspec.Struct, frozen=True):
 def checks() -> list[Checked]:
     """Published beside predicted. Small jobs fail for more than hardware, and the law says so by its error."""
     rows = [
-        Checked(f"MTTF, {row.gpus:,} GPUs ({row.kind})", row.hours, mttf(row.gpus, RATES["rsc-1"]) / 3600, "h",
-                "" if row.kind == "projected" else "node failures alone explain only a part")
+        Checked(
+            f"MTTF, {row.gpus:,} GPUs ({row.kind})",
+            row.hours,
+            mttf(row.gpus, RATES["rsc-1"]) / 3600,
+            "h",
+            "" if row.kind == "projected" else "node failures alone explain only a part",
+        )
         for row in META_MTTF
-    ]  # fmt: skip
+    ]
     seconds = LLAMA3_DAYS * DAY
     expected = seconds / mttf(LLAMA3_GPUS, RATES["llama-3"])
     rows.append(

@@ -75,12 +75,19 @@ def resolve(job: Job, cluster: Cluster, now: datetime.datetime | None = None) ->
 
 def _group(job: Job, role: Role) -> Group:
     return Group(
-        role=role.name, argv=role.argv, env={**_served(job, role), **job.env, **role.env},
+        role=role.name,
+        argv=role.argv,
+        env={**_served(job, role), **job.env, **role.env},
         image=role.image or job.image,
-        least=role.least, most=role.most, ranks=role.ranks_per_node, gpus=role.gpus, mig=role.mig,
-        cpus=role.cpus, memory=parse_bytes(role.memory),
+        least=role.least,
+        most=role.most,
+        ranks=role.ranks_per_node,
+        gpus=role.gpus,
+        mig=role.mig,
+        cpus=role.cpus,
+        memory=parse_bytes(role.memory),
         elastic=role.start == "elastic" and job.kind == "train",
-    )  # fmt: skip
+    )
 
 
 def _served(job: Job, role: Role) -> dict[str, str]:
@@ -260,10 +267,12 @@ def _less(node: Node, group: Group) -> Node:
     if group.mig:
         mig[group.mig] -= group.gpus
     return msgspec.structs.replace(
-        node, cpus=node.cpus - group.cpus, mig=mig,
+        node,
+        cpus=node.cpus - group.cpus,
+        mig=mig,
         gpus=node.gpus - (0 if group.mig else group.gpus),
         memory=max(1, node.memory - group.memory) if node.memory else 0,
-    )  # fmt: skip
+    )
 
 
 def _too_large(job: Job, group: Group, found: int, cluster: Cluster) -> CannotRun:
@@ -274,8 +283,11 @@ def _too_large(job: Job, group: Group, found: int, cluster: Cluster) -> CannotRu
     if not nodes:
         there = f"{cluster.engine} has no nodes"
     else:
-        most = [max(node.mig.get(group.mig, 0) if group.mig else node.gpus for node in nodes),
-                max(node.cpus for node in nodes), max(node.memory for node in nodes)]  # fmt: skip
+        most = [
+            max(node.mig.get(group.mig, 0) if group.mig else node.gpus for node in nodes),
+            max(node.cpus for node in nodes),
+            max(node.memory for node in nodes),
+        ]
         memory = f" and {format_bytes(most[2])}" if most[2] else ""
         has = f"has {most[0]} {kind}, {most[1]:g} CPUs{memory}"
         there = f"the largest of {len(nodes)} nodes{near} {has}"

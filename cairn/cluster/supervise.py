@@ -125,19 +125,27 @@ class Supervisor:
         self.port = _free_port(self.seats.address)
         if any(group.elastic and group.most > 1 for group in self.plan.groups):
             self.store = subprocess.Popen(
-                store_argv(self.seats.address, self.port), stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                store_argv(self.seats.address, self.port),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,
+            )
         for place in self.places:
             self._start(place)
         self._set_status("running", self._count())
 
     def _start(self, place: Place) -> None:
         run = Run(
-            job=self.job, record=self.record, attempt=self.attempt, address=self.seats.address,
-            port=self.port, store=self.store is not None, loopback=self.seats.loopback,
+            job=self.job,
+            record=self.record,
+            attempt=self.attempt,
+            address=self.seats.address,
+            port=self.port,
+            store=self.store is not None,
+            loopback=self.seats.loopback,
             failures=self.failures,
-        )  # fmt: skip
+        )
         seat, log = place.seat, self.record.logs / f"{place.seat.name}.log"
         place.handle = self.seats.start(
             seat, argv_of(run, seat), env_of(run, seat, time.time()), log
@@ -301,9 +309,13 @@ class Supervisor:
     def _set_status(self, state: State, reason: str, failure: str = "") -> None:
         running = sum(place.handle is not None for place in self.places)
         fresh = Status(
-            state=state, reason=reason, nodes=running, restarts=self.restarts, since=time.time(),
+            state=state,
+            reason=reason,
+            nodes=running,
+            restarts=self.restarts,
+            since=time.time(),
             failure=failure,
-        )  # fmt: skip
+        )
         if (fresh.state, fresh.reason) != (self.status.state, self.status.reason):
             self.status = fresh
             records.write_status(self.record, fresh)

@@ -117,8 +117,11 @@ def explain(notes: dict[int, Note], silent: list[int]) -> str:
             parts.append(f"{where}: {'; '.join(one.evidence)}")
             found = True
     if not found or all(rank in silent for rank in hosts):
-        waits = [f"rank {note.rank} on {note.host} is in {', '.join(note.waits)}"
-                 for note in notes.values() if note.waits]  # fmt: skip
+        waits = [
+            f"rank {note.rank} on {note.host} is in {', '.join(note.waits)}"
+            for note in notes.values()
+            if note.waits
+        ]
         rest = [rank for rank, note in notes.items() if not note.waits]
         parts += [*waits[:8], f"{ranked(rest)} in no collective" if rest else ""]
     return "; ".join(part for part in parts if part)
@@ -172,9 +175,13 @@ class _Body:
         groups = {call.group for call in trace.calls}
         last = [c for g in groups for c in [x for x in trace.calls if x.group == g][-CALLS:]]
         return Note(
-            rank=self.rank, host=self.host, beat=self.beat, moved=moved,
-            trace=msgspec.structs.replace(trace, calls=last), waits=_waits(dump),
-        )  # fmt: skip
+            rank=self.rank,
+            host=self.host,
+            beat=self.beat,
+            moved=moved,
+            trace=msgspec.structs.replace(trace, calls=last),
+            waits=_waits(dump),
+        )
 
     def read(self) -> None:
         found = self.board.notes(self.world)

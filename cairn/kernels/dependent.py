@@ -4,11 +4,11 @@ A decode step is hundreds of kernels of a few microseconds, and each start costs
 a dependent is on its multiprocessors, past its first instructions, when its predecessor's results are in. Rules:
 
     begin(OVERLAP) comes before anything that reads or writes what another kernel writes or reads
-    what is settled may be asked for before it: begin(OVERLAP, True), read that, then behind(OVERLAP, True)
+    what may be prefetched is asked for before it: begin(OVERLAP, True), read that, then behind(OVERLAP, True)
     a kernel waits for its predecessor only; that one has waited for its own, and so on
 
-so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor. Settled is
-what no kernel writes that may still be running: weights while nobody trains, and what was written before the last
+so every kernel that is launched with `pdl` calls `begin`, even if it needs nothing from its predecessor. A kernel may
+prefetch what nothing that still runs writes: weights while nobody trains, and what was written before the last
 kernel that was launched in the ordinary way, which starts when all before it have ended. Weights were pushed out of
 the caches since the last step, and a trip to the memory takes as long as the rest of a small kernel: ask early.
 CAIRN_OVERLAP=0 switches it off, to see what it is worth.

@@ -162,7 +162,7 @@ class FusedInput(NamedTuple):
 def _norm(x_TD: Tensor, norm: Norm) -> Tensor:
     if not norm.is_rms:
         return norm(x_TD)
-    return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, settled=True)
+    return rmsnorm(x_TD, norm.weight.data, norm.eps, plus_one=norm.plus_one, prefetch=True)
 
 
 def _add_norm(y: Product, x_TD: Tensor, norm: Norm) -> Tensor:
@@ -172,7 +172,7 @@ def _add_norm(y: Product, x_TD: Tensor, norm: Norm) -> Tensor:
         y = None
     if y is None:
         return _norm(x_TD, norm)
-    weight, how = norm.weight.data, {"plus_one": norm.plus_one, "settled": True}
+    weight, how = norm.weight.data, {"plus_one": norm.plus_one, "prefetch": True}
     if isinstance(y, Parts):
         return join_add_rmsnorm(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
     return add_rmsnorm(y, x_TD, weight, norm.eps, out=y, residual_out=x_TD, **how)[0]

@@ -10,6 +10,7 @@ Unlike a floor (`serve.simulate.roofline_step_seconds`) it adds what does not ov
 same for all models; `measured` holds them against benchmarks/h200. Pure.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -47,6 +48,8 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     layer = layer_cost(spec, 1, 1, tp)  # of one token
     active = layer.products / 2  # weights of one layer that a token is multiplied with
     kept = cache_bytes_per_token(spec, served.cache_bytes) / tp  # of all layers
+    windows = Counter(spec.window(layer) for layer in range(spec.layers))
+    full = windows.pop(0, 0) / spec.layers  # share of the layers that read every token
     pair = spec.attention_flops(1) / tp  # of one query and one key in all layers
     fixed = HOST_S + (KERNELS_PER_LAYER * spec.layers + 2) * LAUNCH_S
     rate = device.fp8_flops_per_s if served.weight_bytes < 2 else device.flops_per_s
@@ -60,7 +63,10 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
         ] = {}  # first page -> cached tokens that were read already in this step
         for chunk in step.chunks:
             if chunk.count == 1:
-                decode += chunk.start + 1 - (1 - AGAIN) * _read_before(chunk, common)
+                seen = chunk.start + 1
+                decode += full * (seen - (1 - AGAIN) * _read_before(chunk, common))
+                for window, layers in windows.items():
+                    decode += layers / spec.layers * min(seen, window)
             else:
                 prompt += chunk.start + chunk.count
                 pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
@@ -98,7 +104,7 @@ def _large(tokens: int) -> float:
 def _read_before(chunk: Chunk, common: dict[int, int]) -> int:
     """Tokens of a prefix that another request of the step has brought into the cache of the chip."""
     request = chunk.request
-    if not request.blocks:
+    if not request.blocks or not request.blocks[0]:  # the null page: a window has left it behind
         return 0
     first = request.blocks[0]
     before = common.get(first)

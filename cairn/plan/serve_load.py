@@ -12,7 +12,7 @@ import random
 
 import msgspec
 
-from cairn.models.cache import cache_bytes_per_token
+from cairn.models.cache import cache_groups, most_pages, page_bytes
 from cairn.plan.serve_cost import Served, step_seconds
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -74,7 +74,8 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     spare: int
     cache: int
     total: int
-    cache_tokens: int
+    cache_tokens: int  # of short requests together; a window keeps less of long ones
+    pages: int
     rows: int  # requests that may run at once
 
     @property
@@ -99,21 +100,24 @@ def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -
     step = step_bytes(spec, step_tokens, rows, 2)
     total = served.device.memory_bytes
     left = int(FRACTION * total) - weights - step - SPARE
-    per_token = cache_bytes_per_token(spec, served.cache_bytes, tp)
-    tokens = max(0, int(left // (per_token * GPU_PAGE)) * GPU_PAGE)
+    groups = cache_groups(spec, tp)
+    of_page = page_bytes(groups, GPU_PAGE, served.cache_bytes)
+    pages = max(0, left // of_page)
     return Room(
         weights=weights,
         step=step,
         spare=SPARE,
-        cache=int(tokens * per_token),
+        cache=pages * of_page,
         total=total,
-        cache_tokens=tokens,
+        cache_tokens=pages // len(groups) * GPU_PAGE,
+        pages=pages,
         rows=rows,
     )
 
 
 def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> Limits:
-    wanted = space.rows * -(-context // GPU_PAGE) + 1
+    groups = cache_groups(served.spec, served.tp)
+    wanted = space.rows * most_pages(groups, context, GPU_PAGE) + 1
     rate = served.device.flops_per_s * served.tp
     shared = tokens_within(step_ms / 1e3, rate, served.spec, space.rows, GPU_STEP_TOKENS)
     return Limits(
@@ -121,8 +125,9 @@ def limits(served: Served, space: Room, context: int, step_ms: float = 0.0) -> L
         step_tokens=GPU_STEP_TOKENS,
         context=context,
         mixed_step_tokens=shared if step_ms else 0,
-        pages=max(2, min(space.cache_tokens // GPU_PAGE, wanted)),
+        pages=max(2, min(space.pages, wanted)),
         page_size=GPU_PAGE,
+        groups=groups,
         vocabulary=served.spec.vocab,
     )
 

@@ -16,9 +16,11 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
+from cairn.models.cache import cache_groups, most_pages
 from cairn.plan.device import Device
 from cairn.plan.serve_cost import Served
 from cairn.plan.serve_load import STEP_MS, Load, Room, Traced, Workload, room, run
+from cairn.serve.engine.sizing import GPU_PAGE
 
 REQUESTS, FEW, MOST_TOKENS = 200, 50, 1 << 20  # of one simulation: fewer where they are long
 SHARES = (0.3, 0.6, 0.8, 0.95, 1.1, 1.3)  # of what a replica can take, for the curve
@@ -113,7 +115,8 @@ def sizes(served: Served, gpus: int) -> list[int]:
 
 def _option(served: Served, asked: Asked, most_gpus: int) -> Option:
     space, device = room(served), served.device
-    if space.cache_tokens < min(asked.longest(), served.spec.context):
+    longest = min(asked.longest(), served.spec.context)
+    if space.pages <= most_pages(cache_groups(served.spec, served.tp), longest, GPU_PAGE):
         return Option(
             tp=served.tp,
             replicas=0,

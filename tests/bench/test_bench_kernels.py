@@ -32,7 +32,7 @@ class Module:
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU that takes a millisecond for everything."""
-    entry = catalogue.Entry("made_up", "For this test.", False)
+    entry = catalogue.Entry("made_up", "made_up", "For this test.", False)
     monkeypatch.setattr(catalogue, "kernels", lambda: {"made_up": entry})
     monkeypatch.setattr(catalogue, "load", lambda name: Module)
     monkeypatch.setattr(measure, "require_gpu", lambda: "NVIDIA H200")

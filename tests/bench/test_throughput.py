@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cairn.bench import profile_serve, record, throughput
+from cairn.bench.workload import requests, totals
 from cairn.cli.bench import bench as verb
 from cairn.cli.profile import profile as profile_verb
 from cairn.core.errors import ConfigError, DataError, UsageError
@@ -45,6 +46,11 @@ def test_json_is_one_document_with_what_is_promised(capsys):
         assert row.keys() >= PROMISED
         assert row["failure"] is None
         assert 0 < row["seconds"] <= row["median_seconds"]
+        asked = totals(requests(row["workload"], 0.01))
+        assert (row["input_tokens"], row["output_tokens"]) == (
+            asked.input_tokens,
+            asked.output_tokens,
+        )
         assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(row["output_tokens"])
         assert row["input_tokens_per_s"] * row["seconds"] == pytest.approx(row["input_tokens"])
         assert row["fraction_of_limit"] * row["seconds"] == pytest.approx(row["limit_seconds"])

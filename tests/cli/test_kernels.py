@@ -28,7 +28,9 @@ JOBS = {
 @pytest.fixture
 def known(monkeypatch):
     """Two kernels, one good and one bad, already compiled."""
-    entries = {name: catalogue.Entry(f"x.{name}", f"Does {name}.", False) for name in JOBS}
+    entries = {
+        name: catalogue.Entry(f"x.{name}", f"y.{name}", f"Does {name}.", False) for name in JOBS
+    }
     monkeypatch.setattr(catalogue, "kernels", lambda: entries)
     monkeypatch.setattr(build, "jobs", lambda names: [job for name in names for job in JOBS[name]])
 

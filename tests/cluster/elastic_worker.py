@@ -21,10 +21,15 @@ def main(folder: Path) -> None:
     everyone = torch.ones(())
     dist.all_reduce(everyone)
     about = {
-        "rank": rank, "world": world, "met": int(everyone), "pid": os.getpid(), "agent": os.getppid(),
-        "node": os.environ.get("CAIRN_NODE"), "attempt": os.environ.get("CAIRN_JOB_ATTEMPT"),
+        "rank": rank,
+        "world": world,
+        "met": int(everyone),
+        "pid": os.getpid(),
+        "agent": os.getppid(),
+        "node": os.environ.get("CAIRN_NODE"),
+        "attempt": os.environ.get("CAIRN_JOB_ATTEMPT"),
         "master": os.environ["MASTER_PORT"],
-    }  # fmt: skip
+    }
     fresh = folder / f".met-{os.getpid()}"
     fresh.write_text(json.dumps(about))
     fresh.replace(folder / f"met-{os.getpid()}.json")

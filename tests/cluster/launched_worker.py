@@ -28,7 +28,9 @@ SLOW = 12
 
 def main(recipe: Path, folder: Path) -> None:
     torch.set_num_threads(1)
-    config = msgspec.json.decode(recipe.read_bytes(), type=Train, dec_hook=lambda kind, value: kind(value))  # fmt: skip
+    config = msgspec.json.decode(
+        recipe.read_bytes(), type=Train, dec_hook=lambda kind, value: kind(value)
+    )
     rank = int(os.environ["RANK"])
 
     step = LaunchedLoop._one_step

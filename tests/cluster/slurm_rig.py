@@ -107,8 +107,13 @@ class Rig:
         folder = self.root / "munge"
         key, self.socket = folder / "key", folder / "socket"
         subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True)
-        words = [f"--key-file={key}", f"--socket={self.socket}", f"--pid-file={folder}/pid",
-                 f"--log-file={folder}/log", f"--seed-file={folder}/seed"]  # fmt: skip
+        words = [
+            f"--key-file={key}",
+            f"--socket={self.socket}",
+            f"--pid-file={folder}/pid",
+            f"--log-file={folder}/log",
+            f"--seed-file={folder}/seed",
+        ]
         self._spawn("munged", ["munged", "--foreground", "--force", *words])
         _until(lambda: self.socket.exists(), "munge's socket")
 
@@ -123,10 +128,12 @@ class Rig:
             f"NodeName={name} NodeHostName={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=2000 Gres=gpu:1"
             for name, port in zip(self.names, self.node_ports, strict=True)
         ]
-        self.conf.write_text(_CONF.format(root=root, host=host, port=self.controller_port, socket=self.socket)
-                             + "\n".join(nodes)
-                             + f"\nPartitionName=main Nodes=n[1-{self.count}] Default=YES MaxTime=INFINITE State=UP\n"
-                             + f"PartitionName=short Nodes=n[1-{self.count}] MaxTime=1 State=UP\n")  # fmt: skip
+        self.conf.write_text(
+            _CONF.format(root=root, host=host, port=self.controller_port, socket=self.socket)
+            + "\n".join(nodes)
+            + f"\nPartitionName=main Nodes=n[1-{self.count}] Default=YES MaxTime=INFINITE State=UP\n"
+            + f"PartitionName=short Nodes=n[1-{self.count}] MaxTime=1 State=UP\n"
+        )
 
     def _spawn(self, name, command):
         log = (self.root / f"{name}.out").open("ab")

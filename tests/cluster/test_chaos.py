@@ -39,19 +39,47 @@ def test_the_examples_can_be_read(path):
     [
         ('faults = []\nargv = ["x"]', "missing required field `name`", ""),
         ('name = "a"\nargv = ["x"]\nfaults = []', "needs argv and faults", ""),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kil"\nat_step = 3', "kil", "did you mean 'kill'"),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_stp = 3', "at_stp", "did you mean 'at_step'"),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kil"\nat_step = 3',
+            "kil",
+            "did you mean 'kill'",
+        ),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_stp = 3',
+            "at_stp",
+            "did you mean 'at_step'",
+        ),
         ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"', "give at_step or between", ""),
         ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nbetween = [9, 3]', "is empty", ""),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 1\ntarget = "rnak 1"', "rnak 1", "rank N"),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 0', "at_step is 0", "count from 1"),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 1\ntarget = "rnak 1"',
+            "rnak 1",
+            "rank N",
+        ),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "kill"\nat_step = 0',
+            "at_step is 0",
+            "count from 1",
+        ),
         ('name = "a"\nargv = ["x"]\nfaults = 3', "expected `array`", "[[faults]]"),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "fill-disk"\nat_step = 1\nlimit = "abc"', "abc", ""),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "partition"\nat_step = 1', "cuts off a node", "node 1"),
-        ('name = "a"\nargv = ["x"]\n[[faults]]\nkind = "flip-bit"\nat_step = 1\ntarget = "node 1"', "weights", "rank"),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "fill-disk"\nat_step = 1\nlimit = "abc"',
+            "abc",
+            "",
+        ),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "partition"\nat_step = 1',
+            "cuts off a node",
+            "node 1",
+        ),
+        (
+            'name = "a"\nargv = ["x"]\n[[faults]]\nkind = "flip-bit"\nat_step = 1\ntarget = "node 1"',
+            "weights",
+            "rank",
+        ),
         ("name = ", "line 1", ""),
     ],
-)  # fmt: skip
+)
 def test_a_plan_that_is_wrong_is_refused_with_the_place(tmp_path, text, what, hint):
     path = tmp_path / "plan.toml"
     path.write_text(text)
@@ -116,10 +144,21 @@ def test_every_broken_promise_is_a_complaint():
     )
     fine = Happened(kind="kill", target="rank 1", step=7, found_s=0.1, recovered_s=2, steps_lost=2)
     report = Report(
-        plan="x", fine=True, complaints=[], faults=[fine], steps=10, steps_lost=2, same_losses=True,
-        worst_difference=0.0, ledger=None, orphans=[], exit_status=0, seconds=1,
-        unbroken_seconds=1, folder="",
-    )  # fmt: skip
+        plan="x",
+        fine=True,
+        complaints=[],
+        faults=[fine],
+        steps=10,
+        steps_lost=2,
+        same_losses=True,
+        worst_difference=0.0,
+        ledger=None,
+        orphans=[],
+        exit_status=0,
+        seconds=1,
+        unbroken_seconds=1,
+        folder="",
+    )
     assert complaints_of(report, plan) == []
     bad = [
         msgspec.structs.replace(fine, steps_lost=6, found_s=3, recovered_s=16),
@@ -180,8 +219,11 @@ def test_the_command_line_kills_a_rank_and_reports(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-m", "cairn", "chaos", str(plan), "--json", "--out", str(tmp_path / "x")],
-        capture_output=True, text=True, timeout=110, env=os.environ | {"PATH": "/nowhere"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env=os.environ | {"PATH": "/nowhere"},
+    )
     report = json.loads(done.stdout)
     assert report["complaints"] == [], report["complaints"]
     assert done.returncode == 0

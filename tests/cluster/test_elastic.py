@@ -26,9 +26,12 @@ def folder(tmp_path, monkeypatch):
 def test_a_killed_rank_a_lost_node_and_one_that_comes_back(folder):
     """kill -9 of one rank, then of a whole node (shrink), which then comes back (regrow)."""
     job = elastic_job(
-        "elastic", folder, (1, 2), elastic=Elastic(last_call="1s", regrow_after="10s"),
+        "elastic",
+        folder,
+        (1, 2),
+        elastic=Elastic(last_call="1s", regrow_after="10s"),
         restart=Restart(policy="shrink", max=5, grace="1s"),
-    )  # fmt: skip
+    )
     record = launch(job)
     first = met(folder, 2)
     assert [rank["met"] for rank in first] == [2, 2]

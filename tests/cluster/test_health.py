@@ -9,9 +9,14 @@ from cairn.core.cordon import Cordons
 from cairn.core.job_ledger import Started, Stepped, Submitted, Trained, account, write_ledger
 
 WELL = Vitals(
-    node="n1", free_memory=0.5, free_disk_bytes=1 << 40, free_shared_bytes=1 << 34,
-    load_per_core=1.0, write_s=0.01, gpus=[Gpu(0), Gpu(1)],
-)  # fmt: skip
+    node="n1",
+    free_memory=0.5,
+    free_disk_bytes=1 << 40,
+    free_shared_bytes=1 << 34,
+    load_per_core=1.0,
+    write_s=0.01,
+    gpus=[Gpu(0), Gpu(1)],
+)
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,12 @@ def test_kubernetes_own_objects_are_valid():
     ]
     own = [made for made in every if "." not in made["apiVersion"].partition("/")[0]]
     assert {made["kind"] for made in own} == {
-        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Service",
-    }  # fmt: skip
+        "ConfigMap",
+        "Deployment",
+        "HorizontalPodAutoscaler",
+        "PodDisruptionBudget",
+        "Service",
+    }
     for made in own:
         validate.validate(made, "1.35", strict=True)
 

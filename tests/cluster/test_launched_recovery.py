@@ -38,11 +38,16 @@ STEPS = 36
 
 def config(folder):
     return recipe(
-        folder, steps=STEPS, parallel=Layout(dp=2), model=TINY,
+        folder,
+        steps=STEPS,
+        parallel=Layout(dp=2),
+        model=TINY,
         data=Data(sources=["random"], sequence=16, sequences=4, microbatch=1),
         checkpoint=Checkpoint(every=0, export=False),
-        recovery=Recovery(on=True, memory_every=2, checksum_every=2, silent_s=1.5, stuck_s=8, same_place=99),
-    )  # fmt: skip
+        recovery=Recovery(
+            on=True, memory_every=2, checksum_every=2, silent_s=1.5, stuck_s=8, same_place=99
+        ),
+    )
 
 
 def logged(folder):
@@ -60,13 +65,20 @@ def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank
     folder.mkdir()
     given = tmp_path / "recipe.json"
     given.write_bytes(msgspec.json.encode(config(folder), enc_hook=str))
-    role = Role(argv=[sys.executable, str(WORKER), str(given), str(folder)], nodes=2, cpus=0.1,
-                memory="64MiB")  # fmt: skip
+    role = Role(
+        argv=[sys.executable, str(WORKER), str(given), str(folder)],
+        nodes=2,
+        cpus=0.1,
+        memory="64MiB",
+    )
     job = Job(
-        name="survives", roles=[role], time_limit="9m", elastic=Elastic(last_call="1s"),
+        name="survives",
+        roles=[role],
+        time_limit="9m",
+        elastic=Elastic(last_call="1s"),
         restart=Restart(policy="in_place", grace="1s", max=6),
         checkpoint=JobCheckpoint(folder=str(folder)),
-    )  # fmt: skip
+    )
     record = launch(job)
     status = ended(record)
     assert (status.state, status.reason) == ("done", "all 2 nodes finished"), status
@@ -79,8 +91,10 @@ def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank
     told = {incident.step: incident for incident in ledger.incidents}
     stopped, hung, lost = told[5], told[7], told[9]
     assert [(one.cause, one.rung) for one in (stopped, hung, lost)] == [
-        ("hang", "heal"), ("hang", "heal"), ("hardware", "spare"),
-    ]  # fmt: skip
+        ("hang", "heal"),
+        ("hang", "heal"),
+        ("hardware", "spare"),
+    ]
     assert (stopped.rank, hung.rank) == (1, 1)
     assert "no sign of life" in stopped.why
     assert "nothing moved for" in hung.why

@@ -34,8 +34,15 @@ def test_the_status_says_whether_another_try_can_help(code, status):
 
 def test_torch_elastic_does_not_try_a_mistake_again():
     """By itself it would, and leave with 1."""
-    elastic = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1",
-               "--max-restarts=5", "--no-python"]  # fmt: skip
+    elastic = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=1",
+        "--max-restarts=5",
+        "--no-python",
+    ]
     done = ended([*elastic, *RANK, "import no_such_module"])
     assert done.returncode == MISTAKE, done.stderr
 

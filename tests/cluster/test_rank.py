@@ -38,15 +38,32 @@ OWN = FAILURE.format("CUDA error: an illegal memory access")
 
 def rank(code, **env):
     return subprocess.run(
-        [sys.executable, "-m", "cairn.cluster.rank", "--", sys.executable, "-c", code, "{rank}/{world}"],
-        capture_output=True, text=True, timeout=60,
+        [
+            sys.executable,
+            "-m",
+            "cairn.cluster.rank",
+            "--",
+            sys.executable,
+            "-c",
+            code,
+            "{rank}/{world}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "CAIRN_JOB_HEALTH": "off", **env},
-    )  # fmt: skip
+    )
 
 
 def test_lines_carry_the_rank_and_places_are_filled_in():
-    done = rank("import sys, os; print(sys.argv[1]); print(os.environ['OUT'], os.environ['RAW'])",
-                RANK="3", WORLD_SIZE="8", CAIRN_JOB_ENV="OUT", OUT="run-{rank}", RAW="{rank}")  # fmt: skip
+    done = rank(
+        "import sys, os; print(sys.argv[1]); print(os.environ['OUT'], os.environ['RAW'])",
+        RANK="3",
+        WORLD_SIZE="8",
+        CAIRN_JOB_ENV="OUT",
+        OUT="run-{rank}",
+        RAW="{rank}",
+    )
     assert done.stdout.splitlines() == ["r3| 3/8", "r3| run-3 {rank}"]
     assert done.returncode == 0
 
@@ -66,8 +83,12 @@ def test_a_signal_stays_a_signal_and_a_missing_program_is_a_mistake():
     done = rank("import os; os.kill(os.getpid(), 9)")
     assert done.returncode == -9
     assert found_in(done.stdout.splitlines())[0].status == -9
-    done = subprocess.run([sys.executable, "-m", "cairn.cluster.rank", "--", "no-such-program"],
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "cairn.cluster.rank", "--", "no-such-program"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 127
     assert found_in(done.stdout.splitlines())[0].verdict.cause == "user"
 

@@ -81,8 +81,15 @@ class OnRay(Ray):
 
 
 def gang(name, folder, nodes, gpus=1, **parts):
-    role = Role(argv=[sys.executable, str(WAITING), str(folder)], nodes=nodes, gpus=gpus, ranks=1,
-                cpus=0.5, memory="64MiB", start="direct")  # fmt: skip
+    role = Role(
+        argv=[sys.executable, str(WAITING), str(folder)],
+        nodes=nodes,
+        gpus=gpus,
+        ranks=1,
+        cpus=0.5,
+        memory="64MiB",
+        start="direct",
+    )
     parts.setdefault("restart", Restart(grace="1s"))
     return Job(name=name, roles=[role], time_limit="10m", **parts)
 

@@ -35,8 +35,11 @@ small = st.integers(0, 4)
     shares=st.booleans(),
 )
 def test_what_is_planned_fits_and_what_is_refused_does_not(have, want, shares):
-    cluster = Cluster(engine="ray", shares_nodes=shares, nodes=[
-        Node(name=f"n{i}", gpus=gpus, cpus=cpus) for i, (gpus, cpus) in enumerate(have)])  # fmt: skip
+    cluster = Cluster(
+        engine="ray",
+        shares_nodes=shares,
+        nodes=[Node(name=f"n{i}", gpus=gpus, cpus=cpus) for i, (gpus, cpus) in enumerate(have)],
+    )
     roles = [
         Role(name=f"r{i}", argv=["x"], nodes=n, gpus=gpus, cpus=cpus)
         for i, (n, gpus, cpus) in enumerate(want)

@@ -41,8 +41,14 @@ def folder(rig, tmp_path, monkeypatch):
 
 
 def waiting(name, folder, nodes=2, **parts):
-    role = Role(argv=[sys.executable, str(WAITING), str(folder)], nodes=nodes, gpus=1, ranks=1,
-                memory="64MiB", start="direct")  # fmt: skip
+    role = Role(
+        argv=[sys.executable, str(WAITING), str(folder)],
+        nodes=nodes,
+        gpus=1,
+        ranks=1,
+        memory="64MiB",
+        start="direct",
+    )
     return Job(name=name, roles=[role], time_limit="10m", **parts)
 
 

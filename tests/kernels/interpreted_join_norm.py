@@ -39,7 +39,7 @@ def test_it_rounds_where_the_parts_of_it_do():
     joined = parts.sums_SMD[0] + parts.sums_SMD[1] + parts.sums_SMD[2] + parts.sums_SMD[3]
     apart, added = add_rmsnorm(joined.to(BF16), residual, weight, impl="triton")
     y, total = join_add_rmsnorm(
-        parts, residual, weight, residual_out=residual, settled=True, impl="triton"
+        parts, residual, weight, residual_out=residual, prefetch=True, impl="triton"
     )
     assert total is residual
     assert torch.equal(total, added)

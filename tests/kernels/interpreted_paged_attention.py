@@ -34,10 +34,15 @@ def exact(call: Paged) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check(call: Paged, tolerance: float = 1e-5, **more) -> None:
     call = call._replace(**more)
-    # What no sequence owns must not matter: another page, or the rest of a last page.
+    # What no sequence owns must not matter: another page, the rest of a last page, or what lies behind a window.
     used = torch.zeros(call.cache_k.shape[:2], dtype=torch.bool)
-    for table, length in zip(call.block_tables.tolist(), call.lengths.tolist(), strict=True):
-        for token in range(length):
+    starts = range(call.sequences + 1) if call.starts is None else call.starts.tolist()
+    for b, (table, length) in enumerate(
+        zip(call.block_tables.tolist(), call.lengths.tolist(), strict=True)
+    ):
+        queries = starts[b + 1] - starts[b]
+        first = max(0, length - queries + 1 - call.window) if call.window else 0
+        for token in range(first, length):
             used[table[token // call.page_size], token % call.page_size] = True
     for cache in (call.cache_k, call.cache_v):
         if cache.dtype != FP8:
@@ -118,8 +123,8 @@ def test_fp8_cache(scales, queries):
 @pytest.mark.parametrize("queries", [[1, 1, 1], [30, 1, 7]])
 def test_window_softcap_and_sinks(queries):
     call = random_call(shape(queries, [120, 0, 50]), "cpu", torch.float32)
-    check(call, window=25, softcap=2.0, sinks_H=torch.randn(4))
     check(call, sinks_H=torch.randn(4), scale=0.3)
+    check(call, window=25, softcap=2.0, sinks_H=torch.randn(4))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_rows_behind_the_last_sequence_are_left_alone():
     q_THC = torch.cat([call.q_THC, torch.full((3, 4, 64), torch.nan)])
     out_THC = torch.full_like(q_THC, 7.0)
     call = checked(q_THC, *call[1:6], 9, out=out_THC)
-    paged_attention(*call[:6], max_query=9, out=out_THC, settled=True, impl="triton")
+    paged_attention(*call[:6], max_query=9, out=out_THC, prefetch=True, impl="triton")
     assert (out_THC[10:] == 7).all()
     assert out_THC[:10].isfinite().all()
 

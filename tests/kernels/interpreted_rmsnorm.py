@@ -39,7 +39,7 @@ def test_forward(shape, plus_one, dtype):
     x, weight = tensors(shape, shape[-1:], dtype=dtype)
     out = torch.empty_like(x)
     poison(out)
-    assert rmsnorm(x, weight, 1e-5, plus_one=plus_one, out=out, settled=True, impl="triton") is out
+    assert rmsnorm(x, weight, 1e-5, plus_one=plus_one, out=out, prefetch=True, impl="triton") is out
     assert relative_error(out, truth(x, weight, 1e-5, plus_one)) < TOLERANCE[dtype]
     # The compiled form and the plain one round at the same places.
     assert relative_error(out, rmsnorm_reference(x, weight, 1e-5, plus_one)) < TOLERANCE[dtype] / 4
@@ -90,7 +90,7 @@ def test_fused_forms_equal_their_parts(plus_one, residual_dtype):
 def test_the_outputs_may_be_the_inputs():
     x, residual, weight = tensors((4, 48), (4, 48), (48,), dtype=BF16)
     wanted = add_rmsnorm(x.clone(), residual.clone(), weight, impl="triton")
-    add_rmsnorm(x, residual, weight, out=x, residual_out=residual, settled=True, impl="triton")
+    add_rmsnorm(x, residual, weight, out=x, residual_out=residual, prefetch=True, impl="triton")
     assert torch.equal(x, wanted[0])
     assert torch.equal(residual, wanted[1])
 

@@ -99,7 +99,7 @@ def test_write_in_place_and_beside(rows):
         rope_write(qkv, heads, table, positions, pages, out=out, k_out=keys, impl="triton")
         before = qkv.clone()
         q = rope_write(
-            qkv, heads, table, positions, pages, in_place=True, settled=True, impl="triton"
+            qkv, heads, table, positions, pages, in_place=True, prefetch=True, impl="triton"
         )
     assert torch.equal(q, out)
     assert q.data_ptr() == qkv.data_ptr()

@@ -306,20 +306,26 @@ def mistakes(good: Tensor) -> Iterator[tuple[str, Any]]:
     yield "one place for all", good.narrow(0, 0, 1).expand(good.shape)
 
 
+# Structs of tensors that the engine makes and nobody else: their kernels look at some of them only.
+UNCHECKED = {("count", "penalties"), ("keep_tokens", "state"), ("accept_tokens", "state")}
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"), CALLS, ids=[f"{f.__name__}-{i}" for i, (f, _) in enumerate(CALLS)]
 )
 def test_a_wrong_tensor_is_named(function, arguments):
     function(**replaced(arguments, ("",), None))
-    refused = 0
     for path, good in tensors(arguments):
+        refused = set()
         for mistake, wrong in mistakes(good):
             if function is swap_blocks and "device" in mistake:
                 continue  # one cache is the host's
             answer = _answer(function, replaced(arguments, path, wrong))
-            refused += ": wanted " in answer
+            if ": wanted " in answer:
+                refused.add(mistake)
             assert not answer or ": wanted " in answer, f"{path}, {mistake}: {answer}"
-    assert refused
+        unchecked = (function.__name__, path[0]) in UNCHECKED
+        assert refused or unchecked, f"{path} is never refused"
 
 
 def _answer(function: Any, arguments: dict[str, Any]) -> str:

@@ -44,9 +44,9 @@ BY_GLUON = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("rest", BY_GLUON, ids=str)
-def test_decode_without_a_pause(rest, settled):
+def test_decode_without_a_pause(rest, prefetch):
     """Lengths around the borders of tiles and pages, empty ones, and one that many programs share."""
     lengths = [0, 1, 2, 63, 64, 65, 127, 128, 129, 9000, 0, 1000, 16, 17, 0] * 20
     call = random_call(Shape([1] * len(lengths), lengths, **({"page": 64} | rest)))
@@ -55,7 +55,7 @@ def test_decode_without_a_pause(rest, settled):
 
     def attended() -> torch.Tensor:
         poison(call.out_THC)
-        given = dict(out=call.out_THC, workspace=workspace, settled=settled)
+        given = dict(out=call.out_THC, workspace=workspace, prefetch=prefetch)
         return paged_attention(*call[:6], max_query=1, **given, impl="gluon").clone()
 
     first = attended()

@@ -30,7 +30,7 @@ def truth(x, w, **parts):
 
 def by_plan(plan, x, w, **parts):
     with trying("skinny_matmul", _key(x.shape[0], *w.shape, x.dtype), plan._asdict()):
-        return skinny_matmul(x, w, **parts, settled=True, impl="triton")
+        return skinny_matmul(x, w, **parts, prefetch=True, impl="triton")
 
 
 @pytest.mark.parametrize("m", [1, 2, 5, 16, 50, 64, 65, 128, 129, 256])
@@ -77,7 +77,7 @@ def test_the_same_from_run_to_run_and_for_float16(m):
     first = skinny_matmul(x, w, impl="triton")
     assert relative_error(first, truth(x, w)) < 1e-3
     for _ in range(20):
-        assert torch.equal(skinny_matmul(x, w, settled=True, impl="triton"), first)
+        assert torch.equal(skinny_matmul(x, w, prefetch=True, impl="triton"), first)
 
 
 @pytest.mark.parametrize("m", [1, 8, 64, 256])
@@ -97,7 +97,7 @@ def test_a_chain_in_a_graph(m):
     torch.cuda.synchronize()
 
     def run():
-        return chain(lambda y, w, out: skinny_matmul(y, w, out=out, settled=True, impl="triton"))
+        return chain(lambda y, w, out: skinny_matmul(y, w, out=out, prefetch=True, impl="triton"))
 
     run()
     graph = torch.cuda.CUDAGraph()
@@ -119,10 +119,10 @@ def test_parts_that_are_joined_with_the_norm(m, k):
         torch.randn(m, 1024, device="cuda").to(BF16),
         torch.randn(1024, device="cuda").to(BF16),
     )
-    sums = skinny_parts(x, w, settled=True)
+    sums = skinny_parts(x, w, prefetch=True)
     assert sums is not None
     assert len(sums) > 1
-    y, total = join_add_rmsnorm(Parts(sums), residual, weight, settled=True)
+    y, total = join_add_rmsnorm(Parts(sums), residual, weight, prefetch=True)
     apart, added = add_rmsnorm(skinny_matmul(x, w, impl="triton"), residual, weight)
     assert torch.equal(total, added)
     assert relative_error(y, apart) < 2e-3  # squares are added up in another order

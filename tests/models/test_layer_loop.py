@@ -54,27 +54,27 @@ def kernels(monkeypatch):
     """Our GPU kernels replaced by their references, which note that they were launched."""
     launched.clear()
 
-    def rmsnorm(x, w, eps, *, plus_one, settled):
+    def rmsnorm(x, w, eps, *, plus_one, prefetch):
         launched.append("rmsnorm")
         return rmsnorm_reference(x, w, eps, plus_one)
 
-    def add_rmsnorm(x, residual, w, eps, *, plus_one, out, residual_out, settled):
+    def add_rmsnorm(x, residual, w, eps, *, plus_one, out, residual_out, prefetch):
         launched.append("add_rmsnorm" + " in place" * (out is x and residual_out is residual))
         y, total = add_rmsnorm_reference(x, residual, w, eps, plus_one)
         return out.copy_(y), residual_out.copy_(total)
 
-    def join_add_rmsnorm(parts, residual, w, eps, *, plus_one, residual_out, settled):
+    def join_add_rmsnorm(parts, residual, w, eps, *, plus_one, residual_out, prefetch):
         launched.append("join_add_rmsnorm" + " in place" * (residual_out is residual))
         y, total = join_add_rmsnorm_reference(parts, residual, w, eps, plus_one)
         return y, residual_out.copy_(total)
 
-    def skinny_matmul(x, w, *, bias_N, activation, settled, beside):
-        launched.append(f"skinny {activation or 'product'}{' beside' * beside}")
+    def skinny_matmul(x, w, *, bias_N, activation, prefetch, shares_chip):
+        launched.append(f"skinny {activation or 'product'}{' beside' * shares_chip}")
         y = x @ w.T if bias_N is None else x @ w.T + bias_N
         return swiglu(y) if activation else y
 
-    def skinny_parts(x, w, *, settled, beside):
-        launched.append(f"skinny parts{' beside' * beside}")
+    def skinny_parts(x, w, *, prefetch, shares_chip):
+        launched.append(f"skinny parts{' beside' * shares_chip}")
         return torch.stack((x @ w.T * 0.25, x @ w.T * 0.75))
 
     def matmul(x, w, *, bias_N, activation):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cairn.core.errors import ConfigError
-from cairn.models.cache import cache_bytes_per_token
+from cairn.models.cache import cache_bytes_per_token, cache_groups, most_pages
 from cairn.models.presets import preset
 from cairn.plan.device import device
 from cairn.plan.measured import RECORDS, WORKLOADS, arrivals, median_error, serving
@@ -208,3 +208,16 @@ def test_no_fewer_replicas_would_do():
     crowd = plan(served, replace(asked, rate=1e7), 1)
     assert crowd.best is None
     assert "more than 1" in crowd.options[0].why
+
+
+def test_windows_leave_room_for_more_requests_of_long_contexts():
+    """Gemma 3 27B at 32k on one H200: several times as many as if every layer kept every token."""
+    spec = preset("gemma-3-27b")
+    served = Served(spec=spec, device=H200)
+    space = room(served)
+    with_windows = space.pages // most_pages(cache_groups(spec), 32_768, 64)
+    without = space.cache // int(cache_bytes_per_token(spec) * 32_768)
+    assert with_windows >= 4 * without > 0
+    whole = limits(served, space, 32_768)
+    assert whole.groups == cache_groups(spec)
+    assert whole.capacity >= 32_768

@@ -201,6 +201,38 @@ def test_out_of_memory_in_a_step_ends_its_requests_alone(loaded, monkeypatch):
     agrees(engine.runner.model, fine)
 
 
+@pytest.mark.parametrize("name", ["random:tiny-gemma3", "random:gemma-3-270m"])
+@pytest.mark.parametrize(
+    "switches",
+    [{}, {"enforce_eager": True}, {"cache_groups": False}, {"batch_invariant": True}],
+    ids=str,
+)
+def test_windows_that_free_their_pages(name, switches):
+    """Through graphs and without: tokens behind windows that have moved on, chunks, hits and preemptions included."""
+    opened = open_model(name)
+    loaded = opened, opened.load("cuda", "bfloat16")
+    length = min(opened.spec.context, 2048) - MOST
+    config = EngineConfig(
+        model=name, device="cuda", max_model_len=length + MOST, max_num_seqs=8, block_size=16,
+        max_num_batched_tokens=96 if length < 500 else 768, gpu_memory_utilization=0.3, **switches,
+    )  # fmt: skip
+    engine = start_with(*loaded, config).engine
+    whole = prompt_of(length, seed=5)
+    requests = submit(engine, [whole, prompt_of(7, seed=1), whole[: length // 2]])
+    engine.run()
+    requests += submit(
+        engine, [[*whole[: length // 2], 3, 4], [*requests[2].prompt, *requests[2].outputs, 9]]
+    )
+    engine.run()
+    for request in requests:
+        agrees(engine.runner.model, request)
+    assert requests[-1].cached >= length // 2 // 16 * 16
+    blocks = engine.scheduler.blocks
+    assert blocks.windowed == switches.get("cache_groups", True)
+    engine.scheduler.check_integrity()
+    assert blocks.usage().used == 0
+
+
 @pytest.mark.parametrize(
     "how", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 96}], ids=str
 )

@@ -107,3 +107,24 @@ def test_many_requests_may_begin_with_the_same_pages():
     assert sum(len(request.blocks) for request in requests) > 26 + 16
     engine.run()
     assert [r.outputs for r in requests[:3]] == [greedy("llama", p, 3) for p in prompts[:3]]
+
+
+@given(st.integers(1, 300), st.integers(1, 9), st.data())
+def test_rows_with_drafts_fit_a_graph_of_uniform_rows(rows, drafts, data):
+    """Whatever number of drafts each row has; a step without any is the ordinary decode step."""
+    limits = Limits(rows=rows, step_tokens=8192, context=512, pages=5000, page_size=16, vocabulary=9,
+                    drafts=drafts)  # fmt: skip
+    counts = data.draw(st.lists(st.integers(0, drafts), min_size=1, max_size=min(rows, 20)))
+    request = Request(0, [1], SamplingParams())
+    chunks = [Chunk(request, 40, 1 + n, 3, (), 1 + n, [0] * n) for n in counts]
+    shape = shape_of(chunks, limits)
+    assert shape is not None
+    exact = Layout.of(chunks, 1, drafts=True)
+    assert shape.layout.verifies == any(counts)
+    assert all(room >= need for room, need in zip(shape.layout, exact, strict=True))
+    assert (
+        sum(shape.layout.padding(len(chunks), exact.tokens)) == shape.layout.tokens - exact.tokens
+    )
+    assert sum(shape.layout.sizes(1)) <= words_of(limits)
+    if not any(counts):
+        assert layout_decodes(shape.layout)

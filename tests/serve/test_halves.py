@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
 from cairn.models.fused import Fused
 from cairn.models.presets import PRESETS
@@ -35,8 +36,29 @@ def test_steps():
     ]  # fmt: skip
 
 
-def test_the_second_waits_for_nobody_who_has_not_begun():
-    """A first half without attention leaves nothing to wait for."""
-    second = Second(First(), cast("object", None))  # type: ignore[arg-type]
+class Recorded:
+    """A stream and a fence that note what is asked of them."""
+
+    def __init__(self) -> None:
+        self.waited: list[object] = []
+        self.added = 0
+
+    def wait_event(self, event: object) -> None:
+        self.waited.append(event)
+
+    def add(self, value: int) -> None:
+        self.added += 1
+
+
+@pytest.mark.parametrize("ended", [None, "the event"])
+def test_the_second_waits_once_and_only_for_a_first_that_has_attention(
+    monkeypatch: pytest.MonkeyPatch, ended: object
+):
+    recorded, first = Recorded(), First()
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: recorded)
+    first.ended = cast("torch.cuda.Event", ended)
+    second = Second(first, cast("torch.Tensor", recorded))
     second.before()
-    assert second.waited
+    second.before()
+    assert recorded.waited == ([] if ended is None else [ended])
+    assert recorded.added == len(recorded.waited)  # the fence is the kernel that waits

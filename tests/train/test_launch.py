@@ -18,7 +18,13 @@ from cairn.core.errors import ConfigError, UsageError
 from cairn.train import launch
 from cairn.train.checkpoint import folder as folders
 from cairn.train.config import Checkpoint, Data, Schedule
-from cairn.train.launch import RankFailed, from_environment, run_local
+from cairn.train.launch import (
+    PeerLost,
+    RankFailed,
+    from_environment,
+    reporting_lost_peers,
+    run_local,
+)
 from cairn.train.metrics_log import read_log
 from cairn.train.parallel.layout import Layout
 from cairn.train.run import run
@@ -100,6 +106,17 @@ def test_a_run_is_done_however_long_rank_0_works_after_the_others(monkeypatch):
         return "exported"
 
     assert run_local(2, export) == "exported"
+
+
+def test_a_lost_peer_is_no_bug_of_the_rank_that_lost_it():
+    """Ranks of a launcher: the error of gloo on the rank that is left."""
+    gloo = "[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:31. Check the other rank."
+    match = r"rank 1 lost the connection .*: Connection closed by peer"
+    with pytest.raises(PeerLost, match=match) as lost, reporting_lost_peers(1, "go on with it"):
+        raise RuntimeError(gloo)
+    assert lost.value.hint == "go on with it"
+    with pytest.raises(RuntimeError, match="shapes differ"), reporting_lost_peers(1, ""):
+        raise RuntimeError("shapes differ")
 
 
 # -- a parent that is signalled ----------------------------------------------------------------------

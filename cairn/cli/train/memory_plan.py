@@ -49,12 +49,16 @@ def _is_fused(config: Train, device: str) -> bool:
 def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":
     """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
     from cairn.train.memory import predict
+    from cairn.train.trainable import Trainable, frozen_parameters
 
+    frozen = frozen_parameters(spec, Trainable(tuple(config.model.frozen)))
     layout, precision, strategy = config.parallel, config.precision, config.strategy
     if layout.world() == 1:
-        return predict(spec, config, fused), "one process"
-    if not fused or precision.kind != "bfloat16" or strategy.zero or config.optim.offload:
-        return predict(spec, config, fused), f"one process, which {layout.words()} would divide"
+        return predict(spec, config, fused, frozen), "one process"
+    planned = fused and precision.kind == "bfloat16" and not frozen
+    if not planned or strategy.zero or config.optim.offload:
+        whole = predict(spec, config, fused, frozen)
+        return whole, f"one process, which {layout.words()} would divide"
     from cairn.plan.train_cost import Choice, Job
     from cairn.plan.train_memory import rank_memory
 

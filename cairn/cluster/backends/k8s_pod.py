@@ -26,8 +26,12 @@ USER = 10001  # of the image
 
 
 def labels(job: Job, role: str) -> dict[str, str]:
-    return {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "cairn",
-            "cairn/job": job.name, "cairn/role": role}  # fmt: skip
+    return {
+        "app.kubernetes.io/name": job.name,
+        "app.kubernetes.io/managed-by": "cairn",
+        "cairn/job": job.name,
+        "cairn/role": role,
+    }
 
 
 def resources(group: Group) -> Object:
@@ -117,17 +121,19 @@ def pod(
     job = plan.job
     volumes: list[Object] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if keeps_files(job, group):
-        volumes.append(
-            {"name": "checkpoints", "persistentVolumeClaim": {"claimName": CLAIM}}
-        )  # fmt: skip
+        volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": CLAIM}})
     spec: Object = {
         "restartPolicy": "Always" if job.kind == "serve" else "Never",
         "terminationGracePeriodSeconds": math.ceil(parse_duration(job.restart.grace)) + 20,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER,
-                            "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "containers": [made],
         "volumes": volumes,
-    }  # fmt: skip
+    }
     if group.gpus:
         spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     metadata: Object = {"labels": labels(job, group.role)}

@@ -62,8 +62,11 @@ def _server(plan: Plan, group: Group) -> Object:
             "failureThreshold": 6,
         },
     }
-    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(job.port),
-               "prometheus.io/path": "/metrics"}  # fmt: skip
+    scraped = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(job.port),
+        "prometheus.io/path": "/metrics",
+    }
     template = pod(plan, group, made, scraped)
     template["spec"]["topologySpreadConstraints"] = [
         {
@@ -158,8 +161,10 @@ def _service(plan: Plan, group: Group) -> Object:
 
 def _hpa(plan: Plan, target: Object) -> Object:
     job = plan.job
-    metric = {"metric": {"name": job.scale.metric},
-              "target": {"type": "AverageValue", "averageValue": f"{job.scale.target:g}"}}  # fmt: skip
+    metric = {
+        "metric": {"name": job.scale.metric},
+        "target": {"type": "AverageValue", "averageValue": f"{job.scale.target:g}"},
+    }
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -189,9 +194,12 @@ def _keda(plan: Plan, target: Object) -> Object:
             "triggers": [
                 {
                     "type": "prometheus",
-                    "metadata": {"serverAddress": PROMETHEUS, "query": query,
-                                 "threshold": f"{job.scale.target:g}"},
+                    "metadata": {
+                        "serverAddress": PROMETHEUS,
+                        "query": query,
+                        "threshold": f"{job.scale.target:g}",
+                    },
                 }
             ],
         },
-    }  # fmt: skip
+    }

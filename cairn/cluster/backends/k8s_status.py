@@ -18,14 +18,29 @@ WAITING = {
     "CreateContainerConfigError": "its configuration is not there: {message}",
 }
 VOLCANO: dict[str, State] = {
-    "Pending": "queued", "Inqueue": "queued", "Running": "running", "Restarting": "restarting", "Completing": "running",
-    "Completed": "done", "Failed": "failed", "Aborted": "stopped", "Aborting": "stopped", "Terminated": "failed",
+    "Pending": "queued",
+    "Inqueue": "queued",
+    "Running": "running",
+    "Restarting": "restarting",
+    "Completing": "running",
+    "Completed": "done",
+    "Failed": "failed",
+    "Aborted": "stopped",
+    "Aborting": "stopped",
+    "Terminated": "failed",
     "Terminating": "stopped",
-}  # fmt: skip
+}
 RAY: dict[str, State] = {
-    "": "queued", "Initializing": "starting", "Running": "running", "Complete": "done", "Failed": "failed",
-    "Suspending": "queued", "Suspended": "queued", "Waiting": "queued", "Retrying": "restarting",
-}  # fmt: skip
+    "": "queued",
+    "Initializing": "starting",
+    "Running": "running",
+    "Complete": "done",
+    "Failed": "failed",
+    "Suspending": "queued",
+    "Suspended": "queued",
+    "Waiting": "queued",
+    "Retrying": "restarting",
+}
 
 
 def status_of(made: Object, pods: list[Object], workloads: list[Object]) -> Status:

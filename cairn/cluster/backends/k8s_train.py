@@ -45,16 +45,26 @@ def jobset_objects(plan: Plan) -> list[Object]:
     restarts = 0 if job.restart.policy == "fail" else job.restart.max
     spec: Object = {
         "suspend": job.queue is not None,  # until Kueue admits all of it
-        "network": {"enableDNSHostnames": True, "subdomain": job.name, "publishNotReadyAddresses": True},
+        "network": {
+            "enableDNSHostnames": True,
+            "subdomain": job.name,
+            "publishNotReadyAddresses": True,
+        },
         "successPolicy": {"operator": "All"},
         "failurePolicy": {
             "maxRestarts": restarts,
             "restartStrategy": "BlockingRecreate",  # old pods have gone before new ones meet
-            "rules": [{"name": "mistake", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            "rules": [
+                {
+                    "name": "mistake",
+                    "action": "FailJobSet",
+                    "onJobFailureReasons": ["PodFailurePolicy"],
+                }
+            ],
         },
         "replicatedJobs": [_replicated(plan, group) for group in plan.groups],
         "ttlSecondsAfterFinished": 86400,
-    }  # fmt: skip
+    }
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -179,7 +189,7 @@ def volcano_objects(plan: Plan) -> list[Object]:
         ],
         "tasks": [_task(plan, group) for group in plan.groups],
         "ttlSecondsAfterFinished": 86400,
-    }  # fmt: skip
+    }
     if job.queue:
         spec["queue"] = job.queue
     if job.priority:
@@ -188,8 +198,12 @@ def volcano_objects(plan: Plan) -> list[Object]:
     if level:
         mode = "hard" if job.topology.required else "soft"
         spec["networkTopology"] = {"mode": mode, "highestTierAllowed": TIERS[level]}
-    made = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job",
-            "metadata": {"name": job.name, "labels": labels(job, "all")}, "spec": spec}  # fmt: skip
+    made = {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": job.name, "labels": labels(job, "all")},
+        "spec": spec,
+    }
     return [made, _never_drained(plan, plan.nodes)]
 
 
@@ -224,9 +238,12 @@ def rayjob_objects(plan: Plan) -> list[Object]:
     if any(keeps_files(job, group) for group in plan.groups):
         kept = msgspec.structs.replace(job.checkpoint, folder=job.checkpoint.folder or CHECKPOINTS)
         inner = msgspec.structs.replace(inner, checkpoint=kept)
-    config = {"apiVersion": "v1", "kind": "ConfigMap",
-              "metadata": {"name": f"{job.name}-job", "labels": labels(job, "all")},
-              "data": {"job.json": job_json(inner)}}  # fmt: skip
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{job.name}-job", "labels": labels(job, "all")},
+        "data": {"job.json": job_json(inner)},
+    }
     meta: Object = {"name": job.name, "labels": {**labels(job, "all"), **_queued(job)}}
     restarts = job.restart.max if job.restart.policy == "requeue" else 0
     spec: Object = {
@@ -252,11 +269,16 @@ def _ray_head(plan: Plan) -> Object:
     group = plan.groups[0]
     env = [{"name": "CAIRN_JOBS", "value": "/tmp/cairn-jobs"}]
     head: Object = {
-        "name": "ray-head", "image": group.image, "env": env,
-        "ports": [{"containerPort": 6379, "name": "gcs"}, {"containerPort": 8265, "name": "dashboard"}],
+        "name": "ray-head",
+        "image": group.image,
+        "env": env,
+        "ports": [
+            {"containerPort": 6379, "name": "gcs"},
+            {"containerPort": 8265, "name": "dashboard"},
+        ],
         "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "2Gi"}},
         "volumeMounts": [{"name": "job", "mountPath": "/etc/cairn"}, *mounts(plan.job, group)],
-    }  # fmt: skip
+    }
     template = _with_job(plan, pod(plan, group, head))
     if plan.job.priority and not plan.job.queue:
         template["spec"]["priorityClassName"] = plan.job.priority

@@ -28,8 +28,11 @@ from cairn.cluster.secret_env import write_private
 from cairn.core.rank_failure import first_of, found_in, report
 
 TARGETS = {"jobset": jobset_objects, "volcano": volcano_objects, "rayjob": rayjob_objects}
-QUEUES = {"jobset": "localqueues.kueue.x-k8s.io", "rayjob": "localqueues.kueue.x-k8s.io",
-          "volcano": "queues.scheduling.volcano.sh"}  # fmt: skip
+QUEUES = {
+    "jobset": "localqueues.kueue.x-k8s.io",
+    "rayjob": "localqueues.kueue.x-k8s.io",
+    "volcano": "queues.scheduling.volcano.sh",
+}
 PATIENCE = "--request-timeout=20s"
 LONGEST_NAME = 63
 SUFFIXES = {
@@ -64,9 +67,13 @@ class Kubernetes:
         if not nodes:
             print("note: nodes cannot be listed, so the job's size is not checked", file=sys.stderr)
         return Cluster(
-            engine=self.name, nodes=nodes, queues=names, needs_image=True, shares_nodes=True,
+            engine=self.name,
+            nodes=nodes,
+            queues=names,
+            needs_image=True,
+            shares_nodes=True,
             checked=bool(nodes),
-        )  # fmt: skip
+        )
 
     def unseen(self) -> Cluster:
         return Cluster(engine=self.name, queues=[], needs_image=True, checked=False)
@@ -124,9 +131,12 @@ class Kubernetes:
             "--max-log-requests=64",
         ]
         process = subprocess.Popen(
-            self._words(*words, *(["--follow"] if follow else [])), stdout=subprocess.PIPE, text=True,
-            stderr=subprocess.DEVNULL, errors="replace",
-        )  # fmt: skip
+            self._words(*words, *(["--follow"] if follow else [])),
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=subprocess.DEVNULL,
+            errors="replace",
+        )
         assert process.stdout is not None
         with process:
             yield from (line.rstrip("\n") for line in process.stdout)
@@ -217,13 +227,19 @@ def node_of(item: Object) -> Node:
     """What a node can hold, out of `kubectl get nodes`."""
     has = item["status"].get("allocatable", {})
     marks = item["metadata"].get("labels", {})
-    slices = {name.removeprefix("nvidia.com/mig-"): int(count) for name, count in has.items()
-              if name.startswith("nvidia.com/mig-")}  # fmt: skip
+    slices = {
+        name.removeprefix("nvidia.com/mig-"): int(count)
+        for name, count in has.items()
+        if name.startswith("nvidia.com/mig-")
+    }
     return Node(
-        name=item["metadata"]["name"], cpus=quantity(has.get("cpu", "0")), mig=slices,
-        memory=int(quantity(has.get("memory", "0"))), gpus=int(has.get("nvidia.com/gpu", 0)),
+        name=item["metadata"]["name"],
+        cpus=quantity(has.get("cpu", "0")),
+        mig=slices,
+        memory=int(quantity(has.get("memory", "0"))),
+        gpus=int(has.get("nvidia.com/gpu", 0)),
         domains={level: marks[key] for level, key in TOPOLOGY_KEYS.items() if key in marks},
-    )  # fmt: skip
+    )
 
 
 def quantity(text: str) -> float:

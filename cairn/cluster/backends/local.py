@@ -82,9 +82,14 @@ class LocalSeats:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus.get(seat.index, [])))}
         with log.open("ab") as out:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0,
-                env=inherited({**visible, **env}), preexec_fn=die_with_parent,
-            )  # fmt: skip
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                process_group=0,
+                env=inherited({**visible, **env}),
+                preexec_fn=die_with_parent,
+            )
         self.marks[seat.name] = mark_of(env)
         return ProcessNode(process, self.marks[seat.name])
 
@@ -103,9 +108,11 @@ class Local:
 
     def look(self) -> Cluster:
         machine = Node(
-            name=socket.gethostname(), gpus=_gpus(), cpus=float(len(os.sched_getaffinity(0))),
+            name=socket.gethostname(),
+            gpus=_gpus(),
+            cpus=float(len(os.sched_getaffinity(0))),
             memory=psutil.virtual_memory().total,
-        )  # fmt: skip
+        )
         return Cluster(engine=self.name, nodes=[machine], shares_nodes=True)
 
     def unseen(self) -> Cluster:

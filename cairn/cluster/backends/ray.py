@@ -86,10 +86,13 @@ def nodes_of(found: list[dict]) -> list[Node]:
             has = node["Resources"]
             nodes.append(
                 Node(
-                    name=node["NodeID"][:12], gpus=int(has.get("GPU", 0)), cpus=has.get("CPU", 0.0),
-                    memory=int(has.get("memory", 0)), domains=dict(node.get("Labels") or {}),
+                    name=node["NodeID"][:12],
+                    gpus=int(has.get("GPU", 0)),
+                    cpus=has.get("CPU", 0.0),
+                    memory=int(has.get("memory", 0)),
+                    domains=dict(node.get("Labels") or {}),
                 )
-            )  # fmt: skip
+            )
     return nodes
 
 
@@ -107,8 +110,11 @@ def render(plan: Plan) -> str:
         )
         actors.append({"role": group.role, "count": group.most, "argv": argv})
     document = {
-        "placement_group": {"name": f"cairn-{plan.job.name}", **placement_of(plan),
-                            "bundles": bundles_of(plan)},
+        "placement_group": {
+            "name": f"cairn-{plan.job.name}",
+            **placement_of(plan),
+            "bundles": bundles_of(plan),
+        },
         "actors": actors,
-    }  # fmt: skip
+    }
     return msgspec.json.format(msgspec.json.encode(document)).decode() + "\n"

@@ -47,10 +47,15 @@ class NodeAgent:
         self.reaper = OrphanReaper(mine)
         # From the thread that lives as long as the actor: the kernel ends the agent with the thread that made it.
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, process_group=0,
-            env={**os.environ, "CAIRN_MACHINE": machine, **env, **mine}, preexec_fn=die_with_parent,
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            process_group=0,
+            env={**os.environ, "CAIRN_MACHINE": machine, **env, **mine},
+            preexec_fn=die_with_parent,
             cwd=folder if os.path.isdir(folder) else None,
-        )  # fmt: skip
+        )
         return self.process.pid
 
     def look(self, offset: int) -> tuple[int | None, bytes]:

@@ -117,9 +117,11 @@ class RaySeats:
         if self.group is None:
             bundles = bundles_of(plan)
             self.group = placement_group(
-                bundles, name=f"cairn-{plan.job.name}", **_checked(placement_of(plan)),
+                bundles,
+                name=f"cairn-{plan.job.name}",
+                **_checked(placement_of(plan)),
                 **_elsewhere(plan, ray.nodes()),
-            )  # fmt: skip
+            )
             self.ready = self.group.ready()
             self.asks = f"{len(bundles)} nodes of {_words(plan.groups[0])}"
         ready, _ = ray.wait([self.ready], timeout=0.2)

@@ -33,12 +33,23 @@ UNKNOWN_JOB = "Invalid job id"  # what Slurm says of a job that it has forgotten
 ANYTHING = ""
 
 STATES: dict[str, State] = {
-    "PENDING": "queued", "CONFIGURING": "starting", "RUNNING": "running", "COMPLETING": "running",
-    "SUSPENDED": "queued", "REQUEUED": "restarting", "REQUEUE_HOLD": "queued",
-    "COMPLETED": "done", "CANCELLED": "stopped", "PREEMPTED": "restarting",
-    "FAILED": "failed", "TIMEOUT": "failed", "NODE_FAIL": "failed", "OUT_OF_MEMORY": "failed",
-    "DEADLINE": "failed", "BOOT_FAIL": "failed",
-}  # fmt: skip
+    "PENDING": "queued",
+    "CONFIGURING": "starting",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "SUSPENDED": "queued",
+    "REQUEUED": "restarting",
+    "REQUEUE_HOLD": "queued",
+    "COMPLETED": "done",
+    "CANCELLED": "stopped",
+    "PREEMPTED": "restarting",
+    "FAILED": "failed",
+    "TIMEOUT": "failed",
+    "NODE_FAIL": "failed",
+    "OUT_OF_MEMORY": "failed",
+    "DEADLINE": "failed",
+    "BOOT_FAIL": "failed",
+}
 
 NEVER = "DependencyNeverSatisfied"
 REASONS = {
@@ -183,9 +194,13 @@ def cluster_of(text: str, racks: dict[str, str]) -> Cluster:
         queues.add(partition)
         gpus, mig = gpus_of(gres)
         nodes[name] = Node(
-            name=name, cpus=float(cpus), memory=int(mebibytes) << 20, gpus=gpus, mig=mig,
+            name=name,
+            cpus=float(cpus),
+            memory=int(mebibytes) << 20,
+            gpus=gpus,
+            mig=mig,
             domains={"rack": racks[name]} if name in racks else {},
-        )  # fmt: skip
+        )
     return Cluster(engine="slurm", nodes=list(nodes.values()), queues=sorted(queues))
 
 

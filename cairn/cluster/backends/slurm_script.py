@@ -21,8 +21,11 @@ from cairn.cluster.spec import Job
 PORTS = (20000, 20000)  # the first, and how many: a job takes the one that its number says
 WAIT_FOR_SWITCH = "10:00"  # how long a preferred nearness is waited for
 _SHELL = (
-    "$CAIRN_HEAD:$CAIRN_PORT", "$CAIRN_IS_HOST", "$SLURM_JOB_ID", "$CAIRN_ATTEMPT",
-)  # fmt: skip
+    "$CAIRN_HEAD:$CAIRN_PORT",
+    "$CAIRN_IS_HOST",
+    "$SLURM_JOB_ID",
+    "$CAIRN_ATTEMPT",
+)
 
 
 def script(
@@ -87,9 +90,12 @@ def _again(job: Job, logs: str, python: str) -> str:
     if job.restart.policy == "fail":
         return ""
     return _AGAIN.format(
-        most=job.restart.max, python=shlex.quote(python), run=shlex.quote(_run(logs)), never=NEVER,
+        most=job.restart.max,
+        python=shlex.quote(python),
+        run=shlex.quote(_run(logs)),
+        never=NEVER,
         always="true" if job.restart.policy == "requeue" else "false",
-    )  # fmt: skip
+    )
 
 
 def _run(logs: str) -> str:
@@ -171,9 +177,10 @@ def _argv(job: Job, group: Group, python: str) -> list[str]:
     if not group.elastic:
         return rank_argv(group.argv, python)
     rendezvous = Rendezvous(
-        endpoint="$CAIRN_HEAD:$CAIRN_PORT", run=f"{group.role}-$SLURM_JOB_ID-$CAIRN_ATTEMPT",
+        endpoint="$CAIRN_HEAD:$CAIRN_PORT",
+        run=f"{group.role}-$SLURM_JOB_ID-$CAIRN_ATTEMPT",
         hosted="$CAIRN_IS_HOST",
-    )  # fmt: skip
+    )
     return agent_argv(job, group, rendezvous, None, python)
 
 

@@ -108,9 +108,12 @@ def _grow(view: View) -> Action | None:
         return None
     idle, nodes, largest = free.idle, free.idle_nodes(), free.largest()
     small = [
-        run for run in able.values()
-        if run.gpus <= idle and run.believed - now > WORTH and _may_double(free, run, nodes, largest)
-    ]  # fmt: skip
+        run
+        for run in able.values()
+        if run.gpus <= idle
+        and run.believed - now > WORTH
+        and _may_double(free, run, nodes, largest)
+    ]
     small.sort(key=lambda run: (run.gpus / run.job.gpus, run.job.id))
     for run in small:
         view.try_without(run)

@@ -12,20 +12,41 @@ from cairn.report.page import Markup, bars, element, facts, heading, join, page,
 from cairn.report.plot import Series, chart, thin
 
 HEADINGS = (
-    "policy", "mean wait", "p99 wait", "mean JCT", "slowdown", "used", "stranded GPU-h", "fairness",
-    "preempted", "resized", "lost GPU-h", "rejected", "deadlines met", "spread gangs",
-)  # fmt: skip
+    "policy",
+    "mean wait",
+    "p99 wait",
+    "mean JCT",
+    "slowdown",
+    "used",
+    "stranded GPU-h",
+    "fairness",
+    "preempted",
+    "resized",
+    "lost GPU-h",
+    "rejected",
+    "deadlines met",
+    "spread gangs",
+)
 
 
 def cells(summary: Summary) -> list[str]:
     met = "-" if summary.deadlines_met is None else f"{summary.deadlines_met:.1%}"
     return [
-        summary.policy, _time(summary.wait_mean), _time(summary.wait_p99),
-        _time(summary.jct_mean), f"{summary.slowdown_mean:.2f}", f"{summary.utilisation:.1%}",
-        f"{summary.stranded_gpu_hours:,.0f}", f"{summary.fairness:.3f}", f"{summary.preempted:,}",
-        f"{summary.resized:,}", f"{summary.lost_gpu_hours:,.0f}", f"{summary.rejected:,}", met,
+        summary.policy,
+        _time(summary.wait_mean),
+        _time(summary.wait_p99),
+        _time(summary.jct_mean),
+        f"{summary.slowdown_mean:.2f}",
+        f"{summary.utilisation:.1%}",
+        f"{summary.stranded_gpu_hours:,.0f}",
+        f"{summary.fairness:.3f}",
+        f"{summary.preempted:,}",
+        f"{summary.resized:,}",
+        f"{summary.lost_gpu_hours:,.0f}",
+        f"{summary.rejected:,}",
+        met,
         f"{summary.spread_gangs:.1%}",
-    ]  # fmt: skip
+    ]
 
 
 def _time(seconds: float) -> str:
@@ -62,18 +83,29 @@ def _charts(histories: Sequence[History]) -> list[Markup]:
         return [Series(history.policy, _over_time(history, name), "steps") for history in histories]
 
     waits = [
-        Series(history.policy, _distribution([
-            story.first_start - story.job.submit
-            for story in history.stories.values() if story.first_start is not None
-        ]))
+        Series(
+            history.policy,
+            _distribution(
+                [
+                    story.first_start - story.job.submit
+                    for story in history.stories.values()
+                    if story.first_start is not None
+                ]
+            ),
+        )
         for history in histories
-    ]  # fmt: skip
+    ]
     return [
-        chart("GPUs in use", series("busy"), x="hours", y="GPUs",
-              limit=("all", float(histories[0].cluster.total))),
+        chart(
+            "GPUs in use",
+            series("busy"),
+            x="hours",
+            y="GPUs",
+            limit=("all", float(histories[0].cluster.total)),
+        ),
         chart("Jobs that wait", series("waiting"), x="hours", y="jobs"),
         chart("How long jobs wait", waits, x="share of jobs, %", y="hours"),
-    ]  # fmt: skip
+    ]
 
 
 def _over_time(history: History, name: str) -> Sequence[tuple[float, float]]:

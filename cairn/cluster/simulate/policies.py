@@ -117,22 +117,60 @@ def by_priority(job: Job) -> tuple[float, ...]:
 def _policies() -> Iterable[Policy]:
     yield Policy(name="fifo", about="as they came", decide=decide_in_order, key=by_arrival)
     yield Policy(name="sjf", about="shortest limit first", decide=decide_in_order, key=by_limit)
-    yield Policy(name="easy", about="FIFO with backfill and one reservation",
-                 decide=decide_easy, key=by_arrival)  # fmt: skip
-    yield Policy(name="fair", about="least used lately first, with a half-life",
-                 decide=decide_fair, key=by_arrival, by_user=True)  # fmt: skip
-    yield Policy(name="drf", about="smallest dominant share first",
-                 decide=decide_drf, key=by_arrival, by_user=True)  # fmt: skip
-    yield Policy(name="priority", about="important jobs take whole gangs from others",
-                 decide=decide_priority, key=by_priority)  # fmt: skip
-    yield Policy(name="topology", about="backfill, gangs in few racks",
-                 decide=decide_easy, key=by_arrival, packed=True)  # fmt: skip
-    yield Policy(name="fgd", about="backfill, placed with the least new fragmentation",
-                 decide=decide_easy, key=by_arrival, rule=fgd_rule)  # fmt: skip
-    yield Policy(name="elastic", about="jobs shrink for those who wait, and grow back",
-                 decide=decide_elastic, key=by_arrival, resizes=True)  # fmt: skip
-    yield Policy(name="deadline", about="admitted only if done in time",
-                 decide=decide_deadline, key=by_arrival, by_slots=True)  # fmt: skip
+    yield Policy(
+        name="easy",
+        about="FIFO with backfill and one reservation",
+        decide=decide_easy,
+        key=by_arrival,
+    )
+    yield Policy(
+        name="fair",
+        about="least used lately first, with a half-life",
+        decide=decide_fair,
+        key=by_arrival,
+        by_user=True,
+    )
+    yield Policy(
+        name="drf",
+        about="smallest dominant share first",
+        decide=decide_drf,
+        key=by_arrival,
+        by_user=True,
+    )
+    yield Policy(
+        name="priority",
+        about="important jobs take whole gangs from others",
+        decide=decide_priority,
+        key=by_priority,
+    )
+    yield Policy(
+        name="topology",
+        about="backfill, gangs in few racks",
+        decide=decide_easy,
+        key=by_arrival,
+        packed=True,
+    )
+    yield Policy(
+        name="fgd",
+        about="backfill, placed with the least new fragmentation",
+        decide=decide_easy,
+        key=by_arrival,
+        rule=fgd_rule,
+    )
+    yield Policy(
+        name="elastic",
+        about="jobs shrink for those who wait, and grow back",
+        decide=decide_elastic,
+        key=by_arrival,
+        resizes=True,
+    )
+    yield Policy(
+        name="deadline",
+        about="admitted only if done in time",
+        decide=decide_deadline,
+        key=by_arrival,
+        by_slots=True,
+    )
 
 
 POLICIES = {policy.name: policy for policy in _policies()}

@@ -54,20 +54,28 @@ def summarise(history: History, seconds: float = 0.0) -> Summary:
     due = [story for story in stories if story.job.deadline is not None]
     gangs = [story for story in ran if story.job.gpus > history.cluster.gpus]
     return Summary(
-        policy=history.policy, jobs=len(stories), done=len(ended),
+        policy=history.policy,
+        jobs=len(stories),
+        done=len(ended),
         rejected=sum(story.state == "rejected" for story in stories),
         timeouts=sum(story.state == "timeout" for story in stories),
-        wait_mean=_mean(waits), wait_p50=percentile(waits, 0.5), wait_p99=percentile(waits, 0.99),
+        wait_mean=_mean(waits),
+        wait_p50=percentile(waits, 0.5),
+        wait_p99=percentile(waits, 0.99),
         jct_mean=_mean([story.end - story.job.submit for story in ended]),  # type: ignore[operator]
-        slowdown_mean=_mean(slow), slowdown_p99=percentile(slow, 0.99),
-        utilisation=used, stranded_gpu_hours=stranded, makespan_hours=last / 3600,
-        fairness=_fairness(ended), preempted=sum(story.preempted for story in stories),
+        slowdown_mean=_mean(slow),
+        slowdown_p99=percentile(slow, 0.99),
+        utilisation=used,
+        stranded_gpu_hours=stranded,
+        makespan_hours=last / 3600,
+        fairness=_fairness(ended),
+        preempted=sum(story.preempted for story in stories),
         resized=sum(story.resized for story in stories),
         lost_gpu_hours=sum(story.lost for story in stories) / 3600,
         spread_gangs=sum(story.spread for story in gangs) / len(gangs) if gangs else 0.0,
         deadlines_met=sum(_in_time(story) for story in due) / len(due) if due else None,
         seconds=seconds,
-    )  # fmt: skip
+    )
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -133,9 +133,13 @@ def _philly(number: int, row: Row, overestimate: float) -> Job | None:
         raise ValueError(f"timestamp is {row['timestamp']!r}, not a date and time") from None
     when = when.replace(tzinfo=when.tzinfo or UTC)  # the same on a machine of any time zone
     return Job(
-        id=number, submit=when.timestamp(), duration=duration, gpus=_whole(row, "num_gpus"),
-        limit=duration * overestimate, user=row["cluster"] or "all",
-    )  # fmt: skip
+        id=number,
+        submit=when.timestamp(),
+        duration=duration,
+        gpus=_whole(row, "num_gpus"),
+        limit=duration * overestimate,
+        user=row["cluster"] or "all",
+    )
 
 
 def _openb(number: int, row: Row, overestimate: float) -> Job | None:
@@ -147,21 +151,34 @@ def _openb(number: int, row: Row, overestimate: float) -> Job | None:
         raise ValueError(f"deleted at {end:g}, before it was created at {begin:g}")
     duration = max(1.0, end - begin)  # times are whole seconds there, and a pod that ran had some
     return Job(
-        id=number, submit=begin, duration=duration, gpus=gpus, milli=milli, limit=duration * overestimate,
-        user=row.get("qos") or "all", cpus=_number(row, "cpu_milli") / 1000,
-    )  # fmt: skip
+        id=number,
+        submit=begin,
+        duration=duration,
+        gpus=gpus,
+        milli=milli,
+        limit=duration * overestimate,
+        user=row.get("qos") or "all",
+        cpus=_number(row, "cpu_milli") / 1000,
+    )
 
 
 def _generic(number: int, row: Row, overestimate: float) -> Job | None:
     duration = _number(row, "duration")
     deadline = _number(row, "deadline") if row.get("deadline") else None
     return Job(
-        id=_whole(row, "id", number), submit=_number(row, "submit"), duration=duration,
-        gpus=_whole(row, "gpus"), milli=_whole(row, "milli", MILLI),
-        limit=_number(row, "limit", duration * overestimate), user=row.get("user") or "all",
-        priority=_whole(row, "priority", 0), least=_whole(row, "least", 0), deadline=deadline,
-        cpus=_number(row, "cpus", 0.0), memory_gib=_number(row, "memory_gib", 0.0),
-    )  # fmt: skip
+        id=_whole(row, "id", number),
+        submit=_number(row, "submit"),
+        duration=duration,
+        gpus=_whole(row, "gpus"),
+        milli=_whole(row, "milli", MILLI),
+        limit=_number(row, "limit", duration * overestimate),
+        user=row.get("user") or "all",
+        priority=_whole(row, "priority", 0),
+        least=_whole(row, "least", 0),
+        deadline=deadline,
+        cpus=_number(row, "cpus", 0.0),
+        memory_gib=_number(row, "memory_gib", 0.0),
+    )
 
 
 def _check(job: Job) -> None:
@@ -205,12 +222,22 @@ def synthetic(count: int, seed: int = 0) -> Trace:
         size, length, at = int(gpus[number]), float(duration[number]), float(submit[number])
         shares = size == 1 and chance[0, number] < 0.2
         limit = length * float(over[number])
-        jobs.append(Job(
-            id=number, submit=at, duration=length, gpus=size, limit=limit,
-            milli=int(milli[number]) if shares else MILLI, user=f"team-{users[number]}",
-            priority=int(chance[1, number] < 0.1), least=size // 4 if size >= 4 and chance[2, number] < 0.5 else 0,
-            deadline=at + limit * (1.2 + 4 * float(chance[3, number])) if chance[3, number] < 0.3 else None,
-        ))  # fmt: skip
+        jobs.append(
+            Job(
+                id=number,
+                submit=at,
+                duration=length,
+                gpus=size,
+                limit=limit,
+                milli=int(milli[number]) if shares else MILLI,
+                user=f"team-{users[number]}",
+                priority=int(chance[1, number] < 0.1),
+                least=size // 4 if size >= 4 and chance[2, number] < 0.5 else 0,
+                deadline=at + limit * (1.2 + 4 * float(chance[3, number]))
+                if chance[3, number] < 0.3
+                else None,
+            )
+        )
     return Trace(f"synthetic {count:,} (seed {seed})", jobs)
 
 

@@ -11,9 +11,19 @@ from typing import Literal
 import msgspec
 
 Cause = Literal[
-    "message too small", "wrong interface", "transport downgrade", "rank mapping", "slow link",
-    "lossy link", "slow host", "straggler", "slow network", "hang", "mismatch", "wrong result",
-]  # fmt: skip
+    "message too small",
+    "wrong interface",
+    "transport downgrade",
+    "rank mapping",
+    "slow link",
+    "lossy link",
+    "slow host",
+    "straggler",
+    "slow network",
+    "hang",
+    "mismatch",
+    "wrong result",
+]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,16 +83,19 @@ def _call(entry: dict[str, Any]) -> Call:
     frames = entry.get("frames") or []
     return Call(
         group=str((entry.get("process_group") or ["0"])[0]),
-        sequence=int(entry["collective_seq_id"]), op=_op(str(entry["profiling_name"])),
-        shapes=str(sizes), dtypes=", ".join(map(str, entry.get("input_dtypes") or [])),
+        sequence=int(entry["collective_seq_id"]),
+        op=_op(str(entry["profiling_name"])),
+        shapes=str(sizes),
+        dtypes=", ".join(map(str, entry.get("input_dtypes") or [])),
         elements=sum(_product(size) for size in sizes),
         entered_ns=int(entry.get("time_created_ns") or 0),
         # gloo never says "completed": it retires what is done.
         done=state == "completed" or bool(entry.get("retired")),
         started=state in ("started", "completed") or "gloo" in str(entry["profiling_name"]),
-        ended_ns=entry.get("time_discovered_completed_ns"), frame=_where(frames),
+        ended_ns=entry.get("time_discovered_completed_ns"),
+        frame=_where(frames),
         refused=bool(entry.get("refused")),
-    )  # fmt: skip
+    )
 
 
 def _op(name: str) -> str:

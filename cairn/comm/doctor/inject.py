@@ -45,13 +45,20 @@ def dead(folder: Path, which: int = 3) -> None:
 
 
 def other_size(folder: Path, which: int = 2, backend: str = "gloo") -> None:
-    dumps(folder, lambda rank, number: None, backend=backend,
-          last=lambda rank: ("all_reduce", 7 if rank == which else 5))  # fmt: skip
+    dumps(
+        folder,
+        lambda rank, number: None,
+        backend=backend,
+        last=lambda rank: ("all_reduce", 7 if rank == which else 5),
+    )
 
 
 def other_operation(folder: Path, which: int = 1) -> None:
-    dumps(folder, lambda rank, number: None,
-          last=lambda rank: ("broadcast" if rank == which else "all_reduce", 5))  # fmt: skip
+    dumps(
+        folder,
+        lambda rank, number: None,
+        last=lambda rank: ("broadcast" if rank == which else "all_reduce", 5),
+    )
 
 
 def slow_host(folder: Path, which: int = 2) -> str:
@@ -63,8 +70,14 @@ def slow_host(folder: Path, which: int = 2) -> str:
     rates = ["400mbit"] * WORLD
     rates[which] = "8mbit"  # 60 ms for a message, so that a loaded machine does not hide it
     with namespaces.hosts(rates) as names:
-        probe(folder, no_delay, tries=4, rounds=2, interfaces=["eth0"] * WORLD,
-              enter=lambda rank: namespaces.enter(names[rank]))  # fmt: skip
+        probe(
+            folder,
+            no_delay,
+            tries=4,
+            rounds=2,
+            interfaces=["eth0"] * WORLD,
+            enter=lambda rank: namespaces.enter(names[rank]),
+        )
     return "network namespaces"
 
 
@@ -81,8 +94,11 @@ def lossy_link(folder: Path) -> None:
 
 def bad_map(folder: Path) -> None:
     """Ranks 0 and 2 on one host, 1 and 3 on the other."""
-    probe(folder, lambda a, b, dice: SLOW_S if a % 2 != b % 2 else 0.0,
-          facts=_facts(["host0", "host1", "host0", "host1"]))  # fmt: skip
+    probe(
+        folder,
+        lambda a, b, dice: SLOW_S if a % 2 != b % 2 else 0.0,
+        facts=_facts(["host0", "host1", "host0", "host1"]),
+    )
 
 
 def wrong_interface(folder: Path) -> None:
@@ -107,10 +123,12 @@ def _facts(hosts: list[str] | None = None) -> list[RankFacts]:
 
 
 def dumps(
-    folder: Path, before: Callable[[int, int], Any],
-    last: Callable[[int], tuple[str, int]] | None = None, silent: int | None = None,
+    folder: Path,
+    before: Callable[[int, int], Any],
+    last: Callable[[int], tuple[str, int]] | None = None,
+    silent: int | None = None,
     backend: str = "gloo",
-) -> None:  # fmt: skip
+) -> None:
     """All-reduces; `before` may sleep, or return True to stay away from then on."""
 
     def work(rank: int, world: int) -> bytes | None:

@@ -55,10 +55,12 @@ def _interface(text: str) -> Finding | None:
     if loopback is not None:
         evidence.append(f"a rank was told to connect to {loopback[1]}, which is itself")
     return Finding(
-        cause="wrong interface", where=loopback[1] if loopback else "gloo", evidence=evidence,
+        cause="wrong interface",
+        where=loopback[1] if loopback else "gloo",
+        evidence=evidence,
         advice="gloo took an address that other hosts cannot reach: set GLOO_SOCKET_IFNAME to the "
         "interface of the cluster network, and see that the host's name is not 127.0.1.1 in /etc/hosts",
-    )  # fmt: skip
+    )
 
 
 def _mismatch(text: str) -> Finding | None:
@@ -66,9 +68,11 @@ def _mismatch(text: str) -> Finding | None:
     if found is None:
         return None
     return Finding(
-        cause="mismatch", where=f"rank {found[1]}", evidence=[found[0][:300]],
+        cause="mismatch",
+        where=f"rank {found[1]}",
+        evidence=[found[0][:300]],
         advice="all ranks must call the same collectives with the same sizes in the same order",
-    )  # fmt: skip
+    )
 
 
 def _timeout(text: str) -> Finding | None:
@@ -91,11 +95,12 @@ def _timeout(text: str) -> Finding | None:
     else:
         where, why = behind, ["the log does not show who is missing"]
     return Finding(
-        cause="hang", where=ranked(where),
+        cause="hang",
+        where=ranked(where),
         evidence=[f"{ranked(behind)} timed out in {op.lower()} #{first}", *why],
         advice="give the flight-recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000, "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1): they name the rank that did not come",
-    )  # fmt: skip
+    )
 
 
 def _watchdog(text: str) -> Finding | None:
@@ -136,7 +141,8 @@ def _closed(text: str) -> Finding | None:
         return None
     peers = sorted(set(found))
     return Finding(
-        cause="hang", where=", ".join(peers[:4]),
+        cause="hang",
+        where=", ".join(peers[:4]),
         evidence=[f"the connection was closed by {peer}" for peer in peers[:4]],
         advice="the process at that address has died: its own log says why",
-    )  # fmt: skip
+    )

@@ -81,9 +81,17 @@ def read_log(path: Path, text: str) -> Log:
             f"{path} has no line of NCCL", hint="run with NCCL_DEBUG=INFO and give its output"
         )
     return Log(
-        source=str(path), hosts=hosts, ranks=ranks, used=used, network=list(network), ways=ways,
-        rings=rings, warnings=warnings, no_devices=no_devices, ib_off=ib_off,
-    )  # fmt: skip
+        source=str(path),
+        hosts=hosts,
+        ranks=ranks,
+        used=used,
+        network=list(network),
+        ways=ways,
+        rings=rings,
+        warnings=warnings,
+        no_devices=no_devices,
+        ib_off=ib_off,
+    )
 
 
 def examine_log(log: Log) -> list[Finding]:
@@ -100,18 +108,21 @@ def _interface(log: Log) -> list[Finding]:
     if not _several_hosts(log):
         return []
     bad = {
-        host: (name, address) for host, (name, address) in log.used.items()
+        host: (name, address)
+        for host, (name, address) in log.used.items()
         if name.startswith(VIRTUAL) or address.startswith("127.") or address == "::1"
-    }  # fmt: skip
+    }
     if bad:
         lines = [f"{host} uses {name} ({address})" for host, (name, address) in bad.items()]
         return [
             Finding(
-                cause="wrong interface", where=", ".join(sorted(bad)), evidence=lines[:8],
+                cause="wrong interface",
+                where=", ".join(sorted(bad)),
+                evidence=lines[:8],
                 advice="other hosts cannot reach that address: set NCCL_SOCKET_IFNAME and "
                 "GLOO_SOCKET_IFNAME to the interface of the cluster network",
             )
-        ]  # fmt: skip
+        ]
     names = Counter(name for name, _ in log.used.values())
     if len(names) > 1:
         usual = names.most_common(1)[0][0]
@@ -121,11 +132,12 @@ def _interface(log: Log) -> list[Finding]:
             lines = [f"{host} uses {name} ({address})" for host, (name, address) in odd.items()]
             return [
                 Finding(
-                    cause="wrong interface", where=", ".join(sorted(odd)),
+                    cause="wrong interface",
+                    where=", ".join(sorted(odd)),
                     evidence=[*lines[:8], f"the others use {usual}"],
                     advice=f"set NCCL_SOCKET_IFNAME={usual} on every host",
                 )
-            ]  # fmt: skip
+            ]
     return []
 
 
@@ -137,9 +149,14 @@ def _downgrade(log: Log) -> list[Finding]:
         lines = [f"{ways['NET/Socket']} connections between ranks go via NET/Socket (TCP)"]
         lines += ["NET/IB : No device found"] * log.no_devices
         lines += ["NCCL_IB_DISABLE=1 in the environment"] * log.ib_off
-        advice = "unset NCCL_IB_DISABLE" if log.ib_off else (
-            "make the RDMA devices visible (in containers: /dev/infiniband and --ulimit "
-            "memlock=-1), or install the network plugin of the provider")  # fmt: skip
+        advice = (
+            "unset NCCL_IB_DISABLE"
+            if log.ib_off
+            else (
+                "make the RDMA devices visible (in containers: /dev/infiniband and --ulimit "
+                "memlock=-1), or install the network plugin of the provider"
+            )
+        )
         found.append(_down("between hosts", lines, advice))
     staged = [way for way in log.ways.values() if _kind(way) == "NET/IB" and "GDR" not in way]
     if staged:
@@ -189,7 +206,8 @@ def _mapping(log: Log) -> list[Finding]:
         return []
     return [
         Finding(
-            cause="rank mapping", where=f"{len(hosts)} hosts",
+            cause="rank mapping",
+            where=f"{len(hosts)} hosts",
             evidence=[
                 f"the ring {' '.join(map(str, order[:16]))}{' ..' if len(order) > 16 else ''} leaves a "
                 f"host {worst} times; {len(hosts)} would do",
@@ -198,7 +216,7 @@ def _mapping(log: Log) -> list[Finding]:
             advice="number the ranks host by host (torchrun does; with mpirun use --map-by ppr:N:node "
             "and no --map-by node)",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _members(log: Log) -> list[str]:
@@ -211,9 +229,12 @@ def _members(log: Log) -> list[str]:
 def _failed(log: Log) -> list[Finding]:
     """Warnings that say a connection broke."""
     broken = [
-        line for line in log.warnings
-        if re.search(r"Connection (closed|refused|reset)|timed? ?out|completion .*status", line, re.I)
-    ]  # fmt: skip
+        line
+        for line in log.warnings
+        if re.search(
+            r"Connection (closed|refused|reset)|timed? ?out|completion .*status", line, re.I
+        )
+    ]
     if not broken:
         return []
     return [

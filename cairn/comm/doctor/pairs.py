@@ -80,11 +80,13 @@ def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
         why = (
             f"the same computation takes {work[rank]:.0f} us there, "
             f"{np.median(np.delete(work, rank)):.0f} us elsewhere: the host itself is slow"
-            if compute else "its computation is as quick as that of the others: it is its network"
-        )  # fmt: skip
+            if compute
+            else "its computation is as quick as that of the others: it is its network"
+        )
         found.append(
             Finding(
-                cause="slow host", where=f"rank {rank} on {hosts[rank]}",
+                cause="slow host",
+                where=f"rank {rank} on {hosts[rank]}",
                 evidence=[
                     f"all its pairs take {np.nanmin(mine):.0f} us or more for {probe.bytes} bytes, "
                     f"pairs of the others {rest:.0f} us",
@@ -92,7 +94,7 @@ def _slow_hosts(probe: Probe, best: np.ndarray) -> list[Finding]:
                 ],
                 advice="look at its NIC, cable and port (speed, errors, duplex), and its load; or leave it out",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -103,14 +105,15 @@ def _slow_links(best: np.ndarray, without: set[int]) -> list[Finding]:
             continue
         found.append(
             Finding(
-                cause="slow link", where=f"ranks {one} and {other}",
+                cause="slow link",
+                where=f"ranks {one} and {other}",
                 evidence=[
                     f"{best[one, other]:.0f} us between them at best, {usual:.0f} us between others",
                     f"both are quick with everybody else: {_elsewhere(best, one, other):.0f} us",
                 ],
                 advice="the path between these two: a bad cable, a full uplink, two flows hashed onto one link",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -139,14 +142,15 @@ def _lossy(probe: Probe) -> list[Finding]:
         took = times[one, other]
         found.append(
             Finding(
-                cause="lossy link", where=f"ranks {one} and {other}",
+                cause="lossy link",
+                where=f"ranks {one} and {other}",
                 evidence=[
                     f"{int(mine.sum())} of {len(took)} messages took {np.median(took[mine]) / 1e3:.0f} ms, "
                     f"the others {np.median(took[~mine]) / 1e3:.2f} ms: as if packets were sent again",
                 ],
                 advice="error and drop counters of that path (ethtool -S, switch ports), its cable and optics",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -175,16 +179,18 @@ def _mapping(best: np.ndarray) -> list[Finding]:
     better = [rank for group in groups for rank in group]
     return [
         Finding(
-            cause="rank mapping", where="the ring " + " ".join(map(str, ring)),
+            cause="rank mapping",
+            where="the ring " + " ".join(map(str, ring)),
             evidence=[
                 f"it crosses slow pairs {now} times, {_crossings(better, slow)} times in the order "
                 f"{' '.join(map(str, better))}",
-                "quick within " + ", ".join(str(group) for group in groups)
+                "quick within "
+                + ", ".join(str(group) for group in groups)
                 + f" ({order[: cut + 1].mean():.0f} us), slow between ({order[cut + 1 :].mean():.0f} us)",
             ],
             advice="number the ranks host by host, so that neighbours share a host",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _together(slow: np.ndarray, n: int) -> list[list[int]]:
@@ -213,11 +219,14 @@ def _interface(probe: Probe) -> list[Finding]:
         return []
     return [
         Finding(
-            cause="wrong interface", where=ranked([fact.rank for fact in bad]),
-            evidence=[f"rank {f.rank} on {f.host} uses {f.interface} ({f.address})" for f in bad[:8]],
+            cause="wrong interface",
+            where=ranked([fact.rank for fact in bad]),
+            evidence=[
+                f"rank {f.rank} on {f.host} uses {f.interface} ({f.address})" for f in bad[:8]
+            ],
             advice="other hosts cannot reach that address: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _ranks_in(where: str) -> list[int]:

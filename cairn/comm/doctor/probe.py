@@ -29,9 +29,16 @@ def no_delay(source: int, target: int, dice: random.Random) -> float:
 
 
 def probe_here(
-    world: int, *, size: int = BYTES, tries: int = TRIES, delay: Delay = no_delay,
-    facts: list[RankFacts] | None = None, seed: int = 0, timeout_s: float = 120.0, **where: Any,
-) -> Probe:  # fmt: skip
+    world: int,
+    *,
+    size: int = BYTES,
+    tries: int = TRIES,
+    delay: Delay = no_delay,
+    facts: list[RankFacts] | None = None,
+    seed: int = 0,
+    timeout_s: float = 120.0,
+    **where: Any,
+) -> Probe:
     """Ranks on this host. `delay` and `facts` (who they say they are) are for injected faults."""
 
     def work(rank: int, ranks: int) -> Probe | None:
@@ -69,9 +76,14 @@ def measure_joined(size: int, tries: int) -> Probe | None:
 
 
 def measure(
-    rank: int, world: int, size: int, tries: int, delay: Delay = no_delay,
-    mine: RankFacts | None = None, seed: int = 0,
-) -> Probe | None:  # fmt: skip
+    rank: int,
+    world: int,
+    size: int,
+    tries: int,
+    delay: Delay = no_delay,
+    mine: RankFacts | None = None,
+    seed: int = 0,
+) -> Probe | None:
     """Called by all ranks of the default group; the probe on rank 0."""
     import torch.distributed as dist
 
@@ -85,9 +97,11 @@ def measure(
         return None
     table = [[list(gathered[a][1].get(b, [])) for b in range(world)] for a in range(world)]
     return Probe(
-        bytes=size, facts=[row[0] for row in gathered], pair_us=table,
+        bytes=size,
+        facts=[row[0] for row in gathered],
+        pair_us=table,
         compute_us=[row[2] for row in gathered],
-    )  # fmt: skip
+    )
 
 
 def _pairs(

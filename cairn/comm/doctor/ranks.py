@@ -35,9 +35,14 @@ NO_ANSWER = _NoAnswer()
 
 
 def run_ranks(
-    world: int, work: Work, *, timeout_s: float = 60.0, interfaces: Sequence[str] | None = None,
-    enter: Callable[[int], None] = lambda rank: None, backend: str = "gloo",
-) -> list[Any]:  # fmt: skip
+    world: int,
+    work: Work,
+    *,
+    timeout_s: float = 60.0,
+    interfaces: Sequence[str] | None = None,
+    enter: Callable[[int], None] = lambda rank: None,
+    backend: str = "gloo",
+) -> list[Any]:
     """What `work(rank, world)` returned on each rank; NO_ANSWER where it did not."""
     import torch
 
@@ -83,9 +88,15 @@ def flight_recording(backend: str = "gloo", stacks: bool = False) -> bytes:
 
 
 def _child(
-    sender: Connection, join: Path, rank: int, world: int, work: Work, interface: str,
-    enter: Callable[[int], None], backend: str,
-) -> None:  # fmt: skip
+    sender: Connection,
+    join: Path,
+    rank: int,
+    world: int,
+    work: Work,
+    interface: str,
+    enter: Callable[[int], None],
+    backend: str,
+) -> None:
     import torch.distributed as dist
 
     if backend == "cairn":
@@ -97,9 +108,12 @@ def _child(
     with contextlib.suppress(BaseException):
         enter(rank)
         dist.init_process_group(
-            backend, init_method=f"file://{join}", rank=rank, world_size=world,
+            backend,
+            init_method=f"file://{join}",
+            rank=rank,
+            world_size=world,
             timeout=timedelta(seconds=JOIN_S),
-        )  # fmt: skip
+        )
         sender.send(work(rank, world))
         time.sleep(0.2)  # the others may still read from us
     os._exit(0)

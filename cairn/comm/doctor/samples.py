@@ -14,10 +14,17 @@ LAUNCH = Calibration(launch_us=20.0)
 
 
 def nccl_log(
-    hosts: int = 2, gpus: int = 4, *, interface: str = "bond0", address: str = "10.1.0",
-    between: str = "NET/IB/{rail}/GDRDMA", within: str = "P2P/CUMEM", network: str = "IB",
-    interleaved: bool = False, seed: int = 0,
-) -> str:  # fmt: skip
+    hosts: int = 2,
+    gpus: int = 4,
+    *,
+    interface: str = "bond0",
+    address: str = "10.1.0",
+    between: str = "NET/IB/{rail}/GDRDMA",
+    within: str = "P2P/CUMEM",
+    network: str = "IB",
+    interleaved: bool = False,
+    seed: int = 0,
+) -> str:
     """What all ranks of a job print with NCCL_DEBUG=INFO, mixed."""
     dice, ranks = random.Random(seed), hosts * gpus
     host = [r % hosts if interleaved else r // gpus for r in range(ranks)]
@@ -25,13 +32,15 @@ def nccl_log(
     for rank in range(ranks):
         pid, device = 1000 + rank, rank // hosts if interleaved else rank % gpus
         head = f"node{host[rank]}:{pid}:{pid} [{device}] NCCL INFO "
-        lines.append([
-            f"{head}Bootstrap : Using {interface}:{address}.{host[rank] + 1}<0>",
-            *([f"{head}NET/IB : No device found."] if network == "Socket" else []),
-            f"{head}Using network {network}",
-            f"{head}ncclCommInitRank comm 0x55d0 rank {rank} nranks {ranks} cudaDev {device} "
-            f"nvmlDev {device} busId {device + 1}000 commId 0x6af1 - Init START",
-        ])  # fmt: skip
+        lines.append(
+            [
+                f"{head}Bootstrap : Using {interface}:{address}.{host[rank] + 1}<0>",
+                *([f"{head}NET/IB : No device found."] if network == "Socket" else []),
+                f"{head}Using network {network}",
+                f"{head}ncclCommInitRank comm 0x55d0 rank {rank} nranks {ranks} cudaDev {device} "
+                f"nvmlDev {device} busId {device + 1}000 commId 0x6af1 - Init START",
+            ]
+        )
         if rank == 0:
             order = " ".join(str(one) for one in range(ranks))
             lines[-1] += [f"{head}Channel {c:02d}/02 :    {order}" for c in range(2)]
@@ -50,9 +59,14 @@ def nccl_log(
 
 
 def inspector(
-    communicators: int = 4, *, late: int | None = None, slow: int | None = None,
-    sizes: tuple[int, ...] = (64 << 20,), each: int = 12, seed: int = 0,
-) -> str:  # fmt: skip
+    communicators: int = 4,
+    *,
+    late: int | None = None,
+    slow: int | None = None,
+    sizes: tuple[int, ...] = (64 << 20,),
+    each: int = 12,
+    seed: int = 0,
+) -> str:
     """JSON lines; `late` is a rank of communicator 0 that comes late, `slow` a communicator."""
     dice, ranks = random.Random(seed), 8
     cluster = cluster_of("h200", ranks)
@@ -74,15 +88,22 @@ def _line(group: int, rank: int, ranks: int, number: int, size: int, us: float) 
     document = {
         "header": {"id": f"0xc{group}", "rank": rank, "n_ranks": ranks, "nnodes": 1},
         "metadata": {
-            "inspector_output_format_version": "v4.0", "git_rev": "", "hostname": f"node{group}",
-            "pid": 100 * group + rank, "dump_timestamp_us": 1_790_000_000_000_000 + number,
+            "inspector_output_format_version": "v4.0",
+            "git_rev": "",
+            "hostname": f"node{group}",
+            "pid": 100 * group + rank,
+            "dump_timestamp_us": 1_790_000_000_000_000 + number,
         },
         "coll_perf": {
-            "coll": "AllReduce", "coll_sn": number + 1, "coll_msg_size_bytes": size,
-            "coll_exec_time_us": round(us), "coll_timing_source": "kernel_gpu",
-            "coll_algobw_gbs": round(algbw, 6), "coll_busbw_gbs": round(algbw * 1.75, 6),
+            "coll": "AllReduce",
+            "coll_sn": number + 1,
+            "coll_msg_size_bytes": size,
+            "coll_exec_time_us": round(us),
+            "coll_timing_source": "kernel_gpu",
+            "coll_algobw_gbs": round(algbw, 6),
+            "coll_busbw_gbs": round(algbw * 1.75, 6),
         },
-    }  # fmt: skip
+    }
     return msgspec.json.encode(document).decode()
 
 

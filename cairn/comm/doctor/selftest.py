@@ -54,41 +54,105 @@ def cases() -> list[Case]:
         Case("wrong interface", "wrong interface", "rank 1", inject.wrong_interface, said),
         Case("mismatched sizes", "mismatch", "rank 2", inject.other_size, real),
         Case("mismatched operations", "mismatch", "rank 1", inject.other_operation, real),
-        Case("missing rank, our backend", "hang", "rank 1",
-             partial(inject.missing, backend="cairn"), real),
-        Case("mismatched sizes, our backend", "mismatch", "rank 2",
-             partial(inject.other_size, backend="cairn"), real),
+        Case(
+            "missing rank, our backend",
+            "hang",
+            "rank 1",
+            partial(inject.missing, backend="cairn"),
+            real,
+        ),
+        Case(
+            "mismatched sizes, our backend",
+            "mismatch",
+            "rank 2",
+            partial(inject.other_size, backend="cairn"),
+            real,
+        ),
         *_log_cases(log),
-    ]  # fmt: skip
+    ]
 
 
 def _log_cases(by: str) -> list[Case]:
     nccl = samples.nccl_log
     return [
-        Case("NCCL on loopback", "wrong interface", "node0",
-             _text(lambda: nccl(interface="lo", address="127.0.0")), by),
-        Case("NCCL over TCP", "transport downgrade", "between hosts",
-             _text(lambda: nccl(between="NET/Socket/{rail}", network="Socket")), by),
-        Case("no GPUDirect", "transport downgrade", "GPU and NIC",
-             _text(lambda: nccl(between="NET/IB/{rail}")), by),
-        Case("no peer access", "transport downgrade", "within a host",
-             _text(lambda: nccl(within="SHM/direct/direct")), by),
-        Case("NCCL ring over hosts", "rank mapping", "2 hosts",
-             _text(lambda: nccl(interleaved=True)), by),
-        Case("straggler in Inspector", "straggler", "rank 5",
-             _text(lambda: samples.inspector(late=5)), by),
-        Case("slow rail in Inspector", "slow network", "node2",
-             _text(lambda: samples.inspector(slow=2)), by),
-        Case("small messages in Inspector", "message too small", "below",
-             _text(lambda: samples.inspector(sizes=(*[64 << 10] * 40, MIB, 64 * MIB, 256 * MIB),
-                                             each=43)), by),
-        Case("small messages in a sweep", "message too small", "below",
-             _text(samples.sweep), by, [64 << 10]),
-        Case("gloo told to use loopback", "wrong interface", "127.0.0.1",
-             _text(samples.gloo_failure), by),
+        Case(
+            "NCCL on loopback",
+            "wrong interface",
+            "node0",
+            _text(lambda: nccl(interface="lo", address="127.0.0")),
+            by,
+        ),
+        Case(
+            "NCCL over TCP",
+            "transport downgrade",
+            "between hosts",
+            _text(lambda: nccl(between="NET/Socket/{rail}", network="Socket")),
+            by,
+        ),
+        Case(
+            "no GPUDirect",
+            "transport downgrade",
+            "GPU and NIC",
+            _text(lambda: nccl(between="NET/IB/{rail}")),
+            by,
+        ),
+        Case(
+            "no peer access",
+            "transport downgrade",
+            "within a host",
+            _text(lambda: nccl(within="SHM/direct/direct")),
+            by,
+        ),
+        Case(
+            "NCCL ring over hosts",
+            "rank mapping",
+            "2 hosts",
+            _text(lambda: nccl(interleaved=True)),
+            by,
+        ),
+        Case(
+            "straggler in Inspector",
+            "straggler",
+            "rank 5",
+            _text(lambda: samples.inspector(late=5)),
+            by,
+        ),
+        Case(
+            "slow rail in Inspector",
+            "slow network",
+            "node2",
+            _text(lambda: samples.inspector(slow=2)),
+            by,
+        ),
+        Case(
+            "small messages in Inspector",
+            "message too small",
+            "below",
+            _text(
+                lambda: samples.inspector(
+                    sizes=(*[64 << 10] * 40, MIB, 64 * MIB, 256 * MIB), each=43
+                )
+            ),
+            by,
+        ),
+        Case(
+            "small messages in a sweep",
+            "message too small",
+            "below",
+            _text(samples.sweep),
+            by,
+            [64 << 10],
+        ),
+        Case(
+            "gloo told to use loopback",
+            "wrong interface",
+            "127.0.0.1",
+            _text(samples.gloo_failure),
+            by,
+        ),
         Case("NCCL timeout in a job's log", "hang", "rank 2", _text(samples.timeouts), by),
         Case("damaged data", "wrong result", "sample", _text(lambda: samples.sweep(wrong=3)), by),
-    ]  # fmt: skip
+    ]
 
 
 def _text(make: Callable[[], str]) -> Callable[[Path], object]:
@@ -122,7 +186,11 @@ def _verdict(
     name: str, by: str, expected: str, found: list[Finding], right: bool, began: float
 ) -> Verdict:
     return Verdict(
-        name=name, by=by, expected=expected, named=[f"{one.cause}: {one.where}" for one in found],
-        right=right, evidence=[line for one in found for line in one.evidence],
+        name=name,
+        by=by,
+        expected=expected,
+        named=[f"{one.cause}: {one.where}" for one in found],
+        right=right,
+        evidence=[line for one in found for line in one.evidence],
         seconds=round(time.perf_counter() - began, 3),
-    )  # fmt: skip
+    )

@@ -59,11 +59,17 @@ def _timed(line: dict[str, Any]) -> Timed | None:
         return None
     head, about = line.get("header", line), line.get("metadata", line)
     return Timed(
-        communicator=str(head["id"]), rank=int(head["rank"]), ranks=int(head["n_ranks"]),
-        nodes=int(head.get("nnodes", 1)), host=str(about.get("hostname", "?")), op=str(done["coll"]),
-        sequence=int(done["coll_sn"]), bytes=int(done["coll_msg_size_bytes"]),
-        us=float(done["coll_exec_time_us"]), busbw_gb_per_s=float(done["coll_busbw_gbs"]),
-    )  # fmt: skip
+        communicator=str(head["id"]),
+        rank=int(head["rank"]),
+        ranks=int(head["n_ranks"]),
+        nodes=int(head.get("nnodes", 1)),
+        host=str(about.get("hostname", "?")),
+        op=str(done["coll"]),
+        sequence=int(done["coll_sn"]),
+        bytes=int(done["coll_msg_size_bytes"]),
+        us=float(done["coll_exec_time_us"]),
+        busbw_gb_per_s=float(done["coll_busbw_gbs"]),
+    )
 
 
 def examine_timings(rows: list[Timed]) -> list[Finding]:
@@ -100,14 +106,15 @@ def _straggler(group: str, rows: list[Timed]) -> list[Finding]:
     host = next(row.host for row in rows if row.rank == ranks[rank])
     return [
         Finding(
-            cause="straggler", where=f"rank {ranks[rank]} on {host}",
+            cause="straggler",
+            where=f"rank {ranks[rank]} on {host}",
             evidence=[
                 f"shortest in {count} of {len(times)} collectives of communicator {group}: it came last",
                 f"the others spent {waited / 1e3:.2f} ms more in each (median), waiting for it",
             ],
             advice="its computation is slow, not the network: clocks, throttling, data loading, host load",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
@@ -133,7 +140,8 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
             if us > SLOWER * middle and group not in found and len(times[group]) >= FEWEST:
                 hosts = sorted({row.host for row in groups[group]})
                 found[group] = Finding(
-                    cause="slow network", where=", ".join(hosts[:4]),
+                    cause="slow network",
+                    where=", ".join(hosts[:4]),
                     evidence=[
                         f"{op} of {format_bytes(size)} takes {us:.0f} us in communicator {group}, "
                         f"{middle:.0f} us in {len(times) - 1} others alike",
@@ -141,7 +149,7 @@ def _slow_hosts(groups: dict[str, list[Timed]]) -> list[Finding]:
                     ],
                     advice="look at the links and NICs of these hosts; "
                     "`cairn comm doctor --probe` between them finds the one",
-                )  # fmt: skip
+                )
     return list(found.values())
 
 
@@ -185,7 +193,8 @@ def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list
         return []
     return [
         Finding(
-            cause="message too small", where=f"{whose}: below {format_bytes(half)}",
+            cause="message too small",
+            where=f"{whose}: below {format_bytes(half)}",
             evidence=[
                 f"latency {curve.latency_us:.1f} us, {curve.gb_per_s:.1f} GB/s for large messages: "
                 f"below {format_bytes(half)} more than half of the bandwidth is lost",
@@ -194,7 +203,7 @@ def _too_small(points: list[Point], spent: dict[int, float], whose: str) -> list
             advice=f"send larger messages: buckets of {format_bytes(8 * half)} or more "
             "(bucket_cap_mb of DDP, larger FSDP units), or fewer, fused collectives",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _dip(points: list[Point], of: str) -> list[Finding]:
@@ -203,7 +212,8 @@ def _dip(points: list[Point], of: str) -> list[Finding]:
         if small.us > 1.5 * large.us and small.bytes < large.bytes:
             return [
                 Finding(
-                    cause="slow network", where=f"messages of {format_bytes(small.bytes)}{of}",
+                    cause="slow network",
+                    where=f"messages of {format_bytes(small.bytes)}{of}",
                     evidence=[
                         f"{format_bytes(small.bytes)} takes {small.us:.0f} us, "
                         f"{format_bytes(large.bytes)} only {large.us:.0f} us"
@@ -211,7 +221,7 @@ def _dip(points: list[Point], of: str) -> list[Finding]:
                     advice="measure again; if it stays, let `cairn comm tune --measured` choose the "
                     "algorithm, and look for congestion at that time",
                 )
-            ]  # fmt: skip
+            ]
     return []
 
 

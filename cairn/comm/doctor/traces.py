@@ -67,7 +67,8 @@ def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | 
             odd = sorted(rank for rank, value in values.items() if value != usual)
             first = next(rank for rank in here if rank not in odd)
             return Finding(
-                cause="mismatch", where=ranked(odd),
+                cause="mismatch",
+                where=ranked(odd),
                 evidence=[
                     f"collective #{sequence} of group {group}: {ranked(odd)} "
                     f"has {what} {values[odd[0]]}, {ranked([first])} {usual}",
@@ -75,7 +76,7 @@ def _mismatch(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | 
                 ],
                 advice=f"all ranks must call the same collective with the same {what}; look at "
                 f"what {ranked(odd[:1])} does before #{sequence}",
-            )  # fmt: skip
+            )
     return None
 
 
@@ -101,11 +102,12 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
         if len(stuck) < len(calls) or not started:
             return None  # some are through already, the others are about to be
         return Finding(
-            cause="hang", where=ranked(stuck),
+            cause="hang",
+            where=ranked(stuck),
             evidence=[f"all ranks are in {call.op} #{sequence} of group {group}, none has left it"],
             advice="the network or a GPU does not go on: look for errors of NICs and links (XID, "
             "link down) on these hosts",
-        )  # fmt: skip
+        )
     verb = "waits" if len(stuck) == 1 else "wait"
     evidence = [f"{ranked(stuck)} {verb} in {call.op} #{sequence} of group {group} {call.shapes}"]
     for rank in missing[:4]:
@@ -114,14 +116,18 @@ def _hang(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
             evidence.append(f"rank {rank} left no dump: its process may have died")
         elif mine:
             final = mine[last[rank]]
-            evidence.append(f"rank {rank} ends with {final.op} #{last[rank]}"
-                            + ("" if final.done else ", which is not done"))  # fmt: skip
+            evidence.append(
+                f"rank {rank} ends with {final.op} #{last[rank]}"
+                + ("" if final.done else ", which is not done")
+            )
         else:
             evidence.append(f"rank {rank} has entered no collective of this group")
     return Finding(
-        cause="hang", where=ranked(missing), evidence=[*evidence, *_frames(waiting, stuck[:1])],
+        cause="hang",
+        where=ranked(missing),
+        evidence=[*evidence, *_frames(waiting, stuck[:1])],
         advice=f"look at {ranked(missing[:1])}: its own log, its stack (py-spy dump), its host",
-    )  # fmt: skip
+    )
 
 
 def _gone(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]) -> Finding | None:
@@ -130,13 +136,14 @@ def _gone(group: str, calls: Mapping[int, Mapping[int, Call]], absent: list[int]
         return None
     last = max((number, rank) for rank, mine in calls.items() for number in mine)
     return Finding(
-        cause="hang", where=ranked(absent),
+        cause="hang",
+        where=ranked(absent),
         evidence=[
             f"{ranked(absent)} left no dump, the {len(calls) - len(absent)} others of group {group} did",
             f"they end with {calls[last[1]][last[0]].op} #{last[0]}",
         ],
         advice=f"the process of {ranked(absent[:1])} has died, or its dump is missing here: see its log",
-    )  # fmt: skip
+    )
 
 
 def _straggler(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding | None:
@@ -162,7 +169,8 @@ def _straggler(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding |
     if times < OFTEN * len(shared) or typical < max(LATE_MS, 0.05 * step):
         return None
     return Finding(
-        cause="straggler", where=f"rank {ranks[rank]}",
+        cause="straggler",
+        where=f"rank {ranks[rank]}",
         evidence=[
             f"last to enter {times} of {len(shared)} collectives of group {group}, "
             f"{typical:.1f} ms after all others (median)",
@@ -170,7 +178,7 @@ def _straggler(group: str, calls: Mapping[int, Mapping[int, Call]]) -> Finding |
         ],
         advice="its computation is slow, not the network: compare its GPU clocks, its share of the "
         "data and its host's load with those of the others",
-    )  # fmt: skip
+    )
 
 
 def _op(call: Call) -> str:

@@ -54,9 +54,14 @@ from cairn.core.shared_secret import Secret
 
 class Endpoint:
     def __init__(
-        self, name: str, mover: Mover, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE,
+        self,
+        name: str,
+        mover: Mover,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        patience: Patience = PATIENCE,
         secret: Secret | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.mover, self.patience, self.secret = name, mover, patience, secret
         self.doorman = Doorman(secret, f"transfer end {name}", patience_s=CONNECT_S)
         self.regions: dict[str, Region] = {}
@@ -116,8 +121,9 @@ class Endpoint:
             return self._introduce(dialled(self.mover.family, where, self.secret)).name
         except (OSError, Gone, ValueError, OverflowError) as error:
             raise TransferError(
-                f"no connection to {address}: {error}", hint="is the other side up, and this its port?"
-            ) from None  # fmt: skip
+                f"no connection to {address}: {error}",
+                hint="is the other side up, and this its port?",
+            ) from None
 
     def drop(self, peer: str) -> None:
         self._cut(peer, "we cut the connection")

@@ -79,9 +79,10 @@ class Give:
         if not isinstance(beat, Beat):
             return []
         freed = [
-            one for request in beat.done
+            one
+            for request in beat.done
             for one in self.owner.release(request, note.peer, beat.holders, now)
-        ]  # fmt: skip
+        ]
         granted, gone = {}, []
         for request in beat.holding:
             if self.owner.renew(request, note.peer, beat.holders, now):
@@ -101,12 +102,21 @@ class Give:
 
 
 def offer_of(
-    gives: Sequence[Give], addresses: Sequence[str], request: str, table: Sequence[int], tokens: int,
+    gives: Sequence[Give],
+    addresses: Sequence[str],
+    request: str,
+    table: Sequence[int],
+    tokens: int,
     streamed: bool = False,
-) -> Offer:  # fmt: skip
+) -> Offer:
     """What a router hands to the taker; `gives` and `addresses` in order of rank."""
     side = gives[0].side
     return Offer(
-        request=request, engine=side.engine, layout=side.layout, addresses=list(addresses),
-        table=list(table), tokens=tokens, streamed=streamed,
-    )  # fmt: skip
+        request=request,
+        engine=side.engine,
+        layout=side.layout,
+        addresses=list(addresses),
+        table=list(table),
+        tokens=tokens,
+        streamed=streamed,
+    )

@@ -21,8 +21,13 @@ from cairn.comm.transfer.shard import Axis, Shard, even_axis
 from cairn.core.errors import ConfigError
 
 ITEMSIZES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1,
-}  # fmt: skip
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "uint8": 1,
+}
 REGION = "kv"
 
 
@@ -155,9 +160,13 @@ def check_contents(source: KVLayout, target: KVLayout, cast: bool = False) -> No
 
 
 def _shard(
-    layout: KVLayout, rank: int, table: Sequence[int], tokens: tuple[int, int],
-    layers: tuple[int, int], tensor: str,
-) -> Shard:  # fmt: skip
+    layout: KVLayout,
+    rank: int,
+    table: Sequence[int],
+    tokens: tuple[int, int],
+    layers: tuple[int, int],
+    tensor: str,
+) -> Shard:
     contents, own, heads = layout.contents, layout.layers(rank), layout.heads(rank)
     plane_bytes, item = layout.plane_bytes, contents.itemsize
     token, head = contents.width * layout.heads_per_rank, contents.width

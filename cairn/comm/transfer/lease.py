@@ -103,8 +103,10 @@ class Owner:
     def next_end(self) -> float | None:
         """When `expire` may have something to do."""
         ends = [
-            end for lease in self._leases.values() for end in (*lease.until.values(), lease.unclaimed_until)
-        ]  # fmt: skip
+            end
+            for lease in self._leases.values()
+            for end in (*lease.until.values(), lease.unclaimed_until)
+        ]
         return min(ends, default=None)
 
     def held(self) -> set[str]:

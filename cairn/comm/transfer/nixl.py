@@ -151,9 +151,14 @@ class NixlMover:
     # -- on the one thread that uses the agent ------------------------------------------------
 
     def _post(
-        self, peer: Peer, ticket: int, way: str, ours: Region, theirs: str,
+        self,
+        peer: Peer,
+        ticket: int,
+        way: str,
+        ours: Region,
+        theirs: str,
         columns: tuple[Offsets, Offsets, Offsets],
-    ) -> None:  # fmt: skip
+    ) -> None:
         here, there, sizes = columns
         if not len(sizes):
             self._end.settle(peer, ticket)
@@ -258,7 +263,10 @@ def load_api() -> Any:
 
 
 def nixl(
-    name: str, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE,
+    name: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    patience: Patience = PATIENCE,
     secret: Secret | None = None,
-) -> Endpoint:  # fmt: skip
+) -> Endpoint:
     return Endpoint(name, NixlMover(name), host, port, patience, secret)

@@ -59,8 +59,10 @@ def make_plan(held: Sequence[Shard], wanted: Sequence[Shard], same_ranks: bool =
     for shard in held:
         by_tensor[shard.tensor].append(shard)
     pieces = [
-        piece for target in wanted for piece in _pieces(by_tensor[target.tensor], target, same_ranks)
-    ]  # fmt: skip
+        piece
+        for target in wanted
+        for piece in _pieces(by_tensor[target.tensor], target, same_ranks)
+    ]
     parts: dict[tuple[int, str, int, str, float], list[Runs]] = defaultdict(list)
     for source, target, box in share_out(pieces):
         widening = target.itemsize / source.itemsize

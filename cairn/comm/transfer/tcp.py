@@ -146,7 +146,10 @@ def _scattered(region: Region, starts: Offsets, sizes: Offsets) -> Scattered:
 
 
 def tcp(
-    name: str, host: str = "127.0.0.1", port: int = 0, patience: Patience = PATIENCE,
+    name: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    patience: Patience = PATIENCE,
     secret: Secret | None = None,
-) -> Endpoint:  # fmt: skip
+) -> Endpoint:
     return Endpoint(name, TcpMover(), host, port, patience, secret)

@@ -100,9 +100,10 @@ def _read(path: Path, leg: Leg, memory: Bytes) -> None:
         while at < len(sizes):
             last = at + 1
             while (
-                last < len(sizes) and last - at < MOST_PIECES
+                last < len(sizes)
+                and last - at < MOST_PIECES
                 and source[last] == source[last - 1] + sizes[last - 1]
-            ):  # fmt: skip
+            ):
                 last += 1
             parts = [memory[target[i] : target[i] + sizes[i]] for i in range(at, last)]
             wanted = sum(sizes[at:last])

@@ -113,9 +113,13 @@ class WeightSink:
     """One rank that wants weights. `memory` has them after a `pull`, as `wanted` says."""
 
     def __init__(
-        self, end: Transport, wanted: Packed, held: Sequence[Packed], addresses: Sequence[str],
+        self,
+        end: Transport,
+        wanted: Packed,
+        held: Sequence[Packed],
+        addresses: Sequence[str],
         timeout_s: float = 60.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`held`: what every source holds, by rank, as they do themselves; `addresses` of the same ranks."""
         if len(held) != len(addresses):
             raise TransferError(f"{len(held)} layouts of sources for {len(addresses)} addresses")
@@ -145,9 +149,11 @@ class WeightSink:
     def pull(self, version: int, timeout_s: float) -> None:
         """Waits until every source has published it, reads, and says so to all of them."""
         self._until(
-            lambda: all(self._published.get(peer) == version for peer in self._names), timeout_s,
-            f"see weights {version} of", lambda: [p for p in self._names if self._published.get(p) != version],
-        )  # fmt: skip
+            lambda: all(self._published.get(peer) == version for peer in self._names),
+            timeout_s,
+            f"see weights {version} of",
+            lambda: [p for p in self._names if self._published.get(p) != version],
+        )
         for peer, legs in self._legs.items():
             for leg in legs:
                 ticket = self.end.read(peer, leg.source_region, leg.target_region, leg.runs)

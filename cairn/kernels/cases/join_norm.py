@@ -51,7 +51,7 @@ def _prepare(parts: int, rows: int, columns: int) -> Prepared:
 
     def ours() -> Tensor:
         return join_add_rmsnorm(
-            given, residual, weight, residual_out=total, settled=True, impl="triton"
+            given, residual, weight, residual_out=total, prefetch=True, impl="triton"
         )[0]
 
     def apart() -> Tensor:

@@ -143,7 +143,7 @@ def decode_gluon(name: str, group: int = 4, columns: int = 128, page: int = 64) 
     )  # fmt: skip
     types = {"k_view": described, "v_view": described, **pointers, "arrivals": "*i32"}
     types |= {"sequences": "i32", "scale_log2": "fp32", **dict.fromkeys(numbers, "i32")}
-    fixed = stream_constants(8, group, columns, page, 256, plan, settled=True)
+    fixed = stream_constants(8, group, columns, page, 256, plan, prefetch=True)
     return Variant(
         f"paged_decode gluon {name}", decode_kernel, types, fixed | dict(OVERLAP=True),
         {"num_warps": 4, "maxnreg": plan.most}, ("q", "out", "partial", "q_token", "q_head", "out_token", "out_head"),

@@ -140,7 +140,7 @@ def _prepare(m: int, n: int, k: int) -> Prepared:
     y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
     def ours() -> Tensor:
-        return skinny_matmul(x_MK, w_NK, out=y_MN, settled=True, impl="triton")
+        return skinny_matmul(x_MK, w_NK, out=y_MN, prefetch=True, impl="triton")
 
     def error() -> float:
         poison(y_MN)
@@ -158,7 +158,7 @@ def tuning() -> Iterator[Tuning]:
             def prepare(m: int = m, n: int = p.n, k: int = p.k) -> Callable[[], Tensor]:
                 x_MK, w_NK = _operands(m, n, k)
                 y_MN = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-                return lambda: skinny_matmul(x_MK, w_NK, out=y_MN, settled=True)
+                return lambda: skinny_matmul(x_MK, w_NK, out=y_MN, prefetch=True)
 
             plans = [{**plan._asdict(), "impl": "triton"} for plan in candidates(m, p.n, p.k)]
             yield Tuning(_key(m, p.n, p.k, torch.bfloat16), [*plans, {"impl": "torch"}], prepare)

@@ -264,7 +264,7 @@ def launch_rope(
     q: Tensor,
     k: Tensor | None,
     pages: Pages | None,
-    settled: bool = False,
+    prefetch: bool = False,
 ) -> None:
     tokens, size = qkv.shape[0], q.shape[2]
     shares = _shares(how["heads"], heads.q, heads.kv)
@@ -280,7 +280,7 @@ def launch_rope(
         0 if table is None else table.stride(0), q.stride(0), 0 if k is None else k.stride(0),
         page, place, head, H=heads.q, K=heads.kv, C=size, HALF=width(size // 2), **shares,
         PAGE=1 if pages is None else pages.cache_k.shape[1], SCALES=scales,
-        PLUS_ONE=heads.plus_one, EARLY=settled and tokens <= FEW_ROWS, num_warps=how["warps"], **pdl(qkv.device),
+        PLUS_ONE=heads.plus_one, EARLY=prefetch and tokens <= FEW_ROWS, num_warps=how["warps"], **pdl(qkv.device),
     )  # fmt: skip
 
 

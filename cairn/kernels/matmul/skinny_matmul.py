@@ -8,7 +8,7 @@ Every weight is read once, so the time to beat is the bytes of w over the bandwi
     stream   tensor cores, on tiles of w that come through a deep ring of shared memory
 
 A short product is over before the next launch has begun, so these kernels start while their predecessor still runs
-(programmatic dependent launch). With `settled` they also read their weights before it has ended: promise that only of
+(programmatic dependent launch). With `prefetch` they also read their weights before it has ended: promise that only of
 weights that nothing before in the stream has just written. Then all that is left behind the predecessor is to read x.
 
 Where there are too few tiles of w, K is cut into parts, whose float32 sums a second small kernel joins in their order.
@@ -57,13 +57,13 @@ def skinny_matmul(
     activation: Activation | None = None,
     residual_MN: Tensor | None = None,
     out: Tensor | None = None,
-    settled: bool = False,
-    beside: bool = False,
+    prefetch: bool = False,
+    shares_chip: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `settled`.
+    """x @ w.T and what follows; x has at most 256 rows. See the head of this file, also for `prefetch`.
 
-    `beside`: attention runs at the same time in another stream, and this should fit beside it.
+    `shares_chip`: attention runs at the same time in another stream, and this should fit beside it.
     """
     x = _checked(x_MK, w_NK)
     m, k = x.shape
@@ -73,7 +73,7 @@ def skinny_matmul(
     shape = (*x_MK.shape[:-1], epilogue.columns(n))
     if out is not None:
         output("out", out, shape, x.dtype, x)
-    plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
+    plan, wins = (beside_plan(m, n, k), "triton") if shares_chip else _config(m, n, k, x.dtype)
     offers = {"triton": _obstacle(x, w_NK, epilogue, plan), "torch": None, "reference": None}
     if wins == "torch":
         offers = {"torch": None, **offers}
@@ -85,23 +85,23 @@ def skinny_matmul(
     if y.numel():
         flat = None if residual_MN is None else as_rows("residual_MN", residual_MN)
         after = epilogue._replace(residual_MN=flat)
-        launch(x, w_NK, as_rows("out", y), after, plan, settled)
+        launch(x, w_NK, as_rows("out", y), after, plan, prefetch)
     return y
 
 
 def skinny_parts(
-    x_MK: Tensor, w_NK: Tensor, *, settled: bool = False, beside: bool = False
+    x_MK: Tensor, w_NK: Tensor, *, prefetch: bool = False, shares_chip: bool = False
 ) -> Tensor | None:
     """Float32 sums [parts, M, N], for whoever joins them together with what follows; None where K is not cut."""
     x, n = _checked(x_MK, w_NK), w_NK.shape[0]
     m, k = x.shape
-    plan, wins = (beside_plan(m, n, k), "triton") if beside else _config(m, n, k, x.dtype)
+    plan, wins = (beside_plan(m, n, k), "triton") if shares_chip else _config(m, n, k, x.dtype)
     split = plan.parts(k)
     cut = plan.kernel == "stream" and split > 1 and wins == "triton" and m > 0
     if not cut or _obstacle(x, w_NK, Epilogue(), plan) is not None:
         return None
     parts = x.new_empty(split, m, n, dtype=torch.float32)
-    _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, _common(plan, settled))
+    _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, _common(plan, prefetch))
     return parts
 
 
@@ -148,19 +148,19 @@ def _config(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[Plan, str]:
 
 
 def launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, settled: bool = False
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool = False
 ) -> None:
     """Run the kernels on checked two-dimensional operands."""
-    common = _common(plan, settled)
+    common = _common(plan, prefetch)
     if plan.kernel == "row":
         _launch_row(x, w, y, epilogue, plan, common)
     else:
         _launch_stream(x, w, y, epilogue, plan, common)
 
 
-def _common(plan: Plan, settled: bool) -> dict[str, Any]:
+def _common(plan: Plan, prefetch: bool) -> dict[str, Any]:
     overlap = plan.overlap and os.environ.get("TRITON_INTERPRET") != "1"
-    return dict(OVERLAP=overlap, EARLY=settled, num_warps=plan.warps, launch_pdl=overlap)
+    return dict(OVERLAP=overlap, EARLY=prefetch, num_warps=plan.warps, launch_pdl=overlap)
 
 
 def _launch_row(

@@ -74,12 +74,12 @@ def join_add_rmsnorm(
     *,
     plus_one: bool = False,
     residual_out: Tensor | None = None,
-    settled: bool = False,
+    prefetch: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Parts and a residual [M, D] -> y like the residual, and the sum of all; that may be where the residual was.
 
-    `settled`: nothing that is still running writes the weight.
+    `prefetch`: nothing that is still running writes the weight.
     """
     check("residual", residual, dtypes=FLOATS, shape=(None, None))
     rows, columns = residual.shape
@@ -98,7 +98,7 @@ def join_add_rmsnorm(
         launch(
             _join_norm_kernel, rows, parts.sums_SMD, before, weight, y, after, rows, before.stride(0),
             y.stride(0), after.stride(0), eps, PARTS=len(parts.sums_SMD), PLUS_ONE=plus_one,
-            COLUMNS=columns, WIDTH=width(columns), EARLY=settled, num_warps=_warps(columns),
+            COLUMNS=columns, WIDTH=width(columns), EARLY=prefetch, num_warps=_warps(columns),
             **pdl(residual.device),
         )  # fmt: skip
     return y, total

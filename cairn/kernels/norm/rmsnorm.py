@@ -43,7 +43,7 @@ from cairn.kernels.quantize.quantize import (
 
 FP8 = torch.float8_e4m3fn
 FEW_ROWS = (
-    1024  # up to here settled weights are asked for early: with more the registers are worth more
+    1024  # up to here prefetch weights are asked for early: with more the registers are worth more
 )
 
 
@@ -108,17 +108,17 @@ def rmsnorm(
     *,
     plus_one: bool = False,
     out: Tensor | None = None,
-    settled: bool = False,
+    prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """x [..., D] -> y like x. Differentiable. `settled`: nothing that is still running writes the weight."""
+    """x [..., D] -> y like x. Differentiable. `prefetch`: nothing that is still running writes the weight."""
     if _offer(x, None, weight, impl) == "reference":
         y = rmsnorm_reference(x, weight, eps, plus_one)
         return y if out is None else _buffer("out", out, x).copy_(y)
     if _tracked(x, weight, out=out):
         return _RMSNorm.apply(x, None, weight, eps, plus_one)
     y = _buffer("out", out, x)
-    _launch(x, None, weight, y, None, None, None, eps, plus_one, settled)
+    _launch(x, None, weight, y, None, None, None, eps, plus_one, prefetch)
     return y
 
 
@@ -131,7 +131,7 @@ def add_rmsnorm(
     plus_one: bool = False,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
-    settled: bool = False,
+    prefetch: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
     """x, residual [..., D] -> y like x, x + residual like the residual. The outputs may be the inputs."""
@@ -146,7 +146,7 @@ def add_rmsnorm(
     if _tracked(x, residual, weight, out=out, residual_out=residual_out):
         return _RMSNorm.apply(x, residual, weight, eps, plus_one)
     y, total = _buffer("out", out, x), _buffer("residual_out", residual_out, residual)
-    _launch(x, residual, weight, y, total, None, None, eps, plus_one, settled)
+    _launch(x, residual, weight, y, total, None, None, eps, plus_one, prefetch)
     return y, total
 
 
@@ -271,7 +271,7 @@ def _launch(
     rstd: Tensor | None,
     eps: float,
     plus_one: bool,
-    settled: bool = False,
+    prefetch: bool = False,
 ) -> None:
     x_TD, y_TD = as_rows("x", x), as_rows("out", y)
     added = None if residual is None else as_rows("residual", residual)
@@ -287,7 +287,7 @@ def _launch(
         added.stride(0) if added is not None else 0, y_TD.stride(0),
         total_TD.stride(0) if total_TD is not None else 0, eps,
         PLUS_ONE=plus_one, COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,
-        STAGES=how.stages, EARLY=settled and rows <= FEW_ROWS, num_warps=how.warps, **pdl(x.device),
+        STAGES=how.stages, EARLY=prefetch and rows <= FEW_ROWS, num_warps=how.warps, **pdl(x.device),
     )  # fmt: skip
 
 

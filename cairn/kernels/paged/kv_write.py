@@ -51,13 +51,13 @@ def rope_write(
     out: Tensor | None = None,
     in_place: bool = False,
     k_out: Tensor | None = None,
-    settled: bool = False,
+    prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """q [T, H, C]: in `out`, in a new tensor, or `in_place` in qkv; k and v go into the pages.
 
-    `k_out` [T, K, C] gets the rotated keys as well, for attention that needs no pages. `settled`: nothing that is still
-    running writes weights, table, positions or slots. No gradients.
+    `k_out` [T, K, C] gets the rotated keys as well, for attention that needs no pages. `prefetch`: nothing that
+    is still running writes weights, table, positions or slots. No gradients.
     """
     size = check_rope(qkv, heads, table, positions)
     _check_pages(qkv, heads, size, pages)
@@ -77,7 +77,7 @@ def rope_write(
             k_out.copy_(k)
         return q.copy_(new_q)
     how = tuned("kv_write", key(size, qkv.dtype), DEFAULT)
-    launch_rope(how, qkv, heads, table, positions, q, k_out, pages, settled)
+    launch_rope(how, qkv, heads, table, positions, q, k_out, pages, prefetch)
     return q
 
 

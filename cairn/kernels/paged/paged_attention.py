@@ -58,6 +58,9 @@ def paged_attention_reference(call: Paged) -> tuple[Tensor, Tensor]:
             _gathered(cache, scale, pages, kind)[:length].repeat_interleave(call.group, 1)
             for cache, scale in stored
         )
+        if call.window:  # pages behind the window may be somebody else's
+            oldest = max(0, length - count + 1 - call.window)
+            k_NHC[:oldest] = v_NHC[:oldest] = 0
         out_THC[rows], lse_TH[rows] = _attended(call, call.q_THC[rows].to(kind), k_NHC, v_NHC)
     return out_THC, lse_TH
 
@@ -110,17 +113,17 @@ def paged_attention(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     workspace: Workspace | None = None,
-    settled: bool = False,
-    beside: bool = False,
+    prefetch: bool = False,
+    shares_chip: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """The last tokens of each sequence attend to its pages; [T, H, C] as q.
 
     `max_query`: no sequence has more queries. `lse`: float32 [T, H], filled where given. Keys and values in fp8 (e4m3)
     need `k_scale` and `v_scale`, float32 with one element or one for each key head. `workspace`: from
-    `paged_parts.lasting_workspace`, to save a launch; only for calls that follow one another on one stream. `settled`:
-    nothing that is still running writes lengths, tables or the cache, but for each sequence's newest token. `beside`:
-    another stream has work at the same time, for which a decode kernel should leave room.
+    `paged_parts.lasting_workspace`, to save a launch; only for calls that follow one another on one stream. `prefetch`:
+    nothing that is still running writes lengths, tables or the cache, but for each sequence's newest token.
+    `shares_chip`: another stream has work at the same time, for which a decode kernel should leave room.
     """
     call = checked(
         q_THC, cache_k, cache_v, block_tables, lengths, cu_seqlens_q, max_query, scale, window, softcap, sinks_H,
@@ -130,7 +133,7 @@ def paged_attention(
     if chosen == "reference":
         _fill_by_reference(call)
     elif q_THC.shape[0] and call.sequences:
-        _launch(call, workspace, settled, beside, gluon=chosen == "gluon")
+        _launch(call, workspace, prefetch, shares_chip, gluon=chosen == "gluon")
     return call.out_THC
 
 
@@ -151,19 +154,19 @@ def _is_decode(call: Paged) -> bool:
 
 
 def _launch(
-    call: Paged, workspace: Workspace | None, settled: bool, beside: bool, gluon: bool
+    call: Paged, workspace: Workspace | None, prefetch: bool, shares_chip: bool, gluon: bool
 ) -> None:
     if _is_decode(call):
         if gluon and workspace is not None:
-            plan = paged_decode_gluon.BESIDE if beside else paged_decode_gluon.PLAN
-            paged_decode_gluon.decode(call, workspace, settled, plan)
+            plan = paged_decode_gluon.BESIDE if shares_chip else paged_decode_gluon.PLAN
+            paged_decode_gluon.decode(call, workspace, prefetch, plan)
         else:
-            paged_decode.decode(call, call.max_query, workspace, settled)
+            paged_decode.decode(call, call.max_query, workspace, prefetch)
         return
     # With max_query rows for every sequence there is none with a single query.
     singles = call.q_THC.shape[0] < call.sequences * call.max_query and paged_decode.fits(call, 1)
     if singles:
-        paged_decode.decode(call, 1, workspace, settled)
+        paged_decode.decode(call, 1, workspace, prefetch)
     if gluon:
         plan = paged_prefill.plan_of(call)
         paged_prefill_gluon.prefill(call, int(singles), plan.ping_pong)

@@ -75,12 +75,17 @@ def _attend(
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"  # pyrefly: ignore[bad-assignment]
     column = tl.arange(0, WIDTH)
     token = tl.arange(0, BLOCK)
+    oldest = (
+        tl.min(seen, 0) - WINDOW
+    )  # key that anybody sees; pages before its own may be somebody else's
     for tile in tl.range(first, first + count, num_stages=STAGES):
         rows = rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)
         at = rows[:, None] + column[None, :]
         pages = pages_of(table, tile + 1, length, PAGE, BLOCK)  # a step ahead of who needs it
         key = tile * BLOCK + token
         mask = (key < length)[:, None] & (column < C)[None, :]
+        if WINDOW:
+            mask = mask & (key >= oldest)[:, None]
         tile_k = tl.load(k_head + at, mask=mask, other=0.0)
         tile_v = tl.load(v_head + at, mask=mask, other=0.0)
         if SCALES:
@@ -224,11 +229,11 @@ def fits(call: Paged, queries: int) -> bool:
 
 
 def decode(
-    call: Paged, queries: int, workspace: Workspace | None = None, settled: bool = False
+    call: Paged, queries: int, workspace: Workspace | None = None, prefetch: bool = False
 ) -> None:
     """Fill the rows of every sequence that has 1 to `queries` of them; other rows are left alone.
 
-    `settled`: nothing that is still running writes lengths, tables or bounds.
+    `prefetch`: nothing that is still running writes lengths, tables or bounds.
     """
     plan = plan_of(call, queries)
     programs = plan.per_sm * multiprocessors(call.q_THC.device)
@@ -246,7 +251,7 @@ def decode(
     kernel: Any = _decode_kernel
     kernel[(programs,)](
         **call.tensors(), **room._asdict(), **call.numbers(), **constants, QUERIES=queries, ROWS=rows,
-        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, EARLY=settled, num_warps=plan.warps,
+        BLOCK=plan.block, STAGES=plan.stages, LAST_ADDS=last_adds, EARLY=prefetch, num_warps=plan.warps,
         **pdl(call.q_THC.device),
     )  # fmt: skip
     if not last_adds:

@@ -57,8 +57,8 @@ def unfit(call: Paged, programs: int) -> str | None:
     return None
 
 
-def decode(call: Paged, workspace: Workspace, settled: bool, plan: Plan = PLAN) -> None:
-    """Fill all rows. `settled`: lengths, tables and the tokens before the newest are not being written any more."""
+def decode(call: Paged, workspace: Workspace, prefetch: bool, plan: Plan = PLAN) -> None:
+    """Fill all rows. `prefetch`: lengths, tables and the tokens before the newest are not being written any more."""
     view = matrix_view(call.cache_k)
     if view is None:
         raise ValueError("call: wanted what the kernel takes, got pages that have no matrix view")
@@ -75,15 +75,15 @@ def decode(call: Paged, workspace: Workspace, settled: bool, plan: Plan = PLAN) 
         workspace.partial_lse, workspace.arrivals, call.sequences, call.scale * LOG2_E.value,
         *(numbers[name] for name in ("table_stride", "q_token", "q_head", "out_token", "out_head")),
         view.page_rows, view.head_rows, view.head_columns,
-        **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, settled),
+        **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, prefetch),
         num_warps=4, maxnreg=plan.most, **pdl(call.q_THC.device),
     )  # fmt: skip
 
 
 def constants(
-    kv_heads: int, group: int, columns: int, page_size: int, sequences: int, plan: Plan, settled: bool
+    kv_heads: int, group: int, columns: int, page_size: int, sequences: int, plan: Plan, prefetch: bool
 ) -> dict[str, Any]:  # fmt: skip
     return dict(
         KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),
-        BUFFERS=plan.buffers, EARLY=plan.early, SETTLED=settled, REGISTERS=plan.registers,
+        BUFFERS=plan.buffers, EARLY=plan.early, PREFETCH=prefetch, REGISTERS=plan.registers,
     )  # fmt: skip

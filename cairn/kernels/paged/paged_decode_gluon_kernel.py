@@ -5,7 +5,7 @@
     computing warps   scores, softmax and values of a tile; at the end of a pair its result, or its part of one
 
 The line of tiles, its equal pieces and the parts of pairs that are cut are those of `paged_decode`, where each pair
-starts a pipeline of its own and lets the memory rest meanwhile. Here it never rests. With SETTLED the old pages are
+starts a pipeline of its own and lets the memory rest meanwhile. Here it never rests. With PREFETCH the old pages are
 asked for before the predecessor has ended: only the tile that has a sequence's newest token waits for it.
 
 A copy is BOX rows of a page. What a last tile has no tokens for is not read from memory: those rows are filled with
@@ -107,8 +107,8 @@ def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D:
 @gluon.jit
 def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows, head_columns,
           KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, OVERLAP: gl.constexpr,
-          SETTLED: gl.constexpr):  # fmt: skip
-    if OVERLAP and not SETTLED:
+          PREFETCH: gl.constexpr):  # fmt: skip
+    if OVERLAP and not PREFETCH:
         gdc_wait()
     place = line.place
     sequence = line.sequence
@@ -126,7 +126,7 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
         pages = _pages(table, done, length, PAGE, BOX)
         for tile in range(done, done + count):
             next_pages = _pages(table, tile + 1, length, PAGE, BOX)  # a tile before they are needed
-            if OVERLAP and SETTLED:  # noqa: SIM102  (known to the compiler)
+            if OVERLAP and PREFETCH:  # noqa: SIM102  (known to the compiler)
                 if tile == tiles - 1:  # the newest token's keys are the predecessor's work
                     gdc_wait()
             _copy_tile(
@@ -260,7 +260,7 @@ def decode_kernel(
     k_view, v_view, q, tables, lengths, out, partial, partial_lse, arrivals,
     sequences, scale_log2, table_stride, q_token, q_head, out_token, out_head, page_rows, head_rows, head_columns,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SEQUENCES: gl.constexpr,
-    BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, SETTLED: gl.constexpr,
+    BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, PREFETCH: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_view.dtype
@@ -271,7 +271,7 @@ def decode_kernel(
     if OVERLAP:
         if EARLY:
             gdc_launch_dependents()
-        if not SETTLED:
+        if not PREFETCH:
             gdc_wait()
     line = _cut(lengths, sequences, KV_HEADS, SEQUENCES)
     k = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
@@ -282,5 +282,5 @@ def decode_kernel(
         (_compute, (q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2,
                     q_token, q_head, out_token, out_head, KV_HEADS, GROUP, D, OVERLAP)),
         (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows,
-                 head_columns, KV_HEADS, D, PAGE, BOX, OVERLAP, SETTLED)),
+                 head_columns, KV_HEADS, D, PAGE, BOX, OVERLAP, PREFETCH)),
     ], [1], [REGISTERS])  # fmt: skip

@@ -56,6 +56,7 @@ def _walk(
     """Take the tiles [first, last) of keys into the running softmax of every row."""
     column = tl.arange(0, WIDTH)
     token = tl.arange(0, BLOCK)
+    oldest = tl.min(tl.where(seen > 0, seen, limit), 0) - WINDOW  # key that anybody sees
     pages = pages_of(table, first, limit, PAGE, BLOCK)
     for tile in tl.range(first, last, num_stages=STAGES):
         key = tile * BLOCK + token
@@ -71,6 +72,8 @@ def _walk(
             mask = (column < C)[None, :]
             if MASK:  # behind the end there may be anything, NaN too
                 mask = mask & (key < limit)[:, None]
+            if WINDOW:  # pages before that key's own may be somebody else's
+                mask = mask & (key >= oldest)[:, None]
             tile_k = tl.load(k + at, mask=mask, other=0.0)
             tile_v = tl.load(v + at, mask=mask, other=0.0)
         pages = pages_of(

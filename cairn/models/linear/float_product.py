@@ -29,8 +29,7 @@ def float_product(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, epilogue: E
     if epilogue.onto_MN is not None and bias_N is None and not kernels.invariant:
         rows = len(x_MK)
         if pays(rows, *w_NK.shape):
-            beside = kernels.shares_chip
-            sums_SMN = skinny_parts(x_MK, w_NK, settled=True, beside=beside)
+            sums_SMN = skinny_parts(x_MK, w_NK, prefetch=True, shares_chip=kernels.shares_chip)
             if sums_SMN is not None:
                 return Parts(sums_SMN)
         elif rows >= MANY_ROWS and w_NK.shape[1] <= LONGEST:
@@ -57,9 +56,13 @@ def _by_kernel(
         return y_MN
     activation = "swiglu" if swiglu else None
     if pays(len(x_MK), *w_NK.shape, gated=swiglu):
-        beside = kernels.shares_chip
         return skinny_matmul(
-            x_MK, w_NK, bias_N=bias_N, activation=activation, settled=True, beside=beside
+            x_MK,
+            w_NK,
+            bias_N=bias_N,
+            activation=activation,
+            prefetch=True,
+            shares_chip=kernels.shares_chip,
         )
     if swiglu:
         return matmul(x_MK, w_NK, bias_N=bias_N, activation=activation)

@@ -306,7 +306,7 @@ class EngineClient:
             group.end()
             self._fail_all(problem)
             self._loading, self.restarting = True, problem.message
-            idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0)
+            idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
             self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
             self._group = self._start()
             self.restarted += 1

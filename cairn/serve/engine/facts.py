@@ -37,6 +37,7 @@ def stats_of(engine: Engine) -> Stats:
         getattr(engine, "prefill_fallbacks", 0),
         speculation.drafted if speculation is not None else 0,
         speculation.accepted if speculation is not None else 0,
+        usage.groups,
     )
 
 
@@ -55,6 +56,7 @@ def facts_of(engine: Engine) -> Facts:
         read_bytes=_read(model),
         kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks),
         ranks=ranks,
+        page_bytes=engine.runner.pool.page_bytes,
     )
 
 

@@ -29,7 +29,7 @@ class Extent(NamedTuple):
     fresh: bool = False  # no sequence has computed anything before
     invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
     shared: bool = False  # all decode, and begin with the same pages
-    beside: bool = False  # another stream computes the rest of this step at the same time
+    shares_chip: bool = False  # another stream computes the rest of this step at the same time
 
 
 class Turns(Protocol):
@@ -62,7 +62,7 @@ class PagedOnGPU(Paged):
         """Some of the sequences of a decode step, while another stream has the others."""
         return PagedOnGPU(
             self.pool, self.slots_GT[:, rows], self.positions_T[rows], self.lengths_B[rows], self.tables_GBP[:, rows],
-            None, self.extent._replace(beside=True), workspace, turns=turns,
+            None, self.extent._replace(shares_chip=True), workspace, turns=turns,
         )  # fmt: skip
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
@@ -78,7 +78,7 @@ class PagedOnGPU(Paged):
         size = keys.shape[-1]
         if not self.extent.fresh or self.extent.invariant or size not in WIDTHS:
             q_THC = rope_write(
-                qkv_TE, heads, table, self.positions_T, pages, in_place=True, settled=True
+                qkv_TE, heads, table, self.positions_T, pages, in_place=True, prefetch=True
             )
             return self._over_pages(q_THC, keys, values, rule)
         k_TKC = qkv_TE.new_empty(len(qkv_TE), heads.kv, size)
@@ -115,5 +115,5 @@ class PagedOnGPU(Paged):
         return paged_attention(
             q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
-            softcap=rule.softcap, workspace=self.workspace, settled=True, beside=self.extent.beside,
+            softcap=rule.softcap, workspace=self.workspace, prefetch=True, shares_chip=self.extent.shares_chip,
         )  # fmt: skip

@@ -133,6 +133,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     )
     drafted: int = 0  # drafts that were verified, since the start
     accepted: int = 0  # of those, that held
+    groups_used: tuple[int, ...] = ()  # of `pages_used`, those of each cache group
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -170,6 +171,7 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     )
     kv_bytes_per_token: float = 0.0
     ranks: int = 1
+    page_bytes: int = 0  # of one page of the cache
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):

@@ -65,6 +65,10 @@ class PagePool:
                 hint="lower gpu_memory_utilization, or num_gpu_blocks_override",
             ) from error
 
+    @property
+    def page_bytes(self) -> int:
+        return self.cache.nbytes // self.pages
+
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, each [pages, page_size, kv_heads, C]."""
         part = self.cache[self._place_of[layer]]

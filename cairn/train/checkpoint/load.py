@@ -69,9 +69,11 @@ def load_pieces(folder: Path, pieces: Mapping[str, Piece], together: bool = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.load(
-                tensors, storage_reader=dcp.FileSystemReader(folder),
-                planner=LoadPieces(pieces), no_dist=alone,
-            )  # fmt: skip
+                tensors,
+                storage_reader=dcp.FileSystemReader(folder),
+                planner=LoadPieces(pieces),
+                no_dist=alone,
+            )
     except CairnError:
         raise
     except dcp.api.CheckpointException as error:

@@ -70,9 +70,14 @@ class Doors(NamedTuple):
 
 class Agent:
     def __init__(
-        self, node: int, doors: Doors, peer: str | None, board: Board, secret: Secret | None = None,
+        self,
+        node: int,
+        doors: Doors,
+        peer: str | None,
+        board: Board,
+        secret: Secret | None = None,
         say: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`peer`: the address of the node that keeps copies of this one's ranks; None: nobody does."""
         check_open(doors.address.rpartition(":")[0], secret, "the memory of copies")
         self.node, self.doors, self.peer, self.board = node, doors, peer, board
@@ -85,10 +90,16 @@ class Agent:
         self.linked_to: str | None = None
         self.outgoing: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self.answers: dict[type, Any] = {
-            Written: self._written, Put: self._put, Ask: self._ask, Fetch: self._fetch,
-            Open: self._open, Reserve: self._reserve, Forget: self._forget,
-            Keep: self._keep, Parts: self._parts,
-        }  # fmt: skip
+            Written: self._written,
+            Put: self._put,
+            Ask: self._ask,
+            Fetch: self._fetch,
+            Open: self._open,
+            Reserve: self._reserve,
+            Forget: self._forget,
+            Keep: self._keep,
+            Parts: self._parts,
+        }
 
     def run(self) -> None:
         line = self.board.nodes[self.node]

@@ -56,9 +56,14 @@ class Home:
 
 class PeerMemory:
     def __init__(
-        self, board: Board, rank: int, world: int, reach: Reach, generation: int,
+        self,
+        board: Board,
+        rank: int,
+        world: int,
+        reach: Reach,
+        generation: int,
         patience_s: float = PATIENCE_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.node, self.patience_s = reach.node, patience_s
         self.board, self.rank, self.world = board, rank, world
         self.agent, self.generation = reach.path, generation
@@ -71,9 +76,13 @@ class PeerMemory:
     # -- into memory ------------------------------------------------------------------------------
 
     def save(
-        self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any],
-        inspect: Inspect = lambda pieces: None, hurry: bool = False,
-    ) -> bool:  # fmt: skip
+        self,
+        step: int,
+        pieces: Mapping[str, Piece],
+        about: Mapping[str, Any],
+        inspect: Inspect = lambda pieces: None,
+        hurry: bool = False,
+    ) -> bool:
         """Whether a copy was made; False when the agent is not there.
 
         `hurry`: do not wait for the copy before: an agent was lost, and it may never become safe.
@@ -90,9 +99,13 @@ class PeerMemory:
             return (again is not None and self._announce(again)) or self._left_out()
 
     def _written(
-        self, step: int, pieces: Mapping[str, Piece], about: Mapping[str, Any], inspect: Inspect,
+        self,
+        step: int,
+        pieces: Mapping[str, Piece],
+        about: Mapping[str, Any],
+        inspect: Inspect,
         hurry: bool,
-    ) -> Written | None:  # fmt: skip
+    ) -> Written | None:
         """The copy lies in the memory that the agent sees; None: nobody has given us any."""
         home = self._home(pieces, about)
         if home is None:

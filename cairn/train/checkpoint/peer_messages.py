@@ -110,5 +110,17 @@ class Keep(Message, frozen=True):
 
 
 AnyMessage = (
-    Reserve | Room | Written | Put | Done | Ask | Holdings | Open | Fetch | Parts | Sums | Forget | Keep
-)  # fmt: skip
+    Reserve
+    | Room
+    | Written
+    | Put
+    | Done
+    | Ask
+    | Holdings
+    | Open
+    | Fetch
+    | Parts
+    | Sums
+    | Forget
+    | Keep
+)

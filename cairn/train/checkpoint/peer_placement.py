@@ -92,7 +92,9 @@ def recovery_point(
 def newest_point(holdings: Mapping[int, Iterable[Held]]) -> tuple[Recall, int] | None:
     """Of all generations, each with the number of ranks that it says itself: the newest whole step, and that number."""
     copies = {node: list(found) for node, found in holdings.items()}
-    kinds = {(held.generation, held.world) for found in copies.values() for held in found if held.world}  # fmt: skip
+    kinds = {
+        (held.generation, held.world) for found in copies.values() for held in found if held.world
+    }
     points = [
         (point, world)
         for generation, world in kinds

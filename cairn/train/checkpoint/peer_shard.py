@@ -35,7 +35,9 @@ class Shard:
         return sum(self.sums[slot].sums) % 2**64
 
     def step(self, slot: int) -> int:
-        return int.from_bytes(self.memory[slot * self.size : slot * self.size + 8], "little", signed=True)  # fmt: skip
+        return int.from_bytes(
+            self.memory[slot * self.size : slot * self.size + 8], "little", signed=True
+        )
 
     def steps(self) -> tuple[int, int]:
         return self.step(0), self.step(1)

@@ -37,5 +37,8 @@ def piece_of(slot: Slot, local: Tensor) -> Piece:
 
 def pieces_of(slots: list[Slot], tensors: Mapping[str, Tensor]) -> dict[str, Piece]:
     """`tensors`: by the path of a parameter, each of its shape; those without an entry are left out."""
-    return {slot.name: piece_of(slot, tensors[slot.parameter])
-            for slot in slots if slot.parameter in tensors}  # fmt: skip
+    return {
+        slot.name: piece_of(slot, tensors[slot.parameter])
+        for slot in slots
+        if slot.parameter in tensors
+    }

@@ -90,7 +90,7 @@ class Zero:
         for bucket in self.buckets.buckets:
             rows = torch.cat([self._own(name) for name in bucket])
             whole = all_gather(rows, self.group).view(self.size, -1)
-            self._spread(bucket, whole)
+            self._write_back(bucket, whole)
         self._stale = False
 
     # -- the way there --------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Zero:
         whole = self.held.parameters[name].shape
         return torch.Size((-(-whole[0] // self.size), *whole[1:]))
 
-    def _spread(self, bucket: list[str], whole: Tensor) -> None:
+    def _write_back(self, bucket: list[str], whole: Tensor) -> None:
         sizes = [self._padded_shape(name).numel() for name in bucket]
         for name, lines in zip(bucket, whole.split(sizes, dim=1), strict=True):
             parameter = self.held.parameters[name]

@@ -18,8 +18,14 @@ from typing import Any
 import numpy as np
 
 STARTING, RESTORING, TRAINING, DONE, PAUSED = range(1, 6)
-PHASES = {0: "not started", STARTING: "starting", RESTORING: "restoring", TRAINING: "training",
-          DONE: "done", PAUSED: "paused"}  # fmt: skip
+PHASES = {
+    0: "not started",
+    STARTING: "starting",
+    RESTORING: "restoring",
+    TRAINING: "training",
+    DONE: "done",
+    PAUSED: "paused",
+}
 GO_ON, PAUSE, STOP = 0, 1, 2
 RING = 4096  # steps whose end is remembered
 

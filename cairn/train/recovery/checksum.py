@@ -27,8 +27,12 @@ class Corrupted(CairnError):
     exit_status = 4
 
     def __init__(
-        self, message: str, hint: str | None = None, ranks: tuple[int, ...] = (), certain: bool = False
-    ) -> None:  # fmt: skip
+        self,
+        message: str,
+        hint: str | None = None,
+        ranks: tuple[int, ...] = (),
+        certain: bool = False,
+    ) -> None:
         """`ranks`: whose numbers differ; `certain`: it is known that it is they who are wrong."""
         super().__init__(message, hint or "the run goes back to the last state on which all agreed")
         self.ranks, self.certain = ranks, certain
@@ -92,8 +96,9 @@ def complaint(marks: Sequence[Mark], step: int) -> Corrupted | None:
         verb = "holds" if len(wrong) == 1 else "hold"
         return Corrupted(
             f"{who} {verb} other numbers than the replicas after step {step}",
-            ranks=tuple(wrong), certain=True,
-        )  # fmt: skip
+            ranks=tuple(wrong),
+            certain=True,
+        )
     return Corrupted(
         f"{who} should hold the same numbers after step {step} and do not; nobody knows who is right",
         ranks=tuple(wrong),

@@ -89,10 +89,12 @@ def judge(
     if all(one.phase == TRAINING for one in seen) and now - progress.at > settings.stuck_s:
         worst = suspect(seen)
         return Finding(
-            "stuck", worst.rank, progress.at,
+            "stuck",
+            worst.rank,
+            progress.at,
             f"nothing moved for {now - progress.at:.1f} s; it has begun {worst.collectives} collectives, "
             f"others up to {max(one.collectives for one in seen)}",
-        )  # fmt: skip
+        )
     late = [one for one in seen if one.phase <= STARTING]
     if late and now - started > settings.start_s:
         return Finding("late", late[0].rank, started, f"not started after {now - started:.0f} s")

@@ -60,9 +60,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 class Journal:
     def __init__(
-        self, run: Path, go_on: bool = False, clock: Callable[[], float] = time.monotonic,
-        every_s: float = EVERY_S, say: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+        self,
+        run: Path,
+        go_on: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        every_s: float = EVERY_S,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """`go_on`: after an earlier life of the same run; otherwise what an earlier run wrote is begun anew.
 
         `every_s`: steps that end sooner after each other are not all written down.

@@ -109,9 +109,10 @@ def _in_place(incident: Incident, left: Left) -> Response:
     if incident.cause in ("network", "corruption") or incident.rank is None:
         return Response(rung="redo", why="nothing is lost but the last steps", nodes=left.nodes)
     return Response(
-        rung="heal", nodes=left.nodes,
+        rung="heal",
+        nodes=left.nodes,
         why=f"rank {incident.rank} starts again, with the state that memory holds of it",
-    )  # fmt: skip
+    )
 
 
 def _without(bad: int, incident: Incident, left: Left, fits: Fits) -> Response:
@@ -119,9 +120,11 @@ def _without(bad: int, incident: Incident, left: Left, fits: Fits) -> Response:
     if left.spares:
         nodes = tuple(left.spares[0] if node == bad else node for node in left.nodes)
         return Response(
-            rung="spare", why=f"node {left.spares[0]} takes the place of node {bad}", nodes=nodes,
+            rung="spare",
+            why=f"node {left.spares[0]} takes the place of node {bad}",
+            nodes=nodes,
             cordon=cordon,
-        )  # fmt: skip
+        )
     nodes = tuple(node for node in left.nodes if node != bad)
     ranks = len(nodes) * left.ranks_per_node
     smaller = shrunk(left.layout, ranks, fits)
@@ -133,9 +136,10 @@ def _without(bad: int, incident: Incident, left: Left, fits: Fits) -> Response:
     if smaller is not None:
         return _resized("shrink", smaller, nodes, cordon, bad)
     return Response(
-        rung="requeue", why=f"{ranks} ranks are left without node {bad}, and no layout fits them",
+        rung="requeue",
+        why=f"{ranks} ranks are left without node {bad}, and no layout fits them",
         cordon=cordon,
-    )  # fmt: skip
+    )
 
 
 def _resized(
@@ -151,5 +155,9 @@ def grown(left: Left, back: tuple[int, ...], fits: Fits) -> Response | None:
     best = best_for(left.layout, len(nodes) * left.ranks_per_node, fits)
     if best is None or not back:
         return None
-    return Response(rung="spare", why=f"node {', '.join(map(str, back))} is back: {best.words()}",
-                    layout=best, nodes=nodes)  # fmt: skip
+    return Response(
+        rung="spare",
+        why=f"node {', '.join(map(str, back))} is back: {best.words()}",
+        layout=best,
+        nodes=nodes,
+    )

@@ -93,9 +93,13 @@ def run_launched(
         keep_at(agreement.addresses[0], agreement.keeper, secret)
 
     make_loop = partial(
-        LaunchedLoop, board=board, assignment=assignment, leads=agreement.leads, ledger=ledger,
+        LaunchedLoop,
+        board=board,
+        assignment=assignment,
+        leads=agreement.leads,
+        ledger=ledger,
         revive=revive if first else None,
-    )  # fmt: skip
+    )
     with reporting_lost_peers(rank, "the launcher starts it again, and it goes on from memory"):
         with _only_run(config, rank):
             result = run(config, rank, say, told, make_loop)
@@ -130,9 +134,13 @@ class NodeBoard(Board):
 
 class LaunchedLoop(GuardedLoop):
     def __init__(
-        self, *args: Any, leads: bool, ledger: LaunchedLedger | None,
-        revive: Callable[[], None] | None, **named: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *args: Any,
+        leads: bool,
+        ledger: LaunchedLedger | None,
+        revive: Callable[[], None] | None,
+        **named: Any,
+    ) -> None:
         super().__init__(*args, **named)
         self.leads, self.ledger, self.revive = leads, ledger, revive
         self.peers.patience_s = 0.0  # the waiting is done in `_agree`
@@ -257,20 +265,30 @@ def _present(
     steps = folders.complete_steps(config.folder / "checkpoints") if rank == 0 else []
     ago = time.monotonic() - int(board.nodes["began_ns"][0]) / 1e9
     return Present(
-        address=address, host=socket.gethostname(), began=time.time() - ago,
-        holdings=tuple(ask_holdings(address, secret)) if first else (), disk=steps[-1] if steps else 0,
-        watch=node.watch, life=secrets.randbits(62),
-    )  # fmt: skip
+        address=address,
+        host=socket.gethostname(),
+        began=time.time() - ago,
+        holdings=tuple(ask_holdings(address, secret)) if first else (),
+        disk=steps[-1] if steps else 0,
+        watch=node.watch,
+        life=secrets.randbits(62),
+    )
 
 
 def _give_duty(node: node_memory.Node, agreement: Agreement, config: Train, rank: int) -> None:
     """The node's watch learns who leads from now on, and how patient it is."""
     duty = Duty(
-        life=agreement.life, leader=agreement.watch, leads=rank == 0, node=node_name(),
-        host=socket.gethostname(), world=config.parallel.world(), run=str(config.folder.resolve()),
-        settings=config.recovery, replaced=bool(os.environ.get("CAIRN_JOB_REPLACES")),
+        life=agreement.life,
+        leader=agreement.watch,
+        leads=rank == 0,
+        node=node_name(),
+        host=socket.gethostname(),
+        world=config.parallel.world(),
+        run=str(config.folder.resolve()),
+        settings=config.recovery,
+        replaced=bool(os.environ.get("CAIRN_JOB_REPLACES")),
         least=int(os.environ.get("CAIRN_JOB_LEAST") or config.parallel.world()),
-    )  # fmt: skip
+    )
     fresh = node.folder / f".{DUTY}"
     fresh.write_bytes(msgspec.json.encode(duty))
     fresh.replace(node.folder / DUTY)

@@ -87,10 +87,14 @@ class LaunchedLedger:
         found_at = min((one.at for one in failures), default=time.time())
         self.journal.note(
             Failed(
-                at=max(found_at, last), since=last, cause=cause, why=why, rung=rung,
+                at=max(found_at, last),
+                since=last,
+                cause=cause,
+                why=why,
+                rung=rung,
                 rank=own.rank if own is not None and rung == "heal" else None,
             )
-        )  # fmt: skip
+        )
 
     def _note_found(self, one: Found, last: float) -> None:
         """A watch has ended a rank, or the driver has decided about an end: they know why, and at which step."""
@@ -98,11 +102,16 @@ class LaunchedLedger:
             self.journal.note(Stepped(at=last, step=one.step))
         self.journal.note(
             Failed(
-                at=max(one.at, last), since=min(max(one.since, last), one.at), cause=one.cause,
-                rank=one.rank if one.rank >= 0 else None, node=one.node_number, host=one.host,
-                why=f"at step {one.step}, {one.why}", rung=one.rung,
+                at=max(one.at, last),
+                since=min(max(one.since, last), one.at),
+                cause=one.cause,
+                rank=one.rank if one.rank >= 0 else None,
+                node=one.node_number,
+                host=one.host,
+                why=f"at step {one.step}, {one.why}",
+                rung=one.rung,
             )
-        )  # fmt: skip
+        )
 
     def _read_findings(self) -> list[str]:
         """What the watch of all nodes has noticed since the last step."""

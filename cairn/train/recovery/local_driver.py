@@ -139,9 +139,16 @@ class LocalDriver:
         left = self._left()
         least = self.config.parallel.world() if left.spares else 1
         return Placement(
-            config=self.config, rank=rank, node=node, local=local, life=self.life, least=least,
-            driver=os.getpid(), folder=self.folder, device=self.device,
-        )  # fmt: skip
+            config=self.config,
+            rank=rank,
+            node=node,
+            local=local,
+            life=self.life,
+            least=least,
+            driver=os.getpid(),
+            folder=self.folder,
+            device=self.device,
+        )
 
     def _watch(self) -> tuple[Any] | None:
         """The result, once all are done; None when the ranks have to be started again."""
@@ -196,16 +203,31 @@ class LocalDriver:
         ):  # it has ended all the same: the ranks start again where they were
             response = msgspec.structs.replace(response, rung="heal")
         self._record(
-            "decision", incident.cause, incident.rank, incident.node, incident.why, response.rung, since
-        )  # fmt: skip
-        self.say(f"{_who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}")  # fmt: skip
+            "decision",
+            incident.cause,
+            incident.rank,
+            incident.node,
+            incident.why,
+            response.rung,
+            since,
+        )
+        self.say(
+            f"{_who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}"
+        )
         instant("recovery", cause=incident.cause, rung=response.rung)
         if response.rung in ("stop", "requeue"):
             self._close_ledger(
-                Failed(at=time.time(), since=since, cause=incident.cause, why=incident.why,
-                       rank=incident.rank, node=incident.node, rung=response.rung),
+                Failed(
+                    at=time.time(),
+                    since=since,
+                    cause=incident.cause,
+                    why=incident.why,
+                    rank=incident.rank,
+                    node=incident.node,
+                    rung=response.rung,
+                ),
                 Ended(at=time.time(), finished=False),
-            )  # fmt: skip
+            )
             raise self._error(incident, response, failures)
         self._apply(response, incident)
 
@@ -223,9 +245,13 @@ class LocalDriver:
         beat = int(self._line(rank or 0)["beat_ns"]) / 1e9 or self.started
         since = found[0].since if found else time.time() - (time.monotonic() - beat)
         incident = Incident(
-            cause=cause, why=f"node {node} is gone" if lost else blame.why, rank=rank, node=node,
-            node_lost=lost, same_step=repeated,
-        )  # fmt: skip
+            cause=cause,
+            why=f"node {node} is gone" if lost else blame.why,
+            rank=rank,
+            node=node,
+            node_lost=lost,
+            same_step=repeated,
+        )
         return incident, since
 
     def _node_lost(self, node: int | None) -> bool:
@@ -238,25 +264,45 @@ class LocalDriver:
         return pid > 0 and process_state(pid) in ("", "Z", "X")
 
     def _record(
-        self, what: str, cause: Any, rank: int | None, node: int | None, why: str, rung: str, since: float
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        cause: Any,
+        rank: int | None,
+        node: int | None,
+        why: str,
+        rung: str,
+        since: float,
+    ) -> None:
         """For the ledger, which rank 0 of the next life goes on with."""
         at = time.time()
         write_found(
             self.config.folder,
-            Found(at=at, since=min(since, at), what=what, cause=cause, rank=-1 if rank is None else rank,
-                  node="" if node is None else node_name(node), host="", why=why, rung=rung,
-                  step=max((int(self._line(n)["step"]) for n in range(len(self.ranks))), default=0)),
-        )  # fmt: skip
+            Found(
+                at=at,
+                since=min(since, at),
+                what=what,
+                cause=cause,
+                rank=-1 if rank is None else rank,
+                node="" if node is None else node_name(node),
+                host="",
+                why=why,
+                rung=rung,
+                step=max((int(self._line(n)["step"]) for n in range(len(self.ranks))), default=0),
+            ),
+        )
 
     def _left(self) -> Left:
         whole = self.settings.nodes + self.settings.spare_nodes
         spares = tuple(n for n in range(whole) if n not in self.nodes and n not in self.cordoned)
         per_node = -(-self.asked.parallel.world() // self.settings.nodes)
         return Left(
-            layout=self.asked.parallel, nodes=tuple(self.nodes), spares=spares,
-            ranks_per_node=per_node, strikes=self.strikes, failures=self.failures,
-        )  # fmt: skip
+            layout=self.asked.parallel,
+            nodes=tuple(self.nodes),
+            spares=spares,
+            ranks_per_node=per_node,
+            strikes=self.strikes,
+            failures=self.failures,
+        )
 
     def _apply(self, response: Response, incident: Incident) -> None:
         self.nodes = list(response.nodes) or self.nodes
@@ -312,17 +358,28 @@ class LocalDriver:
         lines = [self._line(rank) for rank in range(len(self.ranks))]
         ranks = [
             RankStatus(
-                number, int(line["pid"]), rank.node, PHASES[int(line["phase"])], int(line["step"]),
-                int(line["address"]), int(line["bytes"]),
+                number,
+                int(line["pid"]),
+                rank.node,
+                PHASES[int(line["phase"])],
+                int(line["step"]),
+                int(line["address"]),
+                int(line["bytes"]),
             )
             for number, (rank, line) in enumerate(zip(self.ranks, lines, strict=True))
-        ]  # fmt: skip
+        ]
         status = Status(
-            life=self.life, layout=self.config.parallel, nodes=self.nodes, strikes=self.strikes,
-            failures=self.failures, cordoned=self.cordoned, driver=os.getpid(), ranks=ranks,
+            life=self.life,
+            layout=self.config.parallel,
+            nodes=self.nodes,
+            strikes=self.strikes,
+            failures=self.failures,
+            cordoned=self.cordoned,
+            driver=os.getpid(),
+            ranks=ranks,
             memories={n: int(board.nodes["pid"][0]) for n, board in enumerate(self.boards)},
             doubled=min((int(line["replicated"]) for line in lines), default=-1),
-        )  # fmt: skip
+        )
         write_status(self.config.folder, status)
 
     def _close_ledger(self, *events: Any) -> None:

@@ -140,9 +140,17 @@ def start(node: Node, host: str, settings: Recovery, run: Path | None, secret: S
     _check_ours(node.folder)
     _write_secret(node.folder, secret)
     argv = [
-        sys.executable, "-m", "cairn.train.recovery.node_memory", str(node.folder),
-        "--host", host, "--follow", str(node.launcher), "--silent", str(settings.silent_s),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "cairn.train.recovery.node_memory",
+        str(node.folder),
+        "--host",
+        host,
+        "--follow",
+        str(node.launcher),
+        "--silent",
+        str(settings.silent_s),
+    ]
     if node.shared:
         argv.append("--shared")
     if run is not None and settings.metrics_port:

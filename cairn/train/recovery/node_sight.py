@@ -72,11 +72,15 @@ def sight_of(board: Board, folder: Path, duty: Duty, reported: dict[int, int]) -
         note = stall_of(board, folder, rank)
         ranks.append(
             RankSight(
-                rank=rank, phase=int(line["phase"]), step=int(line["step"]),
-                collectives=int(line["collectives"]), spent=spent,
-                collective=note.collective if note else "", waits=note.waits if note else True,
+                rank=rank,
+                phase=int(line["phase"]),
+                step=int(line["step"]),
+                collectives=int(line["collectives"]),
+                spent=spent,
+                collective=note.collective if note else "",
+                waits=note.waits if note else True,
             )
-        )  # fmt: skip
+        )
     return NodeSight(life=duty.life, node=duty.node, host=duty.host, ranks=tuple(ranks))
 
 

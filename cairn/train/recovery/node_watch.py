@@ -228,16 +228,28 @@ class NodeWatch:
             return
         now, here = time.time(), len(ranks_of(self.board, duty.life)) + 1
         response = answer(
-            duty, read_found(duty.run), reason.cause, rank, reason.why,
-            place=f"{duty.host}/{duty.node}", nodes=max(1, duty.world // here),
-        )  # fmt: skip
+            duty,
+            read_found(duty.run),
+            reason.cause,
+            rank,
+            reason.why,
+            place=f"{duty.host}/{duty.node}",
+            nodes=max(1, duty.world // here),
+        )
         self._write_down(
             Found(
-                at=now, since=now - silent_s, what="silence", cause=reason.cause, rank=rank,
-                node=duty.node, host=duty.host, step=reason.step or 0, why=reason.why,
+                at=now,
+                since=now - silent_s,
+                what="silence",
+                cause=reason.cause,
+                rank=rank,
+                node=duty.node,
+                host=duty.host,
+                step=reason.step or 0,
+                why=reason.why,
                 rung=response.rung,
             )
-        )  # fmt: skip
+        )
         if response.rung in LEAVE and duty.replaced:
             self.leave_at = time.monotonic() + LAST_LINE_S
 

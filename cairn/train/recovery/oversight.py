@@ -82,11 +82,17 @@ class Oversight:
         spent, self.spent = self.spent, {}
         return [
             Seen(
-                rank=rank, alive=True, phase=one.phase, beat=now, step=one.step,
-                collectives=one.collectives, waits=one.waits, recent=tuple(spent.get(rank, ())),
+                rank=rank,
+                alive=True,
+                phase=one.phase,
+                beat=now,
+                step=one.step,
+                collectives=one.collectives,
+                waits=one.waits,
+                recent=tuple(spent.get(rank, ())),
             )
             for rank, (one, _) in sorted(self.ranks.items())
-        ]  # fmt: skip
+        ]
 
     # -- slow ------------------------------------------------------------------------------------------
 
@@ -139,7 +145,7 @@ class Oversight:
 
     def _begin_again(
         self, cause: Cause, rank: int, now: float, wall: float, since: float, why: str
-    ) -> Decision:  # fmt: skip
+    ) -> Decision:
         """`rank` is to blame and cannot be reached: one of the leader's own is ended, and all meet again."""
         self.ordered_at = now
         own = self.sights[f"{self.duty.host}/{self.duty.node}"].ranks[0].rank
@@ -151,9 +157,14 @@ class Oversight:
     def _respond(self, cause: Cause, rank: int, why: str) -> Response:
         sight = self.ranks[rank][1]
         return answer(
-            self.duty, self.known, cause, rank, why,
-            place=f"{sight.host}/{sight.node}", nodes=len(self.sights),
-        )  # fmt: skip
+            self.duty,
+            self.known,
+            cause,
+            rank,
+            why,
+            place=f"{sight.host}/{sight.node}",
+            nodes=len(self.sights),
+        )
 
     def _order(self, rank: int, cause: Cause, why: str, rung: str) -> Order:
         one = self.ranks[rank][0]
@@ -163,12 +174,21 @@ class Oversight:
 
     def _found(
         self, what: str, cause: Cause, rank: int, wall: float, since: float, why: str, rung: str
-    ) -> Found:  # fmt: skip
+    ) -> Found:
         one, sight = self.ranks[rank]
         return Found(
-            at=wall, since=since, what=what, cause=cause, rank=rank, node=sight.node, host=sight.host,
-            step=one.step, why=why, rung=rung, collective=one.collective or "none",
-        )  # fmt: skip
+            at=wall,
+            since=since,
+            what=what,
+            cause=cause,
+            rank=rank,
+            node=sight.node,
+            host=sight.host,
+            step=one.step,
+            why=why,
+            rung=rung,
+            collective=one.collective or "none",
+        )
 
 
 def answer(
@@ -181,9 +201,12 @@ def answer(
     ended = [one for one in known if one.ends]
     fixed = duty.least >= duty.world  # then whoever started the nodes gives another one
     left = Left(
-        layout=Layout(dp=duty.world), nodes=tuple(range(nodes)), failures=len(ended) + 1,
-        ranks_per_node=max(1, duty.world // nodes), spares=(nodes,) if duty.replaced and fixed else (),
+        layout=Layout(dp=duty.world),
+        nodes=tuple(range(nodes)),
+        failures=len(ended) + 1,
+        ranks_per_node=max(1, duty.world // nodes),
+        spares=(nodes,) if duty.replaced and fixed else (),
         strikes={0: sum(one.place == place for one in ended) + 1},
-    )  # fmt: skip
+    )
     incident = Incident(cause=cause, why=why, rank=rank, node=0)
     return respond(incident, left, settings, lambda layout: layout.world() >= duty.least)

@@ -51,9 +51,13 @@ class StallWriter:
     def _write(self, step: int, collectives: int) -> None:
         collective, waits = last_call()
         note = StallNote(
-            pid=os.getpid(), step=step, collectives=collectives, collective=collective, waits=waits,
+            pid=os.getpid(),
+            step=step,
+            collectives=collectives,
+            collective=collective,
+            waits=waits,
             stack=main_stack(),
-        )  # fmt: skip
+        )
         fresh = self.path.with_name(f".{self.path.name}")
         fresh.write_bytes(msgspec.json.encode(note))
         fresh.replace(self.path)

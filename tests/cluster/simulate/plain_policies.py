@@ -72,10 +72,13 @@ def elastic(view):
 
 def _shrink(view, head):
     able = [
-        run for run in view.running.values()
-        if run.job.elastic and run.gpus % 2 == 0 and run.gpus // 2 >= run.job.least
+        run
+        for run in view.running.values()
+        if run.job.elastic
+        and run.gpus % 2 == 0
+        and run.gpus // 2 >= run.job.least
         and run.believed - view.now > WORTH
-    ]  # fmt: skip
+    ]
     able.sort(key=lambda run: (-run.gpus, run.job.id))
     if not able or not _fits_with(view, head, able):
         return None
@@ -95,10 +98,12 @@ def _fits_with(view, head, halved):
 
 def _grow(view):
     able = [
-        run for run in view.running.values()
-        if run.job.elastic and run.gpus * 2 <= min(run.job.gpus, run.gpus + view.free.idle)
+        run
+        for run in view.running.values()
+        if run.job.elastic
+        and run.gpus * 2 <= min(run.job.gpus, run.gpus + view.free.idle)
         and run.believed - view.now > WORTH
-    ]  # fmt: skip
+    ]
     for run in sorted(able, key=lambda run: (run.gpus / run.job.gpus, run.job.id)):
         view.free.give(run.pieces)
         pieces = view.free.find(run.gpus * 2, run.job.milli, view.rule)
@@ -153,9 +158,10 @@ def _admit(view, job):
     if len(view.waiting) > 1 or view.free.find(job.gpus, job.milli, view.rule) is None:
         steps = profile(view)
         at = next(
-            begin for begin, _ in steps
+            begin
+            for begin, _ in steps
             if all(free >= job.gpus for when, free in _during(steps, begin, begin + job.limit))
-        )  # fmt: skip
+        )
     if job.deadline is not None and at + job.limit > job.deadline:
         return Reject(job, "late")
     return Reserve(job, at)
@@ -166,6 +172,13 @@ def _during(steps, begin, end):
 
 
 def plain(name):
-    forms = {"easy": easy, "topology": easy, "fgd": easy, "fair": fair, "drf": drf,
-             "elastic": elastic, "deadline": deadline}  # fmt: skip
+    forms = {
+        "easy": easy,
+        "topology": easy,
+        "fgd": easy,
+        "fair": fair,
+        "drf": drf,
+        "elastic": elastic,
+        "deadline": deadline,
+    }
     return replace(POLICIES[name], decide=forms[name])

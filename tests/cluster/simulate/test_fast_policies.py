@@ -33,12 +33,19 @@ def traces(draw):
         submit = draw(st.integers(0, 12)) * 250.0
         limit = duration * draw(st.integers(1, 3))
         late = draw(st.sampled_from([None, 1.0, 2.0, 5.0]))
-        jobs.append(Job(
-            id=number, submit=submit, duration=duration, gpus=size, limit=limit,
-            milli=draw(st.sampled_from([MILLI, 300, 500])) if size == 1 else MILLI,
-            user=draw(st.sampled_from("abc")), least=draw(st.integers(0, size)),
-            deadline=None if late is None else submit + limit * late,
-        ))  # fmt: skip
+        jobs.append(
+            Job(
+                id=number,
+                submit=submit,
+                duration=duration,
+                gpus=size,
+                limit=limit,
+                milli=draw(st.sampled_from([MILLI, 300, 500])) if size == 1 else MILLI,
+                user=draw(st.sampled_from("abc")),
+                least=draw(st.integers(0, size)),
+                deadline=None if late is None else submit + limit * late,
+            )
+        )
     return cluster, jobs
 
 
@@ -79,11 +86,19 @@ def test_and_where_many_come_and_go_at_once(name, look):
         gpus = draw.choice([1, 1, 1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17])
         duration, submit = draw.randint(1, 40) * 100.0, draw.randint(0, 120) * 100.0
         limit = duration * draw.choice([0.5, 1, 1, 2, 3])
-        jobs.append(Job(
-            id=number, submit=submit, duration=duration, gpus=gpus, limit=limit,
-            milli=draw.choice([MILLI, 300, 500]) if gpus == 1 else MILLI, user=draw.choice("abcdef"),
-            least=draw.randint(0, gpus), deadline=draw.choice([None, submit + 1.1 * limit, submit + 4 * limit]),
-        ))  # fmt: skip
+        jobs.append(
+            Job(
+                id=number,
+                submit=submit,
+                duration=duration,
+                gpus=gpus,
+                limit=limit,
+                milli=draw.choice([MILLI, 300, 500]) if gpus == 1 else MILLI,
+                user=draw.choice("abcdef"),
+                least=draw.randint(0, gpus),
+                deadline=draw.choice([None, submit + 1.1 * limit, submit + 4 * limit]),
+            )
+        )
     cluster = Cluster(nodes=8, gpus=8, rack=2)
     with pytest.MonkeyPatch.context() as patch:
         for module in (backfill, elastic, policies, plain_policies):

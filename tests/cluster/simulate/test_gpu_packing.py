@@ -21,9 +21,17 @@ def openb():
 
 # Mean of ten orders: random 86.29, dotprod 90.87, clustering 91.46, packing 91.52, bestfit 92.89, fgd 95.25
 # (`cairn simulate cluster --trace ... --node-list ... --seeds 10`). One order differs from that by up to 0.8.
-@pytest.mark.parametrize(("policy", "seed"), [
-    ("random", 8), ("dotprod", 0), ("clustering", 0), ("packing", 8), ("bestfit", 0), ("fgd", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [
+        ("random", 8),
+        ("dotprod", 0),
+        ("clustering", 0),
+        ("packing", 8),
+        ("bestfit", 0),
+        ("fgd", 0),
+    ],
+)
 def test_published_allocation(openb, policy, seed):
     packed = pack(*openb, policy, seed)
     assert 100 * packed.allocated == pytest.approx(PUBLISHED[policy], abs=0.5)

@@ -19,10 +19,15 @@ from cairn.cluster.simulate.shares import _decayed
 def flat_jobs(draw, gpus):
     """Jobs for a machine of nodes with one GPU each, with whole times so that ties are real ties."""
     return [
-        Job(id=number, submit=draw(st.integers(0, 30)), gpus=draw(st.integers(1, gpus)),
-            duration=(duration := draw(st.integers(1, 20))), limit=duration * draw(st.integers(1, 3)))
+        Job(
+            id=number,
+            submit=draw(st.integers(0, 30)),
+            gpus=draw(st.integers(1, gpus)),
+            duration=(duration := draw(st.integers(1, 20))),
+            limit=duration * draw(st.integers(1, 3)),
+        )
         for number in range(draw(st.integers(1, 10)))
-    ]  # fmt: skip
+    ]
 
 
 @st.composite
@@ -157,10 +162,14 @@ def test_a_place_is_found_exactly_when_brute_force_finds_one(data):
     for gpus in range(1, cluster.total + 1):
         whole, rest = divmod(gpus, 2)
         shapes = [2] * whole + [rest] * bool(rest)
-        possible = any(
-            all(idle[node] >= need for node, need in zip(nodes, shapes, strict=True))
-            for nodes in itertools.permutations(range(cluster.nodes), len(shapes))
-        ) if len(shapes) <= cluster.nodes else False  # fmt: skip
+        possible = (
+            any(
+                all(idle[node] >= need for node, need in zip(nodes, shapes, strict=True))
+                for nodes in itertools.permutations(range(cluster.nodes), len(shapes))
+            )
+            if len(shapes) <= cluster.nodes
+            else False
+        )
         assert (free.find(gpus, 1000, tightest) is not None) == possible
 
 
@@ -272,11 +281,16 @@ def test_elastic_shrinks_for_one_who_waits_and_grows_back():
 def due(draw):
     gpus = draw(st.integers(1, 6))
     jobs = [
-        Job(id=number, submit=(submit := draw(st.integers(0, 40))), gpus=draw(st.integers(1, gpus)),
-            duration=(duration := draw(st.integers(1, 20))), limit=duration * draw(st.integers(1, 2)),
-            deadline=submit + draw(st.integers(1, 90)))
+        Job(
+            id=number,
+            submit=(submit := draw(st.integers(0, 40))),
+            gpus=draw(st.integers(1, gpus)),
+            duration=(duration := draw(st.integers(1, 20))),
+            limit=duration * draw(st.integers(1, 2)),
+            deadline=submit + draw(st.integers(1, 90)),
+        )
         for number in range(draw(st.integers(1, 12)))
-    ]  # fmt: skip
+    ]
     return gpus, jobs
 
 
@@ -305,7 +319,8 @@ def test_the_earliest_slot_is_the_brute_force_one(levels, gpus, limit):
     steps = [(float(at), free) for at, free in enumerate(levels)]
     job = Job(id=0, submit=0, duration=limit, limit=limit, gpus=gpus)
     brute = next(
-        at for at in range(len(levels))
+        at
+        for at in range(len(levels))
         if all(levels[min(t, len(levels) - 1)] >= gpus for t in range(at, at + limit))
-    )  # fmt: skip
+    )
     assert earliest(steps, job, 0.0) == brute

@@ -46,13 +46,16 @@ def test_metas_ettr_figures():
 
 
 # w, u0, GPUs, rate -> ETTR, computed apart from this code (research notes of the project)
-@pytest.mark.parametrize(("gpus", "rate", "expected"), [
-    (8_192, "rsc-1", (0.866, 0.950, 0.983, 0.994)),
-    (16_384, "llama-3", (0.853, 0.945, 0.981, 0.993)),
-    (65_536, "rsc-1", (0.520, 0.768, 0.930, 0.978)),
-    (100_000, "rsc-1", (0.398, 0.683, 0.905, 0.972)),
-    (100_000, "rsc-2", (0.663, 0.852, 0.955, 0.985)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "rate", "expected"),
+    [
+        (8_192, "rsc-1", (0.866, 0.950, 0.983, 0.994)),
+        (16_384, "llama-3", (0.853, 0.945, 0.981, 0.993)),
+        (65_536, "rsc-1", (0.520, 0.768, 0.930, 0.978)),
+        (100_000, "rsc-1", (0.398, 0.683, 0.905, 0.972)),
+        (100_000, "rsc-2", (0.663, 0.852, 0.955, 0.985)),
+    ],
+)
 def test_ettr_by_scheme(gpus, rate, expected):
     found = [outlook(gpus, scheme, RATES[rate]).ettr for scheme in SCHEMES.values()]
     assert found == pytest.approx(expected, abs=0.0015)

@@ -19,12 +19,20 @@ def traces(draw, shared=True):
         milli = draw(st.sampled_from([300, 500, 1000])) if shared and gpus == 1 else 1000
         duration = draw(st.integers(1, 2000))
         submit = draw(st.integers(0, 3000))
-        jobs.append(Job(
-            id=number, submit=submit, duration=duration, gpus=gpus, milli=milli,
-            limit=duration * draw(st.sampled_from([0.5, 1, 3])), user=draw(st.sampled_from("abc")),
-            priority=draw(st.integers(0, 2)), least=draw(st.integers(0, gpus)) if milli == 1000 else 0,
-            deadline=draw(st.sampled_from([None, submit + 2 * duration, submit + 9000])),
-        ))  # fmt: skip
+        jobs.append(
+            Job(
+                id=number,
+                submit=submit,
+                duration=duration,
+                gpus=gpus,
+                milli=milli,
+                limit=duration * draw(st.sampled_from([0.5, 1, 3])),
+                user=draw(st.sampled_from("abc")),
+                priority=draw(st.integers(0, 2)),
+                least=draw(st.integers(0, gpus)) if milli == 1000 else 0,
+                deadline=draw(st.sampled_from([None, submit + 2 * duration, submit + 9000])),
+            )
+        )
     return cluster, jobs
 
 

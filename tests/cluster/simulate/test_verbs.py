@@ -55,9 +55,18 @@ def test_openb_is_packed(capsys, tmp_path):
     )
     nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,64000,1000,4,T4\nb,64000,1000,4,T4\n")
     status, out, _ = run(
-        capsys, "cluster", "--trace", str(pods), "--node-list", str(nodes), "--seeds", "2", "--json",
-        "--html", str(page),
-    )  # fmt: skip
+        capsys,
+        "cluster",
+        "--trace",
+        str(pods),
+        "--node-list",
+        str(nodes),
+        "--seeds",
+        "2",
+        "--json",
+        "--html",
+        str(page),
+    )
     assert status == 0
     rows = json.loads(out)["policies"]
     assert [row["policy"] for row in rows] == [

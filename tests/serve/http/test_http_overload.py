@@ -75,6 +75,24 @@ def test_a_deadline_that_passes_is_a_503(tiny_folder):
         server.at_rest()
 
 
+def test_the_deadline_counts_from_the_last_step_of_the_engine(tiny_folder):
+    """A long answer before it takes many times the deadline, and every step of it is progress."""
+    with live_server.live(tiny_folder, first_token_deadline=0.5, max_num_seqs=1) as server:
+        step, pause = server.engine.step, threading.Event()
+
+        def slow():
+            pause.wait(0.02)
+            return step()
+
+        server.engine.step = slow
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            asked = [ASKED | {"max_tokens": 120}, ASKED]
+            answers = [pool.submit(server.client.completions.create, **one) for one in asked]
+            ends = [answer.result().choices[0].finish_reason for answer in answers]
+        assert ends == ["length", "length"]
+        server.at_rest()
+
+
 def test_a_client_that_leaves_ends_its_request(server):
     body = dict(model="tiny", prompt="Once", max_tokens=150, ignore_eos=True, stream=True)
     with server.http.stream("POST", "/v1/completions", json=body) as response:

@@ -12,7 +12,7 @@ from cairn.models.presets import preset
 from cairn.models.step_cost import Work, step_cost
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
-from cairn.serve.http.ledger import ledger_floor
+from cairn.serve.http.ledger import floor
 from cairn.serve.http.ledger.floor import (
     LANES,
     LOOK_AGAIN_S,
@@ -133,7 +133,7 @@ def test_quick_looks_are_few_and_only_at_an_idle_cpu(monkeypatch):
         looked.append(given)
         return Known(ceilings(fp32=1e12 * (3 if len(looked) == 2 else 1)))
 
-    monkeypatch.setattr(ledger_floor, "quick_look", look)
+    monkeypatch.setattr(floor, "quick_look", look)
     floors = Floors(SPEC, facts(), Known(), clock=lambda: now[0])
     asyncio.run(floors.look(idle=False))
     assert not looked

@@ -23,7 +23,9 @@ def make(root, step):
 def far(tmp_path):
     def start(every=1, keep=0, folder="far"):
         said = []
-        copies = FarCopies(f"file://{tmp_path}/{folder}", every, tmp_path / "run", said.append, keep)  # fmt: skip
+        copies = FarCopies(
+            f"file://{tmp_path}/{folder}", every, tmp_path / "run", said.append, keep
+        )
         copies.said = said
         return copies
 

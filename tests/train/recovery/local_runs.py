@@ -26,10 +26,15 @@ MODEL = msgspec.structs.replace(TINY, kv_heads=2)
 def config(folder, steps=24, layout=Layout(dp=4), model=MODEL, every=0, **recovery):  # noqa: B008
     settings = dict(on=True, memory_every=5, checksum_every=5, same_place=1000, silent_s=2.0)
     return recipe(
-        folder, steps=steps, parallel=layout, data=DATA, schedule=Schedule(kind="constant"),
-        model=model, checkpoint=Checkpoint(every=every, export=False),
+        folder,
+        steps=steps,
+        parallel=layout,
+        data=DATA,
+        schedule=Schedule(kind="constant"),
+        model=model,
+        checkpoint=Checkpoint(every=every, export=False),
         recovery=Recovery(**(settings | recovery)),
-    )  # fmt: skip
+    )
 
 
 def unbroken(wanted):

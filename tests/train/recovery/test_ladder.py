@@ -108,9 +108,13 @@ def test_what_is_answered_can_be_done(incident, layout, spares, failures, strike
     fits = batch_of(layout.data_ranks())
     nodes = (0, 1, 2, 3)
     what = Left(
-        layout=layout, nodes=nodes, spares=tuple(range(4, 4 + spares)),
-        ranks_per_node=-(-layout.world() // 4), strikes=strikes, failures=failures,
-    )  # fmt: skip
+        layout=layout,
+        nodes=nodes,
+        spares=tuple(range(4, 4 + spares)),
+        ranks_per_node=-(-layout.world() // 4),
+        strikes=strikes,
+        failures=failures,
+    )
     response = respond(incident, what, SETTINGS, fits)
     if response.rung in ("stop", "requeue"):
         return
@@ -164,9 +168,11 @@ def test_mixed_pipelines_cover_any_number_of_nodes(nodes):
     assert sum(chosen) <= nodes
     best = max(
         sum(map(rate, (2,) * a + (3,) * b + (4,) * c))
-        for a in range(16) for b in range(11) for c in range(8)
+        for a in range(16)
+        for b in range(11)
+        for c in range(8)
         if 2 * a + 3 * b + 4 * c <= nodes
-    )  # fmt: skip
+    )
     assert sum(map(rate, chosen)) == pytest.approx(best)
 
 

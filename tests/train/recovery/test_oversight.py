@@ -26,9 +26,17 @@ LIFE = 77
 
 def duty(**changes):
     given = dict(
-        life=LIFE, leader="h:1", leads=True, node="n0", host="h0", world=4, run="", settings=SETTINGS,
-        replaced=True, least=4,
-    )  # fmt: skip
+        life=LIFE,
+        leader="h:1",
+        leads=True,
+        node="n0",
+        host="h0",
+        world=4,
+        run="",
+        settings=SETTINGS,
+        replaced=True,
+        least=4,
+    )
     return Duty(**(given | changes))
 
 
@@ -60,9 +68,11 @@ WAITING = dict(collective="gloo:all_reduce #41", collectives=41)
 def hung(number=3):
     """All wait in a collective that one of them never began."""
     return [
-        rank(n, collective="gloo:all_reduce #40", waits=False) if n == number else rank(n, **WAITING)
+        rank(n, collective="gloo:all_reduce #40", waits=False)
+        if n == number
+        else rank(n, **WAITING)
         for n in range(4)
-    ]  # fmt: skip
+    ]
 
 
 def test_who_hangs_is_named_with_its_node_step_and_collective():
@@ -97,8 +107,18 @@ def test_a_node_that_hangs_again_and_again_is_left_if_somebody_replaces_it():
 
 
 def found_on(node, rung="heal"):
-    return Found(at=1.0, since=0.0, what="stuck", cause="hang", rank=3, node=node, host="h1" if node == "n1" else "h0",
-                 step=5, why="", rung=rung)  # fmt: skip
+    return Found(
+        at=1.0,
+        since=0.0,
+        what="stuck",
+        cause="hang",
+        rank=3,
+        node=node,
+        host="h1" if node == "n1" else "h0",
+        step=5,
+        why="",
+        rung=rung,
+    )
 
 
 def test_an_order_that_nobody_follows_ends_a_rank_that_can_be_reached():
@@ -176,8 +196,9 @@ def test_whatever_moves_within_the_patience_is_no_hang_and_what_does_not_is_foun
 def spent(step, slow=(), busy=0.1, slower=0.5):
     """Steps as two nodes tell of them: rank -> (step, computed, whole)."""
     return [
-        rank(n, step=step, spent=((step, slower if n in slow else busy, slower + 0.02),)) for n in range(4)
-    ]  # fmt: skip
+        rank(n, step=step, spent=((step, slower if n in slow else busy, slower + 0.02),))
+        for n in range(4)
+    ]
 
 
 def test_a_straggler_is_named_with_compute_against_network_and_again_when_it_is_over():
@@ -189,8 +210,9 @@ def test_a_straggler_is_named_with_compute_against_network_and_again_when_it_is_
         oversight.take(sight(1, *ranks[2:]), step + 0.5)
         told += oversight.judge(step + 0.5, step + 0.5)
     assert [(one.found.what, one.found.step, one.found.rank, one.order) for one in told] == [
-        ("straggler", 6, 2, None), ("straggler over", 12, 2, None),
-    ]  # fmt: skip
+        ("straggler", 6, 2, None),
+        ("straggler over", 12, 2, None),
+    ]
     why = told[0].found.why
     assert "computes 0.500 s of a step, 5.0 times the others' 0.100 s, who wait 0.420 s" in why
     assert "network and the rest of its step take 0.020 s" in why
@@ -270,9 +292,14 @@ class FakeNode:
         self.watch = NodeWatch(folder, self.board, "127.0.0.1", self.launcher.pid, 1000.0)
         self.address = (folder / DOOR).read_text()
         given = duty(
-            leader=leader or self.address, leads=leader is None, node=f"n{number}", world=2, run=str(folder.parent),
-            settings=msgspec.structs.replace(SETTINGS, stuck_s=0.2, same_place=1), least=2,
-        )  # fmt: skip
+            leader=leader or self.address,
+            leads=leader is None,
+            node=f"n{number}",
+            world=2,
+            run=str(folder.parent),
+            settings=msgspec.structs.replace(SETTINGS, stuck_s=0.2, same_place=1),
+            least=2,
+        )
         (folder / DUTY).write_bytes(msgspec.json.encode(given))
         self.board.set(
             number, pid=self.rank.pid, epoch=LIFE, phase=TRAINING, step=3, collectives=9 - number

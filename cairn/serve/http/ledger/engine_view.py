@@ -157,5 +157,6 @@ def model_card(serving: Serving, floors: Floors, source: str) -> ModelView:
         context=limits.context, dtype=facts.dtype or None, device=device or None,
         weights_bytes=facts.weights_bytes * facts.ranks or None,
         kv_bytes_per_token=round(facts.kv_bytes_per_token * facts.ranks) or None, pages=limits.pages - 1,
+        cache_bytes=facts.page_bytes * facts.ranks * (limits.pages - 1) or None, cache_groups=len(limits.groups),
         page_size=limits.page_size, notes=notes, version=__version__, ceilings=floors.view(),
     )  # fmt: skip

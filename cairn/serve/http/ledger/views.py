@@ -177,6 +177,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None
     weights_bytes: int | None
     kv_bytes_per_token: int | None
+    cache_bytes: int | None  # of all pages
+    cache_groups: int  # a short request holds a page of each
     pages: int
     page_size: int
     notes: list[str]

@@ -139,6 +139,12 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         labels=("model",),
     ),
     Gauge(
+        name="cairn_cache_group_used_pages",
+        help="Pages of the cache that requests hold, by cache group; only of models with several.",
+        unit="pages",
+        labels=("model", "group"),
+    ),
+    Gauge(
         name="cairn_cache_findable_pages",
         help="Pages of the cache that nobody holds, and that may still be found as a prefix.",
         unit="pages",
@@ -197,6 +203,9 @@ def show_engine(metrics: Metrics, model: str, stats: Stats, open_requests: int) 
     metrics.set("cairn_waiting_requests", stats.waiting, model=model)
     metrics.set("cairn_open_requests", open_requests, model=model)
     metrics.set("cairn_cache_used_pages", stats.pages_used, model=model)
+    if len(stats.groups_used) > 1:
+        for group, used in enumerate(stats.groups_used):
+            metrics.set("cairn_cache_group_used_pages", used, model=model, group=str(group))
     metrics.set("cairn_cache_pages", stats.pages, model=model)
     metrics.set("cairn_cache_findable_pages", stats.pages_cached, model=model)
     metrics.set("cairn_engine_steps", stats.steps, model=model)

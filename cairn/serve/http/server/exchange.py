@@ -212,12 +212,17 @@ class Exchange:
             self._reader.fail(Gone())
 
     def _miss_deadline(self) -> None:
-        if not self._first:
-            deadline = self._service.config.first_token_deadline
-            self.abort()
-            said = f"no token came within the deadline of {deadline:g} s"
-            refusal = Refusal(503, said, code="deadline", retry_after_s=deadline)
-            self._reader.fail(refusal)
+        """An engine that makes progress is busy with what came before: the deadline counts from its last step."""
+        if self._first:
+            return
+        deadline, idle = self._service.config.first_token_deadline, self._service.idle_s()
+        if idle < deadline:
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(deadline - idle, self._miss_deadline))
+            return
+        self.abort()
+        said = f"no token came, and the engine has taken no step for the deadline of {deadline:g} s"
+        self._reader.fail(Refusal(503, said, code="deadline", retry_after_s=deadline))
 
     def _failed(self, reason: str) -> Refusal:
         """It may work a moment later, or elsewhere: an engine that fell is started again."""

@@ -118,6 +118,10 @@ class Service:
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
+    def idle_s(self) -> float:
+        """Seconds that the engine has had work and taken no step."""
+        return self.progress.look(self.serving.engine.stats().steps, busy=True)
+
     def health(self) -> Health:
         stats = self.serving.engine.stats()
         return self.progress.verdict(

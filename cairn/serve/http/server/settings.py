@@ -58,7 +58,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     max_waiting: int = 1024
     """most requests that wait for the engine; more are refused with 429"""
     first_token_deadline: float = 60.0
-    """a request whose first token cannot come within so many seconds is refused with 503"""
+    """a request whose first token cannot come within so many seconds is refused with 503; one that waits already is so
+    when the engine takes no step for as long"""
     request_timeout: float = 600.0
     """a request ends after so many seconds, with what it has"""
     max_body_bytes: int = 32 * 1024 * 1024

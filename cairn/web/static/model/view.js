@@ -42,7 +42,7 @@ function card(model) {
 const headline = (model) => [
   ["Parameters", large(model.parameters), "weights"],
   ["Context", large(model.context), "tokens of prompt and answer"],
-  ["Room for", large(model.pages * model.page_size), "tokens of all requests together"],
+  ["Room for", large((model.pages * model.page_size) / model.cache_groups), "tokens of all requests together"],
   ["Weights", bytes(model.weights_bytes), "in memory"],
 ];
 
@@ -55,7 +55,7 @@ const memory = (model) => [
   ["Weights", bytes(model.weights_bytes)],
   ["KV per token", bytes(model.kv_bytes_per_token)],
   ["Pages", `${count(model.pages)} of ${count(model.page_size)} tokens`],
-  ["KV cache", model.kv_bytes_per_token ? bytes(model.kv_bytes_per_token * model.pages * model.page_size) : DASH],
+  ["KV cache", model.cache_bytes ? bytes(model.cache_bytes) : DASH],
 ];
 
 const machine = ({ device, ceilings, version }) => [
