@@ -217,8 +217,8 @@ def test_windows_that_free_their_pages(name, switches):
         max_num_batched_tokens=96 if length < 500 else 768, gpu_memory_utilization=0.3, **switches,
     )  # fmt: skip
     engine = start_with(*loaded, config).engine
-    whole = prompt_of(length, seed=5)
-    requests = submit(engine, [whole, prompt_of(7, seed=1), whole[: length // 2]])
+    whole = [token % opened.spec.vocab for token in prompt_of(length, seed=5)]
+    requests = submit(engine, [whole, whole[3:10], whole[: length // 2]])
     engine.run()
     requests += submit(
         engine, [[*whole[: length // 2], 3, 4], [*requests[2].prompt, *requests[2].outputs, 9]]
