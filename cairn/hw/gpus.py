@@ -1,6 +1,6 @@
 """Which GPUs are in this machine?
 
-Asks the best source that is there (NVML, else nvidia-smi, else torch) and fills in from /sys what
+Asks the best source that is there (NVML, else torch) and fills in from /sys what
 that source left open. Says in a note when it had to do without a better one. Knows nothing about
 speed.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from cairn.hw.machine import Gpu, PcieLink
-from cairn.hw.nvidia_smi import SmiMissing, gpus_from_smi
 from cairn.hw.nvml import NvmlMissing, gpus_from_nvml, open_nvml
 from cairn.hw.sysfs import read_int, read_node, read_text
 
@@ -32,7 +31,7 @@ def read_gpus(root: Path) -> tuple[list[Gpu], list[str]]:
     """Every GPU, and a note for each source that was passed over. No driver: no GPUs, no notes."""
     if not any((root / mark).exists() for mark in DRIVER_MARKS):
         return [], []
-    gpus, notes = first_answer([_from_nvml, gpus_from_smi, gpus_from_torch])
+    gpus, notes = first_answer([_from_nvml, gpus_from_torch])
     return [complete_from_sysfs(gpu, root) for gpu in gpus], notes
 
 
@@ -41,7 +40,7 @@ def first_answer(sources: list[Source]) -> tuple[list[Gpu], list[str]]:
     for source in sources:
         try:
             return source(), notes
-        except (NvmlMissing, SmiMissing, TorchMissing) as error:
+        except (NvmlMissing, TorchMissing) as error:
             notes.append(f"GPUs: {error}")
     return [], [*notes, "GPUs: a driver is loaded, but nothing here can ask it"]
 

@@ -96,7 +96,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     name: str
-    source: Literal["nvml", "nvidia-smi", "torch"]
+    source: Literal["nvml", "torch"]
     uuid: str | None = None
     pci_bus: str | None = None  # as /sys/bus/pci/devices spells it
     memory_bytes: int | None = None

@@ -8,7 +8,6 @@ from synthetic_hosts import healthy_gpu, plant
 from cairn.hw import gpus as gpus_module
 from cairn.hw.gpus import complete_from_sysfs, first_answer, gpus_from_torch, read_gpus
 from cairn.hw.machine import Gpu, GpuProcess, PcieLink
-from cairn.hw.nvidia_smi import GPU_FIELDS, SmiMissing, gpus_from_smi, parse_rows
 from cairn.hw.nvml import Nvml, NvmlMissing, gpus_from_nvml, open_nvml, sysfs_bus
 
 
@@ -90,55 +89,14 @@ def test_nvml_without_the_package(monkeypatch):
         pass
 
 
-SMI_LINE = (
-    "0, NVIDIA H200, GPU-1, 00000000:3B:00.0, 143771, 512, 9.0, 1980, 3201, 700.00, 5, 16, 5, 16,"
-    " Enabled, 0, Disabled\n"
-)
-
-
-def test_rows_of_nvidia_smi_without_the_unknown():
-    row = parse_rows(SMI_LINE.replace("Disabled", "[N/A]"), GPU_FIELDS)[0]
-    assert row["memory.total"] == "143771"
-    assert "mig.mode.current" not in row
-
-
-def fake_smi(folder, monkeypatch, script):
-    command = folder / "nvidia-smi"
-    command.write_text(f"#!/bin/sh\n{script}\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-
-def test_gpus_from_nvidia_smi(tmp_path, monkeypatch):
-    script = f"""case "$1" in
-      --query-gpu*) printf '{SMI_LINE.strip()}\\n' ;;
-      --query-remapped*) printf 'GPU-1, 2, Yes, No\\n' ;;
-      --query-compute*) printf 'GPU-1, 42, 1024\\nGPU-other, 43, 1\\n' ;;
-    esac"""
-    fake_smi(tmp_path, monkeypatch, script)
-    (gpu,) = gpus_from_smi()
-    assert (gpu.name, gpu.source, gpu.pci_bus) == ("NVIDIA H200", "nvidia-smi", "0000:3b:00.0")
-    assert (gpu.memory_bytes, gpu.memory_used_bytes) == (143771 << 20, 512 << 20)
-    assert (gpu.capability, gpu.power_limit_w, gpu.mig) == ("9.0", 700.0, False)
-    assert (gpu.ecc.enabled, gpu.ecc.remapped_rows) == (True, 2)
-    assert (gpu.ecc.remap_pending, gpu.ecc.remap_failed) == (True, False)
-    assert gpu.processes == [GpuProcess(pid=42, memory_bytes=1 << 30)]
-
-
-def test_nvidia_smi_that_fails_says_why(tmp_path, monkeypatch):
-    fake_smi(tmp_path, monkeypatch, "echo 'Driver/library version mismatch'; exit 18")
-    with pytest.raises(SmiMissing, match="status 18: Driver/library version mismatch"):
-        gpus_from_smi()
-
-
 def test_sources_in_turn_with_a_note_for_each_that_failed():
     def no_nvml():
         raise NvmlMissing("the package nvidia-ml-py is not installed")
 
-    def smi():
+    def by_torch():
         return [healthy_gpu()]
 
-    assert first_answer([no_nvml, smi]) == (
+    assert first_answer([no_nvml, by_torch]) == (
         [healthy_gpu()],
         ["GPUs: the package nvidia-ml-py is not installed"],
     )

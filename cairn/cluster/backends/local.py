@@ -173,15 +173,11 @@ def tail(record: Record, follow: bool, is_over: Callable[[], bool] | None = None
 
 
 def _gpus() -> int:
-    """Asked of NVML, else of nvidia-smi: neither wakes CUDA in this process."""
-    from cairn.hw.nvidia_smi import SmiMissing, gpus_from_smi
+    """Asked of NVML, which does not wake CUDA in this process."""
     from cairn.hw.nvml import NvmlMissing, gpus_from_nvml, open_nvml
 
     try:
         with open_nvml() as nvml:
             return len(gpus_from_nvml(nvml))
     except NvmlMissing:
-        try:
-            return len(gpus_from_smi())
-        except SmiMissing:
-            return 0
+        return 0
