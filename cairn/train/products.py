@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
-from cairn.kernels.quantize.quantize_turned import E5M2, quantize_turned
+from cairn.kernels.quantize.quantize_transposed import E5M2, quantize_transposed
 from cairn.models.linear.form import Epilogue, finished
 from cairn.models.linear.maps import Columns, Linear, Rows
 
@@ -59,13 +59,13 @@ class Fp8ByTensor:
         if not kept:
             return PLAIN.backward(g_MN, w_NK, kept)
         scale_x, scale_w = kept
-        values, g_turned, scale = quantize_turned(g_MN, None, E5M2, both=True)
-        w = Quantized(quantize_turned(w_NK, scale_w).turned, scale_w)
+        values, g_transposed, scale = quantize_transposed(g_MN, None, E5M2, both=True)
+        w = Quantized(quantize_transposed(w_NK, scale_w).transposed, scale_w)
         dx = _product(Quantized(cast(Tensor, values), scale), w, g_MN.dtype, fast=False)
 
         def of_weight(x_MK: Tensor) -> Tensor:
-            x = Quantized(quantize_turned(x_MK.contiguous(), scale_x).turned, scale_x)
-            return _product(Quantized(g_turned, scale), x, x_MK.dtype, fast=False)
+            x = Quantized(quantize_transposed(x_MK.contiguous(), scale_x).transposed, scale_x)
+            return _product(Quantized(g_transposed, scale), x, x_MK.dtype, fast=False)
 
         return dx, of_weight
 

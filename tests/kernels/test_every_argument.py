@@ -47,7 +47,7 @@ from cairn.kernels.paged.paged_attention import paged_attention
 from cairn.kernels.paged.step_inputs import decode_step, keep_tokens, step_inputs
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
 from cairn.kernels.quantize.quantize_tensor import quantize_tensor
-from cairn.kernels.quantize.quantize_turned import quantize_turned
+from cairn.kernels.quantize.quantize_transposed import quantize_transposed
 from cairn.kernels.sampling.accept_tokens import accept_tokens, random_draws
 from cairn.kernels.sampling.logprobs import LogProbs, logprobs
 from cairn.kernels.sampling.penalties import count, penalize, random_penalties
@@ -150,7 +150,7 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
     (dequantize, dict(quantized=quantized(random(6, 32)), out=torch.empty(6, 32, dtype=BF16))),
     (quantize_tensor, dict(x=random(6, 32), scale=torch.ones(1))),
     (quantize_tensor, dict(x=random(6, 32))),
-    (quantize_turned, dict(x=random(16, 32), both=True)),
+    (quantize_transposed, dict(x=random(16, 32), both=True)),
     (rope, turning()),
     (rope_table, dict(frequencies=torch.linspace(0.1, 1.0, 32), length=16)),
     (

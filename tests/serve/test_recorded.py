@@ -85,7 +85,9 @@ def test_pages_in_any_order_give_the_same_bit_for_bit(form):
         found = gathered(torch.tensor([5]), position, attend)
         expected = ours(torch.tensor([5]), *token(near, IN_A_ROW, length))
         assert torch.equal(found, expected)
-        assert (attend.alone.kept is None) == (length <= PAGE)  # a single page is always in a row
+        assert (attend.single_token.kept is None) == (
+            length <= PAGE
+        )  # a single page is always in a row
     assert torch.equal(far.cache[:, :, SCATTERED], near.cache[:, :, IN_A_ROW])
 
 

@@ -9,7 +9,7 @@
          2                22  23                two warpgroups (64 queries), and the keys themselves, which both use
          3                    33
 
-A block lies in memory as it lies in shared memory, with keys as rows; the tensor core reads it turned. Compared with
+A block lies in memory as it lies in shared memory, keys as rows; the tensor core reads it transposed. Compared with
 attention_gluon_queries it saves two products of three and writes and reads 2 bytes for each pair of query and key that
 see each other. What it reads decides how long it takes: where heads share keys, a program has two heads at a time
 (PAIR), and a block of keys comes once for both. For equal lengths that are whole tiles.

@@ -32,7 +32,7 @@ class Extent(NamedTuple):
     shares_chip: bool = False  # another stream computes the rest of this step at the same time
 
 
-class Turns(Protocol):
+class AroundAttention(Protocol):
     """What a step that shares the chip with another does around each of its attentions."""
 
     def before(self) -> None: ...
@@ -51,18 +51,18 @@ class PagedOnGPU(Paged):
         extent: Extent,
         workspace: Workspace,
         cascade: Cascade | None = None,
-        turns: Turns | None = None,
+        around: AroundAttention | None = None,
     ) -> None:
         super().__init__(pool, slots_GT, positions_T, lengths_B, tables_GBP, bounds_B1)
         self.extent, self.workspace, self.cascade = extent, workspace, cascade
-        self.turns = turns
+        self.around = around
         self._group_slots, self._group_tables = slots_GT.unbind(), tables_GBP.unbind()
 
-    def part(self, rows: slice, workspace: Workspace, turns: Turns) -> "PagedOnGPU":
+    def part(self, rows: slice, workspace: Workspace, around: AroundAttention) -> "PagedOnGPU":
         """Some of the sequences of a decode step, while another stream has the others."""
         return PagedOnGPU(
             self.pool, self.slots_GT[:, rows], self.positions_T[rows], self.lengths_B[rows], self.tables_GBP[:, rows],
-            None, self.extent._replace(shares_chip=True), workspace, turns=turns,
+            None, self.extent._replace(shares_chip=True), workspace, around=around,
         )  # fmt: skip
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
@@ -95,11 +95,11 @@ class PagedOnGPU(Paged):
         cache[slots_T // size, slots_T % size] = new_TKC.to(cache.dtype)
 
     def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
-        if self.turns is not None:
-            self.turns.before()
+        if self.around is not None:
+            self.around.before()
         out_THC = self._attend_pages(q_THC, keys, values, rule)
-        if self.turns is not None:
-            self.turns.after()
+        if self.around is not None:
+            self.around.after()
         return out_THC
 
     def _attend_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:

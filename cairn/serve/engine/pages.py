@@ -156,8 +156,8 @@ class Paged:
 
     def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
         """The same for q, k and v side by side; [T, H * C]."""
-        if not rule.softcap and self.alone is not None:
-            return self.alone.joined(qkv_TEC, heads, rule)
+        if not rule.softcap and self.single_token is not None:
+            return self.single_token.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
         self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
         keys, values = self.pool.layers[rule.layer]
@@ -178,7 +178,7 @@ class Paged:
         return out_THC
 
     @cached_property
-    def alone(self) -> "Alone | None":
+    def single_token(self) -> "SingleToken | None":
         """The only sequence with its only token, where all layers have one table."""
         if self.slots_GT.shape != (1, 1):
             return None
@@ -192,11 +192,11 @@ class Paged:
         table_P = self.tables_GBP[0, 0, : -(-length // size)]
         first, *rest = table_P.tolist()
         if rest == list(range(first + 1, first + 1 + len(rest))):
-            return Alone.of(self.pool.by_slot, slot, first * size, length)
+            return SingleToken.of(self.pool.by_slot, slot, first * size, length)
         # In a cache that was full once, pages come back in any order.
         together = self.pool.together(table_P.long())
         kept = Kept(together.select(2, length - 1), self.pool.by_slot.select(2, slot))
-        return Alone.of(together, length - 1, 0, length)._replace(kept=kept)
+        return SingleToken.of(together, length - 1, 0, length)._replace(kept=kept)
 
     @cached_property
     def _slots(self) -> tuple[Tensor, ...]:
@@ -244,7 +244,7 @@ class Kept(NamedTuple):
     home: Tensor
 
 
-class Alone(NamedTuple):
+class SingleToken(NamedTuple):
     """One sequence with one token: its keys and values are views of the pool, or of a copy of its pages."""
 
     shape: tuple[int, int, int]  # of a token's key and value
@@ -255,12 +255,12 @@ class Alone(NamedTuple):
     kept: "Kept | None" = None  # of a copy: what this token adds belongs into the pool as well
 
     @staticmethod
-    def of(cache: Tensor, slot: int, start: int, length: int) -> "Alone":
+    def of(cache: Tensor, slot: int, start: int, length: int) -> "SingleToken":
         """All layers' views at once, for the price of a few; `cache` as `by_slot`."""
         kept = cache.narrow(2, start, length).transpose(2, 3)
         keys, values = kept[:, 0:1].unbind(), kept[:, 1:2].unbind()
         shape = (2, cache.shape[3], cache.shape[4])
-        return Alone(
+        return SingleToken(
             shape, tuple(cache.select(2, slot).unbind()), tuple(keys), tuple(values), length
         )
 

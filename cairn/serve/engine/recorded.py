@@ -25,7 +25,7 @@ from cairn.models.lean import Angles, Lean, LeanResidual, LeanStep
 from cairn.models.linear.maps import Linear
 from cairn.models.linear.packed import Int8
 from cairn.models.transformer import Layer, Transformer
-from cairn.serve.engine.pages import NULL_PAGE, Alone, Paged, PagePool
+from cairn.serve.engine.pages import NULL_PAGE, Paged, PagePool, SingleToken
 
 Views = tuple[Tensor, ...]  # of each layer
 
@@ -66,10 +66,10 @@ class Recorded:
 
     def __init__(self, lean: Lean, pool: PagePool) -> None:
         self.lean = lean
-        self._replay = self._record(Alone.of(pool.by_slot, NULL_PAGE, NULL_PAGE, 1))
+        self._replay = self._record(SingleToken.of(pool.by_slot, NULL_PAGE, NULL_PAGE, 1))
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attend: Paged) -> Tensor:
-        alone = attend.alone
+        alone = attend.single_token
         if alone is None:
             return self.lean(tokens_T, positions_T, attend)
         x_1D = self.lean.model.embed(tokens_T, positions_T)
@@ -92,14 +92,14 @@ class Recorded:
         return Angles(positions_T, positions_T)
 
     @torch.inference_mode()
-    def _record(self, alone: Alone) -> Callable[..., Tensor]:
+    def _record(self, alone: SingleToken) -> Callable[..., Tensor]:
         """What it computes on the way goes to the null page."""
         shape, lean = alone.shape, self.lean
 
         def step(
             x_1D: Tensor, cos: Tensor, sin: Tensor, new: Views, keys: Views, values: Views
         ) -> Tensor:
-            attend = cast(Attend, Alone(shape, new, keys, values, 0))
+            attend = cast(Attend, SingleToken(shape, new, keys, values, 0))
             angles = dict.fromkeys(lean.frequencies, Angles(cos, sin))
             return lean.model.through(LeanResidual(x_1D, lean), LeanStep(lean, attend, angles))[0]
 

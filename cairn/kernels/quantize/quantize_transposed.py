@@ -1,6 +1,6 @@
 """fp8 of a matrix and of its transpose, in one pass: what the backward products of a linear layer take.
 
-    x [M, N]  ->  values [M, N] (if asked for) and turned [N, M], one float32 scale for all: value = stored * scale
+    x [M, N]  ->  values [M, N] (if asked for) and transposed [N, M], one float32 scale for all: value = stored * scale
 
 An fp8 tensor core wants both operands to lie along the dimension that is summed over; backward sums over another one
 than forward, so it needs the transpose. Formats: e4m3 for weights and activations, e5m2, which reaches further down,
@@ -32,15 +32,15 @@ FINDING = {"BLOCK": 8192, "STAGES": 1, "num_warps": 8}
 PER_SM = 4
 
 
-class Turned(NamedTuple):
+class Transposed(NamedTuple):
     values: Tensor | None  # [M, N], where it was asked for
-    turned: Tensor  # [N, M]
+    transposed: Tensor  # [N, M]
     scale: Tensor  # float32 []
 
 
-def quantize_turned_reference(
+def quantize_transposed_reference(
     x: Tensor, scale: Tensor | None, dtype: torch.dtype, both: bool
-) -> Turned:
+) -> Transposed:
     limit = torch.tensor(LIMITS[dtype], device=x.device)
     if scale is None:
         largest = x.float().abs().amax() if x.numel() else torch.zeros((), device=x.device)
@@ -49,12 +49,12 @@ def quantize_turned_reference(
     else:
         factor = scale.reciprocal()
     values = (x.float() * factor).clamp(-limit, limit).to(dtype)
-    return Turned(values if both else None, values.t().contiguous(), scale)
+    return Transposed(values if both else None, values.t().contiguous(), scale)
 
 
 @triton.jit(do_not_specialize=["parts"])
-def _turn_kernel(
-    x, values, turned, scale, largest, rows, columns, parts,
+def _transpose_kernel(
+    x, values, transposed, scale, largest, rows, columns, parts,
     LIMIT: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     factor = factor_of(scale, largest, parts, LIMIT, PARTS)
@@ -65,21 +65,21 @@ def _turn_kernel(
     at = row.to(tl.int64)[:, None] * columns + column[None, :]
     y = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * factor
     y = tl.minimum(tl.maximum(y, -LIMIT), LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    stored = y.to(turned.dtype.element_ty)
+    stored = y.to(transposed.dtype.element_ty)
     if values is not None:
         tl.store(values + at, stored, mask=mask)
-    at_turned = column.to(tl.int64)[:, None] * rows + row[None, :]
-    tl.store(turned + at_turned, tl.trans(stored), mask=tl.trans(mask))
+    at_transposed = column.to(tl.int64)[:, None] * rows + row[None, :]
+    tl.store(transposed + at_transposed, tl.trans(stored), mask=tl.trans(mask))
 
 
-def quantize_turned(
+def quantize_transposed(
     x: Tensor,
     scale: Tensor | None = None,
     dtype: torch.dtype = E4M3,
     *,
     both: bool = False,
     impl: Impl = "auto",
-) -> Turned:
+) -> Transposed:
     """The transpose in fp8; `both`: the matrix itself as well."""
     check("x", x, dtypes=FLOATS, shape=(None, None), packed=True)
     require(dtype in LIMITS, "dtype", "float8_e4m3fn or float8_e5m2", dtype)
@@ -87,21 +87,23 @@ def quantize_turned(
         check("scale", scale, dtypes=(torch.float32,), beside=x)
         require(scale.numel() == 1, "scale", "one element", tuple(scale.shape))
     offers = {"triton": needs_cuda(x), "reference": None}
-    if choose("quantize_turned", impl, offers).impl == "reference":
-        return quantize_turned_reference(x, scale, dtype, both)
+    if choose("quantize_transposed", impl, offers).impl == "reference":
+        return quantize_transposed_reference(x, scale, dtype, both)
     rows, columns = x.shape
     values = torch.empty(x.shape, dtype=dtype, device=x.device) if both else None
-    turned = torch.empty(columns, rows, dtype=dtype, device=x.device)
+    transposed = torch.empty(columns, rows, dtype=dtype, device=x.device)
     found = torch.empty((), device=x.device) if scale is None else scale
     if x.numel():
-        _launch(x, values, turned, found, dynamic=scale is None)
+        _launch(x, values, transposed, found, dynamic=scale is None)
     elif scale is None:  # as if all of it were 0
         found.fill_(SMALLEST / LIMITS[dtype])
-    return Turned(values, turned, found)
+    return Transposed(values, transposed, found)
 
 
-def _launch(x: Tensor, values: Tensor | None, turned: Tensor, scale: Tensor, dynamic: bool) -> None:
-    how = tuned("quantize_turned", short(turned.dtype), DEFAULT)
+def _launch(
+    x: Tensor, values: Tensor | None, transposed: Tensor, scale: Tensor, dynamic: bool
+) -> None:
+    how = tuned("quantize_transposed", short(transposed.dtype), DEFAULT)
     parts, largest = 0, scale
     if dynamic:
         most = PER_SM * multiprocessors(x.device)
@@ -111,8 +113,8 @@ def _launch(x: Tensor, values: Tensor | None, turned: Tensor, scale: Tensor, dyn
     rows, columns = x.shape
     programs = blocks(rows, how["block_m"]) * blocks(columns, how["block_n"])
     launch(
-        _turn_kernel, programs, x, values, turned, scale, largest, rows, columns, parts,
-        LIMIT=LIMITS[turned.dtype], PARTS=width(parts) if dynamic else 0,
+        _transpose_kernel, programs, x, values, transposed, scale, largest, rows, columns, parts,
+        LIMIT=LIMITS[transposed.dtype], PARTS=width(parts) if dynamic else 0,
         BM=how["block_m"], BN=how["block_n"], num_warps=how["warps"],
     )  # fmt: skip
 
