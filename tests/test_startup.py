@@ -8,12 +8,14 @@ import pytest
 
 IMPORT_MODELS = """
 import json, sys, time
+start = time.process_time()
 import torch
 began = time.process_time()
 import cairn.models.runnable, cairn.models.generate, cairn.models.export
 heavy = [name for name in ("transformers", "huggingface_hub", "gguf", "jinja2", "rich", "triton")
          if name in sys.modules and name not in before]
-print(json.dumps({"seconds": time.process_time() - began, "heavy": heavy}))
+share = (time.process_time() - began) / (began - start)
+print(json.dumps({"share": share, "heavy": heavy}))
 """
 
 
@@ -25,10 +27,10 @@ def run(program: str) -> dict:
 
 
 def test_importing_the_models_costs_little_beyond_torch():
-    """CPU time, the best of three: a busy machine slows a process down but does not speed it up."""
+    """As a share of torch's own import, in CPU time, the best of three: a slow machine slows both down."""
     program = IMPORT_MODELS.replace("began =", "before = set(sys.modules)\nbegan =")
     results = [run(program) for _ in range(3)]
-    assert min(result["seconds"] for result in results) < 0.2
+    assert min(result["share"] for result in results) < 0.2
     assert results[0]["heavy"] == []
 
 

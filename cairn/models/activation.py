@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.kernels.layer.activation import gated_activation
 from cairn.models.spec import Activation
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -47,6 +46,8 @@ class Gate(NamedTuple):
     def fast(self, inner_TF: Tensor) -> Tensor:
         """By our kernel where there is one."""
         if self.gated and self.activation != "relu":
+            from cairn.kernels.layer.activation import gated_activation
+
             return gated_activation(inner_TF, None, self.activation)
         return self.plain(inner_TF)
 

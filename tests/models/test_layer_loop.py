@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cairn.kernels.layer import activation as kernels_activation
 from cairn.kernels.norm.join_norm import join_add_rmsnorm_reference
 from cairn.kernels.norm.rmsnorm import add_rmsnorm_reference, rmsnorm_reference
 from cairn.models import activation, fused
@@ -15,7 +16,7 @@ from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.fused import Fused
 from cairn.models.lean import Lean
-from cairn.models.linear import float_product
+from cairn.models.linear import gpu_product
 from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -91,8 +92,8 @@ def kernels(monkeypatch):
 
     for module, stand_in in (
         (fused, rmsnorm), (fused, add_rmsnorm), (fused, join_add_rmsnorm),
-        (float_product, skinny_matmul), (float_product, skinny_parts), (float_product, matmul),
-        (float_product, launch), (activation, gated_activation),
+        (gpu_product, skinny_matmul), (gpu_product, skinny_parts), (gpu_product, matmul),
+        (gpu_product, launch), (kernels_activation, gated_activation),
     ):  # fmt: skip
         monkeypatch.setattr(module, stand_in.__name__, stand_in)
 

@@ -68,8 +68,8 @@ def test_the_trainer_takes_the_flags_of_a_plan(capsys):
     assert main(["train", "tiny-cpu", *best["flags"].split(), "--print"]) == 0
     recipe = tomllib.loads(capsys.readouterr().out)
     assert recipe["parallel"] == best["choice"]["layout"]
-    assert recipe["spread"]["order"] == best["choice"]["order"]
-    assert recipe["spread"]["sequence_parallel"] is best["choice"]["sequence_parallel"] is True
+    assert recipe["strategy"]["order"] == best["choice"]["order"]
+    assert recipe["strategy"]["sequence_parallel"] is best["choice"]["sequence_parallel"] is True
     assert recipe["precision"]["recompute"] == best["choice"]["recompute"]
     assert recipe["precision"]["masters"] is False
     assert (recipe["data"]["sequences"], recipe["data"]["microbatch"]) == (

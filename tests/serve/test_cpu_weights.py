@@ -18,13 +18,13 @@ from cairn.models.cache import cache_groups
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
 from cairn.models.linear.maps import linears
-from cairn.models.linear.packed import Int4, Int8
+from cairn.models.linear.packed import Int4, Int8, saturates
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cpu_weights import pack_weights, packed
 from cairn.serve.engine.pages import Paged, PagePool
-from cairn.serve.engine.recorded import Recorded
+from cairn.serve.engine.recorded import Recorded, obstacle
 from cairn.serve.engine.start import start_with
 
 TEXT = (
@@ -52,10 +52,9 @@ bottom, and in a cold winter the whole lake would become solid.
 """
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 MOST_CHANGE = 0.02  # of the mean negative log-likelihood of a text; seen: 0.003
-MEAN_ERROR, MOST_ERROR = (
-    0.25,
-    2.0,
-)  # of a log-probability among the likeliest five; seen: 0.13 and 0.7
+# Of a log-probability among the likeliest five; seen: 0.13 and 0.7. A CPU whose 8-bit products saturate rounds the
+# activations to 7 bits; seen there: 0.29 and 1.8.
+MEAN_ERROR, MOST_ERROR = (0.35, 3.0) if saturates() else (0.25, 2.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -175,12 +174,16 @@ def test_a_stream_gets_the_same_alone_again_and_among_eight(serving):
     assert max(changes) < MOST_ERROR
     assert sum(changes) / len(changes) < MEAN_ERROR
     assert len(changes) > len(alone) * 4, "they part too soon to be the same model"
-    assert sum(one[0][0] == other[0][0] for one, other in zip(alone, together, strict=True)) >= 6
+    same_first = sum(one[0][0] == other[0][0] for one, other in zip(alone, together, strict=True))
+    assert same_first >= (4 if saturates() else 6)
 
 
 @torch.inference_mode()
 def test_a_recorded_step_of_packed_products_is_the_lean_form_bit_for_bit(serving):
     runner = serving.serving.engine.engine.runner
+    reason = obstacle(runner.model)
+    if reason is not None:
+        pytest.skip(f"a step of this form is not recorded here: {reason}")
     assert isinstance(runner.lean, Recorded)
     for length in (1, 16, 37):
         found = []

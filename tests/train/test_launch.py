@@ -141,6 +141,10 @@ def train_in_a_child(folder, steps=100_000, slow_s=0.02):
 
     def parent():
         os.setpgid(0, 0)
+        for number in (signal.SIGHUP, signal.SIGINT):  # ignored where the tests run under nohup
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         try:
             outcome = run_local(2, one_rank).outcome
             os._exit(10 if outcome.stopped_early else 0)

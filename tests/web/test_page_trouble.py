@@ -159,7 +159,7 @@ def test_a_model_without_a_chat_template_goes_on_writing(chromium, open_tab):
 
 
 def test_a_model_without_a_tokenizer_is_told(server, open_tab, monkeypatch):
-    monkeypatch.setattr(server.service.serving, "tokenizer", None)
+    monkeypatch.setattr(server.service.serving.opened, "tokenizer", None)
     tab = open_tab(server)
     expect(tab.find(".notice")).to_contain_text("has no tokenizer")
     expect(tab.find(".composer textarea")).to_be_disabled()

@@ -1,69 +1,17 @@
-"""The product with a weight in floating point: by torch with gradients, or by the GPU kernel that suits the shape.
+"""The product with a weight in floating point: by torch with gradients, or by a GPU kernel (`gpu_product`).
 
-few rows       the kernel that reads weights at the memory's speed, SwiGLU in its epilogue; a long K is cut, and
-               its parts are joined by the norm that follows
-many rows      cuBLAS; added to the residual at once where K is short, SwiGLU in the epilogue of our own product
-invariant      one kernel with one tile for any number of rows
+The kernels are imported when the first of them runs, so that a model on a CPU does without Triton.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.kernels.matmul.epilogue import Epilogue as MatmulEpilogue
-from cairn.kernels.matmul.matmul import SMALL, launch, matmul
-from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
-from cairn.kernels.matmul.skinny_plans import pays
-from cairn.kernels.norm.join_norm import Parts
-from cairn.models.linear.form import Epilogue, Kernels, Product, finished
-
-LONGEST = 4096  # columns of a product that is added to the residual at once; cuBLAS has slower forms for longer ones
-MANY_ROWS = (
-    1024  # from here on SwiGLU in our product's epilogue is ahead of cuBLAS and a kernel behind it
-)
+from cairn.models.linear.form import Epilogue, Product, finished
 
 
 def float_product(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Product:
     if epilogue.kernels is None:
         return finished(F.linear(x_MK, w_NK, bias_N), None, epilogue)
-    w_NK, kernels = w_NK.data, epilogue.kernels
-    if epilogue.onto_MN is not None and bias_N is None and not kernels.invariant:
-        rows = len(x_MK)
-        if pays(rows, *w_NK.shape):
-            sums_SMN = skinny_parts(x_MK, w_NK, prefetch=True, shares_chip=kernels.shares_chip)
-            if sums_SMN is not None:
-                return Parts(sums_SMN)
-        elif rows >= MANY_ROWS and w_NK.shape[1] <= LONGEST:
-            epilogue.onto_MN.addmm_(x_MK, w_NK.T)
-            return None
-    gate = epilogue.gate
-    if gate is not None and gate.is_swiglu and _joins(len(x_MK), w_NK, kernels):
-        return _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=True)
-    y_MN = _by_kernel(x_MK, w_NK, bias_N, kernels, swiglu=False)
-    return y_MN if gate is None else gate.fast(y_MN)
+    from cairn.models.linear.gpu_product import gpu_product
 
-
-def _joins(rows: int, w_NK: Tensor, kernels: Kernels) -> bool:
-    """SwiGLU in the product's epilogue: for few rows and for many, not for those between."""
-    return (pays(rows, *w_NK.shape, gated=True) or rows >= MANY_ROWS) and not kernels.invariant
-
-
-def _by_kernel(
-    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, kernels: Kernels, swiglu: bool
-) -> Tensor:
-    if kernels.invariant:
-        y_MN = x_MK.new_empty(len(x_MK), len(w_NK))
-        launch(x_MK, w_NK, y_MN, MatmulEpilogue(bias_N), SMALL)
-        return y_MN
-    activation = "swiglu" if swiglu else None
-    if pays(len(x_MK), *w_NK.shape, gated=swiglu):
-        return skinny_matmul(
-            x_MK,
-            w_NK,
-            bias_N=bias_N,
-            activation=activation,
-            prefetch=True,
-            shares_chip=kernels.shares_chip,
-        )
-    if swiglu:
-        return matmul(x_MK, w_NK, bias_N=bias_N, activation=activation)
-    return F.linear(x_MK, w_NK, bias_N)
+    return gpu_product(x_MK, w_NK.data, bias_N, epilogue, epilogue.kernels)

@@ -7,15 +7,17 @@ do in its kernel `finished` does behind it, so that a new form may start with th
 reads a weight: the linear maps of `models.linear.maps` ask their form. `models.linear.registry` lists the forms.
 """
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-from cairn.kernels.norm.join_norm import Parts
 from cairn.models.activation import Gate
 
+if TYPE_CHECKING:
+    from cairn.kernels.norm.join_norm import Parts
+
 # A tensor; parts of a sum over K that are joined where they are added; or None: it has been added to the residual.
-Product = Tensor | Parts | None
+Product: TypeAlias = "Tensor | Parts | None"
 
 
 class Kernels(NamedTuple):

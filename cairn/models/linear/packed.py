@@ -128,7 +128,7 @@ class Int8:
             levels = torch._make_per_tensor_quantized_tensor(level_NK.to(torch.int8), 1.0, 0)
             self.packed = torch.ops.quantized.linear_prepack(levels, None)
         self.multiply: Any = torch.ops.quantized.linear_dynamic.default
-        self.narrow = _saturates()
+        self.narrow = saturates()
         self.nbytes = level_NK.numel() + self.scale_N.nbytes + self.apart_ON.nbytes
 
     def covers(self, rows: int) -> bool:
@@ -186,6 +186,6 @@ def _is_arm() -> bool:
     return platform.machine().lower() in ("aarch64", "arm64")
 
 
-def _saturates() -> bool:
+def saturates() -> bool:
     """x86 without VNNI adds pairs of products in 16 bits: activations then have to stay within 7 bits."""
     return not _is_arm() and not torch.cpu._is_vnni_supported()
