@@ -1,8 +1,8 @@
 """A quantised matrix [N, K] in the one form that every file format is read into: w = scale * level + shift.
 
 Levels are whole numbers or small floats, one value per byte; scale and shift hold for a block of rows and columns.
-Readers make planes out of a file's tensors, forms of `models.linear` make what their kernel reads out of planes, and writers
-go the other way. Planes know nothing of files, devices or kernels.
+Readers make planes out of the tensors of a file, forms of `models.linear` make what their kernel reads out of planes,
+and writers go the other way. Planes know nothing of files, devices or kernels.
 """
 
 from dataclasses import dataclass
