@@ -134,7 +134,6 @@ class Request:
         "most_outputs",
         "outputs",
         "params",
-        "piece_held",
         "piece_rows",
         "pieces",
         "prefill_until",
@@ -184,7 +183,6 @@ class Request:
         self.checked = False  # by `check_request`
         self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
         self.piece_rows = list(piece_rows)  # the first row of each
-        self.piece_held = [True] * len(pieces)  # not yet given back
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
