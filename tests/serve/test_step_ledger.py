@@ -10,7 +10,7 @@ from cairn.models.presets import preset
 from cairn.models.step_cost import Total, Work, step_cost, total_cost
 from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.messages import Beat, decode_report, encode
-from cairn.serve.engine.page_map import map_of, page_map
+from cairn.serve.engine.page_map import group_map, map_of, page_map
 from cairn.serve.engine.request import Ledger
 from cairn.serve.engine.step_times import NOTHING, Spent
 
@@ -138,6 +138,19 @@ def test_every_page_is_in_one_cell_of_the_map(pages, cells):
             else "."
         )
     assert drawn == wanted
+
+
+def test_the_map_names_the_cache_group_of_held_pages():
+    engine = tiny_engines.tiny_engine("gemma3")
+    tiny_engines.submit(engine, [tiny_engines.prompt_of(40, 1)])
+    engine.step()
+    blocks = engine.scheduler.blocks
+    drawn = map_of(blocks, cells=blocks.pages - 1)  # a page each
+    for group, used in enumerate(blocks.usage().groups):
+        assert drawn.groups.count(str(group)) == used > 0
+    assert [sign == "." for sign in drawn.groups] == [sign in ".c" for sign in drawn.held]
+    assert group_map([1, 1, 0, 2, 0, 0], [0, 1, 1, 1, 1, 1], 2) == "01"
+    assert map_of(tiny_engines.tiny_engine("qwen3").scheduler.blocks).groups == ""
 
 
 def test_a_digit_says_how_much_of_a_cell_is_held():

@@ -123,6 +123,7 @@ class Request:
         "error",
         "expected",
         "finish",
+        "handoff",
         "hashes",
         "hoped",
         "id",
@@ -212,6 +213,7 @@ class Request:
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None  # the stop token id or string; None for eos
         self.error: str | None = None
+        self.handoff = b""  # of a prefill server: what a decode server goes on with
         self.ledger = Ledger()
         self.mark = NOTHING  # the engine's totals when its present phase began
 
