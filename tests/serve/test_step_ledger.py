@@ -7,7 +7,7 @@ from msgspec import msgpack
 
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.presets import preset
-from cairn.models.step_cost import Total, Work, step_cost, total_cost
+from cairn.models.step_cost import SequenceWork, Total, step_cost, total_cost
 from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.messages import Beat, decode_report, encode
 from cairn.serve.engine.page_map import group_map, map_of, page_map
@@ -169,7 +169,7 @@ def test_a_digit_says_how_much_of_a_cell_is_held():
 def test_the_cost_from_sums_is_the_cost_from_sequences(shape, sequences):
     """For a model that sees everything and has no experts, nothing is lost by adding up first."""
     spec = preset(shape)
-    work = [Work(tokens, cached) for tokens, cached in sequences]
+    work = [SequenceWork(tokens, cached) for tokens, cached in sequences]
     total = Total(
         steps=1, tokens=sum(t for t, _ in sequences), logits=len(sequences),
         read=sum(t + c for t, c in sequences), pairs=sum(t * c + t * (t + 1) // 2 for t, c in sequences),

@@ -348,8 +348,8 @@ class EngineClient:
             if isinstance(report, Ready):
                 return report
             fallen = [] if report is not None else group.fallen()
-            told = [report] if not fallen else list(group.receive_all(LAST_WORDS_S))
-            for each in told:
+            reports = [report] if not fallen else list(group.receive_all(LAST_WORDS_S))
+            for each in reports:
                 if isinstance(each, Failure):
                     raise _as_raised(each)
             if fallen:

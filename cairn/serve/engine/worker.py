@@ -326,7 +326,7 @@ def main() -> int:
         worker.ready(started.notes)
         worker.serve() if boot.rank == 0 else worker.follow()
     except BaseException as problem:  # noqa: BLE001  whatever it was, the client has to hear it
-        _say_last(boot, problem)
+        _report_failure(boot, problem)
         _leave(1)
     pulse.stopped.set()
     pulse.join()
@@ -378,7 +378,7 @@ def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Sock
     return socket
 
 
-def _say_last(boot: Boot, problem: BaseException) -> None:
+def _report_failure(boot: Boot, problem: BaseException) -> None:
     hint = problem.hint if isinstance(problem, CairnError) else None
     message = problem.message if isinstance(problem, CairnError) else str(problem)
     text = "".join(traceback.format_exception(problem))
