@@ -155,7 +155,7 @@ class _Step:
         self.compute.before_backward(action.chunk, last)
         if trained:
             torch.autograd.backward(y, gradient)
-        if x_TD is not None and x_TD.requires_grad:
+        if x_TD is not None and x_TD.grad is not None:
             self.arrived["I", stage - 1, action.microbatch] = x_TD.grad
         if deferred is not None and action.kind == "B":
             compute_deferred(deferred)
