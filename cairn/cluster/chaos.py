@@ -236,8 +236,8 @@ class _Chaos:
                     break
 
     def _notice(self, one: Happened, events: list[AnyEvent]) -> None:
-        told = (event for event in events if isinstance(event, Noticed) and event.at >= one.at)
-        first = next((event for event in told if one.target == f"rank {event.rank}"), None)
+        noticed = (event for event in events if isinstance(event, Noticed) and event.at >= one.at)
+        first = next((event for event in noticed if one.target == f"rank {event.rank}"), None)
         if first is not None:
             one.found_s, one.cause = first.at - one.at, first.what
 
