@@ -93,8 +93,9 @@ class OpenModel:
         notes: list[str] | None = [] if packed and quantised else None
         chosen, why = choose_dtype(stored, quantised, device, dtype)
         mapped = self.checkpoint is not None and not quantised and chosen == stored
-        kept = notes is not None and self.checkpoint is not None
-        stored_bytes = self.checkpoint.stored_bytes() if kept else None
+        stored_bytes = None
+        if self.checkpoint is not None and notes is not None:
+            stored_bytes = self.checkpoint.stored_bytes()
         check_fits(self.name, self.spec, chosen, device, shards.size, mapped, stored_bytes)
         if self.checkpoint is None:
             build = Build(device, chosen, shards, fused=device != "cpu")
