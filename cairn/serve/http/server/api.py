@@ -29,7 +29,13 @@ from cairn.core.metrics import CONTENT_TYPE
 from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
-from cairn.serve.http.endpoints.llamacpp import apply_template, completion, props, slots
+from cairn.serve.http.endpoints.llamacpp import (
+    apply_template,
+    completion,
+    infill,
+    props,
+    slots,
+)
 from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
 from cairn.serve.http.endpoints.ollama import (
     api_chat,
@@ -92,6 +98,7 @@ GENERATING = (
     completion,
     completions,
     embeddings,
+    infill,
     messages,
     prefill,
     responses,
@@ -275,6 +282,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/update_weights", update_weights),
         post("/reset_prefix_cache", reset_prefix_cache),
         post("/completion", completion),
+        post("/infill", infill),
         post("/apply-template", apply_template),
         get("/props", props),
         get("/slots", slots),
