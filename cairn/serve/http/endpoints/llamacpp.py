@@ -36,10 +36,9 @@ REFUSED = {
 }
 
 
-class LlamaRequest(msgspec.Struct, kw_only=True):
-    """POST /completion"""
+class LlamaFields(msgspec.Struct, kw_only=True):
+    """What /completion and /infill share."""
 
-    prompt: str | list[int]
     n_predict: int = -1  # -1: what the context leaves
     temperature: float = 0.8
     top_k: int = 40
@@ -61,7 +60,13 @@ class LlamaRequest(msgspec.Struct, kw_only=True):
     image_data: Any = None
 
 
-class InfillRequest(LlamaRequest, kw_only=True):
+class LlamaRequest(LlamaFields, kw_only=True):
+    """POST /completion"""
+
+    prompt: str | list[int]
+
+
+class InfillRequest(LlamaFields, kw_only=True):
     """POST /infill"""
 
     prompt: str = ""  # how the middle begins
@@ -87,13 +92,13 @@ async def infill(service: Service, call: Call, body: bytes) -> JSON | None:
     return await _answer(service, call, asked, Prompt(gap.text, gap.token_ids + begun))
 
 
-def _check(asked: LlamaRequest) -> None:
+def _check(asked: LlamaFields) -> None:
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise Refusal(400, f"{name} is given; {instead}", param=name, code="unsupported")
 
 
-async def _answer(service: Service, call: Call, asked: LlamaRequest, prompt: Prompt) -> JSON | None:
+async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prompt) -> JSON | None:
     model = service.check_model(asked.model)
     grammar = await grammar_for(service, _guide_of(asked))
     most = service.most_tokens(_limit(asked), len(prompt.token_ids))
@@ -108,7 +113,7 @@ async def _answer(service: Service, call: Call, asked: LlamaRequest, prompt: Pro
         return JSON(writer.whole(exchange.jobs[0].answer.result()))
 
 
-def _guide_of(asked: LlamaRequest) -> Guide | None:
+def _guide_of(asked: LlamaFields) -> Guide | None:
     if asked.json_schema is not None and asked.grammar:
         raise Refusal(
             400, "grammar and json_schema both say what the answer looks like", param="grammar"
@@ -118,11 +123,11 @@ def _guide_of(asked: LlamaRequest) -> Guide | None:
     return None if asked.json_schema is None else schema_guide(asked.json_schema, "json_schema")
 
 
-def _limit(asked: LlamaRequest) -> int | None:
+def _limit(asked: LlamaFields) -> int | None:
     return None if asked.n_predict < 0 else max(asked.n_predict, 1)
 
 
-def _params(asked: LlamaRequest, most: int | None) -> SamplingParams:
+def _params(asked: LlamaFields, most: int | None) -> SamplingParams:
     return SamplingParams(
         max_tokens=most,
         temperature=max(asked.temperature, 0.0),
@@ -141,7 +146,7 @@ def _params(asked: LlamaRequest, most: int | None) -> SamplingParams:
 class LlamaWriter:
     """An answer as one document, or as the events of a stream."""
 
-    def __init__(self, asked: LlamaRequest, model: str, prompt: str, exchange: Exchange) -> None:
+    def __init__(self, asked: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
         self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
         self._ended: CompletionOutput | None = None
 
@@ -210,7 +215,7 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
     serving, tokenizer = service.serving, service.serving.opened.tokenizer
     named = {} if tokenizer is None else tokenizer.special.named
     sources = {} if tokenizer is None else tokenizer.templates.sources
-    defaults = LlamaRequest(prompt="")
+    defaults = LlamaFields()
     params = {
         name: getattr(defaults, name)
         for name in (

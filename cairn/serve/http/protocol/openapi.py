@@ -25,6 +25,7 @@ from cairn.serve.http.protocol.answers import (
     Tokenized,
     Version,
 )
+from cairn.serve.http.protocol.batches import Batch, BatchRequest, FileList, FileObject
 from cairn.serve.http.protocol.messages import (
     AnthropicError,
     AnthropicMessage,
@@ -48,6 +49,7 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
+    "/v1/batches": (BatchRequest, Batch, "many requests, answered when there is room"),
     "/tokenize": (TokenizeRequest, Tokenized, "the token ids of a text or a conversation"),
     "/detokenize": (DetokenizeRequest, Detokenized, "the text of token ids"),
 }
@@ -55,6 +57,9 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/models": (ModelList, "the model, under each of its names"),
     "/v1/models/{name}": (ModelCard, "the model under one name"),
     "/v1/responses/{id}": (ModelResponse, "a response that is kept"),
+    "/v1/files": (FileList, "the files that were uploaded or made"),
+    "/v1/files/{id}": (FileObject, "one file"),
+    "/v1/batches/{id}": (Batch, "how far a batch has come"),
     "/health": (Health, "whether the engine makes progress"),
     "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
