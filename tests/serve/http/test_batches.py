@@ -190,7 +190,7 @@ def test_a_line_without_room_is_tried_again_and_a_window_ends(tmp_path, monkeypa
     ("content", "said"),
     [(b"", "no requests"), (b"{", "truncated"), (b"\xff{}", "malformed"), (b"[1]", "object"),
      (as_file(line("a") | {"url": "/v1/embeddings"}), "the batch is for"),
-     (as_file(line("a", stream=True)), "not streamed"), (b"[" * 100_000, "recursion")],
+     (as_file(line("a", stream=True)), "not streamed"), (b"{\"custom_id\": " + b"[" * 100_000, "str")],
 )  # fmt: skip
 def test_an_input_file_that_is_none(content, said):
     with pytest.raises(Mistakes, match=said):
