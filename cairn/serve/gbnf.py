@@ -1,10 +1,10 @@
 """Grammars in llama.cpp's notation (GBNF), as the Lark grammars that llguidance reads.
 
-    root ::= "yes" | number ("," ws number){0,2}        ->    start: "yes" | rule_1 ("," rule_2 rule_1){0,2}
-    number ::= [0-9]+                                         rule_1: /[\\x{30}-\\x{39}]/+
+    root ::= "no" | number ("," ws number){0,2}        ->    start: ("n" "o") | rule_1 ("," rule_2 rule_1){0,2}
+    number ::= [0-9]+                                        rule_1: /[\\x{30}-\\x{39}]/+
 
-Every rule stays a rule and every class is one character. A Lark terminal would match greedily, so that `[a-z]* "x"`
-could never end. Knows no tokens; what is wrong is said with its line.
+Every terminal is one character. A longer one would match greedily, as lexers do: `[a-z]* "x"` could never end, and
+`("a" | "ab") .` would not take "ab". Knows no tokens; what is wrong is said with its line.
 """
 
 import re
@@ -124,7 +124,9 @@ class _Translation:
         while self._next() != '"':
             characters.append(self._character("a text is not closed"))
         self.at += 1
-        return literal("".join(characters))
+        if len(characters) < 2:
+            return literal("".join(characters))
+        return f"({' '.join(map(literal, characters))})"
 
     def _character_class(self) -> str:
         self.at += 1

@@ -121,6 +121,7 @@ def document() -> dict[str, Any]:
             for name, schema in QUERIES.get(path, {}).items()
         ]
         paths[path] = {"get": operation}
+    _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
     text = {
         "description": "Prometheus text",
         "content": {"text/plain": {"schema": {"type": "string"}}},
@@ -136,6 +137,29 @@ def document() -> dict[str, Any]:
         },
         "security": [{"key": []}, {}],
     }
+
+
+def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None:
+    """What is sent or answered otherwise than as JSON."""
+    form = {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "purpose": {"const": "batch"},
+        },
+        "required": ["file", "purpose"],
+    }
+    upload = _operation("a file for a batch", file, error, [400, 401, 404, 408, 413, 429])
+    upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    paths["/v1/files"]["post"] = upload
+    id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    cancel = _operation(
+        "the batch ends soon, with what it has", batch, error, [401, 404, 408, 413, 429]
+    )
+    paths["/v1/batches/{id}/cancel"] = {"post": cancel | {"parameters": [id]}}
+    content = _operation("what is in a file", {}, error, [401, 404])
+    content["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    paths["/v1/files/{id}/content"] = {"get": content | {"parameters": [id]}}
 
 
 def _operation(about: str, answer: Any, error: Any, mistakes: list[int]) -> dict[str, Any]:
