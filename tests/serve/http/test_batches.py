@@ -87,7 +87,7 @@ def test_every_line_is_answered_like_a_request_of_its_own(tiny_folder, tmp_path)
 def test_a_batch_goes_on_after_a_restart_and_waits_for_others(tiny_folder, tmp_path):
     settings = {"batch_folder": tmp_path, "max_num_seqs": 2, "drain_timeout": 1.0}
     with live_server.live(tiny_folder, **settings) as server:
-        lines = [line(f"line-{at}", max_tokens=60, ignore_eos=True) for at in range(14)]
+        lines = [line(f"line-{at}", max_tokens=40, ignore_eos=True) for at in range(10)]
         batch = created(server.client, *lines)
         live_server.wait_until(
             lambda: server.client.batches.retrieve(batch.id).request_counts.completed >= 2
@@ -101,13 +101,13 @@ def test_a_batch_goes_on_after_a_restart_and_waits_for_others(tiny_folder, tmp_p
         assert before.status == "in_progress"
     (partial,) = tmp_path.glob("batches/*.output.jsonl")
     kept = len(partial.read_text().splitlines())
-    assert 2 <= kept < 14
+    assert 2 <= kept < 10
     with partial.open("ab") as file:
         file.write(b'{"id": "half of a li')
     with live_server.live(tiny_folder, **settings) as server:
         done = ended(server.client, batch.id)
-        assert (done.status, done.request_counts.completed) == ("completed", 14)
-        assert len(results(server.client, done.output_file_id)) == 14
+        assert (done.status, done.request_counts.completed) == ("completed", 10)
+        assert len(results(server.client, done.output_file_id)) == 10
 
 
 def test_mistakes_are_said_and_keys_see_only_their_own(tiny_folder, tmp_path):

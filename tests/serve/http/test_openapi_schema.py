@@ -72,7 +72,7 @@ def test_whatever_follows_the_document(small, operation):
     run()
 
 
-POSTS = [one for one in OPERATIONS if one.method == "post"]
+POSTS = [one for one in OPERATIONS if one.method == "post" and one.body]  # what could be broken
 
 
 @pytest.mark.parametrize("operation", POSTS, ids=[one.label for one in POSTS])
