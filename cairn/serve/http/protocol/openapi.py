@@ -121,7 +121,7 @@ MISTAKES = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    kinds = {ErrorBody, AnthropicError}
+    kinds: set[type] = {ErrorBody, AnthropicError}
     for asked, answered, _ in POSTS.values():
         kinds |= {asked, answered}
     kinds |= {answered for answered, _ in GETS.values()}
