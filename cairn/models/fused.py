@@ -127,12 +127,14 @@ class FusedStep:
     def experts(self, part: ExpertLayer, x: "FusedInput") -> Product:
         if not has_kernels(part, x.tensor):
             return part.plain(x.tensor, self)
-        if part.shared is None:
-            return experts_product(part, x.tensor, x.onto, self.form.kernels)
-        y_TD = cast(Tensor, experts_product(part, x.tensor, None, self.form.kernels))
-        shared = part.shared
+        slots_GT: Tensor | None = getattr(self.attend, "slots_GT", None)  # where it has pages
+        slots_T, shared = None if slots_GT is None else slots_GT[0], part.shared
+        onto_TD = x.onto if shared is None else None
+        y_TD = experts_product(part, x.tensor, onto_TD, self.form.kernels, slots_T)
+        if shared is None:
+            return y_TD
         inner_TF = self.columns(shared.inner, x, shared.gate)
-        return y_TD + cast(Tensor, self.rows(shared.down, inner_TF, None))
+        return cast(Tensor, y_TD) + cast(Tensor, self.rows(shared.down, inner_TF, None))
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
         heads, table = self.form.heads[mixer], self.form.tables.get(mixer.rope)

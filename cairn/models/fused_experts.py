@@ -30,10 +30,17 @@ def has_kernels(layer: ExpertLayer, x_TD: Tensor) -> bool:
 
 
 def experts_product(
-    layer: ExpertLayer, x_TD: Tensor, onto_TD: Tensor | None, kernels: Kernels
+    layer: ExpertLayer,
+    x_TD: Tensor,
+    onto_TD: Tensor | None,
+    kernels: Kernels,
+    slots_T: Tensor | None = None,
 ) -> Product:
-    """`onto_TD`: the residual, if the result is added to it as it is; then it may be left in parts."""
-    chosen_TK, weights_TK = _routed(layer, x_TD, kernels)
+    """`onto_TD`: the residual, if the result is added to it as it is; then it may be left in parts.
+
+    `slots_T`: where the tokens lie in the cache; negative for padding, which no expert sees.
+    """
+    chosen_TK, weights_TK = _routed(layer, x_TD, kernels, slots_T)
     pairs, one_tile = sort_pairs(chosen_TK, layer.experts.count), kernels.invariant
     x_TD = x_TD.contiguous()
     if layer.gate.is_swiglu:
@@ -51,7 +58,9 @@ def experts_product(
     return combine(results_PD, pairs.places_P, weights_TK)
 
 
-def _routed(layer: ExpertLayer, x_TD: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+def _routed(
+    layer: ExpertLayer, x_TD: Tensor, kernels: Kernels, slots_T: Tensor | None
+) -> tuple[Tensor, Tensor]:
     experts, router = layer.experts, layer.router
     # A tensor: there is no residual that parts could wait for.
     logits_TE = cast(
@@ -59,4 +68,4 @@ def _routed(layer: ExpertLayer, x_TD: Tensor, kernels: Kernels) -> tuple[Tensor,
     )
     routing = Routing(experts.per_token, experts.gate, experts.renormalize, experts.scale)
     bias_E = None if router.bias_E is None else router.bias_E.data
-    return route(logits_TE, routing, bias_E)
+    return route(logits_TE, routing, bias_E, slots_T)

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import relative_error
-from cairn.kernels.cases.grouped_matmul import CANDIDATES, COUNT, DOWN, GATE_UP, PER_TOKEN, choices
+from cairn.kernels.cases.grouped_matmul import (
+    COUNT,
+    DOWN,
+    GATE_UP,
+    PER_TOKEN,
+    candidates,
+    choices,
+)
 from cairn.kernels.experts.combine import combine, combine_reference
 from cairn.kernels.experts.grouped_matmul import (
     _key,
@@ -28,10 +35,10 @@ def test_route(score, tokens, count):
     routing = Routing(8, score, scale=2.5)
     # Distinct logits: of equal ones torch may take either.
     logits = torch.rand(tokens, count, device="cuda").argsort(-1).float() / count
-    padding = torch.arange(tokens, device="cuda") % 3 == 1
+    slots = 5 - 9 * (torch.arange(tokens, device="cuda") % 3 == 1).long()
     bias = torch.rand(count, device="cuda") * 1e-4
-    chosen, weights = route(logits, routing, bias, padding, impl="triton")
-    exact_chosen, exact = route_reference(logits.double(), routing, bias.double(), padding)
+    chosen, weights = route(logits, routing, bias, slots, impl="triton")
+    exact_chosen, exact = route_reference(logits.double(), routing, bias.double(), slots)
     assert torch.equal(chosen, exact_chosen)
     assert torch.allclose(weights.double(), exact, atol=1e-5)
 
@@ -57,11 +64,13 @@ def operands(shape, tokens, zipf=False):
     return x, w, pairs
 
 
-@pytest.mark.parametrize(
-    "tiles", [t for some in CANDIDATES.values() for t in some], ids=lambda t: t.name()
-)
-@pytest.mark.parametrize("shape", [GATE_UP, DOWN], ids=lambda s: s.name)
-def test_every_tile(tiles, shape):
+TILES = [
+    (shape, t) for shape in (GATE_UP, DOWN) for n in (1, 300, 8192) for t in candidates(shape, n)
+]
+
+
+@pytest.mark.parametrize(("shape", "tiles"), dict.fromkeys(TILES))
+def test_every_tile(shape, tiles):
     x, w, pairs = operands(shape, 300, zipf=True)
     how = dict(gather=shape.swiglu, swiglu=shape.swiglu)
     with trying("grouped_matmul", _key(len(pairs.order_P), w, shape.swiglu), tiles._asdict()):

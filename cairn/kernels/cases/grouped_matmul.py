@@ -14,6 +14,7 @@ from cairn.kernels.experts.grouped_matmul import (
     FEW,
     MANY,
     MORE,
+    SINGLE,
     SOME,
     GroupTiles,
     _grouped_kernel,
@@ -43,14 +44,15 @@ COUNT, PER_TOKEN = 128, 8
 GATE_UP, DOWN = Shape("gate_up", 1536, 2048, True), Shape("down", 2048, 768, False)
 
 CANDIDATES = {
-    16: [FEW, *(GroupTiles(16, n, k, w, s) for n, k, w, s in (
-        (32, 128, 4, 4), (32, 256, 4, 3), (64, 128, 4, 3), (64, 128, 4, 5), (64, 64, 4, 6), (128, 64, 4, 4),
+    16: [SINGLE, FEW, *(GroupTiles(16, n, k, w, s) for n, k, w, s in (
+        (32, 128, 4, 4), (32, 256, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5), (64, 64, 4, 6), (128, 64, 4, 4),
         (128, 128, 8, 3), (32, 128, 2, 5), (64, 256, 4, 3),
     ))],
     32: [SOME, *(GroupTiles(32, n, k, w, s) for n, k, w, s in (
         (64, 128, 4, 3), (64, 64, 4, 6), (128, 64, 4, 4), (128, 128, 8, 3),
     ))],
-    64: [MORE, GroupTiles(64, 64, 128, 4, 3), GroupTiles(64, 128, 64, 4, 3), GroupTiles(64, 128, 64, 8, 4)],
+    64: [MORE, GroupTiles(64, 64, 128, 4, 3), GroupTiles(64, 128, 64, 4, 3), GroupTiles(64, 128, 64, 8, 4),
+         GroupTiles(64, 256, 64, 8, 3)],
     128: [MANY, GroupTiles(128, 128, 64, 8, 3), GroupTiles(128, 64, 64, 4, 4), GroupTiles(128, 256, 64, 8, 3)],
 }  # fmt: skip
 
@@ -80,7 +82,7 @@ def _variant(tiles: GroupTiles, shape: Shape, parts: bool = False) -> Variant:
 
 
 VARIANTS = [
-    *(_variant(tiles, GATE_UP) for tiles in (FEW, SOME, MORE, MANY)),
+    *(_variant(tiles, GATE_UP) for tiles in (SINGLE, FEW, SOME, MORE, MANY)),
     *(_variant(tiles, DOWN, parts=True) for tiles in (FEW, SOME, MORE)),
     _variant(MANY, DOWN),
 ]
@@ -111,8 +113,16 @@ def _operands(shape: Shape, tokens: int, zipf: bool) -> tuple[Tensor, Tensor, Pa
     return x, w_ENK.mul_(shape.k**-0.5), pairs
 
 
+def candidates(shape: Shape, tokens: int) -> list[GroupTiles]:
+    each = tokens * PER_TOKEN // COUNT
+    sizes = [m for m in CANDIDATES if m <= max(16, 8 * each) and m * 8 >= each]
+    fitting = [tiles for m in sizes for tiles in CANDIDATES[m]]
+    # Three stages of two such tiles of w do not fit into shared memory.
+    return [t for t in fitting if not (shape.swiglu and t.block_m * t.block_n > 128 * 128)]
+
+
 def tuning() -> Iterator[Tuning]:
-    for tokens in (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096):
+    for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
         for shape in (GATE_UP, DOWN):
 
             def prepare(tokens: int = tokens, shape: Shape = shape) -> Callable[[], Tensor]:
@@ -121,9 +131,7 @@ def tuning() -> Iterator[Tuning]:
                     x, w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu
                 )
 
-            each = tokens * PER_TOKEN // COUNT
-            sizes = [m for m in CANDIDATES if m <= max(16, 4 * each) and m * 8 >= each]
-            tiles = [tiles._asdict() for m in sizes for tiles in CANDIDATES[m]]
+            tiles = [tiles._asdict() for tiles in candidates(shape, tokens)]
             w_shape = torch.empty(COUNT, shape.n, shape.k, device="meta")
             yield Tuning(_key(tokens * PER_TOKEN, w_shape, shape.swiglu), tiles, prepare)
 

@@ -26,14 +26,14 @@ def _variant(name: str, count: int, routing: Routing, **given: str) -> Variant:
     types = dict(
         logits="*bf16", chosen="*i32", weights="*fp32", stride="i32", scale="fp32", **given
     )
-    absent: dict[str, Any] = dict.fromkeys({"bias", "padding"} - given.keys())
+    absent: dict[str, Any] = dict.fromkeys({"bias", "slots"} - given.keys())
     constants = {**_constants(count, routing), **absent, "OVERLAP": True}
     aligned = tuple(n for n in types if n != "scale")
     return Variant(f"route {name}", _route_kernel, types, constants, {"num_warps": 1}, aligned)
 
 
 VARIANTS = [
-    _variant("softmax, 8 of 128", *QWEN3_30B, padding="*u8"),
+    _variant("softmax, 8 of 128", *QWEN3_30B, slots="*i64"),
     _variant("sigmoid with bias, 8 of 256", *DEEPSEEK_V3, bias="*fp32"),
 ]
 

@@ -41,10 +41,12 @@ class GroupTiles(NamedTuple):
         return f"{size}, {self.warps} warps, {self.stages} stages"
 
 
-FEW = GroupTiles(16, 64, 128, 4, 4)
+SINGLE = GroupTiles(16, 16, 256, 2, 4)
+FEW = GroupTiles(16, 64, 128, 4, 3)
 SOME = GroupTiles(32, 64, 128, 4, 4)
 MORE = GroupTiles(64, 128, 64, 4, 4)
 MANY = GroupTiles(128, 128, 64, 8, 4)
+MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
 
 def grouped_matmul_reference(
@@ -209,13 +211,18 @@ def obstacle(x: Tensor, w_ENK: Tensor) -> str | None:
 
 def _key(pairs: int, w_ENK: Tensor, swiglu: bool) -> str:
     count, n, k = w_ENK.shape
-    each = 1 << max(-(-pairs // count) - 1, 0).bit_length()  # pairs of an expert, as a power of two
-    return f"each={min(each, 256)},e={count},n={n},k={k},{'swiglu' if swiglu else 'plain'}"
+    bucket = min(1 << max(pairs - 1, 7).bit_length(), MOST_PAIRS)
+    return f"pairs={bucket},e={count},n={n},k={k},{'swiglu' if swiglu else 'plain'}"
 
 
 def tiles_for(pairs: int, w_ENK: Tensor, swiglu: bool) -> GroupTiles:
     each = pairs / len(w_ENK)
-    default = FEW if each <= 12 else SOME if each <= 24 else MORE if each <= 64 else MANY
+    if (
+        pairs <= 16 and swiglu
+    ):  # so few that narrow tiles are needed to give every multiprocessor one
+        default = SINGLE
+    else:
+        default = FEW if each <= 12 else SOME if each <= 24 else MORE if each <= 64 else MANY
     return GroupTiles(**tuned("grouped_matmul", _key(pairs, w_ENK, swiglu), default._asdict()))
 
 

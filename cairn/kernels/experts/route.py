@@ -3,8 +3,8 @@
     logits [T, E]  ->  softmax or sigmoid  ->  the k best by score + bias  ->  chosen [T, k], weights [T, k]
 
 Everything is computed in float32, one token per program; of equal scores the lower expert wins. The bias steers the
-choice, never the weights. A token that is padding visits nobody: its experts are -1 and its weights 0. Choosing among
-groups of experts is not done here.
+choice, never the weights. A token whose slot in the cache is negative is padding and visits nobody: its experts are -1
+and its weights 0. Choosing among groups of experts is not done here.
 """
 
 from typing import Literal, NamedTuple
@@ -35,7 +35,7 @@ def route_reference(
     logits_TE: Tensor,
     routing: Routing,
     bias_E: Tensor | None = None,
-    padding_T: Tensor | None = None,
+    slots_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     wide_TE = logits_TE.double() if logits_TE.dtype == torch.float64 else logits_TE.float()
     scores_TE = wide_TE.softmax(-1) if routing.score == "softmax" else wide_TE.sigmoid()
@@ -45,15 +45,15 @@ def route_reference(
     if routing.renormalize:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
     weights_TK = weights_TK * routing.scale
-    if padding_T is not None:
-        chosen_TK = chosen_TK.masked_fill(padding_T[:, None], -1)
-        weights_TK = weights_TK.masked_fill(padding_T[:, None], 0.0)
+    if slots_T is not None:
+        chosen_TK = chosen_TK.masked_fill(slots_T[:, None] < 0, -1)
+        weights_TK = weights_TK.masked_fill(slots_T[:, None] < 0, 0.0)
     return chosen_TK.int(), weights_TK
 
 
 @triton.jit
 def _route_kernel(
-    logits, bias, padding, chosen, weights, stride, scale,
+    logits, bias, slots, chosen, weights, stride, scale,
     COUNT: tl.constexpr, WIDTH: tl.constexpr, PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr,
     SOFTMAX: tl.constexpr, RENORMALIZE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -83,8 +83,8 @@ def _route_kernel(
     if RENORMALIZE:
         values = values / tl.sum(values, axis=0)
     values = values * scale
-    if padding is not None:
-        blank = tl.load(padding + token) != 0
+    if slots is not None:
+        blank = tl.load(slots + token) < 0
         experts = tl.where(blank, -1, experts)
         values = tl.where(blank, 0.0, values)
     at = token * PER_TOKEN + slot
@@ -96,11 +96,11 @@ def route(
     logits_TE: Tensor,
     routing: Routing,
     bias_E: Tensor | None = None,
-    padding_T: Tensor | None = None,
+    slots_T: Tensor | None = None,
     *,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Chosen experts [T, k] int32 and their weights [T, k] float32. `padding_T`: bool, tokens that visit nobody."""
+    """Chosen experts [T, k] int32 and their weights [T, k] float32. `slots_T`: negative for padding."""
     check("logits_TE", logits_TE, dtypes=FLOATS, shape=(None, None))
     tokens, count = logits_TE.shape
     fine = 1 <= routing.per_token <= count
@@ -109,28 +109,21 @@ def route(
     require(known, "score", "'softmax' or 'sigmoid'", repr(routing.score))
     if bias_E is not None:
         check("bias_E", bias_E, dtypes=FLOATS, shape=(count,), beside=logits_TE, packed=True)
-    if padding_T is not None:
-        kinds = (torch.bool, *INTEGERS)
-        check("padding_T", padding_T, dtypes=kinds, shape=(tokens,), beside=logits_TE, packed=True)
+    if slots_T is not None:
+        check("slots_T", slots_T, dtypes=INTEGERS, shape=(tokens,), beside=logits_TE, packed=True)
     many = f"{count} experts are more than {MOST_EXPERTS}" if count > MOST_EXPERTS else None
     offers = {"triton": needs_cuda(logits_TE) or many, "reference": None}
     if choose("route", impl, offers).impl == "reference":
-        blank_T = None if padding_T is None else padding_T.bool()
-        return route_reference(logits_TE, routing, bias_E, blank_T)
+        return route_reference(logits_TE, routing, bias_E, slots_T)
     chosen_TK = torch.empty(tokens, routing.per_token, dtype=torch.int32, device=logits_TE.device)
     weights_TK = torch.empty_like(chosen_TK, dtype=torch.float32)
     if tokens:
         rows = as_rows("logits_TE", logits_TE)
         _route_kernel[(tokens,)](
-            rows, bias_E, _bytes(padding_T), chosen_TK, weights_TK, rows.stride(0), routing.scale,
+            rows, bias_E, slots_T, chosen_TK, weights_TK, rows.stride(0), routing.scale,
             **_constants(count, routing), num_warps=1, **pdl(logits_TE.device),
         )  # fmt: skip
     return chosen_TK, weights_TK
-
-
-def _bytes(padding_T: Tensor | None) -> Tensor | None:
-    is_bool = padding_T is not None and padding_T.dtype == torch.bool
-    return padding_T.view(torch.uint8) if is_bool else padding_T
 
 
 def _constants(count: int, routing: Routing) -> dict[str, int | bool]:
