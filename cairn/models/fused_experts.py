@@ -13,12 +13,13 @@ from torch import Tensor
 from cairn.kernels.experts.combine import combine
 from cairn.kernels.experts.grouped_matmul import grouped_matmul, grouped_parts, obstacle
 from cairn.kernels.experts.route import MOST_EXPERTS, Routing, route
-from cairn.kernels.experts.sort_pairs import sort_pairs
+from cairn.kernels.experts.sort_pairs import FewPairs, Pairs, sort_pairs
 from cairn.kernels.norm.join_norm import Parts
 from cairn.models.experts import ExpertLayer
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.gpu_product import gpu_product
 
+FEW_PAIRS = 32  # they rarely share an expert: sorting them costs more than reading one twice
 MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a pass that sums them
 
 
@@ -41,7 +42,13 @@ def experts_product(
     `slots_T`: where the tokens lie in the cache; negative for padding, which no expert sees.
     """
     chosen_TK, weights_TK = _routed(layer, x_TD, kernels, slots_T)
-    pairs, one_tile = sort_pairs(chosen_TK, layer.experts.count), kernels.invariant
+    left_in_parts = onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS
+    pairs: Pairs | FewPairs
+    if left_in_parts and chosen_TK.numel() <= FEW_PAIRS:
+        pairs = FewPairs(chosen_TK.flatten(), layer.experts.per_token)
+    else:
+        pairs = sort_pairs(chosen_TK, layer.experts.count)
+    one_tile = kernels.invariant
     x_TD = x_TD.contiguous()
     if layer.gate.is_swiglu:
         inner_PF = grouped_matmul(
@@ -50,7 +57,7 @@ def experts_product(
     else:
         wide_PF = grouped_matmul(x_TD, layer.inner_EFD.data, pairs, gather=True, one_tile=one_tile)
         inner_PF = layer.gate.fast(wide_PF)
-    if onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS:
+    if isinstance(pairs, FewPairs) or left_in_parts:
         return Parts(
             grouped_parts(inner_PF, layer.down_EDF.data, pairs, weights_TK, one_tile=one_tile)
         )

@@ -17,7 +17,7 @@ from cairn.kernels.experts.grouped_matmul import (
     grouped_parts_reference,
 )
 from cairn.kernels.experts.route import Routing, route, route_reference
-from cairn.kernels.experts.sort_pairs import sort_pairs
+from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
 from cairn.kernels.tuned import trying
 
 TALL = dict(block_m=16, block_n=32, block_k=32, warps=4, stages=2)
@@ -94,6 +94,20 @@ def test_parts_and_their_sum():
     assert relative_error(summed[1:], exact.sum(0)[1:]) < 1e-2
     assert (summed[0] == 0).all()
     assert torch.equal(summed, combine_reference(results, pairs.places_P, weights))
+
+
+def test_few_pairs_need_no_order():
+    count, n, k = 4, 48, 64
+    x, w = torch.randn(3, k).bfloat16(), (torch.randn(count, n, k) * k**-0.5).bfloat16()
+    chosen = torch.tensor([[0, 2], [-1, -1], [2, 3]], dtype=torch.int32)
+    few, pairs = FewPairs(chosen.flatten(), 2), sort_pairs(chosen, count)
+    with trying("grouped_matmul", _key(6, w, False), TALL):
+        y = grouped_matmul(x, w, few, gather=True, impl="triton")
+        ordered = grouped_matmul(x, w, pairs, gather=True, impl="triton")
+    real = chosen.flatten() >= 0
+    assert torch.equal(y[real], ordered[pairs.places_P[real].long()])
+    exact = grouped_matmul_reference(x.double(), w, few, gather=True)
+    assert relative_error(y[real], exact[real]) < 1e-2
 
 
 def test_a_row_is_the_same_in_any_company():

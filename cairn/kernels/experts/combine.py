@@ -4,6 +4,8 @@
 and is rounded once: the same in every run. A choice of -1 adds nothing. Bytes: T * k rows read, T rows written.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -64,9 +66,10 @@ def combine(
     columns = results_PD.shape[1]
     y_TD = results_PD.new_empty(tokens, columns)
     if tokens:
-        width = min(triton.next_power_of_2(columns), 1024)
+        width = min(1 << (columns - 1).bit_length(), 1024)
         grid = (tokens, triton.cdiv(columns, width))
-        _combine_kernel[grid](
+        kernel: Any = _combine_kernel
+        kernel[grid](
             results_PD, places_P, weights_TK, y_TD, columns, PER_TOKEN=per_token, WIDTH=width,
             num_warps=max(1, width // 256), **pdl(results_PD.device),
         )  # fmt: skip

@@ -7,11 +7,13 @@ its grid has room for the worst case, and programs without a tile leave at once.
 (`gather`), SwiGLU is done on the way out, and the last product of a layer writes float32 parts for each token, weighed,
 which the norm that follows sums in a fixed order (`grouped_parts`): no atomics, and no pass that permutes rows.
 
+A few pairs need not be sorted (`FewPairs`): each is a tile of its own, and two that share an expert read it twice.
 Few tokens per expert are bound by the bytes of w: w's rows are then the tall side of the product, so that 16 tokens
 waste nothing. With `one_tile` a row's result depends on that row alone. Forward only; bfloat16 and float16.
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from cairn.kernels.arguments import check, require, short
 from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
-from cairn.kernels.experts.sort_pairs import Pairs
+from cairn.kernels.experts.sort_pairs import FewPairs, Pairs
 from cairn.kernels.kernel import Cost
 from cairn.kernels.tiles import tma_obstacle
 from cairn.kernels.tuned import tuned
@@ -50,28 +52,38 @@ MOST_PAIRS = 65536  # from here on all numbers of pairs share a configuration
 
 
 def grouped_matmul_reference(
-    x: Tensor, w_ENK: Tensor, pairs: Pairs, *, gather: bool = False, swiglu: bool = False
+    x: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, *, gather: bool = False, swiglu: bool = False
 ) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    y = torch.zeros(len(pairs.order_P), w_ENK.shape[1], dtype=wide, device=x.device)
-    ends = [0, *pairs.ends_E.tolist()]
-    rows_PK = x[pairs.order_P[: ends[-1]].long() // pairs.per_token] if gather else x
-    for expert, (first, end) in enumerate(itertools.pairwise(ends)):
-        y[first:end] = rows_PK[first:end].to(wide) @ w_ENK[expert].to(wide).T
+    y = torch.zeros(pairs.total, w_ENK.shape[1], dtype=wide, device=x.device)
+    for expert, rows, sources in _groups(pairs):
+        y[rows] = x[sources if gather else rows].to(wide) @ w_ENK[expert].to(wide).T
     if swiglu:
         gate, up = y.chunk(2, dim=-1)
         y = torch.nn.functional.silu(gate) * up
     return y.to(x.dtype)
 
 
+def _groups(pairs: Pairs | FewPairs) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each expert, its rows, and whose tokens they are."""
+    if isinstance(pairs, FewPairs):
+        for pair, expert in enumerate(pairs.experts_P.tolist()):
+            if expert >= 0:
+                yield expert, torch.tensor([pair]), torch.tensor([pair // pairs.per_token])
+        return
+    for expert, (first, end) in enumerate(itertools.pairwise([0, *pairs.ends_E.tolist()])):
+        sources = pairs.order_P[first:end].long() // pairs.per_token
+        yield expert, torch.arange(first, end, device=sources.device), sources
+
+
 def grouped_parts_reference(
-    x_PK: Tensor, w_ENK: Tensor, pairs: Pairs, weights_TK: Tensor
+    x_PK: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, weights_TK: Tensor
 ) -> Tensor:
     wide = x_PK.double() if x_PK.dtype == torch.float64 else x_PK.float()
     rows_PN = grouped_matmul_reference(wide, w_ENK, pairs)
-    weighed_PN = (
-        rows_PN[pairs.places_P.long().clamp(0, len(rows_PN) - 1)] * weights_TK.flatten()[:, None]
-    )
+    if isinstance(pairs, Pairs):
+        rows_PN = rows_PN[pairs.places_P.long().clamp(0, len(rows_PN) - 1)]
+    weighed_PN = rows_PN * weights_TK.flatten()[:, None]
     return weighed_PN.unflatten(0, weights_TK.shape).transpose(0, 1).contiguous()
 
 
@@ -104,14 +116,21 @@ def _grouped_kernel(
     SWIGLU: tl.constexpr, EVEN: tl.constexpr, TALL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """N columns of y. With SwiGLU each expert's matrix has 2 * N rows. `weights`: y is parts [PER_TOKEN, tokens, N]."""
+    """N columns of y. With SwiGLU each expert's matrix has 2 * N rows. `weights`: y is parts [PER_TOKEN, tokens, N].
+
+    Without an `order`, `ends` has the expert of each pair.
+    """
     begin(OVERLAP)
     n0 = tl.program_id(0) * BN
-    expert, first, end = _tile_of(ends, tl.program_id(1), COUNT, WIDTH, BM)
-    if expert < COUNT:
+    tile = tl.program_id(1)
+    if order is None:
+        expert, first, end = tl.load(ends + tile), tile, tile + 1
+    else:
+        expert, first, end = _tile_of(ends, tile, COUNT, WIDTH, BM)
+    if (expert >= 0) & (expert < COUNT):
         row = first + tl.arange(0, BM)
         real = row < end
-        pair = tl.load(order + row, mask=real, other=0)
+        pair = row if order is None else tl.load(order + row, mask=real, other=0)
         source = pair // PER_TOKEN if GATHER else row
         rows = x + source.to(tl.int64)[:, None] * stride_x
         at = expert * (2 * N if SWIGLU else N) + n0
@@ -141,7 +160,7 @@ def _grouped_kernel(
 def grouped_matmul(
     x: Tensor,
     w_ENK: Tensor,
-    pairs: Pairs,
+    pairs: Pairs | FewPairs,
     *,
     gather: bool = False,
     swiglu: bool = False,
@@ -152,14 +171,14 @@ def grouped_matmul(
 
     With `swiglu` the first half of each matrix is the gate, and there are N / 2 columns.
     """
-    tokens = len(pairs.order_P) // pairs.per_token
-    _check(x, w_ENK, pairs, tokens if gather else len(pairs.order_P), swiglu)
+    tokens = pairs.total // pairs.per_token
+    _check(x, w_ENK, pairs, tokens if gather else pairs.total, swiglu)
     offers = {"triton": obstacle(x, w_ENK), "reference": None}
     if choose("grouped_matmul", impl, offers).impl == "reference":
         return grouped_matmul_reference(x, w_ENK, pairs, gather=gather, swiglu=swiglu)
     columns = w_ENK.shape[1] // 2 if swiglu else w_ENK.shape[1]
-    y_PN = x.new_empty(len(pairs.order_P), columns)
-    tiles = FEW if one_tile else tiles_for(len(pairs.order_P), w_ENK, swiglu)
+    y_PN = x.new_empty(pairs.total, columns)
+    tiles = FEW if one_tile else tiles_for(pairs.total, w_ENK, swiglu)
     _launch(x, w_ENK, y_PN, pairs, None, tiles, gather=gather, swiglu=swiglu)
     return y_PN
 
@@ -167,35 +186,35 @@ def grouped_matmul(
 def grouped_parts(
     x_PK: Tensor,
     w_ENK: Tensor,
-    pairs: Pairs,
+    pairs: Pairs | FewPairs,
     weights_TK: Tensor,
     *,
     one_tile: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
     """Weighed results by choice and token, [k, T, N] float32. Rows of tokens without experts are not written."""
-    _check(x_PK, w_ENK, pairs, len(pairs.order_P), swiglu=False)
-    shape = (len(pairs.order_P) // pairs.per_token, pairs.per_token)
+    _check(x_PK, w_ENK, pairs, pairs.total, swiglu=False)
+    shape = (pairs.total // pairs.per_token, pairs.per_token)
     check("weights_TK", weights_TK, dtypes=(torch.float32,), shape=shape, beside=x_PK, packed=True)
     offers = {"triton": obstacle(x_PK, w_ENK), "reference": None}
     if choose("grouped_matmul", impl, offers).impl == "reference":
         return grouped_parts_reference(x_PK, w_ENK, pairs, weights_TK)
     sums_KTN = x_PK.new_empty(*reversed(shape), w_ENK.shape[1], dtype=torch.float32)
-    tiles = FEW if one_tile else tiles_for(len(pairs.order_P), w_ENK, False)
+    tiles = FEW if one_tile else tiles_for(pairs.total, w_ENK, False)
     _launch(x_PK, w_ENK, sums_KTN, pairs, weights_TK, tiles)
     return sums_KTN
 
 
-def _check(x: Tensor, w_ENK: Tensor, pairs: Pairs, rows: int, swiglu: bool) -> None:
+def _check(x: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, rows: int, swiglu: bool) -> None:
     check("w_ENK", w_ENK, shape=(None, None, None), beside=x, packed=True)
     count, columns, inner = w_ENK.shape
     check("x", x, dtypes=(w_ENK.dtype,), shape=(rows, inner), packed=True)
-    size = (len(pairs.order_P),)
-    for name, tensor, shape in (
-        ("order_P", pairs.order_P, size),
-        ("ends_E", pairs.ends_E, (count,)),
-    ):
-        check(name, tensor, dtypes=(torch.int32,), shape=shape, beside=x, packed=True)
+    whole = (torch.int32,)
+    if isinstance(pairs, FewPairs):
+        check("experts_P", pairs.experts_P, dtypes=whole, shape=(None,), beside=x, packed=True)
+    else:
+        check("order_P", pairs.order_P, dtypes=whole, shape=(None,), beside=x, packed=True)
+        check("ends_E", pairs.ends_E, dtypes=whole, shape=(count,), beside=x, packed=True)
     require(not swiglu or columns % 2 == 0, "w_ENK", "as many rows of gate as of up", columns)
 
 
@@ -230,24 +249,25 @@ def _launch(
     x: Tensor,
     w_ENK: Tensor,
     y: Tensor,
-    pairs: Pairs,
+    pairs: Pairs | FewPairs,
     weights_TK: Tensor | None,
     tiles: GroupTiles,
     *,
     gather: bool = False,
     swiglu: bool = False,
 ) -> None:
-    total, count, columns = len(pairs.order_P), len(w_ENK), y.shape[-1]
+    total, count, columns = pairs.total, len(w_ENK), y.shape[-1]
     if not total:
         return
-    most = min(total, count) + total // tiles.block_m
+    few = isinstance(pairs, FewPairs)
+    most = total if few else min(total, count) + total // tiles.block_m
     kernel: Any = _grouped_kernel
     kernel[(triton.cdiv(columns, tiles.block_n), min(most, total))](
         x,
         TensorDescriptor.from_tensor(w_ENK.flatten(0, 1), [tiles.block_n, tiles.block_k]),
         y,
-        pairs.order_P,
-        pairs.ends_E,
+        None if isinstance(pairs, FewPairs) else pairs.order_P,
+        pairs.experts_P if isinstance(pairs, FewPairs) else pairs.ends_E,
         weights_TK,
         x.stride(0),
         total // pairs.per_token,
@@ -265,7 +285,7 @@ def constants(
 ) -> dict[str, int | bool]:
     return {
         "COUNT": count,
-        "WIDTH": triton.next_power_of_2(count),
+        "WIDTH": 1 << (count - 1).bit_length(),
         "PER_TOKEN": per_token,
         "GATHER": gather,
         "SWIGLU": swiglu,

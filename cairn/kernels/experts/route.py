@@ -7,7 +7,7 @@ choice, never the weights. A token whose slot in the cache is negative is paddin
 and its weights 0. Choosing among groups of experts is not done here.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -119,7 +119,8 @@ def route(
     weights_TK = torch.empty_like(chosen_TK, dtype=torch.float32)
     if tokens:
         rows = as_rows("logits_TE", logits_TE)
-        _route_kernel[(tokens,)](
+        kernel: Any = _route_kernel
+        kernel[(tokens,)](
             rows, bias_E, slots_T, chosen_TK, weights_TK, rows.stride(0), routing.scale,
             **_constants(count, routing), num_warps=1, **pdl(logits_TE.device),
         )  # fmt: skip
@@ -127,9 +128,9 @@ def route(
 
 
 def _constants(count: int, routing: Routing) -> dict[str, int | bool]:
-    slots = triton.next_power_of_2(routing.per_token)
+    slots = 1 << (routing.per_token - 1).bit_length()
     return dict(
-        COUNT=count, WIDTH=triton.next_power_of_2(count), PER_TOKEN=routing.per_token, SLOTS=slots,
+        COUNT=count, WIDTH=1 << (count - 1).bit_length(), PER_TOKEN=routing.per_token, SLOTS=slots,
         SOFTMAX=routing.score == "softmax", RENORMALIZE=routing.renormalize,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ says nothing behind the last end, and `places` nothing of such a pair. Bytes: E 
 L2 cache.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,6 +30,21 @@ class Pairs(NamedTuple):
     places_P: Tensor  # where each pair lies
     ends_E: Tensor  # where each expert's pairs end
     per_token: int
+
+    @property
+    def total(self) -> int:
+        return len(self.order_P)
+
+
+class FewPairs(NamedTuple):
+    """Pairs in the order of the tokens, so few that each is treated alone: nothing has to be sorted."""
+
+    experts_P: Tensor  # int32; -1: nobody
+    per_token: int
+
+    @property
+    def total(self) -> int:
+        return len(self.experts_P)
 
 
 def sort_pairs_reference(chosen_TK: Tensor, count: int) -> Pairs:
@@ -76,7 +91,8 @@ def sort_pairs(chosen_TK: Tensor, count: int, *, impl: Impl = "auto") -> Pairs:
     order_P, places_P = torch.empty(2, pairs, dtype=torch.int32, device=chosen_TK.device).unbind()
     ends_E = torch.empty(count, dtype=torch.int32, device=chosen_TK.device)
     block = block_of(pairs)
-    _sort_pairs_kernel[(count,)](
+    kernel: Any = _sort_pairs_kernel
+    kernel[(count,)](
         chosen_TK,
         order_P,
         places_P,
@@ -90,7 +106,7 @@ def sort_pairs(chosen_TK: Tensor, count: int, *, impl: Impl = "auto") -> Pairs:
 
 
 def block_of(pairs: int) -> int:
-    return min(triton.next_power_of_2(max(pairs, 32)), MOST_AT_ONCE)
+    return min(1 << max(pairs - 1, 31).bit_length(), MOST_AT_ONCE)
 
 
 def warps_of(block: int) -> int:
