@@ -52,7 +52,8 @@ def combine(
     results_PD: Tensor, places_P: Tensor, weights_TK: Tensor, *, impl: Impl = "auto"
 ) -> Tensor:
     """[T, D] like the results; `places_P` int32: where each pair's result lies."""
-    tokens, per_token = check("weights_TK", weights_TK, dtypes=(torch.float32,), packed=True).shape
+    check("weights_TK", weights_TK, dtypes=(torch.float32,), shape=(None, None), packed=True)
+    tokens, per_token = weights_TK.shape
     pairs = tokens * per_token
     check(
         "results_PD", results_PD, dtypes=FLOATS, shape=(pairs, None), beside=weights_TK, packed=True

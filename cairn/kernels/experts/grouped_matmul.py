@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from cairn.kernels.arguments import check, require, short
+from cairn.kernels.arguments import FLOATS, check, require, short
 from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.experts.sort_pairs import FewPairs, Pairs
@@ -206,15 +206,20 @@ def grouped_parts(
 
 
 def _check(x: Tensor, w_ENK: Tensor, pairs: Pairs | FewPairs, rows: int, swiglu: bool) -> None:
-    check("w_ENK", w_ENK, shape=(None, None, None), beside=x, packed=True)
+    check("w_ENK", w_ENK, dtypes=FLOATS, shape=(None, None, None), packed=True)
     count, columns, inner = w_ENK.shape
-    check("x", x, dtypes=(w_ENK.dtype,), shape=(rows, inner), packed=True)
+    require(min(count, columns, inner) > 0, "w_ENK", "experts, rows and columns", list(w_ENK.shape))
+    check("x", x, dtypes=(w_ENK.dtype,), shape=(rows, inner), beside=w_ENK, packed=True)
     whole = (torch.int32,)
     if isinstance(pairs, FewPairs):
         check("experts_P", pairs.experts_P, dtypes=whole, shape=(None,), beside=x, packed=True)
     else:
         check("order_P", pairs.order_P, dtypes=whole, shape=(None,), beside=x, packed=True)
+        size = (pairs.total,)
+        check("places_P", pairs.places_P, dtypes=whole, shape=size, beside=x, packed=True)
         check("ends_E", pairs.ends_E, dtypes=whole, shape=(count,), beside=x, packed=True)
+    fine = pairs.total % pairs.per_token == 0
+    require(fine, "order_P", f"{pairs.per_token} pairs of each token", pairs.total)
     require(not swiglu or columns % 2 == 0, "w_ENK", "as many rows of gate as of up", columns)
 
 

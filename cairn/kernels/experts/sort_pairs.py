@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
 
     @property
     def total(self) -> int:
-        return len(self.order_P)
+        return self.order_P.numel()
 
 
 class FewPairs(NamedTuple):
@@ -44,13 +44,13 @@ class FewPairs(NamedTuple):
 
     @property
     def total(self) -> int:
-        return len(self.experts_P)
+        return self.experts_P.numel()
 
 
 def sort_pairs_reference(chosen_TK: Tensor, count: int) -> Pairs:
     flat_P = chosen_TK.flatten().long()
     order_P = torch.where(flat_P < 0, count, flat_P).sort(stable=True).indices
-    sizes_E = torch.bincount(flat_P[flat_P >= 0], minlength=count)
+    sizes_E = (flat_P == torch.arange(count, device=flat_P.device)[:, None]).sum(1)
     return Pairs(
         order_P.int(), order_P.argsort().int(), sizes_E.cumsum(0).int(), chosen_TK.shape[1]
     )
