@@ -15,7 +15,6 @@ INSTEAD = {
     "tokenizer": "the tokenizer is the one beside the weights",
     "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
     "quantization": "leave it out: a GGUF file stays as it is; on a CPU weights='int8' packs any model",
-    "kv_cache_dtype": "leave it out: the cache has the type of the model, see dtype",
     "enable_chunked_prefill": "leave it out: prompts always come in chunks of max_num_batched_tokens at most",
     "swap_space": "leave it out: who loses its pages is computed again",
     "cpu_offload_gb": "leave it out: a model has to fit; tensor_parallel_size shares it",
@@ -36,6 +35,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """bfloat16, float16 or float32"""
     weights: str = "auto"
     """form of the weights: float (exact), fp8 (dense models), on a CPU int8 or int4; auto: as few bits as the file"""
+    head: str = "auto"
+    """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
+    kv_cache_dtype: str = "auto"
+    """type of keys and values: auto (the model's) or fp8, with scales of the checkpoint or of the first prompts"""
     max_model_len: int | None = None
     """longest request, prompt and answer together; default: what the model was made for"""
     max_num_seqs: int = DEFAULT_SEQUENCES
@@ -87,6 +90,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
         _check("weights", self.weights, self.weights in NAMES, f"one of {', '.join(NAMES)}")
+        caches = ("auto", "fp8", "fp8_e4m3")
+        _check("kv_cache_dtype", self.kv_cache_dtype, self.kv_cache_dtype in caches, "auto or fp8")
+        _check("head", self.head, self.head in ("auto", "8bit"), "auto or 8bit")
         known = self.scheduling_policy in ("fcfs", "priority", "shortest")
         _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")
 
