@@ -3,8 +3,8 @@
 import pytest
 
 from cairn.bench.limit import (
-    Work,
     Bytes,
+    Work,
     decode_cost,
     limit,
     measure_ceiling,

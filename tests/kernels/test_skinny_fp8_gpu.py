@@ -35,8 +35,8 @@ def by_plan(plan, x, w, **parts):
         return skinny_fp8(x, w, **parts, prefetch=True, impl="triton")
 
 
-@pytest.mark.parametrize("m", [1, 2, 8, 16, 50, 64])
-@pytest.mark.parametrize(("n", "k"), [(1024, 3072), (1000, 1040), (17024, 1024)])
+@pytest.mark.parametrize("m", [1, 2, 16, 50])
+@pytest.mark.parametrize(("n", "k"), [(1000, 3088), (17024, 1024)])
 def test_every_plan_and_stage_count_is_exact(m, n, k):
     w = whole(n, k)
     x = whole(1, k).values.to(BF16) if m == 1 else whole(m, k)
