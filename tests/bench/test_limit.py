@@ -119,7 +119,7 @@ def test_the_ceiling_of_a_cpu():
 
 def test_without_a_rate_memory_is_the_limit():
     unknown = Ceiling(device="a CPU", bytes_per_s=1e10, flops_per_s={})
-    found = limit(preset("tiny-qwen3"), CHOSEN, unknown, "fp16", 2)
+    found = limit(preset("tiny-qwen3"), CHOSEN, unknown, "fp16", Bytes(2, 2))
     assert (found.compute, found.bound, found.seconds) == (0, "memory", found.memory)
 
 

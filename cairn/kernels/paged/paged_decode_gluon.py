@@ -23,10 +23,11 @@ class Plan(NamedTuple):
     registers: int = 64  # of a thread of the copying warp
     most: int = 128  # of any thread
     early: bool = True  # let the successor start before this one has ended
+    block: int = 64  # keys of a tile
 
 
 PLAN = Plan()
-PLAN_8_BITS = Plan(buffers=6)  # as many bytes under way
+PLAN_8_BITS = Plan(box=64, block=128)  # as many bytes in a tile
 # Leaves half of a multiprocessor to another stream: to its kernels, not to a successor that would only wait there.
 BESIDE = Plan(per_sm=1, early=False)
 SWIZZLED = 128  # bytes of a copied row, the widest swizzle
@@ -34,6 +35,7 @@ SWIZZLED = 128  # bytes of a copied row, the widest swizzle
 
 def plan_of(call: Paged, shares_chip: bool) -> Plan:
     plan = PLAN if call.k_scale is None else PLAN_8_BITS
+    plan = plan._replace(box=min(plan.box, call.page_size))  # a copy is of one page
     return plan._replace(per_sm=BESIDE.per_sm, early=BESIDE.early) if shares_chip else plan
 
 
@@ -103,5 +105,5 @@ def constants(
     return dict(
         KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),
         BUFFERS=plan.buffers, EARLY=plan.early, PREFETCH=prefetch, REGISTERS=plan.registers,
-        SCALES=scales,
+        SCALES=scales, BLOCK=plan.block,
     )  # fmt: skip

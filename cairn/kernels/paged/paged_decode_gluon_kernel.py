@@ -30,7 +30,6 @@ NOTHING = gl.constexpr(-1.0e30)  # a finite minus infinity: no NaN from the diff
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
 ROWS = gl.constexpr(16)  # heads of a group, padded to what the tensor cores take
-BLOCK = gl.constexpr(64)  # keys of a tile
 
 
 @aggregate
@@ -55,7 +54,7 @@ def _plus(a, b):
 
 
 @gluon.jit
-def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr):
+def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([max(SEQUENCES // 128, 1)], [32], [4], [0])
     every = gl.arange(0, SEQUENCES, layout=layout)
     tiles = gl.cdiv(gl.load(lengths + every, mask=every < sequences, other=0), BLOCK)
@@ -69,7 +68,7 @@ def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr):
 
 
 @gluon.jit
-def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr):
+def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr):
     """The page of a tile, or that of each box where pages are smaller than a tile. Behind the end: page 0."""
     EACH: gl.constexpr = BLOCK if PAGE >= BLOCK else BOX
     found = ()
@@ -81,7 +80,7 @@ def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr):
 
 @gluon.jit
 def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: gl.constexpr, PAGE: gl.constexpr,
-               BOX: gl.constexpr):  # fmt: skip
+               BOX: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
     """One tile of keys or of values."""
     PIECES: gl.constexpr = BLOCK // BOX
     COLUMNS: gl.constexpr = view.block_type.shape[1]
@@ -108,8 +107,8 @@ def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D:
 
 @gluon.jit
 def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows, head_columns,
-          KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, OVERLAP: gl.constexpr,
-          PREFETCH: gl.constexpr):  # fmt: skip
+          KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr,
+          OVERLAP: gl.constexpr, PREFETCH: gl.constexpr):  # fmt: skip
     if OVERLAP and not PREFETCH:
         gdc_wait()
     place = line.place
@@ -125,17 +124,43 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row = head * head_rows
         column = head * head_columns
-        pages = _pages(table, done, length, PAGE, BOX)
+        pages = _pages(table, done, length, PAGE, BOX, BLOCK)
         for tile in range(done, done + count):
-            next_pages = _pages(table, tile + 1, length, PAGE, BOX)  # a tile before they are needed
+            next_pages = _pages(
+                table, tile + 1, length, PAGE, BOX, BLOCK
+            )  # a tile before they are needed
             if OVERLAP and PREFETCH:  # noqa: SIM102  (known to the compiler)
                 if tile == tiles - 1:  # the newest token's keys are the predecessor's work
                     gdc_wait()
             _copy_tile(
-                k_view, k_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+                k_view,
+                k_ring,
+                step,
+                pages,
+                tile,
+                length,
+                row,
+                column,
+                page_rows,
+                D,
+                PAGE,
+                BOX,
+                BLOCK,
             )
             _copy_tile(
-                v_view, v_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+                v_view,
+                v_ring,
+                step,
+                pages,
+                tile,
+                length,
+                row,
+                column,
+                page_rows,
+                D,
+                PAGE,
+                BOX,
+                BLOCK,
             )
             pages = next_pages
             step += 1
@@ -146,7 +171,7 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
 
 
 @gluon.jit
-def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2):
+def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2, BLOCK: gl.constexpr):
     """Scores, softmax and values of one tile."""
     layout: gl.constexpr = acc.type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
@@ -201,7 +226,7 @@ def _add_up(partial, partial_lse, owner, parts, row, column, D: gl.constexpr):
 @gluon.jit
 def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2, q_token,
              q_head, out_token, out_head, k_scale, v_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
-             D: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr):  # fmt: skip
+             D: gl.constexpr, BLOCK: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
     # A thread takes 4 bytes of a key at once: with float8 these are four columns of both operands.
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 4 if SCALES else 2)
@@ -237,7 +262,17 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
             top = gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout))
             for tile in range(done, done + count):
                 acc, sums, top = _tile(
-                    tile_q, acc, sums, top, k_ring, v_ring, step, tile * BLOCK, length, sharpness
+                    tile_q,
+                    acc,
+                    sums,
+                    top,
+                    k_ring,
+                    v_ring,
+                    step,
+                    tile * BLOCK,
+                    length,
+                    sharpness,
+                    BLOCK,
                 )
                 step += 1
             total = gl.sum(sums, 1)
@@ -278,7 +313,7 @@ def decode_kernel(
     sequences, scale_log2, table_stride, q_token, q_head, out_token, out_head, page_rows, head_rows, head_columns,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SEQUENCES: gl.constexpr,
     BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, PREFETCH: gl.constexpr,
-    REGISTERS: gl.constexpr, SCALES: gl.constexpr,
+    REGISTERS: gl.constexpr, SCALES: gl.constexpr, BLOCK: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_view.dtype
     BITS: gl.constexpr = dtype.primitive_bitwidth
@@ -291,14 +326,14 @@ def decode_kernel(
             gdc_launch_dependents()
         if not PREFETCH:
             gdc_wait()
-    line = _cut(lengths, sequences, KV_HEADS, SEQUENCES)
+    line = _cut(lengths, sequences, KV_HEADS, SEQUENCES, BLOCK)
     k = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
     v = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
     k_ring = Ring(k, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     v_ring = Ring(v, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     gl.warp_specialize([
         (_compute, (q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2,
-                    q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, OVERLAP, SCALES)),
+                    q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, BLOCK, OVERLAP, SCALES)),
         (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows,
-                 head_columns, KV_HEADS, D, PAGE, BOX, OVERLAP, PREFETCH)),
+                 head_columns, KV_HEADS, D, PAGE, BOX, BLOCK, OVERLAP, PREFETCH)),
     ], [1], [REGISTERS])  # fmt: skip
