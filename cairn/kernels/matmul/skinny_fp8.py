@@ -1,7 +1,7 @@
 """y = x @ (w * scale_w).T for few rows of x, with float8 weights: the kernels of skinny_matmul read half the bytes.
 
     one row     x in 16 bits; a program keeps rows of w in registers and multiplies in float32 on the ordinary cores
-    2 to 64     x is float8 with a scale for each row, too; the tensor cores multiply in float8, as in matmul_fp8
+    2 to 256    x is float8 with a scale for each row, too; the tensor cores multiply in float8, as in matmul_fp8
 
 Then + bias -> SwiGLU -> y, or the float32 parts of a K that was cut, for `join_add_rmsnorm`. Scales multiply the sums.
 `prefetch` is that of skinny_matmul. Bytes moved: N*K + M*K, and M*N elements.
@@ -26,7 +26,7 @@ from cairn.kernels.matmul.skinny_matmul import (
     tile_descriptor_of_pairs,
 )
 from cairn.kernels.matmul.skinny_plans import (
-    FEW_ROWS,
+    MOST_ROWS,
     PIECE,
     Plan,
     default_plan,
@@ -57,7 +57,7 @@ def skinny_fp8(
     prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Tensor:
-    """One row x [1, K] in 16 bits, or up to 64 quantised rows; w [N, K] quantised by rows."""
+    """One row x [1, K] in 16 bits, or up to 256 quantised rows; w [N, K] quantised by rows."""
     values = _checked(x, w)
     epilogue = Epilogue(bias_N, activation)
     epilogue.check(values, w.values)
@@ -96,7 +96,7 @@ def _checked(x: Tensor | Quantized, w: Quantized) -> Tensor:
         return as_rows("x", x)
     check("x.values", x.values, dtypes=(E4M3,), shape=(None, k), beside=w.values)
     m = len(x.values)
-    require(m <= FEW_ROWS, "x.values", f"at most {FEW_ROWS} rows", m)
+    require(m <= MOST_ROWS, "x.values", f"at most {MOST_ROWS} rows", m)
     check("x.scale", x.scale, dtypes=(torch.float32,), shape=(m, 1), beside=w.values, packed=True)
     return as_rows("x.values", x.values)
 

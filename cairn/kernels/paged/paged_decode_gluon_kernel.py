@@ -333,7 +333,8 @@ def decode_kernel(
     v_ring = Ring(v, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     gl.warp_specialize([
         (_compute, (q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2,
-                    q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, BLOCK, OVERLAP, SCALES)),
+                    q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, BLOCK,
+                    OVERLAP, SCALES)),
         (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows,
                  head_columns, KV_HEADS, D, PAGE, BOX, BLOCK, OVERLAP, PREFETCH)),
     ], [1], [REGISTERS])  # fmt: skip
