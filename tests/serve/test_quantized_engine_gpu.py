@@ -70,12 +70,13 @@ def test_a_feed_forward_in_float8_stands_for_the_weights_it_has(rows):
     assert (found - exact).norm() < 0.06 * exact.norm()  # activations have 3 bits of mantissa
 
 
+@pytest.mark.parametrize("form", ["fp8"])
 @pytest.mark.parametrize("name", SWITCHES)
-def test_float8_weights_and_cache(name):
+def test_quantised_weights_and_a_float8_cache(name, form):
     prompts = [prompt_of(n, seed=n) for n in LENGTHS]
     exact = prompt_logprobs(engine_of(), prompts)
-    form = dict(weights="fp8", kv_cache_dtype="fp8", head="8bit")
-    engine = engine_of(**form, **SWITCHES[name])
+    forms = dict(weights=form, kv_cache_dtype="fp8", head="8bit")
+    engine = engine_of(**forms, **SWITCHES[name])
     found = prompt_logprobs(engine, prompts)
     assert engine.runner.pool.cache.dtype == torch.float8_e4m3fn
     scales = engine.runner.pool.scales

@@ -27,13 +27,6 @@ class Fp8Rows:
     def __init__(self, weight_NK: Tensor) -> None:
         self.quantized = quantize(weight_NK.detach().contiguous())
 
-    @classmethod
-    def of(cls, values_NK: Tensor, scale_N1: Tensor) -> "Fp8Rows":
-        """Of a matrix that is quantised already: e4m3 and float32."""
-        made = cls.__new__(cls)
-        made.quantized = Quantized(values_NK.contiguous(), scale_N1.float().contiguous())
-        return made
-
     @property
     def nbytes(self) -> int:
         return self.quantized.values.nbytes + self.quantized.scale.nbytes
