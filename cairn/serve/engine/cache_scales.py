@@ -30,6 +30,7 @@ class CacheScales:
         """`known`: of each layer, for keys and for values."""
         self.factors_L2 = torch.ones(layers, 2, dtype=torch.float32, device=device)
         self.is_known = known is not None
+        self.are_measured = known is None  # by this engine alone: another one's differ
         if known is not None:
             self._take(known)
         self._layers = [(row[:1], row[1:]) for row in self.factors_L2]
@@ -54,5 +55,9 @@ class CacheScales:
             scale_1.copy_(largest * (HEADROOM / LARGEST_E4M3))
 
     def note(self) -> str:
-        source = "the checkpoint" if self.is_known else "the first prompts: the checkpoint has none"
+        source = (
+            "the checkpoint"
+            if not self.are_measured
+            else "the first prompts: the checkpoint has none"
+        )
         return f"keys and values in float8, with a scale for each layer from {source}"
