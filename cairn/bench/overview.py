@@ -25,6 +25,7 @@ VLLM = {
     ("qwen3-8b", "decode"): 5_748,
     ("qwen3-0.6b", "shared"): 13_861,
     ("qwen3-8b", "shared"): 5_069,
+    ("qwen3-30b-a3b", "nano"): 5_725,
 }
 VLLM_FP8 = {("qwen3-8b", "nano"): 11_094}
 FORM = ("quantization", "kv_cache", "head")  # of a row of throughput.json

@@ -18,7 +18,7 @@ from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 
 
-class Work(NamedTuple):
+class SequenceWork(NamedTuple):
     """What one sequence has to compute in one step."""
 
     tokens: int  # new ones
@@ -38,7 +38,10 @@ class Total(NamedTuple):
 
 
 def step_cost(
-    spec: ModelSpec, work: Iterable[Work], value_bytes: float, weight_bytes: float | None = None
+    spec: ModelSpec,
+    work: Iterable[SequenceWork],
+    value_bytes: float,
+    weight_bytes: float | None = None,
 ) -> Cost:
     """Of one step over several sequences; `weight_bytes`: of one weight, by default as many as a key or value has."""
     weight_bytes = value_bytes if weight_bytes is None else weight_bytes
