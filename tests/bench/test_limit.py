@@ -4,7 +4,7 @@ import pytest
 
 from cairn.bench.limit import (
     Bytes,
-    Work,
+    SequenceWork,
     decode_cost,
     limit,
     measure_ceiling,
@@ -80,7 +80,7 @@ def test_experts_are_read_as_far_as_they_are_visited():
 
 def test_a_step_is_the_sum_of_its_sequences():
     spec = preset("tiny-llama")
-    one, other = Work(1, 30), Work(12, 4, logits=0)
+    one, other = SequenceWork(1, 30), SequenceWork(12, 4, logits=0)
     both = step_cost(spec, [one, other], 2)
     apart = [step_cost(spec, [work], 2) for work in (one, other)]
     assert both.flops == sum(cost.flops for cost in apart)
