@@ -68,6 +68,10 @@ class GGUFFile:
         source = self._source(name)
         return _undo(source, self._read(source))
 
+    def source(self, name: str) -> Source:
+        """Where the file holds a tensor, and what llama.cpp has changed of it."""
+        return self._source(name)
+
     def close(self) -> None:
         """Tensors that are views keep the mapping alive until they are gone."""
         self._bytes = None
