@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from cairn.core.errors import ConfigError, UnsupportedModel
+from cairn.models.checkpoint import default_device
 from cairn.models.hub import resolve
 from cairn.models.runnable import RANDOM, OpenModel, open_model
 from cairn.models.safetensors_file import read_json
@@ -67,8 +68,11 @@ def open_whole(name: str, device: str, dtype: str) -> Whole:
 
 def _load(opened: OpenModel, device: str, stored: torch.dtype) -> Transformer:
     """Values as they will be stored; on a CPU computed with in float32."""
-    name = str(stored).removeprefix("torch.")
-    loaded = opened.load(device, name).model
+    device = default_device() if device == "auto" else device
+    if opened.checkpoint is None:
+        loaded = opened.load(device, str(stored).removeprefix("torch.")).model
+    else:  # a quantised file is dequantised
+        loaded = opened.checkpoint.load(device, stored)
     if loaded.embedding.weight.device.type == "cuda":
         return loaded
     return loaded.float()

@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Packed
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.hub import resolve
 from cairn.models.linear.maps import Vocabulary
-from cairn.models.runnable import open_model
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
@@ -136,12 +137,19 @@ def open_teacher(
     settings: Distill, spec: ModelSpec, tokenizer: Tokenizer | None, device: str
 ) -> Teacher:
     """The teacher of a run; refuses one that speaks other tokens than the student."""
-    opened = open_model(settings.teacher)
+    opened = open_checkpoint(resolve(settings.teacher))
     if opened.spec.vocab != spec.vocab:
         raise ConfigError(
             f"the teacher {settings.teacher} has {opened.spec.vocab} tokens, the student {spec.vocab}",
             hint="teacher and student need one tokenizer: --data.tokenizer, --model.vocab",
         )
-    if tokenizer is not None and opened.tokenizer is not None:
-        check_same(tokenizer_hash(opened.tokenizer), tokenizer, f"the teacher {settings.teacher}")
-    return Teacher(opened.load(device, "auto").model, settings)
+    if tokenizer is not None:
+        check_same(tokenizer_hash(opened.tokenizer()), tokenizer, f"the teacher {settings.teacher}")
+    return Teacher(opened.load(device, _computed_in(opened.stored_dtype(), device)), settings)
+
+
+def _computed_in(stored: torch.dtype, device: str) -> torch.dtype:
+    """What the device multiplies in well."""
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if stored == torch.float32 else stored
