@@ -8,6 +8,7 @@ Random weights and random tokens: the work does not depend on them.
 import argparse
 import json
 import time
+from itertools import pairwise
 
 import msgspec
 import torch
@@ -44,7 +45,7 @@ def main() -> None:
         marks.append(time.perf_counter())
 
     quantize_model(model, windows_BL, grid, Settings(method=args.method), torch.bfloat16, advance)
-    seconds = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    seconds = [after - before for before, after in pairwise(marks)]
     later = seconds[1:] or seconds
     layer = sum(later) / len(later)
     record = {
@@ -55,7 +56,9 @@ def main() -> None:
         "seconds_a_layer": round(layer, 2),
         "layers_measured": len(seconds),
         "predicted_minutes": round(layer * whole.layers / 60, 2),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if device == "cuda" else None,
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1)
+        if device == "cuda"
+        else None,
     }
     print(json.dumps(record))
 

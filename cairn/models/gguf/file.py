@@ -91,6 +91,7 @@ class GGUFFile:
             return planes
         order_N = _undo(source, torch.arange(rows)[:, None])[:, 0]
         return rows_in_order(planes, order_N.to(device))
+
     def source(self, name: str) -> Source:
         """Where the file holds a tensor, and what llama.cpp has changed of it."""
         return self._source(name)
