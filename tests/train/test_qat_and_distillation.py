@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_runs import TINY, losses, recipe, state_of, steps
+from tiny_runs import TINY, Same, losses, recipe, state_of, steps
 
 from cairn.core.errors import CairnError
 from cairn.models.attend import Packed
@@ -24,6 +24,7 @@ from cairn.train.qat import FakeQuantized
 from cairn.train.run import run
 
 GRID = Grid("int4", 16)
+TWO_HEADS = msgspec.structs.replace(TINY, kv_heads=2)
 
 
 def test_gradients_pass_through_the_rounding():
@@ -43,11 +44,13 @@ def test_a_run_learns_with_rounded_weights_in_both_forms(kernels: str):
     config = recipe(
         qat=Qat(scheme="w4a16", group=16), steps=12, precision=Precision(kernels=kernels)
     )
-    found = losses(steps(state_of(config), 12))
-    assert found[-1] < found[0]
+    found = losses(steps(state_of(config), 12, Same(64, 32)))
+    assert found[-1] < 0.7 * found[0]
     if kernels == "fused":
         plain = msgspec.structs.replace(config, precision=Precision(kernels="plain"))
-        torch.testing.assert_close(found, losses(steps(state_of(plain), 12)), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            found, losses(steps(state_of(plain), 12, Same(64, 32))), rtol=1e-3, atol=1e-3
+        )
 
 
 def test_what_is_exported_computes_what_was_trained(tmp_path):
@@ -73,7 +76,7 @@ def test_what_is_exported_computes_what_was_trained(tmp_path):
     ("changes", "message"),
     [
         ({"precision": Precision(fp8="row")}, "both round the products"),
-        ({"parallel": Layout(tp=2)}, "with tp 2"),
+        ({"parallel": Layout(tp=2), "model": TWO_HEADS}, "with tp 2"),
         ({"qat": Qat(scheme="nvfp4", group=16)}, "has no groups of 16"),
     ],
 )
