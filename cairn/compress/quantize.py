@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cairn.compress.awq import best_scale
-from cairn.compress.gptq import gptq
+from cairn.compress.gptq import GraphedColumns, RoundColumns, gptq
 from cairn.compress.scaling import apply_scales, folds_of, storable_scale
 from cairn.compress.smoothquant import STRENGTH, smoothing_scale
 from cairn.compress.walk import LayerSites, Site, walk
@@ -78,9 +78,9 @@ def quantize_model(
     chunk_windows: int = 8,
 ) -> Rounded:
     """Round every matrix of the layers; the model computes with the rounded weights afterwards."""
-    made = Rounded()
+    made, columns = Rounded(), GraphedColumns()
     for walked in walk(model, windows_BL, settings.method == "gptq", chunk_windows):
-        _round_layer(walked, grid, settings, stored, made)
+        _round_layer(walked, grid, settings, stored, made, columns)
         worst = max(made.errors[-len(walked.sites) :], key=lambda one: one.error)
         advance(f"{worst.matrix.split('.', 2)[2]} {worst.error:.4f}")
     return made
@@ -88,13 +88,18 @@ def quantize_model(
 
 @torch.no_grad()
 def _round_layer(
-    walked: LayerSites, grid: Grid, settings: Settings, stored: torch.dtype, made: Rounded
+    walked: LayerSites,
+    grid: Grid,
+    settings: Settings,
+    stored: torch.dtype,
+    made: Rounded,
+    columns: RoundColumns,
 ) -> None:
     before = {site.matrix.name: site.matrix.read().float() for site in walked.sites}
     scales = dict(_scaled(walked, grid, settings, stored))
     for site in walked.sites:
         matrix, original_NK = site.matrix, before[site.matrix.name]
-        planes = _planes(site, grid, settings, stored)
+        planes = _planes(site, grid, settings, stored, columns)
         made.planes |= dict(zip(matrix.slots, planes, strict=True))
         made.errors.append(_judge(site, planes, scales.get(matrix.name), original_NK, grid, stored))
         _put(matrix, planes, grid)
@@ -117,7 +122,9 @@ def _scaled(
         yield from ((site.matrix.name, scale_K) for site in fold.sites)
 
 
-def _planes(site: Site, grid: Grid, settings: Settings, stored: torch.dtype) -> list[Planes]:
+def _planes(
+    site: Site, grid: Grid, settings: Settings, stored: torch.dtype, columns: RoundColumns
+) -> list[Planes]:
     """Of each slot of a matrix."""
     matrix, w_NK = site.matrix, site.matrix.read().float()
     if settings.method != "gptq":
@@ -125,8 +132,8 @@ def _planes(site: Site, grid: Grid, settings: Settings, stored: torch.dtype) -> 
     hessian_KK = site.inputs.hessian_KK
     if grid.block_rows > 1:  # blocks do not reach from one tensor into the next
         parts = w_NK.split(list(matrix.rows))
-        return [gptq(w, hessian_KK, grid, stored, matrix.name) for w in parts]
-    planes = gptq(w_NK, hessian_KK, grid, stored, matrix.name, settings.ordered)
+        return [gptq(w, hessian_KK, grid, stored, matrix.name, columns=columns) for w in parts]
+    planes = gptq(w_NK, hessian_KK, grid, stored, matrix.name, settings.ordered, columns)
     return split_rows(planes, list(matrix.rows))
 
 
