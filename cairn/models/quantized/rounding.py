@@ -65,7 +65,7 @@ def fitted(scheme: str, widths: list[int], group: int | None = None) -> tuple[Gr
         )
     wanted = group or grid.group
     odd = [k for k in widths if wanted and k % wanted]
-    if not odd or grid.block_rows > 1:  # blocks may be cut short at the edge
+    if not odd:
         return replace(grid, group=wanted), None
     fits = next((g for g in (64, 32, 16) if g < wanted and not any(k % g for k in widths)), None)
     if group is not None or fits is None or grid.kind != "int4" or scheme in GGUF_SCHEMES:
