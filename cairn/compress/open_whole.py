@@ -50,7 +50,7 @@ def open_whole(name: str, device: str, dtype: str) -> Whole:
         stored = torch.bfloat16 if quantised else opened.checkpoint.stored_dtype()
         if quantised:
             notes.append(
-                f"{name} has {bits:.3g} bits a weight already: what it lost before stays lost"
+                f"{name} is quantised to at most {bits:.3g} bits a weight: what it lost before stays lost"
             )
     if dtype != "auto":
         stored = DTYPES[dtype]

@@ -34,9 +34,10 @@ class Matrix:
         return self.owner if isinstance(self.owner, Linear) else None
 
     def read(self) -> Tensor:
+        """A copy of the values."""
         if self.linear is not None:
             return self.linear.joined()
-        return getattr(self.owner, self.parameter).detach()[self.expert]
+        return getattr(self.owner, self.parameter).detach()[self.expert].clone()
 
     def write(self, w_NK: Tensor) -> None:
         """Other values; what the parameters were made of, such as a mapped file, is not touched."""
