@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,14 +28,19 @@ from cairn.hw.roofline import dtype_name
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.choose import choose_newest
-from cairn.train.checkpoint.load import check_model, load_pieces, read_about
+from cairn.train.checkpoint.load import About, check_model, load_pieces, read_about
 from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
 from cairn.train.data.batch import Batch
 from cairn.train.data.source import Source
 from cairn.train.flops import measured_flops, peak_flops, step_flops
 from cairn.train.metrics_log import HeldOut, Line, Record, Sink, open_sinks
-from cairn.train.next_batches import NextBatches, SourceBatches, check_counts
+from cairn.train.next_batches import (
+    NextBatches,
+    SourceBatches,
+    StatefulBatches,
+    check_counts,
+)
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
@@ -205,11 +211,28 @@ class Loop:
     def save(self) -> None:
         self.saver.wait()
         self._tell_problem()
-        about = self.state.about(self.batches.fingerprint, self.world)
-        self.saver.save(self.state.step, self.state.pieces(), about)
+        self.saver.save(self.state.step, self.state.pieces(), self._about())
         self.saved = self.state.step
 
-    def _load(self, folder: Path) -> None:
+    def _about(self) -> dict[str, Any]:
+        return self.state.about(self.batches.fingerprint, self.world, self._source_states())
+
+    def _source_states(self) -> list[dict[str, Any]]:
+        """Of a stateful source, on each data rank; the same list on every process."""
+        if not isinstance(self.batches, StatefulBatches):
+            return []
+        mine = (self.state.parallel.data_rank, self.batches.state_dict())
+        everybody: list[Any] = [mine]
+        if self.control is not None:
+            everybody = [None] * self.world
+            dist.all_gather_object(everybody, mine, group=self.control)
+        return [state for _, state in sorted(dict(everybody).items())]
+
+    def _restore_source(self, about: About) -> None:
+        if isinstance(self.batches, StatefulBatches) and about.source:
+            self.batches.load_state_dict(about.source)
+
+    def _load(self, folder: Path, with_source: bool = True) -> None:
         about = read_about(folder)
         check_model(about, self.state.spec, folder)
         check_base(about.base, self.state.base, folder)
@@ -220,6 +243,8 @@ class Loop:
         pieces = self.state.pieces()
         load_pieces(folder, pieces)
         self.state.restore(about, pieces)
+        if with_source:
+            self._restore_source(about)
         self.saved = self.state.step
 
     def _finish(self) -> None:
@@ -285,7 +310,7 @@ class Loop:
                 hint=self._way_out("rewind"),
             )
         samples, streak = self.state.samples, self.state.watch.in_a_row
-        self._load(found)
+        self._load(found, with_source=False)  # it goes on behind the bad samples
         self.state.samples, self.state.watch.in_a_row = samples, streak
         self.say(f"back at step {self.state.step}, going on with the samples from {samples}")
 

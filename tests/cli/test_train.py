@@ -98,6 +98,18 @@ def test_a_plan_of_several_ranks_is_of_one_of_them(capsys):
     whole = json.loads(capsys.readouterr().out)["bytes"]
     assert cut["bytes"]["states"] == pytest.approx(whole["states"] / 8, rel=0.01)
     assert cut["bytes"]["together"] < 80 * 2**30 < whole["together"]
+    frozen = ["--model.frozen", "embedding.*", "layers.?.*", "layers.1?.*"]  # half of the layers
+    asked = ["train", "llama3-8b-8xh100", "--plan", "--json", "--device", "cuda", *frozen]
+    assert main(asked) == 0
+    half = json.loads(capsys.readouterr().out)
+    assert half["of"] == "each of 8 ranks (fsdp 8)"
+    assert half["bytes"]["weights"] == cut["bytes"]["weights"]
+    for part in ("states", "masters"):
+        assert half["bytes"][part] / cut["bytes"][part] == pytest.approx(0.39, abs=0.03)
+    # Of a pipeline, the stage with most to train: the second one has all of its weights to train.
+    assert main([*asked, "--fsdp", "1", "--pp", "8"]) == 0
+    staged = json.loads(capsys.readouterr().out)
+    assert staged["bytes"]["states"] == pytest.approx(4 * staged["bytes"]["weights"], rel=0.1)
 
 
 def test_a_plan_is_of_the_weights_that_it_begins_with(capsys):

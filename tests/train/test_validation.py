@@ -89,6 +89,35 @@ def test_every_layout_measures_the_same(layout, tmp_path):
         assert (held.tokens, held.texts) == (alone.tokens, alone.texts)
 
 
+def test_a_blend_has_a_loss_of_each_source(tmp_path):
+    """Each is that of the source's own held-out samples; together they are the loss of the blend."""
+    blend = msgspec.structs.replace(STORIES, sources=["stories", "arithmetic"], weights=[3.0, 1.0])
+    wanted = config(tmp_path, data=blend, steps=2)
+    said: list[str] = []
+    held = run(wanted, say=said.append).outcome.held_out
+    prepared = prepare(config(tmp_path / "alone", data=blend))
+    start = make_validation(prepared).measure()  # of random weights
+    model = random_model(prepared.state.spec, Build("cpu"), 0)
+    for place, (name, loss) in enumerate(start.by_source.items()):
+        samples = [prepared.corpus.held_out.sources[place].batch(n) for n in range([6, 2][place])]
+        nats = tokens = 0
+        for one in samples:
+            with torch.no_grad():
+                hidden_TD = model(one.tokens_T, one.positions_T, Packed(one.lengths))
+                nats += torch.nn.functional.cross_entropy(
+                    model.logits(hidden_TD), one.targets_T, ignore_index=IGNORED, reduction="sum"
+                ).item()
+            tokens += one.valid()
+        assert loss == pytest.approx(nats / tokens, rel=1e-5), name
+    (line,) = [line for line in said if line.startswith("step 2: held-out loss")]
+    for name, loss in held.by_source.items():
+        assert f"{name} {loss:.4f}" in line
+        assert numbers(held)[f"validation/loss of {name}"] == loss
+        assert f"held out, {name}" in (tmp_path / "report.html").read_text()
+    (kept,) = read_held_out(tmp_path)
+    assert list(kept.by_source) == ["stories", "arithmetic"]
+
+
 def test_validation_changes_no_step_and_a_resumed_run_measures_the_same(tmp_path):
     def losses(name):
         return [(record.step, record.loss) for record in read_log(tmp_path / name)]

@@ -113,8 +113,8 @@ def linear_cross_entropy(
     require(reduction in ("mean", "sum"), "reduction", "mean or sum", reduction)
     fine = accumulate in (None, x.dtype, torch.float32)
     require(fine, "accumulate", f"{short(x.dtype)} or float32", accumulate)
-    fine = token_rule is None or (not label_smoothing and shard is None)
-    require(fine, "token_rule", "neither label smoothing nor a shard beside it", label_smoothing)
+    fine = token_rule is None or not label_smoothing
+    require(fine, "token_rule", "no label smoothing beside it", label_smoothing)
     targets = targets_T.reshape(-1)
     scale = _scale(targets, reduction, weights_T, rule)
     wide = "it computes in float32, and x is float64"

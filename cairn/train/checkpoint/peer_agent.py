@@ -42,7 +42,8 @@ from cairn.train.checkpoint.peer_shard import SLOTS, Shard, mark
 from cairn.train.checkpoint.word_sums import part_sums
 from cairn.train.recovery.board import Board
 
-PATIENCE_S = 30.0  # for the other node, before a copy counts as not sent
+PATIENCE_S = 30.0  # for the other node, before a copy counts as not sent; for its bytes, while one is received
+ACCEPT_AGAIN_S = 0.1
 Key = tuple[int, int]  # generation, rank
 
 
@@ -110,7 +111,14 @@ class Agent:
 
     def _accept(self, door: socket.socket) -> None:
         while True:
-            connection, _ = door.accept()
+            try:
+                connection, _ = door.accept()
+            except OSError as error:
+                if door.fileno() < 0:
+                    return  # closed on purpose
+                self.say(f"a connection was not accepted: {error}")
+                time.sleep(ACCEPT_AGAIN_S)  # no descriptor may be free for a while
+                continue
             target = self._serve if door is self.doors.local else self._welcome
             threading.Thread(target=target, args=(connection,), daemon=True).start()
 
@@ -217,7 +225,10 @@ class Agent:
             mark(shard.memory, slot, shard.size, -1)
             room = shard.view(slot, copy.used)
             first = bytearray(8)  # the step comes last, once all is there
-            link.receive_into([memoryview(first), room[8:]])
+            with link.patient(
+                PATIENCE_S
+            ):  # a sender that is cut off must not keep the room for ever
+                link.receive_into([memoryview(first), room[8:]])
             room[:8] = first
             fine = part_sums(room, copy.cuts) == copy.sums
             if not fine:

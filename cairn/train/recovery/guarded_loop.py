@@ -106,6 +106,7 @@ class GuardedLoop(Loop):
         about = msgspec.convert(words, About)
         check_model(about, self.state.spec, self.root)
         self.state.restore(about, pieces)
+        self._restore_source(about)
         on_disk = folders.complete_steps(self.root)
         self.saved = on_disk[-1] if on_disk else -1
         self.say(f"going on from memory at step {self.state.step}")
@@ -193,7 +194,7 @@ class GuardedLoop(Loop):
         began = time.monotonic_ns()
         self.agents = self._agents()
         self._read(0)  # the recent losses are part of the state
-        about = self.state.about(self.batches.fingerprint, self.world)
+        about = self._about()
         pieces, inspect = self.state.pieces(), self._compare
         if (
             self.state.device.type == "cuda"

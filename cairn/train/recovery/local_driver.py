@@ -53,6 +53,7 @@ from cairn.train.recovery.rank_process import (
 from cairn.train.stop_signals import forwarding, send
 
 TICK_S = 0.1
+LEAVE_S = 30.0  # after the last barrier, for every rank to leave its process group
 Say = Callable[[str], None]
 
 
@@ -134,6 +135,7 @@ class LocalDriver:
             local[node] = local.get(node, -1) + 1
             self.ranks.append(start_rank(self._placement(rank, node, local[node])))
         self.started, self.trained = time.monotonic(), False
+        self.first_done = 0.0  # when a rank had passed the last barrier
 
     def _placement(self, rank: int, node: int, local: int) -> Placement:
         left = self._left()
@@ -162,7 +164,7 @@ class LocalDriver:
                 return (self.ranks[0].value,)
             if words <= {"paused", "done"}:
                 return None
-            if words & {"failed", "gone"} or self._late():
+            if words & {"failed", "gone"} or self._late() or self._leaves_late(words):
                 self._answer()
                 return None
             self._grow_if_possible()
@@ -181,6 +183,24 @@ class LocalDriver:
         rank = phases.index(min(phases))
         why = f"not started after {waited:.0f} s"
         self._record("late", "hang", rank, self.ranks[rank].node, why, "heal", time.time() - waited)
+        send([self.ranks[rank].process.pid], 9)
+        return True
+
+    def _leaves_late(self, words: set[str | None]) -> bool:
+        """Whether a rank has not left although others have. All pass the last barrier together, so it hangs.
+
+        Its state is on disk: the ranks that are started again have nothing left to train.
+        """
+        if words != {"done", None}:
+            return False
+        now = time.monotonic()
+        self.first_done = self.first_done or now
+        if now - self.first_done <= LEAVE_S:
+            return False
+        rank = next(number for number, one in enumerate(self.ranks) if not one.over)
+        why = f"not gone {LEAVE_S:.0f} s after the others were done"
+        since = time.time() - LEAVE_S
+        self._record("late", "hang", rank, self.ranks[rank].node, why, "heal", since)
         send([self.ranks[rank].process.pid], 9)
         return True
 
