@@ -52,7 +52,6 @@ class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
     strength: float = STRENGTH
     dtype: str = "auto"
     device: str = "auto"
-    command: str = ""
 
 
 def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
@@ -71,8 +70,8 @@ def quantize(job: QuantizeJob, say: Say = lambda text: None) -> QuantizeResult:
     notes += text.notes
     for line in notes:
         say(line)
-    rounded, quality = _round(job, whole, text, grid)
     check_room(job.out, model, grid)
+    rounded, quality = _round(job, whole, text, grid)
     _write(job, whole, rounded, grid)
     result = QuantizeResult(
         model=job.model,
@@ -154,16 +153,15 @@ def check_room(out: Path, model: Transformer, grid: Grid | None) -> None:
 
 def _check(job: QuantizeJob) -> None:
     check_out(job.out)
+    if job.scheme not in SCHEMES:
+        raise ConfigError(f"there is no scheme {job.scheme}", hint=f"known: {', '.join(SCHEMES)}")
     check_pair(job.scheme, job.method)
     if not job.symmetric and job.scheme != "w4a16":
         raise ConfigError(
             f"scheme {job.scheme} has no zero points", hint="--asymmetric is for --scheme w4a16"
         )
-    group = job.group
-    if group is not None and job.scheme != "w4a16":
-        fitted(job.scheme, [], group)  # refuses it
-    if job.scheme not in SCHEMES:
-        raise ConfigError(f"there is no scheme {job.scheme}", hint=f"schemes: {', '.join(SCHEMES)}")
+    if job.group is not None and job.scheme != "w4a16":
+        fitted(job.scheme, [], job.group)  # refuses it
 
 
 def _round(job: QuantizeJob, whole: Whole, text: Text, grid: Grid) -> tuple[Rounded, Quality]:

@@ -1,6 +1,5 @@
 """`cairn quantize`: a model in fewer bits, and how much it lost."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -77,7 +76,6 @@ def run(args: list[str]) -> int:
         strength=options.strength,
         dtype=options.dtype,
         device=options.device,
-        command=shlex.join(["cairn", "quantize", *args]),
     )
     result = quantize(job, say)
     if options.json:
