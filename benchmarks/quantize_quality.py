@@ -8,6 +8,7 @@ Calibrates with the texts of the labs, judges with the given text, and writes on
 import argparse
 import shutil
 import tempfile
+from itertools import product
 from pathlib import Path
 
 from cairn.bench.record import add_arguments
@@ -30,7 +31,7 @@ PAIRS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--models", nargs="*", default=["smollm2-135m-instruct"])
     parser.add_argument("--judge", type=Path)
     parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--length", type=int, default=0)
@@ -39,11 +40,11 @@ def main() -> None:
     add_arguments(parser)
     args = parser.parse_args()
     records = []
-    for pair in args.pairs:
+    for model, pair in product(args.models, args.pairs):
         scheme, method = pair.split("/")
         folder = Path(tempfile.mkdtemp()) / "made"
         job = QuantizeJob(
-            model=args.model,
+            model=model,
             scheme=scheme,
             method=method,
             out=folder,
@@ -55,13 +56,14 @@ def main() -> None:
         result = quantize(job)
         shutil.rmtree(folder.parent)
         records.append(record(result))
-        print(f"{scheme} {method}: {result.quality.words()}", flush=True)
-    write_record({"model": args.model, "records": records}, args)
+        print(f"{model} {pair}: {result.quality.words()}", flush=True)
+    write_record(records, args)
 
 
 def record(result: QuantizeResult) -> dict[str, object]:
     errors = result.errors
     return {
+        "model": Path(result.model).name,
         "scheme": result.scheme,
         "method": result.method,
         "group": result.group,
