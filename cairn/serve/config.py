@@ -3,6 +3,8 @@
 Names and meanings are those that vLLM's users know. None or "auto": chosen from the model and the machine, and said.
 """
 
+from typing import Literal
+
 import msgspec
 
 from cairn.core.errors import ConfigError
@@ -25,6 +27,17 @@ INSTEAD = {
     "revision": "download that revision, and give its folder",
     "download_dir": "HF_HOME says where models are kept",
 }
+
+
+class RoleConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One half of a prefill and decode pair: see `serve/separation`."""
+
+    role: Literal["prefill", "decode"]
+    transport: str = "tcp"  # of pages
+    host: str = "127.0.0.1"  # address on which pages are offered
+    prefill_urls: list[str] = []
+    prefill_min_tokens: int = 128
+    prefill_timeout_s: float = 60.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -57,7 +57,7 @@ def test_what_is_exported_computes_what_was_trained(tmp_path):
     config = recipe(
         tmp_path / "run", steps=4, qat=Qat(scheme="w4a16", group=16), checkpoint=Checkpoint(every=0)
     )
-    run(config, say=lambda text: None)
+    run(config, log_line=lambda text: None)
     spec = shape_of(TINY)
     trained = open_checkpoint(tmp_path / "run" / "model").load("cpu", torch.float32)
     from safetensors.torch import load_file
@@ -151,7 +151,7 @@ def test_a_run_learns_from_its_teacher(tmp_path):
         tmp_path / "run", steps=30, distill=Distill(teacher=str(tmp_path / "teacher"), weight=1.0),
         data=Data(sources=["random"], sequence=32, sequences=4, microbatch=2),
     )  # fmt: skip
-    done = run(config, say=lambda text: None)
+    done = run(config, log_line=lambda text: None)
     assert done.outcome.last_loss is not None
     assert done.outcome.last_loss < 0.7 * done.outcome.first_loss
 
@@ -161,4 +161,4 @@ def test_a_teacher_with_another_vocabulary_is_refused(tmp_path):
     export(random_model(spec, Build("cpu", torch.float32)), tmp_path / "teacher")
     config = recipe(tmp_path / "run", distill=Distill(teacher=str(tmp_path / "teacher")))
     with pytest.raises(CairnError, match="has 80 tokens, the student 64"):
-        run(config, say=lambda text: None)
+        run(config, log_line=lambda text: None)

@@ -24,7 +24,6 @@ from cairn.serve.http.server.counts import (
     EngineTotals,
     Gaps,
     count_parts,
-    rendered,
     server_metrics,
     show_engine,
 )
@@ -49,8 +48,8 @@ class Service:
         self.config, self.serving, self.keys = config, serving, keys
         self.model = serving.model(None).name
         self.created = int(time.time())
-        self.metrics: Metrics = server_metrics(self.model)
         self.gaps = Gaps(self.model)
+        self.metrics: Metrics = server_metrics(self.model, self.gaps)
         rules = Rules(
             rows=serving.limits.rows,
             waiting=config.max_waiting,
@@ -136,7 +135,7 @@ class Service:
         stats = self.serving.engine.stats()
         show_engine(self.metrics, self.model, stats, self.admission.inside)
         self._totals.count(self.metrics, stats)
-        return rendered(self.metrics, self.gaps)
+        return self.metrics.render()
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with."""
