@@ -4,26 +4,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from shared_data import model_folder, shared
+from shared_data import model_folder
 
-from cairn.compress.calibration import token_ids, windows
+from cairn.compress.calibration import windows
 from cairn.compress.quality import Reference
 from cairn.compress.quantize import Settings, quantize_model
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.generate import Generation, Sampling
 from cairn.models.quantized.rounding import fitted
 from cairn.models.quantized.write import QuantizedModel, write_compressed_tensors
+from cairn.train.data.stories import story
 
 WIDTHS = [288, 768]  # of stories15M
 
 
 @pytest.fixture(scope="module")
 def text():
-    """Windows of WikiText-2 to judge with, and of the labs' texts to calibrate with."""
+    """Windows of stories, which the model knows: some to judge with, others to calibrate with."""
     tokenizer = open_checkpoint(model_folder("stories15M")).tokenizer()
-    ids = token_ids(shared("data", "corpora", "wikitext2_test.txt"), tokenizer, 32000)
-    ours = token_ids(None, tokenizer, 32000)
-    return windows(ids, 256, "WikiText-2")[:8], windows(ours, 128, "labs")[:16]
+    ids = [id for number in range(60) for id in tokenizer.encode(story(0, number))]
+    judged_BL = windows(ids[:1024], 256, "stories")
+    return judged_BL, windows(ids[1024:], 128, "stories")[:12]
 
 
 def quantised(scheme: str, method: str, text):
@@ -34,11 +35,10 @@ def quantised(scheme: str, method: str, text):
     return QuantizedModel(model, made.planes, grid, torch.bfloat16), made, reference.compare(model)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "method"), [("fp8", "rtn"), ("w8a8", "rtn"), ("w8a8", "smoothquant")]
-)
-def test_eight_bits_cost_at_most_half_a_percent(scheme: str, method: str, text):
-    quality = quantised(scheme, method, text)[2]
+@pytest.mark.parametrize("scheme", ["fp8", "w8a8"])
+def test_eight_bits_cost_at_most_half_a_percent(scheme: str, text):
+    quality = quantised(scheme, "rtn", text)[2]
+    assert quality.perplexity_before < 20  # a text that the model knows
     assert quality.added <= 0.005
 
 
