@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cairn.kernels.layer.rope import Heads, rope_table
-from cairn.kernels.matmul.skinny_plans import pays
+from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm
 from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.activation import Gate
@@ -82,7 +82,7 @@ class Fused:
             return False
         maps: list[Linear] = [first.attention.qkv, first.attention.out, feed.inner, feed.down]
         alone = first.attention.out.shards.size == 1
-        return alone and all(p.form is None and pays(rows, *p.shape_NK()) for p in maps)
+        return alone and all(p.form is None and skinny_is_faster(rows, *p.shape_NK()) for p in maps)
 
     def varies(self) -> str | None:
         """Why a row's result depends on how many rows there are, even with invariant kernels; or None."""
