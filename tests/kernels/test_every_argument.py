@@ -30,8 +30,9 @@ from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.kernels.matmul.matmul import matmul
 from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
+from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
-from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm
+from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
 from cairn.kernels.norm.layernorm import layernorm
 from cairn.kernels.norm.rmsnorm import (
     add_rmsnorm,
@@ -147,6 +148,10 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         join_add_rmsnorm,
         dict(parts=Parts(random(3, 5, 64)), residual=random(5, 64), weight=random(64)),
     ),
+    (
+        join_add_rmsnorm_fp8,
+        dict(parts=Parts(random(3, 5, 64)), residual=random(5, 64), weight=random(64)),
+    ),
     (embedding, dict(tokens=ids(1, 2, 19), weight=random(20, 32), out=torch.empty(3, 32))),
     (
         embedding_backward,
@@ -219,6 +224,12 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         skinny_matmul,
         dict(x_MK=random(8, 64, dtype=BF16), w_NK=random(32, 64, dtype=BF16)) | PRODUCT,
     ),
+    (
+        skinny_fp8,
+        dict(x=random(1, 64, dtype=BF16), w=quantized(random(32, 64)), bias_N=random(32)),
+    ),
+    (skinny_fp8, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
+    (skinny_fp8_parts, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
     (skinny_parts, dict(x_MK=random(4, 64, dtype=BF16), w_NK=random(32, 64, dtype=BF16))),
     (cross_entropy, dict(logits_TV=random(5, 40), targets_T=T)),
     (cross_entropy_, dict(logits_TV=random(5, 40), targets_T=T, grad_scale=torch.ones(5))),

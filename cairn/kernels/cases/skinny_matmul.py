@@ -41,7 +41,13 @@ def _numbers(kernel: Any, known: dict[str, Any]) -> dict[str, str]:
 def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
     kernel = KERNELS[plan.kernel]
     constants: dict[str, Any] = dict(
-        bias=None, residual=None, SWIGLU=swiglu, OVERLAP=True, EARLY=True
+        scale_x=None,
+        scale_w=None,
+        bias=None,
+        residual=None,
+        SWIGLU=swiglu,
+        OVERLAP=True,
+        EARLY=True,
     )
     if plan.kernel == "row":
         types = {"x": "*bf16", "w": "*bf16", "y": "*bf16"}
