@@ -15,18 +15,19 @@ from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
-from cairn.models.linear.convert import convert_weights
+from cairn.models.linear.convert import convert_head, convert_weights
 from cairn.models.linear.registry import FORMS, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_layout import transpose_weights
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.ranks import Ranks, device_of
+from cairn.serve.engine.ranks import Ranks, device_kind, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.scheduler import Scheduler
@@ -67,7 +68,9 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     began = time.monotonic()
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
-    runnable = opened.load(device_of(shards, config.device), config.dtype, shards)
+    config = with_quantization(config, opened)
+    device = device_of(shards, config.device)
+    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device))
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
@@ -75,6 +78,32 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
     return started
+
+
+def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
+    """`quantization` says what the checkpoint is; one in floating point can become fp8 as it is loaded."""
+    asked = config.quantization
+    found = opened.checkpoint.method() if opened.checkpoint else None
+    if asked is None or asked == found:
+        return config
+    if found is None and asked == "fp8":
+        if config.weights not in ("auto", "fp8"):
+            raise ConfigError(
+                f"quantization is fp8, and weights is {config.weights}", hint="leave out --weights"
+            )
+        return msgspec.structs.replace(config, weights="fp8")
+    raise ConfigError(
+        f"quantization is {asked}, and {config.model} is {found or 'in floating point'}",
+        hint=f"use --quantization {found}, or leave it out"
+        if found
+        else f"leave it out, or quantise it first: cairn quantize {config.model}",
+    )
+
+
+def stays_packed(config: EngineConfig, device: str) -> bool:
+    """Quantised matrices stay as they are stored where kernels multiply with them, unless floats are asked for."""
+    exact = config.plain or config.batch_invariant
+    return device_kind(device) == "cuda" and config.weights == "auto" and not exact
 
 
 def start_with(
@@ -97,6 +126,8 @@ def start_with(
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
+    if config.head == "8bit":
+        converted.append(convert_head(model, release=sole))
     limits, sizes = choose_limits(runnable, config)
     limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
     shards = model.build.shards
@@ -119,6 +150,7 @@ def start_with(
         f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
+        *runnable.notes,
     ]
     if len(limits.groups) > 1:
         notes.insert(2, groups_note(limits))
@@ -126,6 +158,8 @@ def start_with(
         notes.append(
             f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
         )
+    if runner.pool.scales is not None:
+        notes.append(runner.pool.scales.note())
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
@@ -159,7 +193,8 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     groups = cache_groups(
         spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
     )
-    of_page = page_bytes(groups, page_size, weight.dtype.itemsize)
+    cache_dtype = cache_type(config, on_gpu) or weight.dtype
+    of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
     if config.num_gpu_blocks_override is not None:
         sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
         _check_pages(sizes.pages, of_page, weight.device)
@@ -186,6 +221,17 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
         prefill_chunk=config.long_prefill_token_threshold,
     )
     return limits, sizes
+
+
+def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
+    """The type of keys and values; None: the model's."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    if not on_gpu:
+        raise ConfigError(
+            "kv_cache_dtype is fp8, and the device is a CPU", hint="leave it out, or serve on a GPU"
+        )
+    return torch.float8_e4m3fn
 
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
@@ -228,7 +274,9 @@ def _check_form(config: EngineConfig, on_gpu: bool) -> None:
             f"weights is {config.weights}, which is for a CPU",
             hint="use --weights fp8, or leave it out",
         )
-    if config.weights in (*PACKED, *FORMS) and (config.plain or config.batch_invariant):
+    invariant_too = on_gpu and config.weights in FORMS  # which have one tile for any number of rows
+    exact = config.plain or (config.batch_invariant and not invariant_too)
+    if config.weights in (*PACKED, *FORMS) and exact:
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
@@ -255,8 +303,15 @@ def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
     from cairn.serve.engine.gpu_runner import GPURunner
 
     eager = config.enforce_eager or config.plain
+    dtype = cache_type(config, on_gpu=True)
     runner = GPURunner(
-        model, limits, graphs=not eager, fused=not config.plain, invariant=config.batch_invariant
+        model,
+        limits,
+        dtype,
+        graphs=not eager,
+        fused=not config.plain,
+        invariant=config.batch_invariant,
+        scales=None if dtype is None else CacheScales(model.spec.layers, runnable.device),
     )
     if config.load_in_advance:
         runner.warm_up()

@@ -147,7 +147,9 @@ class Service:
 
     def metrics_text(self) -> str:
         stats = self.serving.engine.stats()
-        show_engine(self.metrics, self.model, stats, self.admission.inside)
+        facts = self.serving.facts
+        held = facts.weights_bytes * facts.ranks
+        show_engine(self.metrics, self.model, stats, self.admission.inside, held)
         self._totals.count(self.metrics, stats)
         return self.metrics.render()
 
