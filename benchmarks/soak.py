@@ -79,7 +79,7 @@ def start(config: Train, said: Path) -> Any:
         with said.open("a") as file:
             file.write(text + "\n")
 
-    def told(record: Any) -> None:
+    def on_record(record: Any) -> None:
         time.sleep(STEP_S)
 
     def main() -> None:
@@ -90,7 +90,7 @@ def start(config: Train, said: Path) -> Any:
             if config.recovery.on:
                 finished = run_on_nodes(config, say=say)
             else:
-                finished = run_local(world, lambda rank, world: run(config, rank, say, told))
+                finished = run_local(world, lambda rank, world: run(config, rank, say, on_record))
             status = INTERRUPTED if finished.outcome.stopped_early else 0
         except KeyboardInterrupt:
             status = 130

@@ -52,12 +52,17 @@ def weights(prepared):
 
 
 def loop(
-    config: Train, source=None, say=lambda text: None, told=lambda record: None, world=1, rank=0
+    config: Train,
+    source=None,
+    say=lambda text: None,
+    on_record=lambda record: None,
+    world=1,
+    rank=0,
 ):
     torch.set_num_threads(1)
     prepared = prepare(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    return Loop(prepared.state, source or prepared.corpus.source, world, rank, say, told)
+    return Loop(prepared.state, source or prepared.corpus.source, world, rank, say, on_record)
 
 
 class Spoilt(RandomTokens):

@@ -61,7 +61,7 @@ class Watch:
         self.world, self.patience_s = world, patience_s
         self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
         self.heard: dict[int, tuple[int, float]] = {}  # last beat, and when
-        self.told = self.early = False
+        self.reported = self.early = False
 
     def look(self, notes: dict[int, Note], now: float) -> str | None:
         """A sentence when there is something to say."""
@@ -72,24 +72,24 @@ class Watch:
                 self.heard[rank] = (note.beat, now)
         quiet = now - max((when for _, when in self.seen.values()), default=now)
         if quiet < EARLY * self.patience_s:
-            again, self.told, self.early = self.told or self.early, False, False
+            again, self.reported, self.early = self.reported or self.early, False, False
             return "watchdog: the job goes on" if again else None
         if quiet < self.patience_s:
             return self._stopped(notes, now)
         silent = [r for r, (_, when) in self.heard.items() if now - when >= self.patience_s / 2]
         waiting = any(note.waits for note in notes.values())
-        if self.told or not (waiting or silent):
+        if self.reported or not (waiting or silent):
             return None
         if self._still_to_hear(notes, silent) and quiet < 2 * self.patience_s:
             return None
-        self.told = True
+        self.reported = True
         return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
 
     def _stopped(self, notes: dict[int, Note], now: float) -> str | None:
         """A process that is stopped writes no notes: that is known long before the patience is over."""
         late = {rank: now - when for rank, (_, when) in self.heard.items()}
         stopped = [rank for rank, silent_s in late.items() if silent_s >= EARLY * self.patience_s]
-        if self.early or self.told or not stopped or len(stopped) == len(notes):
+        if self.early or self.reported or not stopped or len(stopped) == len(notes):
             return None
         self.early = True
         who = ", ".join(f"rank {rank} on {notes[rank].host}" for rank in stopped)

@@ -48,7 +48,7 @@ from cairn.train.trainable import check_base
 from cairn.train.validation import Validation, in_words
 
 Say = Callable[[str], None]
-Told = Callable[[Record], None]
+OnRecord = Callable[[Record], None]
 COLLECT_EVERY = 500  # steps between two garbage collections, which otherwise come when they like
 
 
@@ -78,10 +78,10 @@ class Loop:
         world: int = 1,
         rank: int = 0,
         say: Say = print,
-        told: Told = lambda record: None,
+        on_record: OnRecord = lambda record: None,
     ) -> None:
         self.state, self.world, self.rank = state, world, rank
-        self.say, self.told = (tolerant(say), told) if rank == 0 else (_silence, _silence)
+        self.say, self.on_record = (tolerant(say), on_record) if rank == 0 else (_silence, _silence)
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
@@ -157,7 +157,7 @@ class Loop:
             self._read(0)
             if state.step % every == 0:  # not after a rewind
                 self.save()
-        self._tell_problem()  # soon: there may be time to make room before the last save
+        self._report_problem()  # soon: there may be time to make room before the last save
         if self.validation is not None and self.validation.is_due(state.step):
             self._read(0)
             if self.validation.is_due(state.step) and state.step < self.config.steps:
@@ -210,7 +210,7 @@ class Loop:
 
     def save(self) -> None:
         self.saver.wait()
-        self._tell_problem()
+        self._report_problem()
         self.saver.save(self.state.step, self.state.pieces(), self._about())
         self.saved = self.state.step
 
@@ -256,7 +256,7 @@ class Loop:
         if problem is not None:
             raise problem
 
-    def _tell_problem(self) -> None:
+    def _report_problem(self) -> None:
         problem = self.saver.problem()
         if problem is not None:
             self.say(f"warning: {problem.message}; hint: {problem.hint}")
@@ -324,12 +324,12 @@ class Loop:
             scalar("loss", loss, step=result.step + 1)
         done = result.step + 1
         record = self._record(result, lengths, loss, norm, seconds, verdict)
-        self.told(record)
+        self.on_record(record)
         if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
             self._put(record)
 
     def _put(self, record: Line) -> None:
-        """A full disk costs lines of the log, not the run; told once."""
+        """A full disk costs lines of the log, not the run; it is reported once."""
         try:
             for sink in self.sinks:
                 sink.put(record)

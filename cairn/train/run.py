@@ -46,7 +46,7 @@ def run(
     config: Train,
     rank: int = 0,
     say: Callable[[str], None] = print,
-    told: Callable[[Record], None] = lambda record: None,
+    on_record: Callable[[Record], None] = lambda record: None,
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
     """`make_loop`: another loop around the same steps; a supervised run has its own."""
@@ -58,7 +58,7 @@ def run(
     if rank == 0:
         config.folder.mkdir(parents=True, exist_ok=True)
     with only_here(config.folder) if locked else nullcontext():
-        return _run(config, prepared, rank, say, told, make_loop)
+        return _run(config, prepared, rank, say, on_record, make_loop)
 
 
 def _run(
@@ -66,7 +66,7 @@ def _run(
     prepared: Prepared,
     rank: int,
     say: Callable[[str], None],
-    told: Callable[[Record], None],
+    on_record: Callable[[Record], None],
     make_loop: Callable[..., Loop],
 ) -> Finished:
     world, folder, state = config.parallel.world(), config.folder, prepared.state
@@ -77,7 +77,7 @@ def _run(
         for note in prepared.notes:
             say(note)
     with watching(rank, world, say):
-        loop = make_loop(state, prepared.corpus.source, world, rank, say, told)
+        loop = make_loop(state, prepared.corpus.source, world, rank, say, on_record)
         loop.validation = make_validation(prepared)
         outcome = loop.run()
     if rank != 0:

@@ -135,7 +135,7 @@ def record(step, loss=2.0, seconds=0.5):
 def test_a_log_has_a_line_for_each_logged_step_with_the_time_left(capsys):
     display = Display(steps=40, every=10)
     for step in range(1, 41):
-        display.told(record(step, None if step == 20 else 2.5))
+        display.on_record(record(step, None if step == 20 else 2.5))
     display.say("words")
     out, err = capsys.readouterr()
     assert out == "words\n"
@@ -153,7 +153,7 @@ def test_a_terminal_has_a_bar_and_words_stand_above_it(capsys):
 
     terminal = Terminal()
     display = Display(steps=40, every=10, as_json=True, err=terminal)
-    display.told(record(8))
+    display.on_record(record(8))
     assert "8/40" in terminal.getvalue()
     assert "0:16 left" in terminal.getvalue()
     display.say("held-out loss 1.5")

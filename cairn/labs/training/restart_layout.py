@@ -54,7 +54,7 @@ def live(rank: int, count: int, folder: str, steps: int, layout: Layout) -> list
         count,
         rank,
         say=lambda text: None,
-        told=lambda record: losses.append(record.loss or 0.0),
+        on_record=lambda record: losses.append(record.loss or 0.0),
     )
     loop.run()
     return losses

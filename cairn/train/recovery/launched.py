@@ -54,7 +54,7 @@ def run_launched(
     rank: int,
     device: str,
     say: Callable[[str], None] = print,
-    told: Callable[[Record], None] = lambda record: None,
+    on_record: Callable[[Record], None] = lambda record: None,
     address: str = "env://",
 ) -> Any:
     """The whole of a rank's work: it joins the others at `address`, agrees with them on a state, and trains."""
@@ -102,7 +102,7 @@ def run_launched(
     )
     with reporting_lost_peers(rank, "the launcher starts it again, and it goes on from memory"):
         with _only_run(config, rank):
-            result = run(config, rank, say, told, make_loop)
+            result = run(config, rank, say, on_record, make_loop)
         heartbeat.stop()
         if leaving is not None:
             # In order: threads of a group that is left alone end the process with an error.

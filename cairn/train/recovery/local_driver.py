@@ -67,13 +67,13 @@ def run_on_nodes(
     config: Train,
     device: str = "cpu",
     say: Say = print,
-    told: Callable[[Record], None] = lambda record: None,
+    on_record: Callable[[Record], None] = lambda record: None,
 ) -> Any:
-    """What rank 0 returned, however many ranks died on the way. `told` gets each step's record from rank 0."""
+    """What rank 0 returned, however many ranks died on the way. `on_record` gets each step's record from rank 0."""
     check_nodes(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     with only_here(config.folder), tempfile.TemporaryDirectory(prefix="cairn-") as folder:
-        driver = LocalDriver(config, device, say, Path(folder), told)
+        driver = LocalDriver(config, device, say, Path(folder), on_record)
         try:
             with forwarding(driver.pids) as stopping:
                 return driver.run(stopping)
@@ -88,10 +88,10 @@ class LocalDriver:
         device: str,
         say: Say,
         folder: Path,
-        told: Callable[[Record], None] = lambda record: None,
+        on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.asked, self.config, self.device, self.say = config, config, device, say
-        self.told = told
+        self.on_record = on_record
         self.settings, self.folder = config.recovery, folder
         self.fits = layouts_that_fit(config)
         count = self.settings.nodes + self.settings.spare_nodes
@@ -171,7 +171,7 @@ class LocalDriver:
 
     def _listen(self) -> None:
         for rank in self.ranks:
-            rank.listen(self.say, self.told)
+            rank.listen(self.say, self.on_record)
 
     def _late(self) -> bool:
         """Whether a rank has not begun to train in time; it is ended, and so the cause is known."""

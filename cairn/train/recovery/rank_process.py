@@ -68,7 +68,7 @@ class LocalRank:
     def over(self) -> bool:
         return self.word is not None
 
-    def listen(self, say: Callable[[str], None], told: Callable[[Any], None]) -> None:
+    def listen(self, say: Callable[[str], None], on_record: Callable[[Any], None]) -> None:
         """Passes on its text and its steps' records; notes its last message, or that it ended without one."""
         try:
             while not self.over and self.pipe.poll():
@@ -76,7 +76,7 @@ class LocalRank:
                 if word == "said":
                     say(value)
                 elif word == "record":
-                    told(value)
+                    on_record(value)
                 else:
                     self.word, self.value = word, value
         except (EOFError, OSError):
@@ -130,7 +130,7 @@ def _rank_main(sender: Connection, given: Placement) -> None:
             given.rank,
             given.device,
             say=lambda text: sender.send(("said", text)),
-            told=lambda record: sender.send(("record", record)),
+            on_record=lambda record: sender.send(("record", record)),
             address=address,
         )
         word = ("done", result if given.rank == 0 else None)

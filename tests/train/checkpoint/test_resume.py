@@ -38,12 +38,12 @@ def run_until(config, step):
     def train():
         one = loop(config)
 
-        def told(record):
+        def on_record(record):
             if record.step == step:
                 one.saver.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        one.told = told
+        one.on_record = on_record
         one.run()
 
     process = multiprocessing.get_context("fork").Process(target=train)
@@ -144,17 +144,17 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch):
         write_pieces(folder, pieces, group)
 
     monkeypatch.setattr(saving, "write_pieces", full_once)
-    said, told = [], []
+    said, events = [], []
 
     def say(text):
         said.append(text)
-        told.append(text)
+        events.append(text)
 
-    slowly = lambda record: (told.append(record.step), time.sleep(0.02))  # noqa: E731
-    outcome = loop(recipe(tmp_path, steps=20), say=say, told=slowly).run()
+    slowly = lambda record: (events.append(record.step), time.sleep(0.02))  # noqa: E731
+    outcome = loop(recipe(tmp_path, steps=20), say=say, on_record=slowly).run()
     assert outcome.step == 20
     (warned,) = [text for text in said if "disk is full" in text]
-    assert told.index(warned) < told.index(15)  # before the next save
+    assert events.index(warned) < events.index(15)  # before the next save
     assert folders.steps(tmp_path / "checkpoints") == [5, 15, 20]  # nothing half is left of 10
 
 
@@ -264,11 +264,11 @@ def test_an_export_has_the_weights_of_the_checkpoint(tmp_path):
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     one = loop(recipe(tmp_path, steps=20, checkpoint=Checkpoint(every=0, export=False)))
 
-    def told(record):
+    def on_record(record):
         if record.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    one.told = told
+    one.on_record = on_record
     outcome = one.run()
     assert outcome.stopped_early
     assert folders.complete_steps(one.root) == [outcome.step]
