@@ -75,7 +75,7 @@ def recipe(folder: Path, world: int, recovery: bool) -> Train:
 def start(config: Train, said: Path) -> Any:
     """The run in a process of its own, in a process group of its own; its lines go to a file."""
 
-    def say(text: str) -> None:
+    def log_line(text: str) -> None:
         with said.open("a") as file:
             file.write(text + "\n")
 
@@ -88,14 +88,16 @@ def start(config: Train, said: Path) -> Any:
         world = config.parallel.world()
         try:
             if config.recovery.on:
-                finished = run_on_nodes(config, say=say)
+                finished = run_on_nodes(config, log_line=log_line)
             else:
-                finished = run_local(world, lambda rank, world: run(config, rank, say, on_record))
+                finished = run_local(
+                    world, lambda rank, world: run(config, rank, log_line, on_record)
+                )
             status = INTERRUPTED if finished.outcome.stopped_early else 0
         except KeyboardInterrupt:
             status = 130
         except BaseException as error:  # noqa: BLE001  its text is what a person needs
-            say(f"error: {type(error).__name__}: {error}")
+            log_line(f"error: {type(error).__name__}: {error}")
             status = 1
         os._exit(status)
 

@@ -54,7 +54,7 @@ def weights(prepared):
 def loop(
     config: Train,
     source=None,
-    say=lambda text: None,
+    log_line=lambda text: None,
     on_record=lambda record: None,
     world=1,
     rank=0,
@@ -62,7 +62,7 @@ def loop(
     torch.set_num_threads(1)
     prepared = prepare(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    return Loop(prepared.state, source or prepared.corpus.source, world, rank, say, on_record)
+    return Loop(prepared.state, source or prepared.corpus.source, world, rank, log_line, on_record)
 
 
 class Spoilt(RandomTokens):

@@ -34,7 +34,7 @@ PATIENCE_S = 60.0  # nothing moved for so long, and somebody waits
 EARLY = 1 / 4  # of the patience, after which a process that writes no notes is named
 EVERY_S = 3.0  # between two notes, at most
 CALLS = 8  # of each group, in the note of a rank that stands still
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,12 @@ def explain(notes: dict[int, Note], silent: list[int]) -> str:
 
 @contextmanager
 def watching(
-    rank: int, world: int, say: Say, *, patience_s: float = PATIENCE_S, every_s: float | None = None
+    rank: int,
+    world: int,
+    log_line: LogLine,
+    *,
+    patience_s: float = PATIENCE_S,
+    every_s: float | None = None,
 ) -> Iterator[None]:
     """While the block runs, notes are written and, on rank 0, read. All ranks have to enter it."""
     if world < 2 or patience_s <= 0 or recorder() is None:
@@ -137,7 +142,7 @@ def watching(
         return
     stop = threading.Event()
     pause = every_s or max(0.2, min(EVERY_S, patience_s / 6))
-    body = _Body(rank, world, say, patience_s, _board())
+    body = _Body(rank, world, log_line, patience_s, _board())
     thread = threading.Thread(target=body.run, args=(stop, pause), name="watchdog", daemon=True)
     thread.start()
     try:
@@ -149,8 +154,10 @@ def watching(
 
 
 class _Body:
-    def __init__(self, rank: int, world: int, say: Say, patience_s: float, board: Board) -> None:
-        self.rank, self.say, self.board = rank, say, board
+    def __init__(
+        self, rank: int, world: int, log_line: LogLine, patience_s: float, board: Board
+    ) -> None:
+        self.rank, self.log_line, self.board = rank, log_line, board
         self.world, self.host = world, socket.gethostname()
         self.patience_s, self.watch = patience_s, Watch(world, patience_s)
         self.beat, self.moved, self.since = 0, "", time.monotonic()
@@ -188,7 +195,7 @@ class _Body:
         notes = {rank: msgspec.json.decode(note, type=Note) for rank, note in found.items()}
         said = self.watch.look(notes, time.monotonic())
         if said:
-            self.say(said)
+            self.log_line(said)
 
 
 def recorder() -> Any:

@@ -47,7 +47,7 @@ from cairn.train.stop_signals import interruptible, tolerant
 from cairn.train.trainable import check_base
 from cairn.train.validation import Validation, in_words
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 OnRecord = Callable[[Record], None]
 COLLECT_EVERY = 500  # steps between two garbage collections, which otherwise come when they like
 
@@ -77,11 +77,13 @@ class Loop:
         source: Source | NextBatches,
         world: int = 1,
         rank: int = 0,
-        say: Say = print,
+        log_line: LogLine = print,
         on_record: OnRecord = lambda record: None,
     ) -> None:
         self.state, self.world, self.rank = state, world, rank
-        self.say, self.on_record = (tolerant(say), on_record) if rank == 0 else (_silence, _silence)
+        self.log_line, self.on_record = (
+            (tolerant(log_line), on_record) if rank == 0 else (_silence, _silence)
+        )
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
@@ -172,7 +174,7 @@ class Loop:
             scalar("held-out loss", held.loss, step=held.step)
         self._put(held)
         for line in in_words(held):
-            self.say(line)
+            self.log_line(line)
         self.read_at = time.perf_counter()
 
     def _anybody(self, here: bool) -> bool:
@@ -199,13 +201,13 @@ class Loop:
         warnings: list[str] = []
         found = choose_newest(self.root, self.saver.group, warnings)
         for warning in warnings:
-            self.say(f"warning: {warning}")
+            self.log_line(f"warning: {warning}")
         if found is None:
             return False
         self._load(found)
         if self.rank == 0:  # all have chosen: they have read it together
             folders.set_aside(self.root, self.state.step)
-        self.say(f"going on from {found} at step {self.state.step}")
+        self.log_line(f"going on from {found} at step {self.state.step}")
         return True
 
     def save(self) -> None:
@@ -237,7 +239,7 @@ class Loop:
         check_model(about, self.state.spec, folder)
         check_base(about.base, self.state.base, folder)
         if about.data and about.data != self.batches.fingerprint:
-            self.say(
+            self.log_line(
                 "warning: the data is not that of the checkpoint; the samples will not be those of one run"
             )
         pieces = self.state.pieces()
@@ -259,7 +261,7 @@ class Loop:
     def _report_problem(self) -> None:
         problem = self.saver.problem()
         if problem is not None:
-            self.say(f"warning: {problem.message}; hint: {problem.hint}")
+            self.log_line(f"warning: {problem.message}; hint: {problem.hint}")
 
     # -- numbers ------------------------------------------------------------------------------
 
@@ -284,7 +286,7 @@ class Loop:
         what = f"step {result.step + 1}: {verdict.why} (samples in {path})"
         if verdict.action == "stop":
             raise BadRun(what, hint=self._way_out(self.config.bad_step.action))
-        self.say(f"warning: {what}; {verdict.action}")
+        self.log_line(f"warning: {what}; {verdict.action}")
         if verdict.action == "rewind":
             self._rewind(what)
 
@@ -312,7 +314,7 @@ class Loop:
         samples, streak = self.state.samples, self.state.watch.in_a_row
         self._load(found, with_source=False)  # it goes on behind the bad samples
         self.state.samples, self.state.watch.in_a_row = samples, streak
-        self.say(f"back at step {self.state.step}, going on with the samples from {samples}")
+        self.log_line(f"back at step {self.state.step}, going on with the samples from {samples}")
 
     def _log(
         self, result: StepResult, lengths: list[int], loss: float, norm: float, verdict: Verdict
@@ -336,7 +338,7 @@ class Loop:
             self.log_lost = False
         except OSError as error:
             if not self.log_lost:
-                self.say(
+                self.log_line(
                     f"warning: step {record.step} is not in the log: {error.strerror or error}"
                 )
             self.log_lost = True

@@ -136,7 +136,7 @@ def test_a_log_has_a_line_for_each_logged_step_with_the_time_left(capsys):
     display = Display(steps=40, every=10)
     for step in range(1, 41):
         display.on_record(record(step, None if step == 20 else 2.5))
-    display.say("words")
+    display.log_line("words")
     out, err = capsys.readouterr()
     assert out == "words\n"
     lines = err.splitlines()
@@ -156,7 +156,7 @@ def test_a_terminal_has_a_bar_and_words_stand_above_it(capsys):
     display.on_record(record(8))
     assert "8/40" in terminal.getvalue()
     assert "0:16 left" in terminal.getvalue()
-    display.say("held-out loss 1.5")
+    display.log_line("held-out loss 1.5")
     assert terminal.getvalue().endswith("\r\x1b[Kheld-out loss 1.5\n")
     display.close()
     assert capsys.readouterr().out == ""

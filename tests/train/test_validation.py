@@ -125,11 +125,11 @@ def test_validation_changes_no_step_and_a_resumed_run_measures_the_same(tmp_path
     def held(name):
         return [msgspec.structs.replace(one, seconds=0) for one in read_held_out(tmp_path / name)]
 
-    whole = run(config(tmp_path / "whole"), say=lambda text: None)
+    whole = run(config(tmp_path / "whole"), log_line=lambda text: None)
     said: list[str] = []
-    run(config(tmp_path / "parts", steps=4), say=said.append)
-    run(config(tmp_path / "parts"), say=said.append)
-    run(config(tmp_path / "without", validation=Validation()), say=lambda text: None)
+    run(config(tmp_path / "parts", steps=4), log_line=said.append)
+    run(config(tmp_path / "parts"), log_line=said.append)
+    run(config(tmp_path / "without", validation=Validation()), log_line=lambda text: None)
     # Of a source that is made up, nothing is taken away from the training data.
     assert losses("whole") == losses("without") == losses("parts")
     assert held("whole") == held("parts")

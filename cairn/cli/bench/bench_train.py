@@ -81,7 +81,7 @@ def run(args: list[str]) -> int:
     with progress(len(setups) * (1 + options.rounds), "starting") as advance:
         for setup in setups:
             rows.append(bench.measure(setup, advance))
-            _say(line(rows[-1]), options)
+            _log_line(line(rows[-1]), options)
             if options.out is not None:
                 write(bench.report(source, rows, old), options.out)
     if options.json:
@@ -143,6 +143,6 @@ def line(row: "Row") -> str:
     return head + ", ".join(parts)
 
 
-def _say(text: str, options: BenchTrain) -> None:
+def _log_line(text: str, options: BenchTrain) -> None:
     # sys.stdout is looked up anew: a progress bar puts something else there.
     print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

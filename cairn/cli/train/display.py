@@ -32,7 +32,7 @@ class Display:
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=RECENT)
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         """One line of words, above the bar."""
         if self._bar is not None:
             self._bar.clear()

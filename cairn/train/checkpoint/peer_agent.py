@@ -77,13 +77,13 @@ class Agent:
         peer: str | None,
         board: Board,
         secret: Secret | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        log_line: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`peer`: the address of the node that keeps copies of this one's ranks; None: nobody does."""
         check_open(doors.address.rpartition(":")[0], secret, "the memory of copies")
         self.node, self.doors, self.peer, self.board = node, doors, peer, board
-        self.secret, self.say = secret, say
-        self.doorman = Doorman(secret, f"the memory of copies of node {node}", say)
+        self.secret, self.log_line = secret, log_line
+        self.doorman = Doorman(secret, f"the memory of copies of node {node}", log_line)
         self.own: dict[Key, Shard] = {}
         self.kept: dict[Key, Shard] = {}  # of ranks on other nodes
         self.lock = threading.Lock()
@@ -116,7 +116,7 @@ class Agent:
             except OSError as error:
                 if door.fileno() < 0:
                     return  # closed on purpose
-                self.say(f"a connection was not accepted: {error}")
+                self.log_line(f"a connection was not accepted: {error}")
                 time.sleep(ACCEPT_AGAIN_S)  # no descriptor may be free for a while
                 continue
             target = self._serve if door is self.doors.local else self._welcome
@@ -206,7 +206,7 @@ class Agent:
             except OSError as error:
                 if isinstance(error, Refused):
                     instant("copy refused", node=self.node, why=str(error))
-                    self.say(f"no copy for the other node: {error}")
+                    self.log_line(f"no copy for the other node: {error}")
                 if self.link is not None:
                     self.link.close()
                 self.link = None

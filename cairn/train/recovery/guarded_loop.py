@@ -64,7 +64,11 @@ class GuardedLoop(Loop):
         store = self.settings.object_store
         self.far = (
             FarCopies(
-                store, self.settings.object_every, self.root, self.say, self.settings.object_keep
+                store,
+                self.settings.object_every,
+                self.root,
+                self.log_line,
+                self.settings.object_keep,
             )
             if store and self.rank == 0
             else None
@@ -109,7 +113,7 @@ class GuardedLoop(Loop):
         self._restore_source(about)
         on_disk = folders.complete_steps(self.root)
         self.saved = on_disk[-1] if on_disk else -1
-        self.say(f"going on from memory at step {self.state.step}")
+        self.log_line(f"going on from memory at step {self.state.step}")
         return True
 
     def _one_step(self) -> None:
@@ -149,7 +153,7 @@ class GuardedLoop(Loop):
             found = every_steps(cost_s, step_s, failures, seconds + life_s)
             if abs(found - before) > before / 5:  # what is measured is never quite the same
                 every = found
-                self.say(
+                self.log_line(
                     f"a checkpoint every {every} steps: it costs {cost_s:.3f} s, a step {step_s:.3f} s, "
                     f"{failures} failures so far"
                 )

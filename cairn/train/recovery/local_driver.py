@@ -54,7 +54,7 @@ from cairn.train.stop_signals import forwarding, send
 
 TICK_S = 0.1
 LEAVE_S = 30.0  # after the last barrier, for every rank to leave its process group
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
 class Requeue(CairnError):
@@ -66,14 +66,14 @@ class Requeue(CairnError):
 def run_on_nodes(
     config: Train,
     device: str = "cpu",
-    say: Say = print,
+    log_line: LogLine = print,
     on_record: Callable[[Record], None] = lambda record: None,
 ) -> Any:
     """What rank 0 returned, however many ranks died on the way. `on_record` gets each step's record from rank 0."""
     check_nodes(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     with only_here(config.folder), tempfile.TemporaryDirectory(prefix="cairn-") as folder:
-        driver = LocalDriver(config, device, say, Path(folder), on_record)
+        driver = LocalDriver(config, device, log_line, Path(folder), on_record)
         try:
             with forwarding(driver.pids) as stopping:
                 return driver.run(stopping)
@@ -86,11 +86,11 @@ class LocalDriver:
         self,
         config: Train,
         device: str,
-        say: Say,
+        log_line: LogLine,
         folder: Path,
         on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
-        self.asked, self.config, self.device, self.say = config, config, device, say
+        self.asked, self.config, self.device, self.log_line = config, config, device, log_line
         self.on_record = on_record
         self.settings, self.folder = config.recovery, folder
         self.fits = layouts_that_fit(config)
@@ -171,7 +171,7 @@ class LocalDriver:
 
     def _listen(self) -> None:
         for rank in self.ranks:
-            rank.listen(self.say, self.on_record)
+            rank.listen(self.log_line, self.on_record)
 
     def _late(self) -> bool:
         """Whether a rank has not begun to train in time; it is ended, and so the cause is known."""
@@ -231,7 +231,7 @@ class LocalDriver:
             response.rung,
             since,
         )
-        self.say(
+        self.log_line(
             f"{_who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}"
         )
         instant("recovery", cause=incident.cause, rung=response.rung)
@@ -365,7 +365,7 @@ class LocalDriver:
                 table.pop(node, None)
         self.nodes = sorted(response.nodes)
         self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
-        self.say(f"{response.why}; the ranks pause after this step")
+        self.log_line(f"{response.why}; the ranks pause after this step")
         for one in self.boards:
             one.order(PAUSE)
 
@@ -405,7 +405,7 @@ class LocalDriver:
     def _close_ledger(self, *events: Any) -> None:
         """What rank 0 cannot write any more."""
         go_on = self.life > 0 or self.trained
-        journal = Journal(self.config.folder, go_on=go_on, clock=time.time, say=self.say)
+        journal = Journal(self.config.folder, go_on=go_on, clock=time.time, log_line=self.log_line)
         for event in events:
             journal.note(event)
         journal.close()

@@ -334,7 +334,7 @@ def test_copies_that_no_other_node_takes_are_reported(tmp_path, monkeypatch):
         launched, "keep_at", lambda at, keeper, secret: keep_at(at, nowhere, secret)
     )
     said = []
-    recovered(config(tmp_path, steps=12, layout=Layout(dp=2)), say=said.append)
+    recovered(config(tmp_path, steps=12, layout=Layout(dp=2)), log_line=said.append)
     (warned,) = [text for text in said if text.startswith("warning: only one node holds")]
     assert "the run goes back to the newest checkpoint on disk" in warned
     assert [text for text in said if "copies in memory were held by one node only" in text]
@@ -348,7 +348,7 @@ def test_copies_that_no_other_node_takes_are_reported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("first", "second"), [*product(["plain", "recovery"], repeat=2)])
 def test_two_runs_never_share_a_folder(tmp_path, first, second):
     start = {
-        "plain": lambda: run(recipe(tmp_path, steps=10**6), say=lambda text: None),
+        "plain": lambda: run(recipe(tmp_path, steps=10**6), log_line=lambda text: None),
         "recovery": lambda: recovered(config(tmp_path, steps=10**6, layout=Layout(dp=2))),
     }
     holder = multiprocessing.get_context("fork").Process(target=start[first])
