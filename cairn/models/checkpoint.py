@@ -76,12 +76,16 @@ class Checkpoint:
         shards: Shards = ALONE,
         fused: bool | None = None,
         progress: Progress = lambda done: None,
+        packed: bool = False,
     ) -> Transformer:
-        """The model on a device; by default in the stored type, fused wherever that pays."""
+        """The model on a device; by default in the stored type, fused wherever that pays.
+
+        `packed`: matrices that the device multiplies with as they are stored are not dequantised.
+        """
         check_device(device)
         fused = torch.device(device).type == "cuda" if fused is None else fused
         build = Build(device, dtype or self.stored_dtype(), shards, fused)
-        return load_model(self.spec, self.tensors, build, progress).eval()
+        return load_model(self.spec, self.tensors, build, progress, packed).eval()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

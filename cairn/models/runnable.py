@@ -16,6 +16,7 @@ from cairn.hw.host import read_cpu
 from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
+from cairn.models.linear.maps import held_bytes
 from cairn.models.presets import preset
 from cairn.models.room import check_fits
 from cairn.models.shards import ALONE, Shards
@@ -46,7 +47,7 @@ class Runnable:
 
     def summary(self) -> str:
         spec = self.model.spec
-        size = format_bytes(sum(p.nbytes for p in self.model.parameters()), "decimal")
+        size = format_bytes(held_bytes(self.model), "decimal")
         return (
             f"{self.name}: {spec.family}, {format_count(spec.parameters())} parameters, {size} in "
             f"{self.dtype} on {self.device} ({self.why})"
@@ -67,7 +68,14 @@ class OpenModel:
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         self.eos_ids, self.checkpoint = eos_ids, checkpoint
 
-    def load(self, device: str = "auto", dtype: str = "auto", shards: Shards = ALONE) -> Runnable:
+    def load(
+        self,
+        device: str = "auto",
+        dtype: str = "auto",
+        shards: Shards = ALONE,
+        packed: bool = False,
+    ) -> Runnable:
+        """`packed`: matrices that the device multiplies with as they are stored are not dequantised."""
         device = default_device() if device == "auto" else device
         check_device(device)
         stored = self.checkpoint.stored_dtype() if self.checkpoint else torch.bfloat16
@@ -79,7 +87,9 @@ class OpenModel:
             build = Build(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
         with byte_progress(self.checkpoint.nbytes(), f"loading {self.name}") as progress:
-            model = self.checkpoint.load(device, chosen, shards=shards, progress=progress)
+            model = self.checkpoint.load(
+                device, chosen, shards=shards, progress=progress, packed=packed
+            )
         return Runnable(self.name, model, why, self.checkpoint.stored_bits())
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import LEFTOVERS, Source, source
+from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -24,11 +25,18 @@ Progress = Callable[[int], None]  # called with the bytes of each tensor that is
 
 
 def load_model(
-    spec: ModelSpec, tensors: TensorSource, build: Build, progress: Progress = lambda done: None
+    spec: ModelSpec,
+    tensors: TensorSource,
+    build: Build,
+    progress: Progress = lambda done: None,
+    packed: bool = False,
 ) -> Transformer:
-    """A model with a checkpoint's weights; `build` says where, in which type and in which layout."""
+    """A model with a checkpoint's weights; `build` says where, in which type and in which layout.
+
+    `packed`: matrices that the device multiplies with as they are stored are not dequantised.
+    """
     model = Transformer(spec, build._replace(device="meta"))
-    load(model, tensors, build.device, progress)
+    load(model, tensors, build.device, progress, packed)
     return model
 
 
@@ -54,16 +62,25 @@ def load(
     tensors: TensorSource,
     device: torch.device | str,
     progress: Progress = lambda done: None,
+    packed: bool = False,
 ) -> None:
-    """Fill every parameter of a model on the meta device."""
+    """Fill every parameter of a model on the meta device, or give its linear maps forms; see `load_model`."""
     slots = list(model.slots())
     where = _locate(model.spec, slots, tensors)
     _check_tied_head(model.spec, where, tensors)
+    blocks: list[KeptMap] = []
+    if packed and torch.device(device).type == "cpu" and isinstance(tensors, HasBlocks):
+        blocks = kept_maps(model, where, tensors)
+    kept = {parameter for one in blocks for parameter in one.parameters}
     modules = dict(model.named_modules())
     for path, group in _by_parameter(slots).items():
+        if path in kept:
+            continue
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
+    if isinstance(tensors, HasBlocks):
+        give_blocks(blocks, tensors)
 
 
 def fill_shares(

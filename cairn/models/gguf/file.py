@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from cairn.core.errors import WeightsError
+from cairn.kernels.cpu.packed_product import TYPES, Blocks
 from cairn.models.gguf.config import hf_config
 from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
 from cairn.models.gguf.names import ROPE_FACTORS, Source, hf_sources
@@ -68,6 +69,19 @@ class GGUFFile:
         source = self._source(name)
         return _undo(source, self._read(source))
 
+    def has_blocks(self, name: str) -> bool:
+        """Whether this tensor is a matrix in blocks that a CPU multiplies with."""
+        source = self._source(name)
+        ordered = source.change in ("none", "rotary_rows")
+        return ordered and len(source.shape) == 2 and source.stored.block.name in TYPES
+
+    def blocks(self, name: str) -> Blocks:
+        """A view of the mapped file; a copy where the rows are in another order there."""
+        source = self._source(name)
+        rows, columns = source.shape
+        bytes_NB = torch.from_numpy(self._raw(source)).view(rows, -1)
+        return Blocks(source.stored.block.name, _undo(source, bytes_NB), columns)
+
     def close(self) -> None:
         """Tensors that are views keep the mapping alive until they are gone."""
         self._bytes = None
@@ -88,15 +102,18 @@ class GGUFFile:
         return source
 
     def _read(self, source: Source) -> torch.Tensor:
-        if self._bytes is None:
-            raise ValueError(f"{self.path} is closed")
-        raw = self._bytes[source.start : source.start + source.size_bytes]
+        raw = self._raw(source)
         block = source.stored.block
         if (dtype := _UNQUANTISED.get(block.name)) is not None:
             return torch.from_numpy(raw).view(dtype).view(source.stored_shape)
         values = torch.empty(source.stored_shape, dtype=self._dequantize_to)
         _dequantize(raw.reshape(-1, block.size_bytes), block, values.view(-1, block.elements))
         return values
+
+    def _raw(self, source: Source) -> np.ndarray:
+        if self._bytes is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._bytes[source.start : source.start + source.size_bytes]
 
     def _rope_factors(self) -> list[float] | None:
         stored = self._header.tensors.get(ROPE_FACTORS)

@@ -7,7 +7,7 @@ do in its kernel `finished` does behind it, so that a new form may start with th
 reads a weight: the linear maps of `models.linear.maps` ask their form. `models.linear.registry` lists the forms.
 """
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -55,6 +55,13 @@ class Form(Protocol):
     def after(self, weight_K: Tensor) -> "Form | None":
         """The product of x * weight_K with the same matrix at no more cost, or None."""
         ...
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    """A form that single rows can be read of: the lookup of an embedding."""
+
+    def rows(self, rows_T: Tensor) -> Tensor: ...
 
 
 def finished(y_MN: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.linear.float_product import float_product
-from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
+from cairn.models.linear.form import PLAIN, Epilogue, Form, HasRows, Product, finished
 from cairn.models.shards import even_share
 
 Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
@@ -197,12 +197,19 @@ class Vocabulary(Linear):
         self.weight = build.parameter(self.rows, width)
 
     def forward(self, tokens_T: Tensor) -> Tensor:
+        if isinstance(self.form, HasRows):
+            return self.form.rows(tokens_T)
         if self.shards.size == 1:
             return F.embedding(tokens_T, self.weight)
         local_T = tokens_T - self.rows * self.shards.rank
         mine_T = (local_T >= 0) & (local_T < self.rows)
         x_TD = F.embedding(local_T.where(mine_T, 0), self.weight) * mine_T[:, None]
         return self.shards.reduce(x_TD)
+
+    def release(self) -> None:
+        """Shape, type and device stay, which the parameter tells of the whole model."""
+        nowhere = torch.full((1, 1), float("nan"), dtype=self.weight.dtype)
+        self.weight = nn.Parameter(nowhere.expand(self.weight.shape), requires_grad=False)
 
     def logits(self, x_TD: Tensor, epilogue: Epilogue = PLAIN) -> Tensor:
         return self.shards.gather(self.local_logits(x_TD, epilogue))[..., : self.shape[0]]
@@ -232,3 +239,11 @@ def linears(model: nn.Module) -> Iterator[Linear]:
     head = getattr(model, "head", None) or getattr(model, "embedding", None)
     if isinstance(head, Vocabulary):
         yield head
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Weights in memory or mapped: tied ones count once, and those that a form has replaced not at all."""
+    storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
+    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    maps = (module for module in model.modules() if isinstance(module, Linear))
+    return sum(held.values()) + sum(part.form.nbytes for part in maps if part.form is not None)

@@ -67,7 +67,8 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     began = time.monotonic()
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
-    runnable = opened.load(device_of(shards, config.device), config.dtype, shards)
+    packed = config.weights == "auto" and not config.plain and not config.batch_invariant
+    runnable = opened.load(device_of(shards, config.device), config.dtype, shards, packed)
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
