@@ -13,6 +13,7 @@ import torch
 
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_cpu
+from cairn.kernels.cpu.compiled import obstacle as cpu_obstacle
 from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
@@ -82,13 +83,15 @@ class OpenModel:
         quantised = self.checkpoint is not None and self.checkpoint.path.is_file()
         chosen, why = choose_dtype(stored, quantised, device, dtype)
         mapped = self.checkpoint is not None and not quantised and chosen == stored
-        check_fits(self.name, self.spec, chosen, device, shards.size, mapped)
+        kept = packed and quantised and device == "cpu" and cpu_obstacle() is None
+        if not kept:  # a file that stays mapped fits wherever it lies
+            check_fits(self.name, self.spec, chosen, device, shards.size, mapped)
         if self.checkpoint is None:
             build = Build(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
         with byte_progress(self.checkpoint.nbytes(), f"loading {self.name}") as progress:
             model = self.checkpoint.load(
-                device, chosen, shards=shards, progress=progress, packed=packed
+                device, chosen, shards=shards, progress=progress, notes=[] if packed else None
             )
         return Runnable(self.name, model, why, self.checkpoint.stored_bits())
 

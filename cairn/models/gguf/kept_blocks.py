@@ -5,7 +5,7 @@ split over ranks. Rows that llama.cpp has put in another order are copied into t
 the file is mapped. Parameters that were replaced hold no memory.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -43,11 +43,19 @@ def kept_maps(
     return [one for one in found if one is not None]
 
 
-def give_blocks(kept: list[KeptMap], tensors: HasBlocks) -> None:
+def give_blocks(
+    kept: list[KeptMap], tensors: HasBlocks, progress: Callable[[int], None] = lambda done: None
+) -> None:
     """After the biases are loaded, which a form takes along."""
     for part, names, _ in kept:
+        values = sum(weight.nbytes for weight in part.matrices())
         part.take(BlocksForm([tensors.blocks(name) for name in names]))
         part.release()
+        progress(values)
+
+
+def on_cpu(device: torch.device | str) -> bool:
+    return torch.device(device).type == "cpu"
 
 
 def _maps(model: Transformer) -> Iterator[tuple[str, Linear]]:

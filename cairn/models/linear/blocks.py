@@ -23,8 +23,6 @@ TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
 class BlocksForm:
     """One map, or several of one input side by side."""
 
-    traceable = False  # torch.jit sees no operation in a call of C
-
     def __init__(self, blocks: Sequence[Blocks]) -> None:
         self.matrix = PackedMatrix(blocks)
 

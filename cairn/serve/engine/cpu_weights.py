@@ -1,7 +1,7 @@
 """In which form do the weights serve on this CPU? Decided by what the file holds and what is measured here, and said.
 
-    auto    as few bits as the file has, where that is faster: 4-bit groups of a GGUF file stay what they are, other
-            quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is
+    auto    matrices of a GGUF file stay packed and mapped (`models.linear.blocks`) where there is a C compiler; without
+            one they become 4-bit groups or 8-bit rows; a checkpoint in floating point stays as it is
     float   the numbers of the checkpoint: the exact form, and the slowest
     int8    all matrices as 8-bit rows
     int4    all matrices but the output projection in 4-bit groups; that one as 8-bit rows
@@ -23,6 +23,7 @@ from torch import Tensor
 from cairn.core.errors import HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Packed
+from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.packed import Int4, Int8, Levels
@@ -71,6 +72,12 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
 
     `bits`: of a weight in the file. `release`: nobody else uses the model, so what is packed is not kept as it was.
     """
+    if kept := [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]:
+        size = format_bytes(sum(form.nbytes for form in kept), "binary")
+        return (
+            f"weights: {len(kept)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits in "
+            f"steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
+        )
     for part in linears(model):
         part.take(None)
     if choice == "float":
@@ -94,7 +101,7 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
 
 
 def packed(model: Transformer) -> bool:
-    return any(isinstance(part.form, Int4 | Int8) for part in linears(model))
+    return any(isinstance(part.form, Int4 | Int8 | BlocksForm) for part in linears(model))
 
 
 class _Packing:
