@@ -63,7 +63,9 @@ def library() -> ctypes.CDLL:
 
 def _compiler() -> str:
     asked = os.environ.get("CC")
-    found = next((path for name in (asked, *COMPILERS) if name and (path := shutil.which(name))), None)
+    found = next(
+        (path for name in (asked, *COMPILERS) if name and (path := shutil.which(name))), None
+    )
     if found is None:
         raise HardwareError(
             "there is no C compiler on this machine", hint="install gcc or clang, or set CC"
@@ -87,7 +89,15 @@ def _compile(compiler: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            command = [compiler, *FLAGS, str(HERE / SOURCES[0]), "-o", str(made), "-lm", "-lpthread"]
+            command = [
+                compiler,
+                *FLAGS,
+                str(HERE / SOURCES[0]),
+                "-o",
+                str(made),
+                "-lm",
+                "-lpthread",
+            ]
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
             )

@@ -33,9 +33,7 @@ class KeptMap(NamedTuple):
     parameters: list[str]  # that are not loaded
 
 
-def kept_maps(
-    model: Transformer, where: Mapping[str, Source], tensors: HasBlocks
-) -> list[KeptMap]:
+def kept_maps(model: Transformer, where: Mapping[str, Source], tensors: HasBlocks) -> list[KeptMap]:
     """In float32 on a CPU, of a model that is not split."""
     if model.build.shards.size > 1 or model.build.dtype != torch.float32 or no_kernels():
         return []

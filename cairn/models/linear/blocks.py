@@ -52,7 +52,9 @@ class BlocksForm:
         """The product with a norm before it, and a gate or a sum onto the residual behind it."""
         if len(x_MK) < FLOAT_ROWS:
             gated = gate is not None and gate.gated and len(set(self.matrix.part_rows)) == 1
-            if gate is None or (gated and len(self.matrix.blocks) == 2 and gate.activation in GATES):
+            if gate is None or (
+                gated and len(self.matrix.blocks) == 2 and gate.activation in GATES
+            ):
                 name = None if gate is None else gate.activation
                 return self.matrix.product(x_MK, bias_N, name, norm, onto_MN)
             y_MN = self.matrix.product(x_MK, bias_N, None, norm)

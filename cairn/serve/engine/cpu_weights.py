@@ -75,8 +75,8 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
     if kept := [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]:
         size = format_bytes(sum(form.nbytes for form in kept), "binary")
         return (
-            f"weights: {len(kept)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits in "
-            f"steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
+            f"weights: {len(kept)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits "
+            f"in steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
         )
     for part in linears(model):
         part.take(None)

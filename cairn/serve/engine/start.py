@@ -23,10 +23,11 @@ from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cpu_layout import transpose_weights
+from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.ranks import Ranks, device_of
+from cairn.serve.engine.ranks import Ranks, device_kind, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.scheduler import Scheduler
@@ -67,11 +68,14 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     began = time.monotonic()
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
+    device = device_of(shards, config.device)
+    threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
     packed = config.weights == "auto" and not config.plain and not config.batch_invariant
-    runnable = opened.load(device_of(shards, config.device), config.dtype, shards, packed)
+    runnable = opened.load(device, config.dtype, shards, packed)
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
+    started.notes.extend([threads] if threads else [])
     started.notes.append(
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
