@@ -24,6 +24,7 @@ from cairn.kernels.cpu.packed_product import NormWeight
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
+from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import Sublayer
 from cairn.models.layers import Norm
 from cairn.models.linear.blocks import BlocksForm
@@ -190,6 +191,9 @@ class LeanStep:
             part.form.fused(x, part.form_bias, onto_MN=onto)
             return None
         return self.form.products[part](x)
+
+    def experts(self, part: ExpertLayer, x: "LeanInput") -> Tensor:
+        return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
         rotated, size = mixer.heads + mixer.kv_heads, mixer.head_dim

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cairn.core.errors import ConfigError, did_you_mean
 from cairn.models.families import from_hf
 from cairn.models.presets import PRESETS, preset
+from cairn.models.quantized.scheme import Quantization, quantization_of
 from cairn.models.spec import ModelSpec
 
 ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape is the same
@@ -22,6 +23,7 @@ ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape 
 class Shape(NamedTuple):
     name: str  # a preset's, where it is one
     spec: ModelSpec
+    quantization: Quantization | None = None  # how its checkpoint is stored
 
 
 def model_shape(name: str) -> Shape:
@@ -30,10 +32,10 @@ def model_shape(name: str) -> Shape:
         return Shape(known, preset(known))
     path = Path(name).expanduser()
     if (name and path.is_dir()) or path.suffix == ".json":
-        return Shape(name, _read(path / "config.json" if path.is_dir() else path))
+        return Shape(name, *_read(path / "config.json" if path.is_dir() else path))
     cached = _cached(name)
     if cached is not None:
-        return Shape(name, _read(cached))
+        return Shape(name, *_read(cached))
     raise ConfigError(
         f"no model shape is called '{name}', and there is no such folder",
         hint=did_you_mean(
@@ -58,7 +60,7 @@ def _known(name: str) -> str | None:
     return None
 
 
-def _read(path: Path) -> ModelSpec:
+def _read(path: Path) -> tuple[ModelSpec, Quantization | None]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -68,7 +70,7 @@ def _read(path: Path) -> ModelSpec:
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no object of settings", hint="a checkpoint's config.json")
-    return from_hf(config)
+    return from_hf(config), quantization_of(config)
 
 
 def _cached(name: str) -> Path | None:

@@ -34,12 +34,12 @@ def run(args: list[str]) -> int:
     from cairn.cli.bench.load_table import line, table
 
     setup, loads = read_setup(options)
-    for path in (options.report, options.records, options.out):
+    for path in (options.html, options.records, options.out):
         _require_writable(path)
     if options.out is not None:
         require_commit(options.commit)
     old = read(options.out) if options.merge and options.out and options.out.exists() else None
-    command = repeatable(["bench", "serve"], _without(args, "--report", "--records"))
+    command = repeatable(["bench", "serve"], _without(args, "--html", "--records"))
     source = origin(command, _machine(), options.commit)
     rows: list[Row] = []
     measured: list[list[Record]] = []
@@ -47,7 +47,7 @@ def run(args: list[str]) -> int:
     def finished(row: "Row", records: "list[Record]") -> None:
         rows.append(row)
         measured.append(records)
-        _say(line(row), options)
+        _log_line(line(row), options)
         if options.out is not None:
             write(report(source, rows, old), options.out)
 
@@ -56,15 +56,15 @@ def run(args: list[str]) -> int:
     document = report(source, rows, old)
     if options.records is not None:
         _write_records(options.records, rows, measured)
-    if options.report is not None:
-        _write_page(options.report, document, measured)
-        _say(f"report: {options.report}", options)
+    if options.html is not None:
+        _write_page(options.html, document, measured)
+        _log_line(f"report: {options.html}", options)
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
     ordered = sorted(rows, key=lambda row: row.rate or 0) if options.find_rate else rows
-    _say("\n" + table(ordered), options)
+    _log_line("\n" + table(ordered), options)
     if options.find_rate:
-        _say(_found(rows), options)
+        _log_line(_found(rows), options)
     return 1 if any(row.completed == 0 for row in rows) else 0
 
 
@@ -206,5 +206,5 @@ def _write_records(path: Path, rows: "list[Row]", measured: "list[list[Record]]"
                 )
 
 
-def _say(text: str, options: BenchServe) -> None:
+def _log_line(text: str, options: BenchServe) -> None:
     print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

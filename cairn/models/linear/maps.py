@@ -242,8 +242,9 @@ def linears(model: nn.Module) -> Iterator[Linear]:
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Weights in memory or mapped: tied ones count once, and those that a form has replaced not at all."""
+    """Of all weights as they lie in memory: tied ones once, and those that were given back not at all."""
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    maps = (module for module in model.modules() if isinstance(module, Linear))
-    return sum(held.values()) + sum(part.form.nbytes for part in maps if part.form is not None)
+    held.pop(0, None)  # the meta device
+    forms = (part.form for part in model.modules() if isinstance(part, Linear))
+    return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)

@@ -13,6 +13,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_weights
@@ -68,10 +69,10 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     began = time.monotonic()
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
+    config = with_quantization(config, opened)
     device = device_of(shards, config.device)
     threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
-    packed = config.weights == "auto" and not config.plain and not config.batch_invariant
-    runnable = opened.load(device, config.dtype, shards, packed)
+    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
@@ -80,6 +81,36 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
     return started
+
+
+def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
+    """`quantization` says what the checkpoint is; one in floating point can become fp8 as it is loaded."""
+    asked = config.quantization
+    found = opened.checkpoint.method() if opened.checkpoint else None
+    if asked is None or asked == found:
+        return config
+    if found is None and asked == "fp8":
+        if config.weights not in ("auto", "fp8"):
+            raise ConfigError(
+                f"quantization is fp8, and weights is {config.weights}", hint="leave out --weights"
+            )
+        return msgspec.structs.replace(config, weights="fp8")
+    raise ConfigError(
+        f"quantization is {asked}, and {config.model} is {found or 'in floating point'}",
+        hint=f"use --quantization {found}, or leave it out"
+        if found
+        else f"leave it out, or quantise it first: cairn quantize {config.model}",
+    )
+
+
+def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
+    """Quantised matrices stay as they are stored where kernels multiply with them, unless floats are asked for."""
+    if config.plain or config.batch_invariant or config.weights != "auto":
+        return False
+    if device_kind(device) == "cuda":
+        return True
+    is_gguf = opened.checkpoint is not None and opened.checkpoint.path.is_file()
+    return is_gguf and no_cpu_kernels() is None
 
 
 def start_with(
@@ -124,6 +155,7 @@ def start_with(
         f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
+        *runnable.notes,
     ]
     if len(limits.groups) > 1:
         notes.insert(2, groups_note(limits))

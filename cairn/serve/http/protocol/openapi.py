@@ -8,6 +8,9 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
+from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
+from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
     EngineView,
     ModelView,
@@ -25,6 +28,7 @@ from cairn.serve.http.protocol.answers import (
     Tokenized,
     Version,
 )
+from cairn.serve.http.protocol.batches import Batch, BatchRequest, FileList, FileObject
 from cairn.serve.http.protocol.messages import (
     AnthropicError,
     AnthropicMessage,
@@ -48,6 +52,7 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
+    "/v1/batches": (BatchRequest, Batch, "many requests, answered when there is room"),
     "/tokenize": (TokenizeRequest, Tokenized, "the token ids of a text or a conversation"),
     "/detokenize": (DetokenizeRequest, Detokenized, "the text of token ids"),
 }
@@ -55,6 +60,9 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/models": (ModelList, "the model, under each of its names"),
     "/v1/models/{name}": (ModelCard, "the model under one name"),
     "/v1/responses/{id}": (ModelResponse, "a response that is kept"),
+    "/v1/files": (FileList, "the files that were uploaded or made"),
+    "/v1/files/{id}": (FileObject, "one file"),
+    "/v1/batches/{id}": (Batch, "how far a batch has come"),
     "/health": (Health, "whether the engine makes progress"),
     "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
@@ -65,6 +73,30 @@ GETS: dict[str, tuple[type, str]] = {
     "/cairn/trace": (TraceView, "the last requests as a timeline for Perfetto"),
     "/cairn/model": (ModelView, "the model card"),
 }
+# Paths of other servers' clients, of administrators and of decode servers: answers are described by whose they are.
+OTHER_POSTS: dict[str, tuple[type | None, str]] = {
+    "/completion": (LlamaRequest, "the continuation of a text, llama.cpp's way"),
+    "/infill": (InfillRequest, "the text between two others, llama.cpp's way"),
+    "/apply-template": (TokenizeRequest, "a conversation as text, llama.cpp's way"),
+    "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
+    "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
+    "/api/show": (OllamaShow, "the model, Ollama's way"),
+    "/pause": (PauseRequest, "take no step until /resume; with --admin-endpoints"),
+    "/resume": (None, "go on after /pause; with --admin-endpoints"),
+    "/update_weights": (UpdateRequest, "serve with other weights; with --admin-endpoints"),
+    "/reset_prefix_cache": (None, "find no earlier prompt again; with --admin-endpoints"),
+    "/cairn/prefill": (
+        None,
+        "compute a prompt for a decode server, in MessagePack; with --role prefill",
+    ),
+}
+OTHER_GETS: dict[str, tuple[str, str]] = {
+    "/props": ("application/json", "the server, llama.cpp's way"),
+    "/slots": ("application/json", "rows of the batch, llama.cpp's way"),
+    "/api/tags": ("application/json", "the models, Ollama's way"),
+    "/api/version": ("application/json", "the version, Ollama's way"),
+    "/cairn/engine/events": ("text/event-stream", "what the engine is doing, as it changes"),
+}
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
         "order": {"enum": ["newest", "slowest"], "default": "newest"},
@@ -74,6 +106,7 @@ QUERIES: dict[str, dict[str, dict[str, Any]]] = {
         "seconds": {"type": "number", "minimum": 0.001, "maximum": 3600, "default": 30}
     },
 }
+ANY: dict[str, Any] = {}  # a document of any form
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 MISTAKES = {
     400: "a field is wrong; `param` is its name",
@@ -88,10 +121,11 @@ MISTAKES = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    kinds = {ErrorBody, AnthropicError}
+    kinds: set[type] = {ErrorBody, AnthropicError}
     for asked, answered, _ in POSTS.values():
         kinds |= {asked, answered}
     kinds |= {answered for answered, _ in GETS.values()}
+    kinds |= {asked for asked, _ in OTHER_POSTS.values() if asked is not None}
     order = sorted(kinds, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(
         order, ref_template="#/components/schemas/{name}"
@@ -116,6 +150,17 @@ def document() -> dict[str, Any]:
             for name, schema in QUERIES.get(path, {}).items()
         ]
         paths[path] = {"get": operation}
+    _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
+    for path, (asked, about) in OTHER_POSTS.items():
+        operation = _operation(about, ANY, ANY, [*MISTAKES])
+        if asked is not None:
+            operation["requestBody"] = {"required": True, "content": _json(named[asked])}
+        operation["responses"]["200"]["content"] = {"*/*": {}}
+        paths[path] = {"post": operation}
+    for path, (media, about) in OTHER_GETS.items():
+        operation = _operation(about, ANY, named[ErrorBody], [401, 404, 503])
+        operation["responses"]["200"]["content"] = {media: {}}
+        paths[path] = {"get": operation}
     text = {
         "description": "Prometheus text",
         "content": {"text/plain": {"schema": {"type": "string"}}},
@@ -131,6 +176,29 @@ def document() -> dict[str, Any]:
         },
         "security": [{"key": []}, {}],
     }
+
+
+def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None:
+    """What is sent or answered otherwise than as JSON."""
+    form = {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "purpose": {"const": "batch"},
+        },
+        "required": ["file", "purpose"],
+    }
+    upload = _operation("a file for a batch", file, error, [400, 401, 404, 408, 413, 429])
+    upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    paths["/v1/files"]["post"] = upload
+    id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    cancel = _operation(
+        "the batch ends soon, with what it has", batch, error, [401, 404, 408, 413, 429]
+    )
+    paths["/v1/batches/{id}/cancel"] = {"post": cancel | {"parameters": [id]}}
+    content = _operation("what is in a file", {}, error, [401, 404])
+    content["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    paths["/v1/files/{id}/content"] = {"get": content | {"parameters": [id]}}
 
 
 def _operation(about: str, answer: Any, error: Any, mistakes: list[int]) -> dict[str, Any]:

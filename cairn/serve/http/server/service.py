@@ -13,6 +13,7 @@ from typing import Protocol
 from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer_reader import LoopWaker
+from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.ledger.book import Book
 from cairn.serve.http.ledger.engine_view import EngineLook
 from cairn.serve.http.ledger.floor import Floors
@@ -24,7 +25,6 @@ from cairn.serve.http.server.counts import (
     EngineTotals,
     Gaps,
     count_parts,
-    rendered,
     server_metrics,
     show_engine,
 )
@@ -49,8 +49,8 @@ class Service:
         self.config, self.serving, self.keys = config, serving, keys
         self.model = serving.model(None).name
         self.created = int(time.time())
-        self.metrics: Metrics = server_metrics(self.model)
         self.gaps = Gaps(self.model)
+        self.metrics: Metrics = server_metrics(self.model, self.gaps)
         rules = Rules(
             rows=serving.limits.rows,
             waiting=config.max_waiting,
@@ -68,11 +68,13 @@ class Service:
         self.look = EngineLook(serving, self.book, self.gaps, self.admission, self.health)
         self._totals = EngineTotals(self.model)
         self.responses = ResponseStore(config.store_responses)
+        self.batches: BatchRunner | None = None  # where there is a folder for them
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -84,11 +86,15 @@ class Service:
         self._ticking = asyncio.create_task(self._tick())
         if self.serving.has_tokenizer:
             self.serving.grammars.warm_up()  # in its own thread
+        if self.batches is not None:
+            self.batches.start()
 
     async def stop(self) -> None:
         """Everything has been answered, or has had its time."""
         if self._ticking is not None:
             self._ticking.cancel()
+        if self.batches is not None:
+            await self.batches.stop()
         await asyncio.to_thread(self.serving.close)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
@@ -102,7 +108,10 @@ class Service:
         """Admit nobody any more; open requests have the grace to finish, and then end with what they have."""
         if not self.admission.draining:
             self.admission.draining = True
-            asyncio.get_running_loop().call_later(self.config.drain_timeout, self.end_all)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.config.drain_timeout, self.end_all)
+            if self.batches is not None:  # the next server does the rest of them
+                self._stopping = loop.create_task(self.batches.stop())
 
     def end_all(self) -> None:
         for request in list(self.open):
@@ -117,6 +126,10 @@ class Service:
             self._totals.count(self.metrics, stats)
 
     # -- what endpoints ask ----------------------------------------------------------------------
+
+    def has_free_row(self) -> bool:
+        """Is there a row of the engine that nobody uses or waits for?"""
+        return self.admission.inside < self.serving.limits.rows
 
     def idle_s(self) -> float:
         """Seconds that the engine has had work and taken no step."""
@@ -134,9 +147,11 @@ class Service:
 
     def metrics_text(self) -> str:
         stats = self.serving.engine.stats()
-        show_engine(self.metrics, self.model, stats, self.admission.inside)
+        facts = self.serving.facts
+        held = facts.weights_bytes * facts.ranks
+        show_engine(self.metrics, self.model, stats, self.admission.inside, held)
         self._totals.count(self.metrics, stats)
-        return rendered(self.metrics, self.gaps)
+        return self.metrics.render()
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with."""
