@@ -48,7 +48,7 @@ def test_fp8_makes_a_checkpoint_in_floating_point_so():
 
 
 def test_planes_stay_packed_on_a_gpu_unless_floats_are_asked_for():
-    config = EngineConfig(model=W4)
+    config, opened = EngineConfig(model=W4), opened_w4()
     assert stays_packed(config, "cuda:0", opened)
     assert not stays_packed(config, "cpu", opened)
     for changed in ({"weights": "float"}, {"plain": True}, {"batch_invariant": True}):
