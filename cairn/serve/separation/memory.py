@@ -109,9 +109,8 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
 def identity(model: Transformer) -> str:
     """The same for engines of the same weights: its shape, and a few rows of it."""
     form = model.embedding.form
-    packed = isinstance(form, HasRows)
-    rows = form.rows(torch.arange(16)) if packed else model.embedding.weight[:16].detach()
-    values = rows.float().cpu().numpy().tobytes()
+    kept = form.rows(torch.arange(16)) if isinstance(form, HasRows) else model.embedding.weight[:16]
+    values = kept.detach().float().cpu().numpy().tobytes()
     digest = hashlib.sha256(repr(model.spec).encode() + values).hexdigest()[:16]
     return f"{model.spec.layers} x {model.spec.hidden} {digest}"
 
