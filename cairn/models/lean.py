@@ -178,7 +178,9 @@ class LeanStep:
     def rotation(self, rope: Rope | None) -> Rotation | None:
         return None if rope is None else self.rotations[rope]
 
-    def columns(self, part: Columns, x: "LeanInput", gate: Gate | None = None) -> Tensor:
+    def columns(
+        self, part: Columns, x: "LeanInput", gate: Gate | None = None, then: Rows | None = None
+    ) -> Tensor:
         norm = self.form.norm_of.get(part)
         if norm is not None:
             return cast(BlocksForm, part.form).fused(x.tensor, part.form_bias, gate, norm)

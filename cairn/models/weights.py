@@ -96,8 +96,9 @@ def load(
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
     # Behind the biases, which a form takes along.
-    if kept:
-        give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
+    if kept and notes is not None:
+        note = give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
+        notes += [note] if note else []
     if blocks:
         give_blocks(blocks, cast(HasBlocks, tensors), progress)
 

@@ -32,7 +32,16 @@ FORMS = {
 PACKED = ("int8", "int4")
 NAMES = ("auto", "float", *PACKED, *FORMS)
 # Made of planes, by the kind of device: the first class whose `obstacle(planes)` is None.
-OF_PLANES: dict[str, tuple[Registration, ...]] = {"cuda": (), "cpu": ()}
+OF_PLANES: dict[str, tuple[Registration, ...]] = {
+    "cuda": (
+        Registration(
+            "cairn.models.linear.fp8_planes",
+            "Fp8Planes",
+            "float8 rows as the checkpoint stores them; activations by token",
+        ),
+    ),
+    "cpu": (),
+}
 PLANES = Registration(
     "cairn.models.linear.planes_form", "PlanesForm", "planes that are dequantised for each product"
 )
@@ -44,9 +53,13 @@ def form_class(name: str) -> Any:
 
 def form_of_planes(planes: "Planes", device: "torch.device | str") -> "Form":
     """The form that multiplies fastest with these planes on a device."""
+    return (fast_form(planes, device) or _class(PLANES))(planes)
+
+
+def fast_form(planes: "Planes", device: "torch.device | str") -> Any:
+    """The class whose kernel multiplies with these planes; None: there is none."""
     fast = map(_class, OF_PLANES.get(str(device).partition(":")[0], ()))
-    chosen = next((form for form in fast if form.obstacle(planes) is None), None)
-    return (chosen or _class(PLANES))(planes)
+    return next((form for form in fast if form.obstacle(planes) is None), None)
 
 
 def _class(found: Registration) -> Any:
