@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cairn.kernels.arguments import as_rows, check, require
+from cairn.kernels.arguments import FLOATS, as_rows, check, require
 from cairn.kernels.dispatch import Impl, choose, needs_cuda, needs_hopper
 from cairn.kernels.kernel import Cost
 from cairn.kernels.matmul.epilogue import Activation, Epilogue, matmul_reference
@@ -123,7 +123,7 @@ def int4_matmul(
     epilogue = Epilogue(bias_N, activation)
     (m, k), n = x.shape, w.shape[0]
     if bias_N is not None:
-        check("bias_N", bias_N, shape=(n,), beside=x, packed=True)
+        check("bias_N", bias_N, dtypes=FLOATS, shape=(n,), beside=x, packed=True)
     plan = plan_of(m, n, k, w)
     offers = {"gluon": needs_cuda(x) or needs_hopper(x), "reference": None}
     if choose("int4_matmul", impl, offers).impl == "reference":
@@ -164,6 +164,7 @@ def _checked(x_MK: Tensor, w: Int4) -> Tensor:
 def _check_weight(w: Int4) -> None:
     check("w.tiles", w.tiles, dtypes=(torch.uint8,), shape=(None, None, TILE_BYTES), packed=True)
     n, k = w.shape
+    require(n > 0 and k > 0, "w.tiles", "at least one tile", list(w.tiles.shape))
     scales = w.scales_GN
     check("w.scales", scales, dtypes=(torch.float32,), shape=(None, n), beside=w.tiles, packed=True)
     fits = len(scales) > 0 and k % len(scales) == 0 and w.group % TILE == 0
