@@ -37,6 +37,8 @@ VERBS = {
     "data": Verb("cairn.cli.train.data", "text and chats to token stores; train a tokenizer"),
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
     "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
+    "quantize": Verb("cairn.cli.compress.quantize", "a model in 8 or 4 bits, and what it lost"),
+    "prune": Verb("cairn.cli.compress.prune", "zeros in place of weights, or fewer experts"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
     "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cairn.core.errors import ConfigError
 from cairn.models.runnable import open_model
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.cache_scales import CacheScales, known_scales
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.start import start_with
 
 E4M3 = torch.float8_e4m3fn
@@ -37,17 +37,6 @@ def test_a_graph_reads_what_is_measured_later():
     assert float(scales.of_layer(0)[1]) > 0  # of nothing but zeros
     assert "first prompts" in scales.note()
     assert "the checkpoint" in CacheScales(1, "cpu", [(0.5, 0.25)]).note()
-
-
-def test_a_checkpoint_has_them_for_every_layer_or_not_at_all():
-    names = {f"model.layers.{n}.self_attn.{part}_scale": n + 1.0 for n in (0, 1) for part in "kv"}
-    named = {
-        name: torch.tensor([scale, scale / 2]) for name, scale in names.items()
-    }  # of two heads
-    named["model.layers.0.self_attn.q_scale"] = torch.tensor([9.0])
-    assert known_scales(named, 2) == [(1.0, 1.0), (2.0, 2.0)]
-    assert known_scales(named, 3) is None
-    assert known_scales({}, 1) is None
 
 
 @pytest.mark.parametrize("known", [[(1.0, 0.0)], [(math.nan, 1.0)], [(1.0, 1.0), (1.0, 1.0)]])

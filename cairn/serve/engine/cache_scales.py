@@ -8,8 +8,7 @@ stored: pages that were filled under one scale are never read under another. Twi
 because float8 has the same relative precision over fifteen powers of two.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,18 +18,6 @@ from cairn.core.errors import ConfigError
 LARGEST_E4M3 = 448.0
 HEADROOM = 2.0  # how much larger than in the first prompts a value may become
 SMALLEST = 1e-12
-NAME = re.compile(r"layers\.(\d+)\..*\b([kv])_scale$")
-
-
-def known_scales(named: Mapping[str, Tensor], layers: int) -> list[tuple[float, float]] | None:
-    """Those of a checkpoint, by the names in its file; None unless every layer has both. Of heads, the largest."""
-    found: dict[tuple[int, str], float] = {}
-    for name, scale in named.items():
-        if (matched := NAME.search(name)) is not None:
-            found[int(matched[1]), matched[2]] = float(scale.max())
-    if found.keys() != {(layer, part) for layer in range(layers) for part in "kv"}:
-        return None
-    return [(found[layer, "k"], found[layer, "v"]) for layer in range(layers)]
 
 
 class CacheScales:

@@ -17,13 +17,12 @@ from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
 from cairn.models.linear.registry import FORMS, PACKED
-from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
-from cairn.serve.engine.cache_scales import CacheScales, known_scales
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_layout import transpose_weights
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
@@ -138,7 +137,7 @@ def start_with(
         model.requires_grad_(False)
     on_gpu = model.embedding.weight.is_cuda
     arranged = converted if on_gpu or converted else _arrange_weights(runnable, config, sole)
-    runner = _runner(opened, runnable, limits, config)  # which takes the weights as they are by now
+    runner = _runner(runnable, limits, config)  # which takes the weights as they are by now
     blocks = TimedBlocks(
         limits.pages,
         limits.page_size,
@@ -295,7 +294,7 @@ def _arrange_weights(runnable: Runnable, config: EngineConfig, sole: bool) -> li
     return notes
 
 
-def _runner(opened: OpenModel, runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
+def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
     model = runnable.model
     if not model.embedding.weight.is_cuda:
         if config.batch_invariant:
@@ -312,16 +311,10 @@ def _runner(opened: OpenModel, runnable: Runnable, limits: Limits, config: Engin
         graphs=not eager,
         fused=not config.plain,
         invariant=config.batch_invariant,
-        scales=None if dtype is None else _cache_scales(opened, runnable.device),
+        scales=None
+        if dtype is None
+        else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
     )
     if config.load_in_advance:
         runner.warm_up()
     return runner
-
-
-def _cache_scales(opened: OpenModel, device: str) -> CacheScales:
-    """The checkpoint's where it has them for every layer; else the first prompts set them."""
-    tensors = opened.checkpoint.tensors if opened.checkpoint is not None else None
-    named = tensors.cache_scales() if isinstance(tensors, QuantizedTensors) else {}
-    layers = opened.spec.layers
-    return CacheScales(layers, device, known_scales(named, layers))
