@@ -1,7 +1,7 @@
 """The variants of `int4_matmul` that are compiled and the shapes at which it is measured and tuned."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ PROJECTIONS = QWEN3_8B[:4]
 def _variant(
     plan: Plan, m: int, k: int, group: int = GROUP, shifts: bool = False, swiglu: bool = False
 ) -> Variant:
-    split = plan.parts(k)
+    split, kernel = plan.parts(k), cast(Any, int4_kernel)
     pointers = {"w": "*i8", "scales": "*fp32", "shifts": "*fp32", "y": "*bf16"}
     pointers |= {"parts": "*fp32"} if split > 1 else {}
     types = {"x": described([row_block(m), TILE]), **pointers}
@@ -47,8 +47,8 @@ def _variant(
     return Variant(
         f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages{more}",
         int4_kernel,
-        {name: types[name] for name in int4_kernel.arg_names if name in types},
-        {name: constants[name] for name in int4_kernel.arg_names if name in constants},
+        {name: types[name] for name in kernel.arg_names if name in types},
+        {name: constants[name] for name in kernel.arg_names if name in constants},
         {"num_warps": plan.warps},
         (*pointers, "stride_y", "N", "K"),
         "wgmma",

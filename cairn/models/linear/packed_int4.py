@@ -121,7 +121,7 @@ class W4A16(PackedInt4):
         super().__init__(nearest_levels(weight_NK))
 
     @staticmethod
-    def obstacle(weight_NK: Tensor) -> str | None:
+    def obstacle(weight_NK: Tensor) -> str | None:  # pyrefly: ignore[bad-override-param-name]
         """Why a matrix has no such form here, or None."""
         rows, columns = cast(tuple[int, int], tuple(weight_NK.shape))
         if rows % TILE or columns % GROUP:
