@@ -65,7 +65,12 @@ def start_cairn(file: Path, threads: int) -> Any:
 
     torch.set_num_threads(threads)
     llm = LLM(
-        str(file), device="cpu", max_num_seqs=8, max_model_len=CONTEXT, enable_prefix_caching=False
+        str(file),
+        device="cpu",
+        max_num_seqs=8,
+        max_model_len=CONTEXT,
+        enable_prefix_caching=False,
+        weights="packed",
     )
 
     def run(prompts: list[list[int]], outputs: int) -> None:

@@ -57,7 +57,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto is what `cairn serve` would take"""
-    weights: Literal["auto", "float", "int8", "int4"] = "auto"
+    weights: Literal["auto", "float", "int8", "int4", "packed"] = "auto"
     """on a CPU, how weights are multiplied with; auto: no fewer bits than the file has, as `cairn serve` does"""
     chat_template: Path | None = None
     """with --chat: a file with the template to use instead of the model's"""

@@ -1,7 +1,8 @@
 """In which form do the weights serve on this CPU? Decided by what the file holds and what is measured here, and said.
 
-    auto    matrices of a GGUF file stay packed and mapped (`models.linear.blocks`) where there is a C compiler; without
-            one they become 4-bit groups or 8-bit rows; a checkpoint in floating point stays as it is
+    auto    as few bits as the file has, where that is faster: 4-bit groups of a GGUF file stay what they are, other
+            quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is
+    packed  matrices of a GGUF file stay mapped as they are stored (`models.linear.blocks`); wants a C compiler
     float   the numbers of the checkpoint: the exact form, and the slowest
     int8    all matrices as 8-bit rows
     int4    all matrices but the output projection in 4-bit groups; that one as 8-bit rows
@@ -29,7 +30,7 @@ from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.packed import Int4, Int8, Levels
 from cairn.models.transformer import Layer, Transformer
 
-Choice = Literal["auto", "float", "int8", "int4"]
+Choice = Literal["auto", "float", "int8", "int4", "packed"]
 FewBits = Int4 | Int8
 LEAST_GAIN = 1.1  # times as fast as floating point, or auto leaves the weights alone
 TOKENS = (1, 8)  # of the trials

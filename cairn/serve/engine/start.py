@@ -106,12 +106,19 @@ def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
 
 def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
     """Quantised matrices stay as they are stored where kernels multiply with them, unless floats are asked for."""
-    if config.plain or config.batch_invariant or config.weights != "auto":
+    if config.plain or config.batch_invariant:
         return False
     if device_kind(device) == "cuda":
-        return True
-    is_gguf = opened.checkpoint is not None and opened.checkpoint.path.is_file()
-    return is_gguf and no_cpu_kernels() is None
+        return config.weights == "auto"
+    if config.weights != "packed":
+        return False
+    if opened.checkpoint is None or not opened.checkpoint.path.is_file():
+        raise ConfigError(
+            f"weights is packed, and {opened.name} is no GGUF file", hint="leave out --weights"
+        )
+    if why := no_cpu_kernels():
+        raise HardwareError(f"no packed weights: {why}", hint="leave out --weights")
+    return True
 
 
 def start_with(
