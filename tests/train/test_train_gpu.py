@@ -231,9 +231,7 @@ def test_frozen_weights_keep_their_values_and_take_no_memory(tmp_path, fp8):
 
 
 def test_balanced_experts_never_wait_for_the_device(tmp_path):
-    shape = Model(
-        preset="tiny-moe", hidden=256, heads=2, kv_heads=1, head_dim=128, context=512
-    )
+    shape = Model(preset="tiny-moe", hidden=256, heads=2, kv_heads=1, head_dim=128, context=512)
     balance = Balance(loss=0.01, bias=0.001)
     prepared = prepare(ready(tmp_path, precision=BF16, model=shape, balance=balance))
     batch = [prepared.corpus.source.batch(0).to("cuda")]
