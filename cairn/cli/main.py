@@ -38,6 +38,7 @@ VERBS = {
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),
     "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
     "verify": Verb("cairn.cli.verify", "does a deployment compute its model? what differs?"),
+    "replay": Verb("cairn.cli.replay", "run a captured request again: which token, which layer?"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
     "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),

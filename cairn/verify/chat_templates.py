@@ -1,6 +1,6 @@
 """Other ways to write the conversation of the chat probe: what a server with a wrong template would read. No torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cairn.core.errors import CairnError
 from cairn.models.tokenizer import Message, Tokenizer
@@ -68,7 +68,11 @@ def _without_system(own: str) -> str | None:
 
 
 def _rendered(
-    tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = True, source: str | None = None
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    prompt: bool = True,
+    source: str | None = None,
 ) -> str | None:
     templates = tokenizer.templates if source is None else tokenizer.templates.replaced(source)
     try:

@@ -246,7 +246,7 @@ def _judged(parts: list[Part], expected: Level, tried: int) -> Verdict:
         says = "; ".join(dict.fromkeys(f"{one.name}: {one.says}" for one in allowed))
         return Verdict(status="differs", says=says, expected=expected, parts=parts, tried=tried)
     levels = [part.level for part in parts if part.level is not None]
-    worst = max(levels, key=_rank, default="float32")
+    worst: Level = max(levels, key=_rank) if levels else "float32"
     says = f"computes this model, up to what {_weights_of(worst)} round"
     return Verdict(status="agrees", says=says, expected=expected, parts=parts, tried=tried)
 

@@ -103,7 +103,7 @@ class Book:
             e2e_s=_round(now - entry.arrived) if known else None, preemptions=ledger.preemptions, spans=spans,
             floor=FloorView(prefill_s=_seconds(prefill), decode_s=_seconds(decode)), reason=reason,
             text_of_reason=text, answers=entry.answers, streamed=entry.streamed, steps=entry.steps,
-            prefill_chunks=ledger.prefill_chunks,
+            prefill_chunks=ledger.prefill_chunks, digest=entry.digest,
         )  # fmt: skip
 
     def _reason(

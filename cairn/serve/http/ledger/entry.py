@@ -36,6 +36,7 @@ class Entry:
         "began",
         "cached",
         "detokenize_s",
+        "digest",
         "ended",
         "endpoint",
         "first",
@@ -70,6 +71,7 @@ class Entry:
         self.stream = self.detokenize_s = 0.0  # seconds of making bytes, and of making text
         self.streamed = False
         self.status = "running"
+        self.digest: str | None = None  # of the answers' tokens, if somebody asked for the ledger
         self.ledger = Ledger()
         self.parent: str | None = None  # the trace that it belongs to, as W3C writes it
 

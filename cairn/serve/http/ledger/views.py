@@ -142,6 +142,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     answers: int = 1  # how many were made at the same time (n, or several prompts)
     streamed: bool = False
     steps: int = 0  # of the engine, that computed something of it
+    digest: str | None = None  # of the answers' tokens: the same tokens have the same one
     prefill_chunks: int = 0
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer_reader import LoopWaker
+from cairn.serve.capture import Capture
 from cairn.serve.http.ledger.book import Book
 from cairn.serve.http.ledger.engine_view import EngineLook
 from cairn.serve.http.ledger.floor import Floors
@@ -68,6 +69,9 @@ class Service:
         self.look = EngineLook(serving, self.book, self.gaps, self.admission, self.health)
         self._totals = EngineTotals(self.model)
         self.responses = ResponseStore(config.store_responses)
+        self.capture: Capture | None = None
+        if config.capture is not None:
+            self.capture = Capture(config.capture, config.engine(), serving.facts.device)
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
@@ -92,6 +96,8 @@ class Service:
         await asyncio.to_thread(self.serving.close)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
+        if self.capture is not None:
+            await asyncio.to_thread(self.capture.close)
 
     def send_traces(self, traces: Traces) -> None:
         """Every request that ends from now on becomes a span."""

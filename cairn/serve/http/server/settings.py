@@ -47,6 +47,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """serve POST /pause, /resume, /update_weights and /reset_prefix_cache to whoever may generate"""
     store_responses: int = 0
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
+    capture: Path | None = None
+    """write every request with its tokens, parameters and seed into this folder, for `cairn replay`; by default none"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None
