@@ -20,6 +20,8 @@ from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
 from cairn.models.families import eos_ids_of, from_hf
 from cairn.models.gguf.tokenizer import tokenizer_from_gguf
+from cairn.models.quantized.scheme import CONFIG, quantization_of
+from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
@@ -28,13 +30,19 @@ from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
 from cairn.models.weights import Progress, load_model
 
+FLOAT_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+
 
 class Checkpoint:
     def __init__(
         self, path: Path, config: dict[str, Any], tensors: TensorSource, eos_ids: Sequence[int]
     ) -> None:
-        self.path, self.config, self.tensors = path, config, tensors
+        self.path, self.config = path, config
         self.spec: ModelSpec = from_hf(config)
+        self.quantization = quantization_of(config)
+        self.tensors: TensorSource = tensors
+        if self.quantization is not None:
+            self.tensors = QuantizedTensors(tensors, self.quantization, _float_dtype(config))
         self.eos_ids = tuple(eos_ids) or self.spec.eos_ids
 
     def tokenizer(self) -> Tokenizer:
@@ -43,23 +51,40 @@ class Checkpoint:
         return tokenizer_from_folder(self.path)
 
     def stored_dtype(self) -> torch.dtype:
-        """The type most of the weights are stored in: that of the largest tensor."""
+        """The type most of the weights are stored in, or dequantised to: that of the largest tensor."""
         largest = max(self._weights(), key=lambda name: _size(self.tensors.shape(name)))
-        return self.tensors.dtype(largest)
+        dtype = self.tensors.dtype(largest)
+        if not dtype.is_floating_point:
+            raise WeightsError(
+                f"{self.path}: tensor {largest} is stored as {dtype}",
+                hint="config.json has no quantization_config that says what it means",
+            )
+        return dtype
+
+    def quantised(self) -> bool:
+        """Whether the file has fewer bits for a weight than the model computes with."""
+        return self.quantization is not None or self.path.is_file()
 
     def stored_bits(self) -> float:
         """Bits of a weight in the file, scales included: the most that a matrix has."""
-        bits = getattr(self.tensors, "bits", None)  # of a format that can quantise
-        sizes = [self.tensors.dtype(name).itemsize * 8.0 if bits is None else bits(name)
-                 for name in self._weights() if len(self.tensors.shape(name)) > 1]  # fmt: skip
-        return max(sizes, default=32.0)
+        matrices = (name for name in self._weights() if len(self.tensors.shape(name)) > 1)
+        return max(map(self._bits, matrices), default=32.0)
+
+    def stored_bytes(self) -> int:
+        """Bytes of all weights in the file."""
+        weights = self._weights()
+        return int(sum(_size(self.tensors.shape(name)) * self._bits(name) / 8 for name in weights))
 
     def nbytes(self) -> int:
-        """Bytes of all weights as stored."""
+        """Bytes of all weights in the type that they are stored in, or dequantised to."""
         return sum(
             _size(self.tensors.shape(name)) * self.tensors.dtype(name).itemsize
             for name in self._weights()
         )
+
+    def _bits(self, name: str) -> float:
+        bits = getattr(self.tensors, "bits", None)  # of a format that can quantise
+        return 8.0 * self.tensors.dtype(name).itemsize if bits is None else bits(name)
 
     def _weights(self) -> list[str]:
         """Tensors less the masks and tables that old checkpoints carry, in types of their own."""
@@ -76,12 +101,17 @@ class Checkpoint:
         shards: Shards = ALONE,
         fused: bool | None = None,
         progress: Progress = lambda done: None,
+        notes: list[str] | None = None,
     ) -> Transformer:
-        """The model on a device; by default in the stored type, fused wherever that pays."""
+        """The model on a device; by default in the stored type, fused wherever that pays.
+
+        `notes`: quantised matrices stay as they are stored, and what does not is said there. None: all are
+        dequantised.
+        """
         check_device(device)
         fused = torch.device(device).type == "cuda" if fused is None else fused
         build = Build(device, dtype or self.stored_dtype(), shards, fused)
-        return load_model(self.spec, self.tensors, build, progress).eval()
+        return load_model(self.spec, self.tensors, build, progress, notes).eval()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -102,6 +132,9 @@ def _open(path: Path) -> Checkpoint:
     if path.is_file():
         return _open_gguf(path)
     config = read_json(path / "config.json")
+    beside = path / "hf_quant_config.json"  # where ModelOpt says it
+    if CONFIG not in config and beside.is_file():
+        config[CONFIG] = {"quant_method": "modelopt", **read_json(beside)}
     generation = path / "generation_config.json"
     settings = read_json(generation) if generation.is_file() else {}
     eos_ids = eos_ids_of(Fields(settings, generation.name))
@@ -148,6 +181,12 @@ def _only_gguf(folder: Path) -> Path:
         if files
         else "give a folder in Hugging Face's format or a .gguf file (on the hub: owner/name/file.gguf)",
     )
+
+
+def _float_dtype(config: dict[str, Any]) -> torch.dtype:
+    """What quantised matrices are dequantised to: the type that the model was made in."""
+    named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    return FLOAT_DTYPES.get(named, torch.bfloat16)
 
 
 def _size(shape: tuple[int, ...]) -> int:

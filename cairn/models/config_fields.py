@@ -10,14 +10,15 @@ from typing import Any
 
 from cairn.core.errors import UnsupportedModel
 
-# Fields that say something about training, storage or generation, but not about the forward pass.
+# Fields that say something about training, storage or generation, but not about the forward pass. How matrices are
+# stored is read by `quantized.scheme`.
 HARMLESS = {
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
     "attention_dropout", "attn_pdrop", "bos_token_id", "cache_implementation",
-    "chunk_size_feed_forward", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
+    "chunk_size_feed_forward", "compression_config", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
     "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
     "model_type", "n_ctx", "num_labels", "output_attentions", "output_hidden_states",
-    "output_router_logits", "pad_token_id", "prefix", "problem_type", "resid_pdrop",
+    "output_router_logits", "pad_token_id", "prefix", "problem_type", "quantization_config", "resid_pdrop",
     "return_dict", "router_aux_loss_coef", "router_jitter_noise", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "task_specific_params", "tokenizer_class", "torch_dtype", "transformers.js_config",

@@ -8,6 +8,7 @@ first used. Names are translated by `checkpoint_names`; files are opened by the 
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,14 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import LEFTOVERS, Source, source
+from cairn.models.quantized.load import (
+    Kept,
+    QuantizedSource,
+    dequantised_note,
+    give_forms,
+    packed_maps,
+)
+from cairn.models.quantized.source import HasPlanes
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -24,11 +33,18 @@ Progress = Callable[[int], None]  # called with the bytes of each tensor that is
 
 
 def load_model(
-    spec: ModelSpec, tensors: TensorSource, build: Build, progress: Progress = lambda done: None
+    spec: ModelSpec,
+    tensors: TensorSource,
+    build: Build,
+    progress: Progress = lambda done: None,
+    notes: list[str] | None = None,
 ) -> Transformer:
-    """A model with a checkpoint's weights; `build` says where, in which type and in which layout."""
+    """A model with a checkpoint's weights; `build` says where, in which type and in which layout.
+
+    `notes`: quantised matrices stay as they are stored, and what does not is said there. None: all are dequantised.
+    """
     model = Transformer(spec, build._replace(device="meta"))
-    load(model, tensors, build.device, progress)
+    load(model, tensors, build.device, progress, notes)
     return model
 
 
@@ -54,16 +70,28 @@ def load(
     tensors: TensorSource,
     device: torch.device | str,
     progress: Progress = lambda done: None,
+    notes: list[str] | None = None,
 ) -> None:
-    """Fill every parameter of a model on the meta device."""
+    """Fill every parameter of a model on the meta device, or give its linear maps forms; see `load_model`."""
     slots = list(model.slots())
     where = _locate(model.spec, slots, tensors)
     _check_tied_head(model.spec, where, tensors)
+    kept: list[Kept] = []
+    if notes is not None and isinstance(tensors, HasPlanes):
+        source = cast(QuantizedSource, tensors)
+        kept = packed_maps(model, where, source)
+        note = dequantised_note(kept, slots, where, source, model.build.dtype.itemsize)
+        notes += [note] if note else []
+    packed = {slot.parameter for part in kept for slot in part.slots}
     modules = dict(model.named_modules())
     for path, group in _by_parameter(slots).items():
+        if path in packed:
+            continue
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
+    if kept:  # behind the biases, which a form takes along
+        give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
 
 
 def fill_shares(
@@ -84,8 +112,8 @@ def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[s
     where = {slot.name: source(spec.family, slot.name) for slot in slots}
     prefix = where["norm.weight"].tensor.split(".")[0] + "."
     if not any(name.startswith(prefix) for name in present):  # saved without its language head
-        where = {name: s._replace(tensor=s.tensor.removeprefix(prefix))
-                 for name, s in where.items()}  # fmt: skip
+        bare = {name: s.tensor.removeprefix(prefix) for name, s in where.items()}
+        where = {name: s._replace(tensor=bare[name]) for name, s in where.items()}
     needed = {s.tensor for s in where.values()}
     if missing := sorted(needed - present):
         raise WeightsError(
@@ -134,7 +162,7 @@ def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
     if not tensor.is_floating_point():
         raise WeightsError(
             f"{place.tensor} is stored as {tensor.dtype}, expected floating point",
-            hint="quantised checkpoints in this format are not supported",
+            hint="config.json has no quantization_config that says what it means",
         )
     tensor = tensor.t() if place.transposed else tensor
     return tensor.narrow(0, rows * place.part, rows) if place.parts > 1 else tensor

@@ -22,6 +22,10 @@ from cairn.core.errors import WeightsError
 from cairn.models.gguf.config import hf_config
 from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
 from cairn.models.gguf.names import ROPE_FACTORS, Source, hf_sources
+from cairn.models.quantized.cuts import rows_in_order
+from cairn.models.quantized.gguf_blocks import BLOCKS, block_planes
+from cairn.models.quantized.planes import Planes
+from cairn.models.quantized.source import PlanesShape
 
 _UNQUANTISED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _MOST_ROPE_FACTORS = 4096
@@ -68,6 +72,26 @@ class GGUFFile:
         source = self._source(name)
         return _undo(source, self._read(source))
 
+    def planes_shape(self, name: str) -> PlanesShape | None:
+        """Of a matrix that can stay as it is stored; None: it is dequantised."""
+        source = self._source(name)
+        block = source.stored.block
+        kept = source.change in ("none", "rotary_rows") and len(source.shape) == 2
+        if not kept or block.name not in BLOCKS:
+            return None
+        return PlanesShape(block.name, 16 if block.name == "Q6_K" else 32, False)
+
+    def planes(self, name: str, device: torch.device | str) -> Planes:
+        """A quantised matrix with its numbers as they are stored."""
+        source, rows = self._source(name), self.shape(name)[0]
+        block = source.stored.block
+        raw_NC = torch.from_numpy(self._raw(source)).view(rows, -1).to(device)
+        planes = block_planes(raw_NC, block.name, block.size_bytes)
+        if source.change == "none":
+            return planes
+        order_N = _undo(source, torch.arange(rows)[:, None])[:, 0]
+        return rows_in_order(planes, order_N.to(device))
+
     def close(self) -> None:
         """Tensors that are views keep the mapping alive until they are gone."""
         self._bytes = None
@@ -88,15 +112,18 @@ class GGUFFile:
         return source
 
     def _read(self, source: Source) -> torch.Tensor:
-        if self._bytes is None:
-            raise ValueError(f"{self.path} is closed")
-        raw = self._bytes[source.start : source.start + source.size_bytes]
+        raw = self._raw(source)
         block = source.stored.block
         if (dtype := _UNQUANTISED.get(block.name)) is not None:
             return torch.from_numpy(raw).view(dtype).view(source.stored_shape)
         values = torch.empty(source.stored_shape, dtype=self._dequantize_to)
         _dequantize(raw.reshape(-1, block.size_bytes), block, values.view(-1, block.elements))
         return values
+
+    def _raw(self, source: Source) -> np.ndarray:
+        if self._bytes is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._bytes[source.start : source.start + source.size_bytes]
 
     def _rope_factors(self) -> list[float] | None:
         stored = self._header.tensors.get(ROPE_FACTORS)

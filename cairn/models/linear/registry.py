@@ -1,11 +1,17 @@
 """The forms that weights can be served in, by name: what `--weights` takes. Imports nothing of torch.
 
-A new form is a file with a class beside this one, and its line here. The class is made of one matrix [N, K], has the
-methods of `models.linear.form.Form`, and says with `obstacle(weight)` where it has no product.
+A new form is a file with a class beside this one, and its line here. The class is made of one matrix [N, K] or of a
+quantised one's planes, has the methods of `models.linear.form.Form`, and says with `obstacle` where it has no product.
 """
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from cairn.models.linear.form import Form
+    from cairn.models.quantized.planes import Planes
 
 
 class Registration(NamedTuple):
@@ -25,8 +31,23 @@ FORMS = {
 # Made with what is seen of the activations, on a CPU: `serve.engine.cpu_weights` chooses between them.
 PACKED = ("int8", "int4")
 NAMES = ("auto", "float", *PACKED, *FORMS)
+# Made of planes, by the kind of device: the first class whose `obstacle(planes)` is None.
+OF_PLANES: dict[str, tuple[Registration, ...]] = {"cuda": (), "cpu": ()}
+PLANES = Registration(
+    "cairn.models.linear.planes_form", "PlanesForm", "planes that are dequantised for each product"
+)
 
 
 def form_class(name: str) -> Any:
-    found = FORMS[name]
+    return _class(FORMS[name])
+
+
+def form_of_planes(planes: "Planes", device: "torch.device | str") -> "Form":
+    """The form that multiplies fastest with these planes on a device."""
+    fast = map(_class, OF_PLANES.get(str(device).partition(":")[0], ()))
+    chosen = next((form for form in fast if form.obstacle(planes) is None), None)
+    return (chosen or _class(PLANES))(planes)
+
+
+def _class(found: Registration) -> Any:
     return getattr(import_module(found.module), found.name)

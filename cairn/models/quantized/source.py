@@ -1,0 +1,191 @@
+"""The tensors of a quantised checkpoint under the names of an unquantised one.
+
+    files --rules of quantization_config--> names() has P.weight, whichever tensors store it
+                                            tensor(P.weight)          dequantised, for whoever wants floats
+                                            planes(P.weight, device)  as it is, for a form that multiplies with it
+
+Opening reads headers only, and refuses planes that are missing, truncated or of another group size.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from cairn.core.errors import UnsupportedModel, WeightsError
+from cairn.models.quantized import awq, compressed_tensors, gptq, hf_fp8, modelopt, mxfp4
+from cairn.models.quantized.planes import Planes, dequantized
+from cairn.models.quantized.scheme import Format, Quantization, Scheme
+from cairn.models.quantized.stored import Layout, Stored
+from cairn.models.safetensors_file import TensorSource
+
+Device = torch.device | str
+# Last parts of names that say something about a quantised matrix; "weight" does so beside one of them.
+MARKERS = {
+    "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
+    "weight_scale_inv", "weight_scale_2", "input_scale", "input_zero_point", "input_global_scale",
+    "activation_scale", "qweight", "qzeros", "scales", "g_idx", "pre_quant_scale",
+}  # fmt: skip
+CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "output_scale", "prob_output_scale")
+EXPERTS = tuple(f"experts.{name}" for name in ("gate_up_proj", "down_proj"))
+
+
+@runtime_checkable
+class HasPlanes(Protocol):
+    """A source of tensors, some of which are quantised."""
+
+    def planes_shape(self, name: str) -> "PlanesShape | None":
+        """What is known of a tensor's planes before they are read; None: it has none."""
+        ...
+
+    def planes(self, name: str, device: Device) -> Planes: ...
+
+
+class PlanesShape(NamedTuple):
+    kind: str  # the format, for messages
+    group: int  # columns that share a scale
+    ordered: bool  # its columns have an order of their own
+
+
+class Reader(NamedTuple):
+    layout: Callable[[Stored, Scheme], Layout]
+    planes: Callable[[Stored, Scheme, Device], Planes]
+
+
+_EIGHT_BITS = Reader(compressed_tensors.eight_bit_layout, compressed_tensors.eight_bit_planes)
+_FOUR_BITS = Reader(compressed_tensors.four_bit_layout, compressed_tensors.four_bit_planes)
+READERS: dict[Format, Reader] = {
+    "pack-quantized": Reader(compressed_tensors.packed_layout, compressed_tensors.packed_planes),
+    "int-quantized": _EIGHT_BITS,
+    "float-quantized": _EIGHT_BITS,
+    "nvfp4-pack-quantized": _FOUR_BITS,
+    "mxfp4-pack-quantized": _FOUR_BITS,
+    "gptq": Reader(gptq.layout, gptq.planes),
+    "gptq_v2": Reader(gptq.layout, gptq.planes),
+    "awq": Reader(awq.layout, awq.planes),
+    "fp8": Reader(hf_fp8.layout, hf_fp8.planes),
+    "modelopt-fp8": Reader(modelopt.fp8_layout, modelopt.fp8_planes),
+    "modelopt-nvfp4": Reader(modelopt.nvfp4_layout, modelopt.nvfp4_planes),
+}
+
+
+class _Matrix(NamedTuple):
+    stored: Stored
+    scheme: Scheme
+    shape: tuple[int, int]
+
+
+class QuantizedTensors:
+    """`float_dtype`: of what `tensor` returns for a quantised matrix."""
+
+    def __init__(
+        self, files: TensorSource, quantization: Quantization, float_dtype: torch.dtype
+    ) -> None:
+        self.files, self.quantization, self.float_dtype = files, quantization, float_dtype
+        self._matrices: dict[str, _Matrix] = {}
+        self._experts: dict[str, _Expert] = {}
+        self._plain: list[str] = []
+        self._cache_scales: dict[str, str] = {}
+        for module, parts in _by_module(files.names()).items():
+            self._sort(module, parts)
+
+    def names(self) -> list[str]:
+        return [*self._plain, *self._matrices, *self._experts]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        found = self._matrices.get(name) or self._experts.get(name)
+        return found.shape if found else self.files.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        quantised = name in self._matrices or name in self._experts
+        return self.float_dtype if quantised else self.files.dtype(name)
+
+    def bits(self, name: str) -> float:
+        """Of a weight as stored, scales included."""
+        found = self._matrices.get(name)
+        if found is not None:
+            return found.scheme.weight_bits()
+        return 4.25 if name in self._experts else 8.0 * self.files.dtype(name).itemsize
+
+    def tensor(self, name: str) -> Tensor:
+        if name in self._matrices or name in self._experts:
+            return dequantized(self.planes(name, "cpu"), self.float_dtype)
+        return self.files.tensor(name)
+
+    def planes_shape(self, name: str) -> PlanesShape | None:
+        found = self._matrices.get(name)
+        if found is None:
+            return PlanesShape("mxfp4", mxfp4.GROUP, False) if name in self._experts else None
+        ordered = "g_idx" in found.stored or "weight_g_idx" in found.stored
+        return PlanesShape(found.scheme.format, found.scheme.group or found.shape[1], ordered)
+
+    def planes(self, name: str, device: Device) -> Planes:
+        if name in self._experts:
+            return self._experts[name].planes(self.files, device)
+        matrix = self._matrices[name]
+        return READERS[matrix.scheme.format].planes(matrix.stored, matrix.scheme, device)
+
+    def cache_scales(self) -> dict[str, Tensor]:
+        """Scales of 8-bit keys and values in float32, by the names in the file: stored = key / scale."""
+        return {name: self.files.tensor(at).float() for name, at in self._cache_scales.items()}
+
+    def _sort(self, module: str, parts: dict[str, str]) -> None:
+        """Which tensors of a module store a quantised matrix, and which are what they are."""
+        scales = {part: parts.pop(part) for part in CACHE_SCALES if part in parts}
+        self._cache_scales |= {f"{module}.{part}": name for part, name in scales.items()}
+        if module.endswith(".experts") and any(part.endswith("_blocks") for part in parts):
+            return self._sort_experts(module, parts)
+        marked = MARKERS & parts.keys()
+        if not marked:
+            self._plain += parts.values()
+            return None
+        scheme = self.quantization.scheme(module)
+        if scheme is None:
+            raise WeightsError(
+                f"{module} has {', '.join(sorted(marked))}, and quantization_config leaves it in floating point",
+                hint="config.json does not describe these weights",
+            )
+        if "pre_quant_scale" in marked:
+            raise UnsupportedModel(
+                f"{module} has pre_quant_scale, a scale of its input",
+                hint="export the checkpoint with the scale folded into the norm before it",
+            )
+        stored = Stored(self.files, module, parts)
+        layout = READERS[scheme.format].layout(stored, scheme)
+        stored.check(layout)
+        self._matrices[f"{module}.weight"] = _Matrix(stored, scheme, layout.shape)
+        self._plain += [name for part, name in parts.items() if part == "bias"]
+        return None
+
+    def _sort_experts(self, module: str, parts: dict[str, str]) -> None:
+        """All experts in one tensor, as gpt-oss stores them, under the names that one expert each would have."""
+        for part, (name, rows) in mxfp4.PARTS.items():
+            at = f"{module}.{name}"
+            shapes = [self.files.shape(f"{at}_{kind}") for kind in ("blocks", "scales")]
+            count, total, columns = mxfp4.check(at, shapes[0], shapes[1])
+            for expert in range(count):
+                shape = (len(range(*rows.indices(total))), columns)
+                self._experts[f"{module}.{expert}.{part}.weight"] = _Expert(at, expert, rows, shape)
+        self._plain += [name for part, name in parts.items() if part.endswith("_bias")]
+
+
+class _Expert(NamedTuple):
+    at: str  # the tensors' names, less _blocks and _scales
+    expert: int
+    rows: slice
+    shape: tuple[int, int]
+
+    def planes(self, files: TensorSource, device: Device) -> Planes:
+        blocks, scales = (
+            files.tensor(f"{self.at}_{kind}")[self.expert] for kind in ("blocks", "scales")
+        )
+        return mxfp4.part_planes(blocks, scales, self.rows, f"{self.at}_scales", device)
+
+
+def _by_module(names: list[str]) -> Mapping[str, dict[str, str]]:
+    modules: dict[str, dict[str, str]] = {}
+    for name in names:
+        module, _, part = name.rpartition(".")
+        modules.setdefault(module, {})[part] = name
+    return modules
