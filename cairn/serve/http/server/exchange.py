@@ -108,6 +108,7 @@ class Exchange:
             raise Refusal(
                 503, f"the engine is not available: {reason}", code="engine_dead", retry_after_s=10
             )
+        service.accounts.check_budget(self._call.holder)
         self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
         service.open.add(self)
         self._entry = self._begin()
@@ -187,7 +188,9 @@ class Exchange:
 
     def _begin(self) -> Entry:
         call, book = self._call, self._service.book
-        entry = call.entry = book.begin(call.id, call.scope["path"], call.arrived, self.jobs)
+        entry = call.entry = book.begin(
+            call.id, call.scope["path"], call.arrived, self.jobs, call.holder
+        )
         entry.parent, entry.streamed = call.traceparent, call.streams
         if call.wants_ledger:
             call.send = LedgerSend(call.send, self._view)
@@ -295,6 +298,7 @@ class Exchange:
 
     def _close(self, status: str) -> None:
         self._service.open.discard(self)
+        self._service.accounts.explain(self._entry, self.jobs)
         self._entry.close(status, time.monotonic())
         if self._call.wants_ledger:
             self._note_digest()

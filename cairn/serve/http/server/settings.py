@@ -53,6 +53,10 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None
     """most requests that one API key may make in a minute"""
+    key_tokens_per_day: int | None = None
+    """most tokens, of prompts and answers, that one API key may use in a day (UTC); more requests get 429"""
+    ledger_text: bool = False
+    """show in a request's ledger the words around the token at which its prompt left a cached one"""
     key_concurrent_requests: int | None = None
     """most requests of one API key at a time"""
     public_metrics: bool = False
