@@ -2,8 +2,9 @@
 
 import pytest
 from noisy_drafter import NoisyDrafter
+from tiny_engines import fixed_model
 
-from cairn.models.runnable import open_model
+from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.capture import digest_of
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
@@ -22,7 +23,7 @@ WAYS = {
 
 def prompts(count):
     """They share a beginning that is longer than a page."""
-    return [[(7 * i) % 4000 + 1 for i in range(70)] + [(n * 31 + 5 * i) % 4000 + 1 for i in range(20 + 9 * n)]
+    return [[(7 * i) % 200 + 1 for i in range(70)] + [(n * 31 + 5 * i) % 200 + 1 for i in range(20 + 9 * n)]
             for n in range(count)]  # fmt: skip
 
 
@@ -47,9 +48,8 @@ def answers(loaded, count, page, ways, **drafts):
     )
 
 
-def check_all_ways(device, dtype, count, page):
-    opened = open_model("cairn-tiny")
-    loaded = opened, opened.load(device, dtype)
+def check_all_ways(loaded, count, page):
+    opened = loaded[0]
     expected, tokens, _, cached = answers(loaded, count, page, WAYS["cold"])
     assert cached == 0
     for way in ("warm", "chunked", "preempted", "drafted"):
@@ -64,10 +64,13 @@ def check_all_ways(device, dtype, count, page):
 
 
 def test_a_request_has_one_digest_on_a_cpu():
-    check_all_ways("cpu", "float32", 3, 16)
+    model = fixed_model("llama")
+    opened = OpenModel("llama", model.spec, None, (), None)
+    check_all_ways((opened, Runnable("llama", model, "a test")), 3, 16)
 
 
 @pytest.mark.gpu
 def test_a_request_has_one_digest_on_a_gpu():
     WAYS["preempted"]["num_gpu_blocks_override"] = 40
-    check_all_ways("cuda", "bfloat16", 8, 16)
+    opened = open_model("cairn-tiny")
+    check_all_ways((opened, opened.load("cuda", "bfloat16")), 8, 16)
