@@ -71,7 +71,7 @@ def one_host(iterations: int) -> list[dict[str, Any]]:
 
 
 def on_one_host(
-    rank: int, world: int, tell: Any, port: int, iterations: int
+    rank: int, world: int, send_line: Any, port: int, iterations: int
 ) -> dict[int, dict[str, list[float]]]:
     """By turns, each after a barrier; an iteration takes as long as its slower rank."""
     torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def span(run: Any) -> float:
 
 
 def between_hosts(
-    rank: int, world: int, tell: Any, address: str, gbit: float, size: int, repeats: int
+    rank: int, world: int, send_line: Any, address: str, gbit: float, size: int, repeats: int
 ) -> dict[str, list[float]]:
     groups = join(rank, world, address, gbit)
     times: dict[str, list[float]] = {name: [] for name in groups}
@@ -172,7 +172,7 @@ def between_hosts(
 
 
 def sparse_between_hosts(
-    rank: int, world: int, tell: Any, address: str, size: int, repeats: int
+    rank: int, world: int, send_line: Any, address: str, size: int, repeats: int
 ) -> list[dict[str, Any]]:
     groups = join(rank, world, address, 0.2)
     found = []

@@ -78,7 +78,9 @@ def compare(ways: dict[str, Generate], streams: int, options: argparse.Namespace
         for name in names[turn:] + names[:turn]:
             rate, busy, own = best_turn(ways[name], streams, chance.randrange(1 << 30), options)
             where = f"{streams} streams, round {number} of {options.rounds}"
-            say(f"{where}: {name} {rate:.1f} tokens/s, {own:.1f} per CPU second, others {busy:.0%}")
+            log_line(
+                f"{where}: {name} {rate:.1f} tokens/s, {own:.1f} per CPU second, others {busy:.0%}"
+            )
             if number:
                 rates[name].append(round(rate, 2))
                 per_cpu[name].append(round(own, 2))
@@ -145,7 +147,7 @@ class Watch:
         return total - idle, own.user + own.system, total
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -10,6 +10,9 @@
 After each fault the same command goes on to the last step. Promises: no complete checkpoint fails to load, no more
 steps are lost than the interval between two checkpoints (none after a signal), no process is left, and the losses are
 those of an unbroken run, to the bit. Not part of the test suite: it takes minutes.
+
+Rounds are drawn one by one from the seed and their number, and `--out` is written after each of them: the same
+command goes on where an earlier one was ended. Where `py-spy` is installed, the stacks of a run that hangs are printed.
 """
 
 import argparse
@@ -18,11 +21,11 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +75,11 @@ def recipe(folder: Path, world: int, recovery: bool) -> Train:
 def start(config: Train, said: Path) -> Any:
     """The run in a process of its own, in a process group of its own; its lines go to a file."""
 
-    def say(text: str) -> None:
+    def log_line(text: str) -> None:
         with said.open("a") as file:
             file.write(text + "\n")
 
-    def told(record: Any) -> None:
+    def on_record(record: Any) -> None:
         time.sleep(STEP_S)
 
     def main() -> None:
@@ -85,20 +88,33 @@ def start(config: Train, said: Path) -> Any:
         world = config.parallel.world()
         try:
             if config.recovery.on:
-                finished = run_on_nodes(config, say=say)
+                finished = run_on_nodes(config, log_line=log_line)
             else:
-                finished = run_local(world, lambda rank, world: run(config, rank, say, told))
+                finished = run_local(
+                    world, lambda rank, world: run(config, rank, log_line, on_record)
+                )
             status = INTERRUPTED if finished.outcome.stopped_early else 0
         except KeyboardInterrupt:
             status = 130
         except BaseException as error:  # noqa: BLE001  its text is what a person needs
-            say(f"error: {type(error).__name__}: {error}")
+            log_line(f"error: {type(error).__name__}: {error}")
             status = 1
         os._exit(status)
 
     process = multiprocessing.get_context("fork").Process(target=main)
     process.start()
     return process
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One round of `--out`."""
+
+    kind: str
+    what: str
+    world: int
+    at: int
+    lost: int
+    broken: list[str]
 
 
 class Round:
@@ -154,6 +170,8 @@ class Round:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
         process.join(120)
+        if process.exitcode is None:
+            return  # `_reap` shows where it hangs
         if not self.recovery:
             self._count_lost(EVERY)
             return
@@ -261,6 +279,7 @@ class Round:
         if process.is_alive():
             self.broken.append("the run hangs")
             print(self._text()[-2000:], flush=True)
+            print_stacks([process.pid, *(one.pid for one in below)])
             process.kill()
             process.join()
         _, left = psutil.wait_procs(below, timeout=5)
@@ -269,6 +288,13 @@ class Round:
             self.broken.append(f"{len(alive)} processes are left")
             for one in alive:
                 one.kill()
+
+
+def print_stacks(pids: list[int]) -> None:
+    """Where each process of a run that hangs is waiting."""
+    tool = shutil.which("py-spy")
+    for pid in pids if tool else []:
+        subprocess.run([tool, "dump", "--pid", str(pid)], check=False, timeout=30)
 
 
 def logged(folder: Path) -> list[tuple[Any, ...]]:
@@ -295,51 +321,66 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    chance = random.Random(options.seed)
     kinds = ["kill"] * options.kills + ["term"] * options.terms
     kinds += ["full"] * options.full + ["corrupt"] * options.corrupt
-    chance.shuffle(kinds)
-    rounds: list[Round] = []
+    random.Random(options.seed).shuffle(kinds)
+    done = read_outcomes(options.out)
     with tempfile.TemporaryDirectory(prefix="cairn-soak-") as place:
-        unbroken = {}
-        for world in (2, 3, 4):
-            process = start(
-                recipe(Path(place) / f"unbroken-{world}", world, False), Path(place) / "u"
-            )
-            process.join(300)
-            unbroken[world] = logged(Path(place) / f"unbroken-{world}")
-            assert len(unbroken[world]) == STEPS, (Path(place) / "u").read_text()
-        for number, kind in enumerate(kinds):
-            folder = Path(place) / f"run-{number}"
-            disk = small_disk(folder) if kind == "full" else contextlib.nullcontext()
-            with disk:
-                home = folder / "run" if kind == "full" else folder
-                one = Round(kind, home, chance, chance.choice((2, 3, 4)))
-                one.run(unbroken[one.world])
-            rounds.append(one)
-            verdict = "; ".join(one.broken) or "kept"
+        unbroken = unbroken_runs(Path(place)) if len(done) < len(kinds) else {}
+        for number in range(len(done), len(kinds)):
+            chance = random.Random(f"{options.seed}/{number}")
+            done.append(run_round(kinds[number], Path(place) / f"run-{number}", chance, unbroken))
+            one = done[-1]
             print(
-                f"{number + 1:3} {kind:8} {one.what:24} {one.world} ranks, step {one.at:2}, "
-                f"{one.lost} lost: {verdict}",
+                f"{number + 1:3} {one.kind:18} {one.what:24} {one.world} ranks, step {one.at:2}, "
+                f"{one.lost} lost: {'; '.join(one.broken) or 'kept'}",
                 flush=True,
             )
-    _report(rounds, options.out)
+            write_outcomes(options.out, done)
+    raise SystemExit(any(one.broken for one in done))
 
 
-def _report(rounds: list[Round], out: Path | None) -> None:
-    table: dict[str, dict[str, Any]] = defaultdict(lambda: {"runs": 0, "broken": 0, "most lost": 0})
-    for one in rounds:
-        row = table[one.kind + (" with recovery" if one.recovery else "")]
+def unbroken_runs(place: Path) -> dict[int, list[tuple[Any, ...]]]:
+    """The log of a run without a fault, by the number of ranks."""
+    runs = {}
+    for world in (2, 3, 4):
+        folder = place / f"unbroken-{world}"
+        process = start(recipe(folder, world, False), place / "u")
+        process.join(300)
+        runs[world] = logged(folder)
+        assert len(runs[world]) == STEPS, (place / "u").read_text()
+    return runs
+
+
+def run_round(
+    kind: str, folder: Path, chance: random.Random, unbroken: dict[int, list[tuple[Any, ...]]]
+) -> Outcome:
+    with small_disk(folder) if kind == "full" else contextlib.nullcontext():
+        home = folder / "run" if kind == "full" else folder
+        one = Round(kind, home, chance, chance.choice((2, 3, 4)))
+        one.run(unbroken[one.world])
+    label = kind + (" with recovery" if one.recovery else "")
+    return Outcome(label, one.what, one.world, one.at, one.lost, one.broken)
+
+
+def read_outcomes(out: Path | None) -> list[Outcome]:
+    if out is None or not out.exists():
+        return []
+    return msgspec.convert(json.loads(out.read_text())["rounds"], list[Outcome])
+
+
+def write_outcomes(out: Path | None, done: list[Outcome]) -> None:
+    if out is None:
+        return
+    table: dict[str, dict[str, int]] = {}
+    for one in done:
+        row = table.setdefault(one.kind, {"runs": 0, "broken": 0, "most lost": 0})
         row["runs"] += 1
         row["broken"] += bool(one.broken)
         row["most lost"] = max(row["most lost"], one.lost)
-    print(f"\n{'fault':22} {'runs':>5} {'broken':>7} {'most steps lost':>16}")
-    for kind, row in sorted(table.items()):
-        print(f"{kind:22} {row['runs']:5} {row['broken']:7} {row['most lost']:16}")
-    if out is not None:
-        details = [msgspec.to_builtins([one.kind, one.what, one.broken]) for one in rounds]
-        out.write_text(json.dumps({"faults": table, "rounds": details}, indent=1) + "\n")
-    raise SystemExit(any(one.broken for one in rounds))
+    rounds = msgspec.to_builtins(done)
+    text = json.dumps({"faults": dict(sorted(table.items())), "rounds": rounds}, indent=1)
+    out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

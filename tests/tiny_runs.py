@@ -51,11 +51,18 @@ def weights(prepared):
     return {n: p.detach().clone() for n, p in prepared.state.parallel.parameters().items()}
 
 
-def loop(config: Train, source=None, say=lambda text: None, told=lambda record: None):
+def loop(
+    config: Train,
+    source=None,
+    log_line=lambda text: None,
+    on_record=lambda record: None,
+    world=1,
+    rank=0,
+):
     torch.set_num_threads(1)
     prepared = prepare(config)
     config.folder.mkdir(parents=True, exist_ok=True)
-    return Loop(prepared.state, source or prepared.corpus.source, say=say, told=told)
+    return Loop(prepared.state, source or prepared.corpus.source, world, rank, log_line, on_record)
 
 
 class Spoilt(RandomTokens):

@@ -25,7 +25,7 @@ from cairn.kernels.kernel import Cost
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
-from cairn.models.step_cost import Work, attended, step_cost, weights_read
+from cairn.models.step_cost import SequenceWork, attended, step_cost, weights_read
 
 
 class Limit(NamedTuple):
@@ -57,8 +57,8 @@ def limit(
 def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], value_bytes: int) -> Cost:
     """All prompts in one step; a beginning that they share is computed for the first of them only."""
     shared = chosen[0].shared
-    work = [Work(shared, 0, logits=0)] if shared else []
-    work += [Work(len(p.prompt) - p.shared, p.shared, shared=p.shared) for p in chosen]
+    work = [SequenceWork(shared, 0, logits=0)] if shared else []
+    work += [SequenceWork(len(p.prompt) - p.shared, p.shared, shared=p.shared) for p in chosen]
     return step_cost(spec, work, value_bytes)
 
 

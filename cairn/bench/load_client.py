@@ -2,8 +2,8 @@
 
     Ask --prepare--> bytes --send--> one connection per request in flight, kept for the next --> Record
 
-Talks HTTP/1.1 over asyncio with a reader of its own (`http_reader`): some microseconds per token, so that the client is
-not what gets measured. Nothing is sent twice, and nothing that a server does raises: an error becomes a Record of its
+Talks HTTP/1.1 over asyncio and httptools (`http_reader`): some microseconds per token, so that the client is not what
+gets measured. Nothing is sent twice, and nothing that a server does raises: an error becomes a Record of its
 kind. Knows nothing about rates and statistics.
 """
 

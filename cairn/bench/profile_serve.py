@@ -23,7 +23,7 @@ from cairn.bench.throughput import WARM_TOKENS, Bench, choose_requests, serve, s
 from cairn.bench.workload import Prompted
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
-from cairn.models.step_cost import Work, step_cost
+from cairn.models.step_cost import SequenceWork, step_cost
 from cairn.serve.engine.loop import Engine, StepTimes
 from cairn.serve.engine.scheduler import Scheduler
 from cairn.serve.engine.step import Chunk, Step
@@ -181,7 +181,7 @@ def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) ->
 
 def floor_s(bench: Bench, chunks: Sequence[Chunk]) -> float:
     """What these tokens have to read and compute, at the ceilings of this machine."""
-    work = [Work(chunk.count, chunk.start, chunk.samples) for chunk in chunks]
+    work = [SequenceWork(chunk.count, chunk.start, chunk.samples) for chunk in chunks]
     return bench.ceiling.floor_s(step_cost(bench.spec, work, bench.value_bytes), bench.dtype)
 
 

@@ -4,7 +4,7 @@
         served.url, served.ready_s
 
 `ready_s` is what an operator waits: from the start of the process to the first /health that says ok. The server is a
-process of its own, like in production, on a free port of loopback. What it says goes to `say`, line by line; when it
+process of its own, like in production, on a free port of loopback. Its output goes to `log_line`, line by line; when it
 ends before it is ready, its last lines are the error. Measures nothing else.
 """
 
@@ -39,10 +39,10 @@ class Served(NamedTuple):
 class _Output:
     """Reads what the server says, in a thread, so that it never waits for a reader."""
 
-    def __init__(self, process: "subprocess.Popen[str]", say: Callable[[str], None]) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", log_line: Callable[[str], None]) -> None:
         self.url: str | None = None
         self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self._process, self._say = process, say
+        self._process, self._log_line = process, log_line
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -51,7 +51,7 @@ class _Output:
         for line in self._process.stderr:
             text = line.rstrip()
             self.last.append(text)
-            self._say(text)
+            self._log_line(text)
             if self.url is None and (found := READY.search(text)):
                 self.url = found[1]
 
@@ -64,7 +64,7 @@ class _Output:
 
 @contextmanager
 def started(
-    args: Sequence[str], say: Callable[[str], None] = lambda line: None
+    args: Sequence[str], log_line: Callable[[str], None] = lambda line: None
 ) -> Generator[Served]:
     """`args` are those of `cairn serve`; the port is chosen here."""
     for argument in args:
@@ -83,7 +83,7 @@ def started(
         errors="replace",
         start_new_session=True,
     )
-    output = _Output(process, say)
+    output = _Output(process, log_line)
     try:
         url = _wait(process, output, began)
         yield Served(url, time.perf_counter() - began, process.pid)

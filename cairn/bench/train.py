@@ -93,6 +93,33 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 5
 
 
+def recorded_setups(device: str) -> list[Setup]:
+    """The rows of benchmarks/h200/training.json."""
+    rows = [
+        Setup(
+            model=model,
+            dtype="fp8" if narrow else "bf16",
+            memory_gib=room,
+            device=device,
+            steps=8,
+            rounds=2,
+            warmup=3,
+        )
+        for model, room in (("qwen3-0.6b", 50.0), ("qwen3-1.7b", 80.0))
+        for narrow in (True, False)
+    ]
+    large = Setup(
+        model="qwen3-8b",
+        states="bfloat16",
+        microbatch=4,
+        device=device,
+        steps=2,
+        rounds=1,
+        warmup=2,
+    )
+    return [*rows, large]
+
+
 class Bench(NamedTuple):
     setup: Setup
     state: "TrainState"

@@ -247,7 +247,7 @@ def _exposed(kind: str, layout: KVLayout, streamed: str, layer_s: float) -> floa
             take.listen()
             offer = msgspec.json.decode(line(process), type=Offer)
             take.take(offer, offer.table, time.monotonic())
-            tell(process, "go")
+            send_line(process, "go")
             outcome, deadline = [], time.monotonic() + PATIENCE_S
             while not outcome and time.monotonic() < deadline:
                 outcome = take.step(time.monotonic(), wait_s=0.001)
@@ -331,7 +331,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return text
 
 
-def tell(process: subprocess.Popen[str], text: str) -> None:
+def send_line(process: subprocess.Popen[str], text: str) -> None:
     if process.stdin is not None:
         process.stdin.write(text + "\n")
         process.stdin.flush()

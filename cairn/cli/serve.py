@@ -95,7 +95,7 @@ def run(args: list[str]) -> int:
 
     began = time.perf_counter()
 
-    def say(address: str, serving: "Serving") -> None:
+    def print_ready(address: str, serving: "Serving") -> None:
         for note in serving.notes:
             print(note, file=sys.stderr)
         took = format_duration(time.perf_counter() - began)
@@ -105,6 +105,6 @@ def run(args: list[str]) -> int:
             flush=True,
         )
 
-    serve(options, say, more=[*site.routes(), *learn_routes.routes()])
+    serve(options, print_ready, more=[*site.routes(), *learn_routes.routes()])
     print("stopped", file=sys.stderr)
     return 0

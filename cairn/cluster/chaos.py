@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     said: str = ""  # the last lines of a job that failed
 
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
 class Job(Protocol):
@@ -93,7 +93,9 @@ class Job(Protocol):
 Start = Callable[[Plan, Path, dict[str, str]], Job]
 
 
-def run_chaos(plan: Plan, folder: Path, say: Say = print, start: Start | None = None) -> Report:
+def run_chaos(
+    plan: Plan, folder: Path, log_line: LogLine = print, start: Start | None = None
+) -> Report:
     """`start`: how the job is started, with its folder and more environment; by default as a process."""
     start = start or start_process
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +103,7 @@ def run_chaos(plan: Plan, folder: Path, say: Say = print, start: Start | None = 
         raise DataError(f"{folder} holds an earlier run", hint="name another folder with --out")
     unbroken = None
     if plan.compare:
-        say("the job without faults, to compare with")
+        log_line("the job without faults, to compare with")
         began = time.monotonic()
         process = start(plan, folder / "unbroken", {})
         try:
@@ -114,16 +116,18 @@ def run_chaos(plan: Plan, folder: Path, say: Say = print, start: Start | None = 
                 hint=f"its last lines:\n{last_lines(folder / 'unbroken.txt')}",
             )
         unbroken = time.monotonic() - began
-    return _broken(plan, folder, unbroken, say, start)
+    return _broken(plan, folder, unbroken, log_line, start)
 
 
-def _broken(plan: Plan, folder: Path, unbroken: float | None, say: Say, start: Start) -> Report:
+def _broken(
+    plan: Plan, folder: Path, unbroken: float | None, log_line: LogLine, start: Start
+) -> Report:
     run = folder / "broken"
     wants_network = any(fault.kind == "partition" for fault in plan.faults)
     began = time.monotonic()
     with Network(wants_network) as network:
         process = start(plan, run, network.environment())
-        chaos = _Chaos(plan, run, process, network, say)
+        chaos = _Chaos(plan, run, process, network, log_line)
         try:
             chaos.break_things()
             status = _wait(process, max(1.0, plan.timeout_s - (time.monotonic() - began)))
@@ -158,8 +162,16 @@ def _broken(plan: Plan, folder: Path, unbroken: float | None, say: Say, start: S
 class _Chaos:
     """Waits for each fault's step, breaks, and waits until the run is back."""
 
-    def __init__(self, plan: Plan, run: Path, process: Job, network: Network, say: Say) -> None:
-        self.plan, self.run, self.process, self.network, self.say = plan, run, process, network, say
+    def __init__(
+        self, plan: Plan, run: Path, process: Job, network: Network, log_line: LogLine
+    ) -> None:
+        self.plan, self.run, self.process, self.network, self.log_line = (
+            plan,
+            run,
+            process,
+            network,
+            log_line,
+        )
         self.chance = random.Random(plan.seed + 1)
         self.happened: list[Happened] = []
         self.pids: set[int] = {process.pid}
@@ -187,7 +199,7 @@ class _Chaos:
         except NotPermitted as error:
             one.skipped = error.message
         self.happened.append(one)
-        self.say(f"step {seen.step}: {fault.kind} {one.target}: {one.skipped or one.what}")
+        self.log_line(f"step {seen.step}: {fault.kind} {one.target}: {one.skipped or one.what}")
         if one.skipped or fault.kind in QUIET or target[0] == "memory":
             time.sleep(0.2)  # let it be seen
             return
@@ -224,8 +236,8 @@ class _Chaos:
                     break
 
     def _notice(self, one: Happened, events: list[AnyEvent]) -> None:
-        told = (event for event in events if isinstance(event, Noticed) and event.at >= one.at)
-        first = next((event for event in told if one.target == f"rank {event.rank}"), None)
+        noticed = (event for event in events if isinstance(event, Noticed) and event.at >= one.at)
+        first = next((event for event in noticed if one.target == f"rank {event.rank}"), None)
         if first is not None:
             one.found_s, one.cause = first.at - one.at, first.what
 

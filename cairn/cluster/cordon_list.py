@@ -30,14 +30,14 @@ def path() -> Path:
 def current(now: float | None = None) -> Cordons:
     """The list, with what the jobs of this machine have been through since it was written."""
     known = load(path())
-    told = learned(
+    cordons = learned(
         known,
         (f for job in records.latest() for f in failures_in(job.logs) if job.engine != "local"),
         time.time() if now is None else now,
     )
-    if told != known:
-        save(path(), told)
-    return told
+    if cordons != known:
+        save(path(), cordons)
+    return cordons
 
 
 def learned(known: Cordons, failures: Iterable[RankFailure], now: float) -> Cordons:

@@ -34,7 +34,7 @@ PATIENCE_S = 60.0  # nothing moved for so long, and somebody waits
 EARLY = 1 / 4  # of the patience, after which a process that writes no notes is named
 EVERY_S = 3.0  # between two notes, at most
 CALLS = 8  # of each group, in the note of a rank that stands still
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Watch:
         self.world, self.patience_s = world, patience_s
         self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
         self.heard: dict[int, tuple[int, float]] = {}  # last beat, and when
-        self.told = self.early = False
+        self.reported = self.early = False
 
     def look(self, notes: dict[int, Note], now: float) -> str | None:
         """A sentence when there is something to say."""
@@ -72,24 +72,24 @@ class Watch:
                 self.heard[rank] = (note.beat, now)
         quiet = now - max((when for _, when in self.seen.values()), default=now)
         if quiet < EARLY * self.patience_s:
-            again, self.told, self.early = self.told or self.early, False, False
+            again, self.reported, self.early = self.reported or self.early, False, False
             return "watchdog: the job goes on" if again else None
         if quiet < self.patience_s:
             return self._stopped(notes, now)
         silent = [r for r, (_, when) in self.heard.items() if now - when >= self.patience_s / 2]
         waiting = any(note.waits for note in notes.values())
-        if self.told or not (waiting or silent):
+        if self.reported or not (waiting or silent):
             return None
         if self._still_to_hear(notes, silent) and quiet < 2 * self.patience_s:
             return None
-        self.told = True
+        self.reported = True
         return f"watchdog: nothing has moved for {quiet:.0f} s. {explain(notes, silent)}"
 
     def _stopped(self, notes: dict[int, Note], now: float) -> str | None:
         """A process that is stopped writes no notes: that is known long before the patience is over."""
         late = {rank: now - when for rank, (_, when) in self.heard.items()}
         stopped = [rank for rank, silent_s in late.items() if silent_s >= EARLY * self.patience_s]
-        if self.early or self.told or not stopped or len(stopped) == len(notes):
+        if self.early or self.reported or not stopped or len(stopped) == len(notes):
             return None
         self.early = True
         who = ", ".join(f"rank {rank} on {notes[rank].host}" for rank in stopped)
@@ -129,7 +129,12 @@ def explain(notes: dict[int, Note], silent: list[int]) -> str:
 
 @contextmanager
 def watching(
-    rank: int, world: int, say: Say, *, patience_s: float = PATIENCE_S, every_s: float | None = None
+    rank: int,
+    world: int,
+    log_line: LogLine,
+    *,
+    patience_s: float = PATIENCE_S,
+    every_s: float | None = None,
 ) -> Iterator[None]:
     """While the block runs, notes are written and, on rank 0, read. All ranks have to enter it."""
     if world < 2 or patience_s <= 0 or recorder() is None:
@@ -137,7 +142,7 @@ def watching(
         return
     stop = threading.Event()
     pause = every_s or max(0.2, min(EVERY_S, patience_s / 6))
-    body = _Body(rank, world, say, patience_s, _board())
+    body = _Body(rank, world, log_line, patience_s, _board())
     thread = threading.Thread(target=body.run, args=(stop, pause), name="watchdog", daemon=True)
     thread.start()
     try:
@@ -149,8 +154,10 @@ def watching(
 
 
 class _Body:
-    def __init__(self, rank: int, world: int, say: Say, patience_s: float, board: Board) -> None:
-        self.rank, self.say, self.board = rank, say, board
+    def __init__(
+        self, rank: int, world: int, log_line: LogLine, patience_s: float, board: Board
+    ) -> None:
+        self.rank, self.log_line, self.board = rank, log_line, board
         self.world, self.host = world, socket.gethostname()
         self.patience_s, self.watch = patience_s, Watch(world, patience_s)
         self.beat, self.moved, self.since = 0, "", time.monotonic()
@@ -188,7 +195,7 @@ class _Body:
         notes = {rank: msgspec.json.decode(note, type=Note) for rank, note in found.items()}
         said = self.watch.look(notes, time.monotonic())
         if said:
-            self.say(said)
+            self.log_line(said)
 
 
 def recorder() -> Any:

@@ -1,4 +1,4 @@
-"""Stands at a listening socket: whoever does not know the secret is turned away, told why, and counted.
+"""Stands at a listening socket: whoever does not know the secret is refused with the reason, and counted.
 
     accept --> a thread for each --> lets_in? --yes--> the service          no: closed, an event, one more in `refused`
 
@@ -24,12 +24,12 @@ class Doorman:
         self,
         secret: Secret | None,
         door: str,
-        say: Callable[[str], None] = lambda text: None,
+        log_line: Callable[[str], None] = lambda text: None,
         patience_s: float = PATIENCE_S,
         waiting: int = WAITING,
     ) -> None:
-        """`door`: what is behind it, for events. `say` hears of everybody who is turned away."""
-        self.secret, self.door, self.say = secret, door, say
+        """`door`: what is behind it, for events. `log_line` gets a line for everybody who is refused."""
+        self.secret, self.door, self.log_line = secret, door, log_line
         self.patience_s, self.most = patience_s, waiting
         self.refused: Counter[str] = Counter()  # connections, by reason
         self._waiting: OrderedDict[int, socket.socket] = OrderedDict()
@@ -63,4 +63,4 @@ class Doorman:
             self.refused[why] += 1
             count = self.refused.total()
         instant("connection refused", door=self.door, why=why, count=count)
-        self.say(f"{self.door}: a connection was refused: {why} ({count} so far)")
+        self.log_line(f"{self.door}: a connection was refused: {why} ({count} so far)")

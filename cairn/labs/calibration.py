@@ -28,7 +28,7 @@ NOT_CEILINGS = frozenset(
     {"schema", "measured_at", "quick", "identity", "device", "device_name", "matmul", "absent"}
 )
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 Measure = Callable[[Machine], Ceilings]
 
 
@@ -37,7 +37,9 @@ class Merged(NamedTuple):
     better: list[str]  # names of the ceilings that rose
 
 
-def ready(machine: Machine, measure: Measure, say: Say, path: Path | None = None) -> Ceilings:
+def ready(
+    machine: Machine, measure: Measure, log_line: LogLine, path: Path | None = None
+) -> Ceilings:
     """The ceilings of this machine; measured anew, and said, where the file is of no use."""
     path = machine_file() if path is None else path
     try:
@@ -47,14 +49,14 @@ def ready(machine: Machine, measure: Measure, say: Say, path: Path | None = None
         why = f"{path} was measured on another machine ({'; '.join(reasons)})"
     except HardwareError as error:
         why = error.message
-    say(f"{why}: measuring this machine's ceilings quickly (`cairn calibrate` looks longer)")
+    log_line(f"{why}: measuring this machine's ceilings quickly (`cairn calibrate` looks longer)")
     fresh = measure(machine)
-    _keep(fresh, path, say)
+    _keep(fresh, path, log_line)
     return fresh
 
 
 def learn(
-    ceilings: Ceilings, found: Mapping[str, Measured], say: Say, path: Path | None = None
+    ceilings: Ceilings, found: Mapping[str, Measured], log_line: LogLine, path: Path | None = None
 ) -> Merged:
     """What a lab measured goes into the file, if it is better than what the file has by now."""
     if not found:
@@ -73,7 +75,7 @@ def learn(
                 save(merged.ceilings, path)
             return merged
     except (OSError, HardwareError) as error:
-        say(f"the ceilings that were measured are not kept: {error}")
+        log_line(f"the ceilings that were measured are not kept: {error}")
         return merge(ceilings, found)
 
 
@@ -116,12 +118,12 @@ def _beats(fresh: Measured, old: Measured) -> bool:
     return fresh.value < old.value if fresh.unit == "s" else fresh.value > old.value
 
 
-def _keep(ceilings: Ceilings, path: Path, say: Say) -> None:
+def _keep(ceilings: Ceilings, path: Path, log_line: LogLine) -> None:
     try:
         with _locked(path):
             save(ceilings, path)
     except (OSError, HardwareError) as error:
-        say(f"these ceilings hold for this run only: {error}")
+        log_line(f"these ceilings hold for this run only: {error}")
 
 
 @contextmanager

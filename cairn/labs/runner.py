@@ -46,7 +46,7 @@ class Session:
     where: Where
     quick: bool = False
     limit_s: float = LIMIT_S
-    say: calibration.Say = lambda message: None
+    log_line: calibration.LogLine = lambda message: None
 
 
 def run_lab(
@@ -71,7 +71,7 @@ def run_lab(
         failure = traceback.format_exc()
         return failed_entry(lab, failure, at=at, seconds=seconds, quick=quick, where=where)
     seconds = time.perf_counter() - began
-    learned = calibration.learn(session.ceilings, outcome.calibrates, session.say)
+    learned = calibration.learn(session.ceilings, outcome.calibrates, session.log_line)
     return measured_entry(
         lab,
         outcome,

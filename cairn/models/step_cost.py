@@ -18,7 +18,7 @@ from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 
 
-class Work(NamedTuple):
+class SequenceWork(NamedTuple):
     """What one sequence has to compute in one step."""
 
     tokens: int  # new ones
@@ -37,7 +37,7 @@ class Total(NamedTuple):
     pairs: int  # of a query and a key
 
 
-def step_cost(spec: ModelSpec, work: Iterable[Work], value_bytes: int) -> Cost:
+def step_cost(spec: ModelSpec, work: Iterable[SequenceWork], value_bytes: int) -> Cost:
     """Of one step over several sequences."""
     flops, tokens, keys = 0, 0, 0.0
     for part in work:

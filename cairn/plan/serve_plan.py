@@ -86,14 +86,14 @@ def plan(
         done(f"tp {tp}")
     holding = [option for option in options if option.holds]
     best = min(holding, key=lambda option: (option.gpus, option.tp), default=None)
-    told = [
+    options = [
         option
         if option is best
         else msgspec.structs.replace(option, why=_why(option, best, asked, most_gpus))
         for option in options
     ]
     curve = _curve(msgspec.structs.replace(served, tp=best.tp), asked, best.most) if best else []
-    return ServePlan(best=best, options=told, curve=curve, device=served.device, asked=asked)
+    return ServePlan(best=best, options=options, curve=curve, device=served.device, asked=asked)
 
 
 def _check(asked: Asked, gpus: int) -> None:

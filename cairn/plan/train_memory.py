@@ -27,7 +27,11 @@ GATHERED = 2  # layers whose weights are whole at a time: the one in use and the
 NCCL = 1 << 30  # buffers of communicators, and what the allocator cannot use
 
 
-def rank_memory(job: Job, choice: Choice) -> Memory:
+def rank_memory(job: Job, choice: Choice, trained: float = 1.0) -> Memory:
+    """`trained`: of a rank's weights, the share that gets gradients; frozen ones have no states either.
+
+    Activations are counted as if all were trained: fewer are kept where whole stages are frozen.
+    """
     layout = choice.layout
     local, held = rank_spec(job.spec, layout), part(job.spec, layout)
     microbatches = max(1, job.sequences // (layout.data_ranks() * choice.microbatch))
@@ -42,9 +46,10 @@ def rank_memory(job: Job, choice: Choice) -> Memory:
     in_flight = stash(choice.order, layout.pp, microbatches, choice.chunks)
     cut = layout.tp if choice.sequence_parallel else 1
     many = layout.world() > 1
-    counted = _gradients(held, config, many, choice.whole_gradients)
+    before, at_end = _gradients(held, config, many, choice.whole_gradients)
+    counted = (int(trained * before), int(trained * at_end))
     gradients, activations = _summit(local, config, counted, in_flight, cut)
-    share = 2 * held.updated / alone.weights  # of what a process on its own would update
+    share = trained * 2 * held.updated / alone.weights  # of what a process alone would update
     return Memory(
         weights=int(2 * (held.updated + _gathered(held))),
         gradients=gradients,

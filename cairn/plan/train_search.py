@@ -24,7 +24,7 @@ from cairn.plan.device import Device
 from cairn.plan.train_cost import Choice, Job, StepTime, step_time
 from cairn.plan.train_memory import rank_memory
 from cairn.train.memory import OF_DEVICE, Memory
-from cairn.train.parallel.layout import AXES, Layout, Order, Strategy, Work, check
+from cairn.train.parallel.layout import AXES, Layout, Order, StepDemand, Strategy, check
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.recompute_kinds import KINDS
 
@@ -191,7 +191,7 @@ def _refused(job: Job, choice: Choice, gpus: int) -> tuple[str, str] | None:
     if job.sequences % samples:
         equation = f"{job.sequences} % {samples} = {job.sequences % samples}"
         return UNEVEN, f"{choice.words()}: {equation}"
-    work = Work(
+    work = StepDemand(
         tokens=job.sequence * choice.microbatch,
         strategy=Strategy(
             order=choice.order, chunks=choice.chunks, sequence_parallel=choice.sequence_parallel

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from cairn.core.errors import CairnError, ConfigError
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.client import EngineClient
 from cairn.serve.engine.loop import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
+from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, spawn_worker
 from cairn.serve.engine.request import RequestId
 from cairn.serve.engine.step_times import StepTimes
@@ -28,8 +29,10 @@ log = logging.getLogger("cairn")
 
 
 class EngineProcesses:
-    def __init__(self, config: EngineConfig, spawn: Spawn = spawn_worker) -> None:
-        self.client = EngineClient(config, spawn=spawn)
+    def __init__(
+        self, config: EngineConfig, spawn: Spawn = spawn_worker, role: RoleConfig | None = None
+    ) -> None:
+        self.client = EngineClient(config, spawn=spawn, role=role)
         self._open: dict[RequestId, RemoteJob] = {}
         self._closed = False
 
@@ -88,7 +91,7 @@ class EngineProcesses:
     def watch(self, seconds: float) -> None:
         self.client.watch(seconds)
 
-    def page_map(self) -> str:
+    def page_map(self) -> PageMap:
         return self.client.pages
 
     def restarting(self) -> str | None:
@@ -143,6 +146,7 @@ class RemoteJob:
     def end(self, ended: Ended) -> None:
         if not self._left:
             self._know(ended)
+            self.job.request.handoff = ended.handoff
             self.job.answer.end(ended.finish, ended.stop_reason, ended.error)
 
     def fail(self, problem: CairnError) -> None:

@@ -21,7 +21,7 @@ from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.loop import Engine, Output, described
 from cairn.serve.engine.messages import Stats
-from cairn.serve.engine.page_map import map_of
+from cairn.serve.engine.page_map import PageMap, map_of
 from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom
@@ -122,7 +122,7 @@ class EngineThread:
     def watch(self, seconds: float) -> None:
         return None  # it is always fresh
 
-    def page_map(self) -> str:
+    def page_map(self) -> PageMap:
         return map_of(self.engine.scheduler.blocks)
 
     def restarting(self) -> str | None:

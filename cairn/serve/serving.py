@@ -20,10 +20,10 @@ from cairn.models.checkpoint import default_device
 from cairn.models.runnable import OpenModel, open_model
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Answer
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.facts import facts_of
-from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Facts, Stats
+from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.start import start
@@ -74,7 +74,7 @@ class EngineHost(Protocol):
         """Keep `stats`, `recent` and `page_map` fresh for so long."""
         ...
 
-    def page_map(self) -> str:
+    def page_map(self) -> PageMap:
         """Empty while it is not known."""
         ...
 
@@ -259,24 +259,29 @@ def open_serving(
     config: EngineConfig,
     names: Sequence[str] = (),
     in_processes: bool | None = None,
-    role: Callable[[Engine], Engine] | None = None,
+    role: RoleConfig | None = None,
 ) -> Serving:
     """Load the model and start the engine; raises what keeps it from starting.
 
-    `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role` is given the
-    engine of a thread before its first request, and returns the one to drive.
+    `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
+    prefill and decode pair.
     """
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
     if not in_processes:
         started = start(config)
         limits, facts = started.engine.scheduler.limits, facts_of(started.engine)
-        host = EngineThread(started.engine if role is None else role(started.engine))
+        engine = started.engine
+        if role is not None:
+            from cairn.serve.separation.roles import with_role
+
+            engine = with_role(engine, role)
+        host = EngineThread(engine)
         return Serving(started.opened, limits, host, started.notes, facts, names)
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 
     opened = open_model(config.model)
-    processes = EngineProcesses(config)
+    processes = EngineProcesses(config, role=role)
     client = processes.client
     return Serving(opened, client.limits, processes, client.notes, client.facts, names)
 

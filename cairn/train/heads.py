@@ -18,7 +18,14 @@ from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.parallel.collectives import all_reduce
-from cairn.train.parallel.vocabulary import IGNORED, entropies, log_probs, scores_of, words_of
+from cairn.train.parallel.vocabulary import (
+    IGNORED,
+    entropies,
+    kernel_operands,
+    log_probs,
+    scores_of,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -44,9 +51,15 @@ class TargetLogProbs:
         return found
 
     def _log_probs(self, hidden_TD: Tensor, vocabulary: Vocabulary, targets_T: Tensor) -> Tensor:
-        if self.fused and vocabulary.shards.size == 1:
+        operands = kernel_operands(hidden_TD, vocabulary) if self.fused else None
+        if operands is not None:
             losses = linear_cross_entropy(
-                hidden_TD, vocabulary.matrix(), targets_T, reduction="sum", ignore_index=IGNORED
+                operands.hidden_TD,
+                operands.weight_VD,
+                targets_T,
+                shard=operands.shard,
+                reduction="sum",
+                ignore_index=IGNORED,
             )
             return -losses.loss_T
         parts = zip(hidden_TD.split(self.chunk), targets_T.split(self.chunk), strict=True)

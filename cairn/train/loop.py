@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,22 +28,27 @@ from cairn.hw.roofline import dtype_name
 from cairn.train.bad_step import Verdict, write_down
 from cairn.train.checkpoint import folder as folders
 from cairn.train.checkpoint.choose import choose_newest
-from cairn.train.checkpoint.load import check_model, load_pieces, read_about
+from cairn.train.checkpoint.load import About, check_model, load_pieces, read_about
 from cairn.train.checkpoint.save import Saver
 from cairn.train.config import Train
 from cairn.train.data.batch import Batch
 from cairn.train.data.source import Source
 from cairn.train.flops import measured_flops, peak_flops, step_flops
 from cairn.train.metrics_log import HeldOut, Line, Record, Sink, open_sinks
-from cairn.train.next_batches import NextBatches, SourceBatches, check_counts
+from cairn.train.next_batches import (
+    NextBatches,
+    SourceBatches,
+    StatefulBatches,
+    check_counts,
+)
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
 from cairn.train.trainable import check_base
 from cairn.train.validation import Validation, in_words
 
-Say = Callable[[str], None]
-Told = Callable[[Record], None]
+LogLine = Callable[[str], None]
+OnRecord = Callable[[Record], None]
 COLLECT_EVERY = 500  # steps between two garbage collections, which otherwise come when they like
 
 
@@ -71,11 +77,13 @@ class Loop:
         source: Source | NextBatches,
         world: int = 1,
         rank: int = 0,
-        say: Say = print,
-        told: Told = lambda record: None,
+        log_line: LogLine = print,
+        on_record: OnRecord = lambda record: None,
     ) -> None:
         self.state, self.world, self.rank = state, world, rank
-        self.say, self.told = (tolerant(say), told) if rank == 0 else (_silence, _silence)
+        self.log_line, self.on_record = (
+            (tolerant(log_line), on_record) if rank == 0 else (_silence, _silence)
+        )
         self.config: Train = state.config
         self.root: Path = self.config.folder / "checkpoints"
         saving = self.config.checkpoint
@@ -166,7 +174,7 @@ class Loop:
             scalar("held-out loss", held.loss, step=held.step)
         self._put(held)
         for line in in_words(held):
-            self.say(line)
+            self.log_line(line)
         self.read_at = time.perf_counter()
 
     def _anybody(self, here: bool) -> bool:
@@ -193,33 +201,52 @@ class Loop:
         warnings: list[str] = []
         found = choose_newest(self.root, self.saver.group, warnings)
         for warning in warnings:
-            self.say(f"warning: {warning}")
+            self.log_line(f"warning: {warning}")
         if found is None:
             return False
         self._load(found)
         if self.rank == 0:  # all have chosen: they have read it together
             folders.set_aside(self.root, self.state.step)
-        self.say(f"going on from {found} at step {self.state.step}")
+        self.log_line(f"going on from {found} at step {self.state.step}")
         return True
 
     def save(self) -> None:
         self.saver.wait()
         self._tell_problem()
-        about = self.state.about(self.batches.fingerprint, self.world)
-        self.saver.save(self.state.step, self.state.pieces(), about)
+        self.saver.save(self.state.step, self.state.pieces(), self._about())
         self.saved = self.state.step
 
-    def _load(self, folder: Path) -> None:
+    def _about(self) -> dict[str, Any]:
+        return self.state.about(self.batches.fingerprint, self.world, self._source_states())
+
+    def _source_states(self) -> list[dict[str, Any]]:
+        """Of a stateful source, on each data rank; the same list on every process."""
+        if not isinstance(self.batches, StatefulBatches):
+            return []
+        mine = (self.state.parallel.data_rank, self.batches.state_dict())
+        everybody: list[Any] = [mine]
+        if self.control is not None:
+            everybody = [None] * self.world
+            dist.all_gather_object(everybody, mine, group=self.control)
+        return [state for _, state in sorted(dict(everybody).items())]
+
+    def _restore_source(self, about: About) -> None:
+        if isinstance(self.batches, StatefulBatches) and about.source:
+            self.batches.load_state_dict(about.source)
+
+    def _load(self, folder: Path, with_source: bool = True) -> None:
         about = read_about(folder)
         check_model(about, self.state.spec, folder)
         check_base(about.base, self.state.base, folder)
         if about.data and about.data != self.batches.fingerprint:
-            self.say(
+            self.log_line(
                 "warning: the data is not that of the checkpoint; the samples will not be those of one run"
             )
         pieces = self.state.pieces()
         load_pieces(folder, pieces)
         self.state.restore(about, pieces)
+        if with_source:
+            self._restore_source(about)
         self.saved = self.state.step
 
     def _finish(self) -> None:
@@ -234,7 +261,7 @@ class Loop:
     def _tell_problem(self) -> None:
         problem = self.saver.problem()
         if problem is not None:
-            self.say(f"warning: {problem.message}; hint: {problem.hint}")
+            self.log_line(f"warning: {problem.message}; hint: {problem.hint}")
 
     # -- numbers ------------------------------------------------------------------------------
 
@@ -259,7 +286,7 @@ class Loop:
         what = f"step {result.step + 1}: {verdict.why} (samples in {path})"
         if verdict.action == "stop":
             raise BadRun(what, hint=self._way_out(self.config.bad_step.action))
-        self.say(f"warning: {what}; {verdict.action}")
+        self.log_line(f"warning: {what}; {verdict.action}")
         if verdict.action == "rewind":
             self._rewind(what)
 
@@ -285,9 +312,9 @@ class Loop:
                 hint=self._way_out("rewind"),
             )
         samples, streak = self.state.samples, self.state.watch.in_a_row
-        self._load(found)
+        self._load(found, with_source=False)  # it goes on behind the bad samples
         self.state.samples, self.state.watch.in_a_row = samples, streak
-        self.say(f"back at step {self.state.step}, going on with the samples from {samples}")
+        self.log_line(f"back at step {self.state.step}, going on with the samples from {samples}")
 
     def _log(
         self, result: StepResult, lengths: list[int], loss: float, norm: float, verdict: Verdict
@@ -299,7 +326,7 @@ class Loop:
             scalar("loss", loss, step=result.step + 1)
         done = result.step + 1
         record = self._record(result, lengths, loss, norm, seconds, verdict)
-        self.told(record)
+        self.on_record(record)
         if done % self.config.log.every == 0 or done in (1, self.config.steps) or record.bad:
             self._put(record)
 
@@ -311,7 +338,7 @@ class Loop:
             self.log_lost = False
         except OSError as error:
             if not self.log_lost:
-                self.say(
+                self.log_line(
                     f"warning: step {record.step} is not in the log: {error.strerror or error}"
                 )
             self.log_lost = True

@@ -50,6 +50,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # that were measured
     seconds: float = 0.0
     texts: list[str] = []  # continuations of the prompts of the recipe
+    by_source: dict[str, float | None] = {}  # loss on each source of a blend
 
 
 Line = Record | HeldOut
@@ -194,7 +195,10 @@ def smoothed(records: Sequence[Record], share: float = 0.1) -> list[tuple[float,
 def numbers(record: Line) -> dict[str, float]:
     """By name, as other tools show them; those of held-out data under validation/."""
     values = msgspec.to_builtins(record)
-    prefix = "validation/" if isinstance(record, HeldOut) else ""
+    prefix = ""
+    if isinstance(record, HeldOut):
+        prefix = "validation/"
+        values |= {f"loss of {name}": loss for name, loss in record.by_source.items()}
     return {
         prefix + name: float(value)
         for name, value in values.items()

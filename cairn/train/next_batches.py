@@ -1,14 +1,16 @@
-"""Where the loop gets each step's batches: from a pure source ahead of time, or from whatever else makes them.
+"""Where the loop gets each step's batches: from a pure source ahead of time, or from another maker of batches.
 
     loop --next_batches(state)--> [Batch, ...]      this data rank's microbatches; none is an answer, too
 
 Over a pure source (`data.source`) a step's samples are a function of how many have been consumed, so they are made one
 step ahead in a thread, a resumed run goes on exactly where it was, and asking for something else (after a rewind) is no
-mistake. A source with a state of its own, such as rollouts of the model that is trained, implements `NextBatches`.
+mistake. Another source, such as rollouts of the model that is trained, implements `NextBatches`. If what it does next
+depends on more than the training state, it is a `StatefulBatches`, and checkpoints keep its state.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +44,19 @@ class NextBatches(Protocol):
 
     def close(self) -> None:
         """After the last step."""
+        ...
+
+
+@runtime_checkable
+class StatefulBatches(Protocol):
+    """What a `NextBatches` offers beside its batches, if it has a state of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """On this data rank, after the batches given so far: JSON types, alike on all its tp, pp and cp ranks."""
+        ...
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from there. `states`: of all data ranks that saved, in order; there may be more or fewer ranks now."""
         ...
 
 

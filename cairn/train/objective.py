@@ -7,7 +7,8 @@
 The divisor is global: whatever the microbatches, the padding and the ranks, the gradients that add up are those of one
 large batch. A rule sees the streams that the batch carries beside its tokens (`Batch.extra`) and knows no logits. Two
 forms that agree: the plain one asks torch, a chunk of tokens at a time, and computes each chunk's logits again in
-backward; the fused one asks our kernel, which has the gradient ready when the loss is. Neither holds all logits.
+backward; the fused one asks our kernel, which has the gradient ready when the loss is. Neither holds all logits, and
+both work on a shard of the vocabulary.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from cairn.kernels.loss.token_rule import applied, with_slope
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
 from cairn.train.parallel.pipeline.deferred import recompute_contexts
-from cairn.train.parallel.vocabulary import log_probs
+from cairn.train.parallel.vocabulary import KernelOperands, kernel_operands, log_probs
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
@@ -76,8 +77,9 @@ class Objective:
     def __call__(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch", valid: Tensor
     ) -> Tensor:
-        if self.fused and vocabulary.shards.size == 1:
-            return self._by_kernel(hidden_TD, vocabulary.matrix(), batch, valid)
+        operands = kernel_operands(hidden_TD, vocabulary) if self.fused else None
+        if operands is not None:
+            return self._by_kernel(operands, batch, valid)
         total = torch.zeros((), device=hidden_TD.device)
         for begin in range(0, len(hidden_TD), self.chunk):
             part = slice(begin, begin + self.chunk)
@@ -101,9 +103,7 @@ class Objective:
         total = with_slope(logp_C, loss_C, slope_C).sum()
         return total if lse_C is None or not z_loss else total + z_loss * lse_C.square().sum()
 
-    def _by_kernel(
-        self, hidden_TD: Tensor, weight_VD: Tensor, batch: "Batch", valid: Tensor
-    ) -> Tensor:
+    def _by_kernel(self, operands: KernelOperands, batch: "Batch", valid: Tensor) -> Tensor:
         """Divided on the way, so that gradients of 16 bits have the size that they will have in the end."""
 
         def rule(logp_C: Tensor, part: slice) -> tuple[Tensor, Tensor]:
@@ -112,9 +112,10 @@ class Objective:
 
         weights_T = valid.float().reciprocal().expand(len(batch.targets_T)).contiguous()
         return linear_cross_entropy(
-            hidden_TD,
-            weight_VD,
+            operands.hidden_TD,
+            operands.weight_VD,
             batch.targets_T,
+            shard=operands.shard,
             reduction="sum",
             weights_T=weights_T,
             ignore_index=IGNORED,

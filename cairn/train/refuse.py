@@ -17,7 +17,7 @@ from cairn.train.checkpoint.folder import complete_steps, folder_of
 from cairn.train.checkpoint.load import check_model, read_about
 from cairn.train.config import Train
 from cairn.train.memory import checkpoint_bytes, predict
-from cairn.train.parallel.layout import Work, check
+from cairn.train.parallel.layout import StepDemand, check
 
 CHECKPOINTS = "checkpoints"  # of a run, in its folder
 # What a checkpoint holds depends on these.
@@ -31,7 +31,7 @@ KEPT_AS = (
 
 
 def check_layout(config: Train, spec: ModelSpec, world: int) -> None:
-    work = Work(
+    work = StepDemand(
         tokens=config.data.sequence * config.data.microbatch,
         microbatches=config.microbatches,
         strategy=config.strategy,

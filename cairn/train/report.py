@@ -73,6 +73,8 @@ def _facts(
         found["held-out loss"] = f"{measured[-1].loss:.3f}"
         if measured[-1].bits_per_byte is not None:
             found["bits per byte"] = f"{measured[-1].bits_per_byte:.3f}"
+        for name, loss in measured[-1].by_source.items():
+            found[f"held-out loss, {Path(name).name}"] = "none" if loss is None else f"{loss:.3f}"
     shares = sorted(record.mfu for record in records if record.mfu is not None)
     if shares:
         found["median MFU"] = f"{shares[len(shares) // 2]:.1%}"
@@ -98,6 +100,10 @@ def _charts(records: list[Record], held_out: Sequence[HeldOut]) -> list[Markup]:
     measured = [(float(held.step), held.loss) for held in held_out if held.loss is not None]
     if measured:
         losses.append(Series("held out", measured))
+    for name in dict.fromkeys(name for held in held_out for name in held.by_source):
+        points = [(float(held.step), held.by_source.get(name)) for held in held_out]
+        known = [(step, loss) for step, loss in points if loss is not None]
+        losses.append(Series(f"held out, {Path(name).name}", known))
     charts = [
         chart("Loss", losses, x="step", y="nats per token"),
         chart("Learning rate", [Series("lr", of("lr"))], x="step", y="lr"),

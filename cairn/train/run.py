@@ -45,8 +45,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     config: Train,
     rank: int = 0,
-    say: Callable[[str], None] = print,
-    told: Callable[[Record], None] = lambda record: None,
+    log_line: Callable[[str], None] = print,
+    on_record: Callable[[Record], None] = lambda record: None,
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
     """`make_loop`: another loop around the same steps; a supervised run has its own."""
@@ -58,15 +58,15 @@ def run(
     if rank == 0:
         config.folder.mkdir(parents=True, exist_ok=True)
     with only_here(config.folder) if locked else nullcontext():
-        return _run(config, prepared, rank, say, told, make_loop)
+        return _run(config, prepared, rank, log_line, on_record, make_loop)
 
 
 def _run(
     config: Train,
     prepared: Prepared,
     rank: int,
-    say: Callable[[str], None],
-    told: Callable[[Record], None],
+    log_line: Callable[[str], None],
+    on_record: Callable[[Record], None],
     make_loop: Callable[..., Loop],
 ) -> Finished:
     world, folder, state = config.parallel.world(), config.folder, prepared.state
@@ -75,9 +75,9 @@ def _run(
         (folder / RECIPE).write_text(to_toml(config), encoding="utf-8")
         keep_tokenizer(prepared.corpus, config, folder / TOKENIZER)
         for note in prepared.notes:
-            say(note)
-    with watching(rank, world, say):
-        loop = make_loop(state, prepared.corpus.source, world, rank, say, told)
+            log_line(note)
+    with watching(rank, world, log_line):
+        loop = make_loop(state, prepared.corpus.source, world, rank, log_line, on_record)
         loop.validation = make_validation(prepared)
         outcome = loop.run()
     if rank != 0:

@@ -3,9 +3,11 @@
     weights, optimizer states, loss scale, recent losses, random numbers     tensors, by name, as pieces
     step, samples consumed, tokens seen                                      three integers
 
-The state of the data is the number of samples; of the schedule, the number of the step.
+The state of the data is the number of samples; of the schedule, the number of the step. A source with more state than
+that saves it itself (`next_batches.StatefulBatches`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -53,7 +55,8 @@ class TrainState:
         found |= {f"scale/{n}": whole(t) for n, t in self.scale.tensors().items()}
         return found | {f"random/{n}": whole(t) for n, t in _random().items()}
 
-    def about(self, data: str, world: int) -> dict[str, Any]:
+    def about(self, data: str, world: int, source: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """`data`: fingerprint of the source; `source`: its state on each data rank, where it has one."""
         about = About(
             step=self.step,
             samples=self.samples,
@@ -64,6 +67,7 @@ class TrainState:
             world=world,
             config=msgspec.to_builtins(self.config, enc_hook=str),
             base=self.base,
+            source=list(source),
         )
         return msgspec.to_builtins(about)
 

@@ -94,11 +94,11 @@ def leave_terminal() -> None:
     os.close(nowhere)
 
 
-def tolerant(say: Callable[[str], None]) -> Callable[[str], None]:
+def tolerant(log_line: Callable[[str], None]) -> Callable[[str], None]:
     """The same, where a reader that has gone is no reason to end a run."""
 
     def said(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the file was closed
-            say(text)
+            log_line(text)
 
     return said

@@ -1,6 +1,6 @@
 """How well does the model do on data that it never learns from? The loss there, bits per byte, and sample texts.
 
-    held-out samples 0..n, always the same -> parallel.forward, no gradients -> loss, bits per byte
+    held-out samples 0..n, always the same -> parallel.forward, no gradients -> loss (by source), bits per byte
     prompts -> the most likely token, again and again -> texts
 
 Works in every layout, because `Parallel.forward` does. It changes nothing that training depends on: no weight, no
@@ -13,12 +13,14 @@ import time
 import torch
 
 from cairn.models.tokenizer import Tokenizer
-from cairn.train.data.batch import IGNORED, Batch, make_batch
-from cairn.train.data.source import Source, microbatch, share
-from cairn.train.heads import MostLikely, TargetLogProbs
+from cairn.train.data.batch import IGNORED, Batch, join, make_batch
+from cairn.train.data.blend import Blend
+from cairn.train.data.source import Source, share
+from cairn.train.heads import MostLikely, TargetLogProbs, loss_by_stream
 from cairn.train.metrics_log import HeldOut
 from cairn.train.state import TrainState
 
+SOURCE = "source"  # the stream that says which source of a blend a token is from
 PADDED = 64  # tokens of a pass are a multiple of it, so that every layout can cut them
 
 
@@ -33,6 +35,7 @@ class Validation:
         self.settings = state.config.validation
         self.log_probs = TargetLogProbs(state.spec, fused=fused)
         self.most_likely = MostLikely(state.spec)
+        self.names = source.names if isinstance(source, Blend) else []
         self._batches: list[Batch] = []  # on the host, made once
         self._bytes = 0  # of the text that their targets spell
 
@@ -42,8 +45,9 @@ class Validation:
 
     def measure(self) -> HeldOut:
         began = time.perf_counter()
-        nats, tokens, size = self._loss() if self.source is not None else (math.nan, 0, 0)
-        loss = nats / tokens if tokens and math.isfinite(nats) else None
+        by_source, size = self._losses() if self.source is not None else ([], 0)
+        nats, tokens = sum(one[0] for one in by_source), sum(one[1] for one in by_source)
+        loss = mean(nats, tokens)
         texts = self._texts()
         return HeldOut(
             step=self.state.step,
@@ -52,25 +56,27 @@ class Validation:
             tokens=tokens,
             seconds=time.perf_counter() - began,
             texts=texts,
+            by_source=dict(zip(self.names, (mean(*one) for one in by_source), strict=False)),
         )
 
-    def _loss(self) -> tuple[float, int, int]:
-        """Nats, tokens and bytes of all held-out samples, over all ranks."""
+    def _losses(self) -> tuple[list[tuple[float, int]], int]:
+        """Nats and tokens of each source's held-out samples, and the bytes of all, over all ranks."""
         parallel, device = self.state.parallel, self.state.device
         if not self._batches:
             self._batches = self._make()
             self._bytes = sum(text_bytes(batch, self.tokenizer) for batch in self._batches)
         batches = [batch.to(device) for batch in self._batches]
-        sums = torch.zeros(3, dtype=torch.float64, device=device)
-        sums[2] = self._bytes
+        count = max(1, len(self.names))
+        sums = torch.zeros(count + 1, 2, dtype=torch.float64, device=device)
+        sums[count, 0] = self._bytes
         # A step's worth at a time: a pipeline is made for so many microbatches.
         for begin in range(0, len(batches), self.state.config.microbatches):
             part = batches[begin : begin + self.state.config.microbatches]
-            for batch, found in zip(part, parallel.forward(part, self.log_probs), strict=True):
-                sums[0] -= found["logp"].double().sum()
-                sums[1] += (batch.targets_T != IGNORED).sum()
-        nats, tokens, size = parallel.sum_over_data(sums).tolist()
-        return nats, int(tokens), int(size)
+            sums[:count] += loss_by_stream(
+                parallel.forward(part, self.log_probs), part, SOURCE, count
+            )
+        *by_source, (size, _) = parallel.sum_over_data(sums).tolist()
+        return [(nats, int(tokens)) for nats, tokens in by_source], int(size)
 
     def _make(self) -> list[Batch]:
         """This rank's microbatches of the held-out samples; no more of them than there are, but at least one step's."""
@@ -85,8 +91,16 @@ class Validation:
                 step * data.sequences, parallel.data_rank, parallel.data_ranks, data.sequences
             )
             for begin in range(0, len(numbers), data.microbatch):
-                made.append(microbatch(self.source, numbers[begin : begin + data.microbatch]))
+                some = numbers[begin : begin + data.microbatch]
+                made.append(join([self._sample(number) for number in some]))
         return made
+
+    def _sample(self, number: int) -> Batch:
+        """With the source of the blend that it comes from, for each token."""
+        assert self.source is not None
+        sample = self.source.batch(number)
+        which = self.source.pattern.locate(number)[0] if isinstance(self.source, Blend) else 0
+        return sample._replace(extra={SOURCE: torch.full_like(sample.tokens_T, which)})
 
     def _texts(self) -> list[str]:
         """Each prompt with its continuation; greedy, so the same in every layout but for ties."""
@@ -120,6 +134,11 @@ class Validation:
         return found["token"][ends.to(found["token"].device)].tolist()
 
 
+def mean(nats: float, tokens: int) -> float | None:
+    """None where there is nothing to be the mean of, or it is not finite."""
+    return nats / tokens if tokens and math.isfinite(nats) else None
+
+
 def text_bytes(batch: Batch, tokenizer: Tokenizer | None) -> int:
     """How many bytes of text the targets of a batch spell; special tokens spell none."""
     if tokenizer is None:
@@ -134,5 +153,6 @@ def in_words(held: HeldOut) -> list[str]:
     """Lines for a person."""
     parts = [f"held-out loss {held.loss:.4f}"] if held.loss is not None else []
     parts += [f"{held.bits_per_byte:.4f} bits per byte"] if held.bits_per_byte is not None else []
+    parts += [f"{name} {loss:.4f}" for name, loss in held.by_source.items() if loss is not None]
     first = [f"step {held.step}: {', '.join(parts)}"] if parts else []
     return first + [f"step {held.step}: {' '.join(text.split())}" for text in held.texts]

@@ -1,6 +1,7 @@
 """`cairn bench train` on a small model: rows, files, merging, failures."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +86,27 @@ def test_a_profile_adds_up(tmp_path, capsys):
     assert {"train step", "aten::mm"} <= names
     assert main(args) == 0
     assert "update" in capsys.readouterr().out
+
+
+def test_without_a_model_the_rows_of_the_record_are_measured(tmp_path, monkeypatch):
+    """All of them go to the file: none of those that are there is lost."""
+    names = ("model", "dtype", "states", "seq", "batch", "microbatch", "plain")
+
+    def measured(setup, ran):
+        rest = {name: getattr(setup, name) for name in names}
+        rest["microbatch"] = setup.microbatch or setup.batch
+        return Row(**rest, tokens_per_s=1.0, step_ms=1.0, loss=1.0)
+
+    monkeypatch.setattr(bench, "measure", measured)
+    monkeypatch.setattr("cairn.models.checkpoint.check_device", lambda device: None)
+    monkeypatch.setattr("cairn.bench.limit.device_name", lambda device: "a GPU")
+    out = tmp_path / "training.json"
+    asked = ["bench", "train", "--device", "cuda", "--out", str(out), "--commit", "abc"]
+    assert main(asked) == 0
+    record = bench.read(Path("benchmarks/h200/training.json"))
+    found, wanted = (
+        [[getattr(row, name) for name in names] for row in document.rows]
+        for document in (bench.read(out), record)
+    )
+    assert sorted(found) == sorted(wanted)
+    assert main([*asked, "--steps", "3"]) == 2

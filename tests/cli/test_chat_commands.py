@@ -12,7 +12,7 @@ from cairn.cli.chat.chat_state import (
     Turn,
     dump,
     is_chat,
-    turned,
+    with_setting,
 )
 from cairn.cli.chat.chat_state import parse as parse_file
 from cairn.core.errors import DataError, RequestError, UsageError
@@ -167,10 +167,10 @@ def test_messages_in_a_wrong_order_are_refused(roles):
 
 
 def test_knobs():
-    sampling = turned(Sampling(), "temperature", "0.25")
+    sampling = with_setting(Sampling(), "temperature", "0.25")
     assert sampling.given() == {"temperature": 0.25}
-    assert turned(sampling, "temperature", "default").given() == {}
-    assert turned(sampling, "top_k", "7").given() == {"temperature": 0.25, "top_k": 7}
+    assert with_setting(sampling, "temperature", "default").given() == {}
+    assert with_setting(sampling, "top_k", "7").given() == {"temperature": 0.25, "top_k": 7}
     assert sampling.params().max_tokens is None  # an answer ends where the model says
     for name, text in [
         ("temperature", "-1"),
@@ -180,13 +180,13 @@ def test_knobs():
         ("min_p", "nan"),
     ]:
         with pytest.raises(RequestError, match=name):
-            turned(sampling, name, text)
+            with_setting(sampling, name, text)
 
 
 @given(st.sampled_from(KNOBS), TEXT)
 def test_no_value_breaks_a_knob(name, text):
     try:
-        after = turned(Sampling(), name, text)
+        after = with_setting(Sampling(), name, text)
     except RequestError as error:
         assert name in error.message  # noqa: PT017
         return

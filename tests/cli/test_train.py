@@ -98,6 +98,18 @@ def test_a_plan_of_several_ranks_is_of_one_of_them(capsys):
     whole = json.loads(capsys.readouterr().out)["bytes"]
     assert cut["bytes"]["states"] == pytest.approx(whole["states"] / 8, rel=0.01)
     assert cut["bytes"]["together"] < 80 * 2**30 < whole["together"]
+    frozen = ["--model.frozen", "embedding.*", "layers.?.*", "layers.1?.*"]  # half of the layers
+    asked = ["train", "llama3-8b-8xh100", "--plan", "--json", "--device", "cuda", *frozen]
+    assert main(asked) == 0
+    half = json.loads(capsys.readouterr().out)
+    assert half["of"] == "each of 8 ranks (fsdp 8)"
+    assert half["bytes"]["weights"] == cut["bytes"]["weights"]
+    for part in ("states", "masters"):
+        assert half["bytes"][part] / cut["bytes"][part] == pytest.approx(0.39, abs=0.03)
+    # Of a pipeline, the stage with most to train: the second one has all of its weights to train.
+    assert main([*asked, "--fsdp", "1", "--pp", "8"]) == 0
+    staged = json.loads(capsys.readouterr().out)
+    assert staged["bytes"]["states"] == pytest.approx(4 * staged["bytes"]["weights"], rel=0.1)
 
 
 def test_a_plan_is_of_the_weights_that_it_begins_with(capsys):
@@ -123,8 +135,8 @@ def record(step, loss=2.0, seconds=0.5):
 def test_a_log_has_a_line_for_each_logged_step_with_the_time_left(capsys):
     display = Display(steps=40, every=10)
     for step in range(1, 41):
-        display.told(record(step, None if step == 20 else 2.5))
-    display.say("words")
+        display.on_record(record(step, None if step == 20 else 2.5))
+    display.log_line("words")
     out, err = capsys.readouterr()
     assert out == "words\n"
     lines = err.splitlines()
@@ -141,10 +153,10 @@ def test_a_terminal_has_a_bar_and_words_stand_above_it(capsys):
 
     terminal = Terminal()
     display = Display(steps=40, every=10, as_json=True, err=terminal)
-    display.told(record(8))
+    display.on_record(record(8))
     assert "8/40" in terminal.getvalue()
     assert "0:16 left" in terminal.getvalue()
-    display.say("held-out loss 1.5")
+    display.log_line("held-out loss 1.5")
     assert terminal.getvalue().endswith("\r\x1b[Kheld-out loss 1.5\n")
     display.close()
     assert capsys.readouterr().out == ""

@@ -10,7 +10,7 @@ MEMORY = "torch.OutOfMemoryError: CUDA out of memory"
 LOST = "RuntimeError: Connection reset by peer"
 
 
-def say(folder, number, **about):
+def log_line(folder, number, **about):
     given = dict(rank=number % 4, host="h", node="worker-0", at=100.0 + number, meeting=str(number))
     failure = RankFailure(**(given | about))
     (folder / f"{number}.json").write_text(mark(failure) + "\n")
@@ -40,7 +40,7 @@ def over(folder, reports):
 def test_each_cause_has_its_policy(tmp_path, about, answers):
     reports = FailureReports(tmp_path)
     for number, answer in enumerate(answers):
-        say(tmp_path, number, **about)
+        log_line(tmp_path, number, **about)
         (said,) = over(tmp_path, reports)
         assert said == answer if said is None or answer is None else answer in said
 
@@ -48,13 +48,13 @@ def test_each_cause_has_its_policy(tmp_path, about, answers):
 def test_bystanders_are_not_heard_and_ranks_that_failed_together_count_once(tmp_path):
     reports = FailureReports(tmp_path)
     for number in range(4):
-        say(tmp_path, number, words=MEMORY, meeting="7")
-    say(tmp_path, 9, words=LOST, meeting="7")
+        log_line(tmp_path, number, words=MEMORY, meeting="7")
+    log_line(tmp_path, 9, words=LOST, meeting="7")
     assert over(tmp_path, reports) == [None] * 4
     assert over(tmp_path, reports) == []  # each is told once
-    say(tmp_path, 10, words=MEMORY, meeting="8")
+    log_line(tmp_path, 10, words=MEMORY, meeting="8")
     assert over(tmp_path, reports) == [None]
-    say(tmp_path, 11, words=MEMORY, meeting="9", at=1000.0 + CALM_S)  # long after: a new story
+    log_line(tmp_path, 11, words=MEMORY, meeting="9", at=1000.0 + CALM_S)  # long after: a new story
     assert over(tmp_path, reports) == [None]
 
 

@@ -68,4 +68,4 @@ def test_a_job_tells_where_its_time_went(tmp_path):
         why(tmp_path) == "training at step 4: 67% of 6.0 s productive; restart 1.0 s, queue 1.0 s"
     )
     assert rows(ledger)[0] == ["productive", "4.00 s", "66.7%", "steps that stayed"]
-    assert 'cairn_job_time_seconds_total{part="restart",cause="start"} 1' in scrape(tmp_path)
+    assert 'cairn_job_time_seconds_total{cause="start",part="restart"} 1' in scrape(tmp_path)

@@ -60,7 +60,7 @@ def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank
 ):
     monkeypatch.setenv("CAIRN_JOBS", str(tmp_path / "jobs"))
     wanted = config(tmp_path / "unbroken")
-    run_local(2, lambda rank, world: run(wanted, rank, say=lambda text: None).outcome)
+    run_local(2, lambda rank, world: run(wanted, rank, log_line=lambda text: None).outcome)
     folder = tmp_path / "run"
     folder.mkdir()
     given = tmp_path / "recipe.json"

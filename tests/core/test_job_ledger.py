@@ -125,7 +125,7 @@ def test_what_a_slow_rank_costs_is_part_of_the_productive_time_and_goes_with_the
     assert ledger.slow_now()[0].rank == 3
     assert "(1.8 s of it waiting for slow ranks)" in ledger.line()
     assert "slow: rank 3 on h, since step 1: computes 0.5 s" in ledger.line()
-    assert 'cairn_job_time_seconds_total{part="productive",cause="straggler"} 1.75' in metrics_text(ledger)  # fmt: skip
+    assert 'cairn_job_time_seconds_total{cause="straggler",part="productive"} 1.75' in metrics_text(ledger)  # fmt: skip
     assert "cairn_job_slow_ranks 1" in metrics_text(ledger)
     failed = Failed(at=3.0, since=3.0, cause="hang", rank=3, host="h", why="stopped", rung="heal")
     back = account(

@@ -1,9 +1,8 @@
-"""What is counted is what Prometheus reads, also when several processes count together."""
+"""What is counted is what Prometheus reads."""
 
 import math
 import threading
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,17 +14,12 @@ from cairn.core.metrics import (
     Gauge,
     Histogram,
     Metrics,
-    Snapshot,
-    merge,
-    render,
 )
 
 REQUESTS = Counter(
     name="cairn_seen_requests_total", help="Seen.", unit="requests", labels=("model", "code")
 )
 USED = Gauge(name="cairn_used_bytes", help="Used.", unit="bytes")
-OLDEST = Gauge(name="cairn_oldest_seconds", help="Oldest.", unit="seconds", across="max")
-NEWEST = Gauge(name="cairn_newest_seconds", help="Newest.", unit="seconds", across="min")
 WAIT = Histogram(
     name="cairn_wait_seconds",
     help='Waiting, with a \\ and a "quote"\nand a second line.',
@@ -33,7 +27,7 @@ WAIT = Histogram(
     labels=("model",),
     buckets=(0.1, 1, 10),
 )
-SMALL = (REQUESTS, USED, OLDEST, NEWEST, WAIT)
+SMALL = (REQUESTS, USED, WAIT)
 
 
 def parsed(text: str) -> dict[tuple[str, tuple], float]:
@@ -56,24 +50,18 @@ def test_the_text_is_the_one_that_prometheus_documents():
     assert metrics.render() == (
         "# HELP cairn_seen_requests_total Seen.\n"
         "# TYPE cairn_seen_requests_total counter\n"
-        'cairn_seen_requests_total{model="a",code="200"} 3\n'
+        'cairn_seen_requests_total{code="200",model="a"} 3.0\n'
         "# HELP cairn_used_bytes Used.\n"
         "# TYPE cairn_used_bytes gauge\n"
         "cairn_used_bytes 7.0\n"
-        "# HELP cairn_oldest_seconds Oldest.\n"
-        "# TYPE cairn_oldest_seconds gauge\n"
-        "cairn_oldest_seconds 0\n"
-        "# HELP cairn_newest_seconds Newest.\n"
-        "# TYPE cairn_newest_seconds gauge\n"
-        "cairn_newest_seconds 0\n"
         '# HELP cairn_wait_seconds Waiting, with a \\\\ and a "quote"\\nand a second line.\n'
         "# TYPE cairn_wait_seconds histogram\n"
-        'cairn_wait_seconds_bucket{model="a",le="0.1"} 2\n'
-        'cairn_wait_seconds_bucket{model="a",le="1"} 3\n'
-        'cairn_wait_seconds_bucket{model="a",le="10"} 3\n'
-        'cairn_wait_seconds_bucket{model="a",le="+Inf"} 4\n'
+        'cairn_wait_seconds_bucket{le="0.1",model="a"} 2.0\n'
+        'cairn_wait_seconds_bucket{le="1.0",model="a"} 3.0\n'
+        'cairn_wait_seconds_bucket{le="10.0",model="a"} 3.0\n'
+        'cairn_wait_seconds_bucket{le="+Inf",model="a"} 4.0\n'
+        'cairn_wait_seconds_count{model="a"} 4.0\n'
         'cairn_wait_seconds_sum{model="a"} 100.65\n'
-        'cairn_wait_seconds_count{model="a"} 4\n'
     )
 
 
@@ -94,7 +82,7 @@ def test_the_parser_of_prometheus_reads_every_value_back(requests, used, waits):
     for (model, code), count in requests.items():
         assert found["cairn_seen_requests_total", (("code", code), ("model", model))] == count
     assert found["cairn_used_bytes", ()] == pytest.approx(used, rel=0, nan_ok=True)
-    for bound, text in ((0.1, "0.1"), (1, "1"), (10, "10"), (math.inf, "+Inf")):
+    for bound, text in ((0.1, "0.1"), (1, "1.0"), (10, "10.0"), (math.inf, "+Inf")):
         if waits:
             below = found["cairn_wait_seconds_bucket", (("le", text), ("model", "m"))]
             assert below == sum(wait <= bound for wait in waits)
@@ -113,49 +101,6 @@ def test_help_and_type_reach_the_parser():
     assert families["cairn_wait_seconds"].type == "histogram"
     assert families["cairn_wait_seconds"].documentation == WAIT.help
     assert families["cairn_used_bytes"].type == "gauge"
-
-
-ACTIONS = st.lists(
-    st.tuples(st.just("add"), st.sampled_from(["a", "b"]), st.integers(0, 100))
-    | st.tuples(st.just("observe"), st.sampled_from(["a", "b"]), st.integers(0, 100)),
-    max_size=20,
-)
-
-
-def act(metrics: Metrics, actions) -> Metrics:
-    for verb, label, amount in actions:
-        if verb == "add":
-            metrics.add("cairn_seen_requests_total", amount, model=label, code="200")
-        else:
-            metrics.observe("cairn_wait_seconds", amount, model=label)
-    return metrics
-
-
-@given(st.lists(ACTIONS, max_size=4))
-def test_processes_count_together_what_one_would_have_counted(workers):
-    apart = [act(Metrics(SMALL), actions).snapshot() for actions in workers]
-    over_the_wire = [
-        msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=Snapshot)
-        for snapshot in apart
-    ]
-    alone = act(Metrics(SMALL), [action for actions in workers for action in actions])
-    together = parsed(render(merge(over_the_wire, SMALL), SMALL))
-    if workers:
-        assert together == parsed(alone.render())
-    assert parsed(render(merge(reversed(apart), SMALL), SMALL)) == together
-
-
-def test_a_gauge_says_what_it_means_across_processes():
-    snapshots = []
-    for value in (3, 5):
-        metrics = Metrics(SMALL)
-        for name in ("cairn_used_bytes", "cairn_oldest_seconds", "cairn_newest_seconds"):
-            metrics.set(name, value)
-        snapshots.append(metrics.snapshot())
-    found = parsed(render(merge(snapshots, SMALL), SMALL))
-    assert found["cairn_used_bytes", ()] == 8
-    assert found["cairn_oldest_seconds", ()] == 5
-    assert found["cairn_newest_seconds", ()] == 3
 
 
 def test_threads_lose_no_count():
@@ -233,19 +178,11 @@ def test_a_mistake_in_the_program_is_named(wrong, message):
             "finite and grow",
         ),
         (lambda: Metrics([USED, USED]), "the same name"),
-        (lambda: merge([Metrics([USED]).snapshot()], [OLDEST]), "unknown metric"),
     ],
 )
 def test_a_wrong_declaration_is_refused(declare, message):
     with pytest.raises(ValueError, match=message):
         declare()
-
-
-def test_histograms_of_other_buckets_do_not_merge():
-    unlabelled = [Histogram(name="x_s", help="", unit="s", buckets=b) for b in ((1,), (1, 2))]
-    snapshots = [Metrics([metric]).snapshot() for metric in unlabelled]
-    with pytest.raises(ValueError, match="2 and 3 buckets"):
-        merge(snapshots, unlabelled[:1])
 
 
 def test_the_catalogue_is_small_complete_and_readable():

@@ -123,11 +123,13 @@ def test_backward_works_once():
         loss.backward()
 
 
-def test_a_single_rank_is_a_shard_of_everything():
+@pytest.mark.parametrize("rule", [None, clipped])
+def test_a_single_rank_is_a_shard_of_everything(rule):
     x, weight, targets = inputs(11, 8, 70)
     shard = VocabShard(0, 70, all_max=lambda top: top, all_sum=lambda rest: rest)
-    whole = ours(x, weight, targets, z_loss=1e-3, chunk_tokens=4)
-    sharded = ours(x, weight, targets, z_loss=1e-3, chunk_tokens=4, shard=shard)
+    options = dict(z_loss=1e-3, chunk_tokens=4, token_rule=rule)
+    whole = ours(x, weight, targets, **options)
+    sharded = ours(x, weight, targets, **options, shard=shard)
     assert relative_error(sharded, whole) < 1e-5
 
 

@@ -47,8 +47,11 @@ def clipped(logp_C, part):
     )
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 1e-4])
-def test_a_rule_of_its_own_in_chunks(z_loss):
+EVERYTHING = VocabShard(0, 32000, all_max=lambda top: top, all_sum=lambda rest: rest)
+
+
+@pytest.mark.parametrize(("z_loss", "shard"), [(0.0, None), (1e-4, None), (1e-4, EVERYTHING)])
+def test_a_rule_of_its_own_in_chunks(z_loss, shard):
     x = torch.randn(1000, 256, device="cuda", dtype=BF16, requires_grad=True)
     weight = (torch.randn(32000, 256, device="cuda") / 16).to(BF16).requires_grad_()
     targets = torch.randint(32000, (1000,), device="cuda")
@@ -63,6 +66,7 @@ def test_a_rule_of_its_own_in_chunks(z_loss):
         z_loss=z_loss,
         chunk_tokens=384,
         token_rule=clipped,
+        shard=shard,
         impl="triton",
     )
     found = (losses.loss.detach(), losses.loss_T, *torch.autograd.grad(losses.loss, (x, weight)))

@@ -123,7 +123,7 @@ class CheckedScheduler:
         assert self.scheduler.blocks.usage().cached == 0
 
     def check(self) -> None:
-        self.scheduler.check_integrity()
+        self.scheduler.queues.check_integrity()
         assert self.scheduler.has_work == bool(self.alive)
         assert self.scheduler.running <= self.limits.rows
         for request in self.alive:
@@ -134,7 +134,7 @@ class CheckedScheduler:
     # -- what has to hold ------------------------------------------------------------------------
 
     def _schedule(self) -> Step:
-        before = list(self.scheduler._running)
+        before = list(self.scheduler.queues.running)
         decoding = any(r.total - r.computed <= 1 and r.total > r.prefill_until for r in before)
         budget = self.limits.budget(decoding)
         self.seen["shared budget"] += budget < self.limits.step_tokens
@@ -186,7 +186,7 @@ class CheckedScheduler:
             alone = len(before) == 1 and request.pending > 0
             uncertain = request.drafted and len(request.outputs) < request.min_tokens
             assert alone or uncertain or step.tokens == budget
-        line = list(self.scheduler._waiting)
+        line = list(self.scheduler.queues.waiting)
         places = [self._place(request) for request in (*step.admitted, *line)]
         assert places == sorted(places)
         assert not (step.preempted and step.admitted)
@@ -219,7 +219,7 @@ class CheckedScheduler:
     def _check_windows(self) -> None:
         """A window holds what it sees, the page that is written, and what tokens in flight may have to see again."""
         size = self.limits.page_size
-        for request in self.scheduler._running:
+        for request in self.scheduler.queues.running:
             if request.computed < request.prefill_until + size:
                 continue  # the pages of a chunk are freed when the next page is needed
             for group, table in zip(self.limits.groups, _tables(request), strict=False):
@@ -232,7 +232,7 @@ class CheckedScheduler:
     def _check_sharing(self) -> None:
         """A page in two tables stands at the same place, in the same group, behind the same tokens and salt."""
         size = self.limits.page_size
-        for one, other in combinations(self.scheduler._running, 2):
+        for one, other in combinations(self.scheduler.queues.running, 2):
             theirs = _places(other)
             for page, place in _places(one).items():
                 if page not in theirs:

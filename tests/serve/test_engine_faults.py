@@ -165,7 +165,7 @@ def test_soak(overlap, monkeypatch):
                 ended.add(out.request)
                 engine.prompt_logprobs.pop(out.request, None)
         if engine.steps % 16 == 0:
-            engine.scheduler.check_integrity()
+            engine.scheduler.queues.check_integrity()
     assert {request.state for request in requests} == {"finished"}
     assert ended | aborted == set(requests)
     for request in requests:

@@ -53,7 +53,7 @@ def engine_of(loaded, **switches):
 
 def submit(engine, prompts, **params):
     settings = dict(temperature=0.0, max_tokens=MOST, ignore_eos=True) | params
-    first = engine.scheduler._arrivals
+    first = engine.scheduler.queues.arrivals
     requests = [Request(first + i, p, SamplingParams(**settings)) for i, p in enumerate(prompts)]
     for request in requests:
         engine.add(request)
@@ -89,7 +89,7 @@ def test_greedy_tokens(loaded, name):
         agrees(engine.runner.model, request)
     if name == "tight":
         assert sum(request.ledger.preemptions for request in requests)
-    engine.scheduler.check_integrity()
+    engine.scheduler.queues.check_integrity()
 
 
 def test_again_through_graphs_that_are_captured_by_now(loaded):
@@ -114,7 +114,7 @@ def test_a_prefix_that_all_share_is_read_once(loaded, eager):
     assert set(seen) == {192}  # three pages of 64, in every step of decoding
     for request in requests:
         agrees(engine.runner.model, request)
-    engine.scheduler.check_integrity()
+    engine.scheduler.queues.check_integrity()
 
 
 def test_two_halves_at_once(monkeypatch):
@@ -133,7 +133,7 @@ def test_two_halves_at_once(monkeypatch):
         engine.run()
         for request in requests[:: 20 if eager else 8]:
             agrees(engine.runner.model, request)
-        engine.scheduler.check_integrity()
+        engine.scheduler.queues.check_integrity()
 
 
 def test_seeds_and_the_special_parameters(loaded):
@@ -229,7 +229,7 @@ def test_windows_that_free_their_pages(name, switches):
     assert requests[-1].cached >= length // 2 // 16 * 16
     blocks = engine.scheduler.blocks
     assert blocks.windowed == switches.get("cache_groups", True)
-    engine.scheduler.check_integrity()
+    engine.scheduler.queues.check_integrity()
     assert blocks.usage().used == 0
 
 
@@ -265,7 +265,7 @@ def test_drafts_through_graphs_change_no_token(loaded, drafts, how):
     if not how:
         shapes = [shape for shape in engine.runner.graphs._captured if shape.layout.verifies]
         assert any(shape.layout.max_query == 1 + drafts for shape in shapes)
-    engine.scheduler.check_integrity()
+    engine.scheduler.queues.check_integrity()
 
 
 def test_drafts_and_the_special_parameters(loaded):
@@ -322,7 +322,7 @@ def test_pieces_through_graphs(loaded):
         )
         engine = start_with(opened, runnable, config, arena_rows=128).engine
         rows = torch.randn(40, opened.spec.hidden, generator=torch.Generator().manual_seed(0))
-        row, _ = engine.scheduler.arena.hold(b"picture", 40)
+        row, _ = engine.scheduler.queues.arena.hold(b"picture", 40)
         engine.runner.write_piece(row, rows.to("cuda", torch.bfloat16))
         prompt = [*prompt_of(5, 1), *[3] * 40, *prompt_of(20, 2)]
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5)

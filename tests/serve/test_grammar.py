@@ -117,7 +117,11 @@ def new_engine(*, overlap=False, tight=False):
 def ask(engine, prompt, rule=None, **params):
     wish = {"temperature": 0.0, "max_tokens": 400} | params
     request = Request(
-        engine.scheduler._arrivals, prompt, SamplingParams(**wish), eos_ids=[EOS], constraint=rule
+        engine.scheduler.queues.arrivals,
+        prompt,
+        SamplingParams(**wish),
+        eos_ids=[EOS],
+        constraint=rule,
     )
     engine.add(request)
     return request

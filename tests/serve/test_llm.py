@@ -71,7 +71,7 @@ def _at_rest(request):
     if "llm" in request.fixturenames:
         engine = request.getfixturevalue("llm").serving.engine.engine
         _until(lambda: not engine.has_work)
-        engine.scheduler.check_integrity()
+        engine.scheduler.queues.check_integrity()
         assert engine.scheduler.blocks.usage().used == 0
         assert engine.prompt_logprobs == {}
 

@@ -15,7 +15,6 @@ from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pieces import ArenaRows, Piece
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.step import Step
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 PLACEHOLDER = 3
@@ -49,7 +48,7 @@ def ask(
     """`spans`: start -> (seed of the picture, length)."""
     pieces, rows = [], []
     for start, (seed, length) in spans.items():
-        held = engine.scheduler.arena.hold(b"picture %d" % seed, length)
+        held = engine.scheduler.queues.arena.hold(b"picture %d" % seed, length)
         assert held is not None
         row, fresh = held
         if fresh:
@@ -99,7 +98,7 @@ def test_tokens_are_those_of_a_plain_forward(family, how):
     engine.run()
     assert one.outputs == same.outputs == with_pictures(family, (1, 2))
     assert plain.outputs == expected(model(family), prompt(), {}) != one.outputs
-    assert engine.scheduler.arena.held() == 0
+    assert engine.scheduler.queues.arena.held() == 0
     at_rest(engine)
 
 
@@ -119,39 +118,26 @@ def test_pages_are_found_by_what_pieces_show():
     assert first.outputs == with_pictures("qwen3", (5, 2))
 
 
-def test_rows_go_back_with_the_last_chunk_and_are_found_after_a_preemption():
-    engine = tiny_engine("qwen3", arena_rows=60, chunked=True, prefix=False)
+def test_a_preempted_request_is_computed_again_from_its_rows():
+    """Rows belong to it until it ends: another piece finds no room instead of writing over them."""
+    engine = tiny_engine("qwen3", arena_rows=40, chunked=True, prefix=False)
     request = ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
-    held = []
-    while request.state != "finished":
+    while len(request.outputs) < 3:
         engine.step()
-        held.append(engine.scheduler.arena.held())
-        if len(request.outputs) == 3 and not request.ledger.preemptions:
-            engine.scheduler._preempt(request, Step(0))
-    assert held[0] == 20  # 24 tokens of a step have the first picture
-    assert 0 in held
+    engine.scheduler.queues.preempt()
+    assert engine.scheduler.queues.arena.hold(b"another", 20) is None
+    engine.run()
     assert request.ledger.preemptions == 1
     assert request.outputs == with_pictures("qwen3", (1, 2))
-
-
-def test_a_preempted_request_whose_rows_were_taken_ends_with_the_reason():
-    engine = tiny_engine("qwen3", arena_rows=40, prefix=False)
-    request = ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
-    engine.step()
-    engine.scheduler._preempt(request, Step(0))
-    other = ask(engine, 2, [PLACEHOLDER] * 40, {0: (7, 40)})
-    engine.run()
-    assert (request.finish, other.finish) == ("error", "length")
-    assert "prompt tokens 2 to 22 are gone" in (request.error or "")
-    engine.scheduler.check_integrity()
+    assert engine.scheduler.queues.arena.hold(b"another", 40) == (0, True)
 
 
 def test_aborted_requests_hold_no_rows():
     engine = tiny_engine("qwen3", arena_rows=64)
     ask(engine, 1, prompt(), {2: (1, 20), 30: (2, 20)})
-    assert engine.scheduler.arena.held() == 40
+    assert engine.scheduler.queues.arena.held() == 40
     engine.abort(1)
-    assert engine.scheduler.arena.held() == 0
+    assert engine.scheduler.queues.arena.held() == 0
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ def test_the_newest_gives_its_pages_back_and_is_next_in_line():
     assert (two.state, two.row, two.blocks, two.computed) == ("waiting", -1, [], 0)
     assert two.outputs == [5]
     assert two.ledger.preemptions == 1
-    assert scheduler._waiting.head is two  # before 3, which came later
-    scheduler.check_integrity()
+    assert scheduler.queues.waiting.head is two  # before 3, which came later
+    scheduler.queues.check_integrity()
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
@@ -189,7 +189,7 @@ def test_the_victim_is_the_least_urgent_and_of_those_the_newest():
     # 3 gives two pages, for 2 and 4; 1 finds none, is now the last itself, and goes as well.
     assert [request.id for request in step.preempted] == [3, 1]
     assert ids(step) == [2, 4]
-    assert list(scheduler._waiting) == [step.preempted[1], step.preempted[0]]
+    assert list(scheduler.queues.waiting) == [step.preempted[1], step.preempted[0]]
 
 
 def test_a_request_that_outgrows_the_cache_fails_alone_with_numbers():
@@ -209,7 +209,7 @@ def test_a_request_that_outgrows_the_cache_fails_alone_with_numbers():
     failed, fresh = scheduler.update(step, [5])
     assert (failed.request, failed.tokens, failed.finished) == (large, (), True)
     assert (fresh.request, fresh.tokens, fresh.finished) == (small_one, (5,), False)
-    scheduler.check_integrity()
+    scheduler.queues.check_integrity()
 
 
 def test_the_last_token_may_still_be_in_flight_when_the_cache_is_full():
@@ -295,7 +295,7 @@ def test_a_lost_step_takes_with_it_whoever_builds_upon_it():
     ended = [advance.request for advance in scheduler.fail(lost, "device lost")]
     assert ended == [one, two, reader]
     assert {request.error for request in ended} == {"device lost"}
-    scheduler.check_integrity()
+    scheduler.queues.check_integrity()
     assert bystander.state == "running"
     advances = scheduler.update(following, [9] * len(following.sampling))
     assert [advance.request for advance in advances] == [bystander]

@@ -49,7 +49,7 @@ def test_a_stop_that_is_seen_late_drops_the_extra_token():
     assert scheduler.update(second, [6]) == []
     assert one.outputs == [EOS]
     assert two.outputs == []
-    scheduler.check_integrity()
+    scheduler.queues.check_integrity()
 
 
 def test_a_request_preempted_in_flight_still_gets_its_token():
@@ -83,7 +83,7 @@ def test_a_preempted_request_may_finish_while_it_waits():
     scheduler.update(first, [5, EOS])
     assert (two.finish, two.outputs) == ("stop", [EOS])
     assert scheduler.waiting == 0
-    scheduler.check_integrity()
+    scheduler.queues.check_integrity()
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -181,8 +181,8 @@ def test_nothing_is_left_when_everybody_is_gone():
         engine.add([n + 1] * (1 + n % 9), SamplingParams(max_tokens=1 + n % 13))
     engine.drain(depth=1)
     scheduler = engine.scheduler
-    assert (scheduler.requests, scheduler._running) == ({}, [])
-    assert sorted(scheduler._rows) == list(range(4))
+    assert (scheduler.requests, scheduler.queues.running) == ({}, [])
+    assert sorted(scheduler.queues.free_rows) == list(range(4))
     assert scheduler.blocks._tables == {}
     assert (scheduler.in_flight, scheduler.has_work) == (0, False)
 
@@ -218,13 +218,13 @@ def test_damage_is_noticed():
         added(scheduler, make(4))
         damage(scheduler)
         with pytest.raises(IntegrityError):
-            scheduler.check_integrity()
+            scheduler.queues.check_integrity()
 
-    broken(lambda scheduler: scheduler._rows.append(0))
-    broken(lambda scheduler: scheduler._running.reverse())
-    broken(lambda scheduler: scheduler._running.pop())
-    broken(lambda scheduler: setattr(scheduler._running[0], "computed", 999))
-    broken(lambda scheduler: setattr(scheduler._running[0], "state", "finished"))
-    broken(lambda scheduler: setattr(scheduler._waiting.head, "row", 3))
-    broken(lambda scheduler: scheduler._waiting.pop())
+    broken(lambda scheduler: scheduler.queues.free_rows.append(0))
+    broken(lambda scheduler: scheduler.queues.running.reverse())
+    broken(lambda scheduler: scheduler.queues.running.pop())
+    broken(lambda scheduler: setattr(scheduler.queues.running[0], "computed", 999))
+    broken(lambda scheduler: setattr(scheduler.queues.running[0], "state", "finished"))
+    broken(lambda scheduler: setattr(scheduler.queues.waiting.head, "row", 3))
+    broken(lambda scheduler: scheduler.queues.waiting.pop())
     broken(lambda scheduler: scheduler.requests.pop(1))

@@ -140,7 +140,7 @@ def test_tokens_are_those_of_a_run_without_drafts(accuracy, overlap):
 def test_whatever_else_happens_to_them(how, overlap):
     engine = drafting(FAMILY, 0.7, overlap=overlap, **how)
     assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
-    assert bool(engine.scheduler.preemptions) == bool(how.get("tight"))
+    assert bool(engine.scheduler.queues.preemptions) == bool(how.get("tight"))
     at_rest(engine)
 
 

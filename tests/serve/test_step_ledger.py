@@ -7,10 +7,10 @@ from msgspec import msgpack
 
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.presets import preset
-from cairn.models.step_cost import Total, Work, step_cost, total_cost
+from cairn.models.step_cost import SequenceWork, Total, step_cost, total_cost
 from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.messages import Beat, decode_report, encode
-from cairn.serve.engine.page_map import map_of, page_map
+from cairn.serve.engine.page_map import group_map, map_of, page_map
 from cairn.serve.engine.request import Ledger
 from cairn.serve.engine.step_times import NOTHING, Spent
 
@@ -140,6 +140,19 @@ def test_every_page_is_in_one_cell_of_the_map(pages, cells):
     assert drawn == wanted
 
 
+def test_the_map_names_the_cache_group_of_held_pages():
+    engine = tiny_engines.tiny_engine("gemma3")
+    tiny_engines.submit(engine, [tiny_engines.prompt_of(40, 1)])
+    engine.step()
+    blocks = engine.scheduler.blocks
+    drawn = map_of(blocks, cells=blocks.pages - 1)  # a page each
+    for group, used in enumerate(blocks.usage().groups):
+        assert drawn.groups.count(str(group)) == used > 0
+    assert [sign == "." for sign in drawn.groups] == [sign in ".c" for sign in drawn.held]
+    assert group_map([1, 1, 0, 2, 0, 0], [0, 1, 1, 1, 1, 1], 2) == "01"
+    assert map_of(tiny_engines.tiny_engine("qwen3").scheduler.blocks).groups == ""
+
+
 def test_a_digit_says_how_much_of_a_cell_is_held():
     nobody = [None] * 100
     assert page_map([1] * 5 + [0] * 95, nobody, 1) == "0"
@@ -156,7 +169,7 @@ def test_a_digit_says_how_much_of_a_cell_is_held():
 def test_the_cost_from_sums_is_the_cost_from_sequences(shape, sequences):
     """For a model that sees everything and has no experts, nothing is lost by adding up first."""
     spec = preset(shape)
-    work = [Work(tokens, cached) for tokens, cached in sequences]
+    work = [SequenceWork(tokens, cached) for tokens, cached in sequences]
     total = Total(
         steps=1, tokens=sum(t for t, _ in sequences), logits=len(sequences),
         read=sum(t + c for t, c in sequences), pairs=sum(t * c + t * (t + 1) // 2 for t, c in sequences),

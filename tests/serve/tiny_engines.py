@@ -77,7 +77,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 def submit(engine: Engine, prompts: Iterable[Sequence[int]], **params: Any) -> list[Request]:
     settings = {"temperature": 0.0, "max_tokens": MOST} | params
-    first = engine.scheduler._arrivals
+    first = engine.scheduler.queues.arrivals
     requests = [
         Request(first + i, prompt, SamplingParams(**settings)) for i, prompt in enumerate(prompts)
     ]
@@ -105,10 +105,10 @@ def all_logits(net: Transformer, tokens: Sequence[int]) -> torch.Tensor:
 
 def at_rest(engine: Engine) -> None:
     """Nothing is left of the requests that were served."""
-    engine.scheduler.check_integrity()
+    engine.scheduler.queues.check_integrity()
     usage = engine.scheduler.blocks.usage()
     assert (usage.used, usage.free) == (0, usage.total)
-    assert sorted(engine.scheduler._rows) == list(range(engine.scheduler.limits.rows))
+    assert sorted(engine.scheduler.queues.free_rows) == list(range(engine.scheduler.limits.rows))
     assert not engine.has_work
     assert not engine.scheduler.requests
     assert not engine.scheduler._in_flight

@@ -66,7 +66,9 @@ def run(tmp_path, policy, bad, steps=12, said=None):
     config = recipe(
         tmp_path, bad_step=policy, steps=steps, checkpoint=Checkpoint(every=3, export=False)
     )
-    one = loop(config, Spoilt(VOCAB, 32, bad=bad), say=(said if said is not None else []).append)
+    one = loop(
+        config, Spoilt(VOCAB, 32, bad=bad), log_line=(said if said is not None else []).append
+    )
     with torch.no_grad():
         one.state.parallel.parameters()["embedding.weight"][VOCAB - 1] = math.nan
         # The head is tied to the embedding: the poisoned row must not reach the logits.
@@ -132,7 +134,7 @@ class Silent(RandomTokens):
 
 def test_a_step_with_nothing_to_learn_says_so(tmp_path):
     said: list[str] = []
-    outcome = loop(recipe(tmp_path, steps=4), Silent(64, 32), say=said.append).run()
+    outcome = loop(recipe(tmp_path, steps=4), Silent(64, 32), log_line=said.append).run()
     assert outcome.bad_steps == 1
     assert "no token of the step is to be learnt" in bad_lines(tmp_path)[0]["why"]
     assert any("step 3: no token" in text for text in said)

@@ -1,5 +1,8 @@
 """The fused form of a model beside the plain one: hidden states, gradients, every kind of recomputation."""
 
+import gc
+import weakref
+
 import msgspec
 import pytest
 import torch
@@ -9,6 +12,7 @@ from tiny_runs import recipe
 from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.models.presets import preset
 from cairn.models.spec import Rope
+from cairn.train import fused_forward
 from cairn.train.config import Precision
 from cairn.train.data.batch import make_batch
 from cairn.train.fused_forward import Varlen
@@ -142,3 +146,25 @@ def test_the_device_decides_the_form_unless_the_recipe_does():
     assert choose_form(recipe(), torch.device("cuda"))[0] is True
     fused = recipe(precision=Precision(kernels="fused"))
     assert choose_form(fused, torch.device("cpu"))[0] is True
+
+
+def test_nothing_of_the_last_layer_but_its_norm_is_held_while_the_loss_is_computed(monkeypatch):
+    """Beside the logits, each tensor [T, D] that somebody still refers to adds to the peak of memory."""
+    added, alive = [], []
+    make = fused_forward.TrainingResidual.__new__
+
+    def noted(kind, x_TD, pending_TD=None):
+        if pending_TD is not None:
+            added.append(weakref.ref(pending_TD))
+        return make(kind, x_TD, pending_TD)
+
+    def loss(hidden_TD, vocabulary, batch, valid):
+        gc.collect()
+        alive.append(sum(one() is not None for one in added))
+        return hidden_TD.sum()
+
+    monkeypatch.setattr(fused_forward.TrainingResidual, "__new__", noted)
+    spec = SPECS["qwen3"]
+    trained(spec, batch_of(spec), loss, recompute="norms")
+    assert len(added) == 2 * spec.layers
+    assert alive == [0]

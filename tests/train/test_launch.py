@@ -133,11 +133,11 @@ def train_in_a_child(folder, steps=100_000, slow_s=0.02):
     """A parent with two ranks in a process group of its own, as a shell starts it; and its pid, once it trains."""
     config = msgspec.structs.replace(ASKED, out=folder, steps=steps)
 
-    def told(record):
+    def on_record(record):
         time.sleep(slow_s)
 
     def one_rank(rank, world):
-        return run(config, rank, lambda text: None, told if rank == 0 else lambda record: None)
+        return run(config, rank, lambda text: None, on_record if rank == 0 else lambda record: None)
 
     def parent():
         os.setpgid(0, 0)

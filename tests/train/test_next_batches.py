@@ -1,5 +1,7 @@
 """The loop asks for batches: a source with a state of its own may have none, and ranks may have different numbers."""
 
+import shutil
+
 import msgspec
 import pytest
 import torch
@@ -9,7 +11,8 @@ from tiny_runs import loop, recipe, weights
 
 from cairn.core.errors import DataError
 from cairn.models.presets import preset
-from cairn.train.config import Checkpoint, Data
+from cairn.train.checkpoint.folder import folder_of
+from cairn.train.config import Checkpoint, Data, Schedule
 from cairn.train.metrics_log import read_log
 from cairn.train.next_batches import check_counts
 from cairn.train.objective import Objective
@@ -49,6 +52,60 @@ def test_a_step_without_batches_changes_nothing_and_is_no_bad_step(tmp_path):
     assert steps == tuple(range(6))
     assert [sums[i] == sums[i + 1] for i in range(5)] == [False, True, False, True, False]
     assert weights(run).keys()
+
+
+class Counting(Rollouts):
+    """What it gives depends on what it gave before, not on the training state."""
+
+    may_be_empty = False
+
+    def __init__(self, rank=0):
+        super().__init__()
+        self.rank, self.loaded = rank, []
+
+    def next_batches(self, state):
+        self.asked += 1
+        return [self.tokens.batch(100 * self.rank + self.asked * self.asked)]
+
+    def state_dict(self):
+        return {"asked": self.asked, "rank": self.rank}
+
+    def load_state_dict(self, states):
+        self.loaded, self.asked = list(states), states[self.rank]["asked"]
+
+
+def test_a_stateful_source_goes_on_where_its_checkpoint_was(tmp_path):
+    def losses(folder):
+        return [record.loss for record in read_log(folder)]
+
+    settings = dict(
+        checkpoint=Checkpoint(every=2, export=False), schedule=Schedule(kind="constant")
+    )
+    loop(recipe(tmp_path / "whole", steps=6, **settings), Counting()).run()
+    loop(recipe(tmp_path / "parts", steps=4, **settings), Counting()).run()
+    shutil.rmtree(folder_of(tmp_path / "parts" / "checkpoints", 4))  # steps 3 and 4 are lost
+    again = Counting()
+    loop(recipe(tmp_path / "parts", steps=6, **settings), again).run()
+    assert again.loaded == [{"asked": 2, "rank": 0}]
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def resumed(rank, world, folder):
+    """Two data ranks, each with a state of its own; the second life begins from a checkpoint of both."""
+    saving = Checkpoint(every=0, export=False)
+    data = Data(sources=["random"], sequence=32, sequences=2, microbatch=1)
+    for steps in (2, 3):
+        config = recipe(
+            folder, steps=steps, checkpoint=saving, data=data, parallel=Layout(dp=world)
+        )
+        source = Counting(rank)
+        loop(config, source, world=world, rank=rank).run()
+    return source.loaded, source.asked
+
+
+def test_every_data_rank_has_its_own_state(tmp_path):
+    states = [{"asked": 2, "rank": rank} for rank in range(2)]
+    assert run_ranks(2, resumed, tmp_path) == [(states, 3), (states, 3)]
 
 
 SPEC = preset("tiny-qwen3")

@@ -32,15 +32,15 @@ def run_on(layout, folder, steps, kill=None, zero=0):
         wanted = config(folder, steps, layout, zero)
         prepared = prepare(wanted)
         wanted.folder.mkdir(parents=True, exist_ok=True)
-        one = Loop(prepared.state, prepared.corpus.source, world, rank, say=lambda text: None)
+        one = Loop(prepared.state, prepared.corpus.source, world, rank, log_line=lambda text: None)
         if kill is not None and kill[0] == rank:
 
-            def told(record):
+            def on_record(record):
                 if record.step == kill[1]:
                     one.saver.wait()
                     os.kill(os.getpid(), signal.SIGKILL)
 
-            one.told = told
+            one.on_record = on_record
         return one.run().step
 
     return run_local(layout.world(), one_rank)

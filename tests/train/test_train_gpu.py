@@ -188,7 +188,7 @@ def test_a_run_on_the_gpu_resumes_where_it_was(tmp_path):
         config = ready(folder, precision=BF16, steps=count, schedule=Schedule(kind="constant"))
         folder.mkdir(exist_ok=True)
         prepared = prepare(config)
-        Loop(prepared.state, prepared.corpus.source, say=lambda text: None).run()
+        Loop(prepared.state, prepared.corpus.source, log_line=lambda text: None).run()
 
     run(tmp_path / "a", 12)
     run(tmp_path / "b", 6)

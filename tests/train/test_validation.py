@@ -89,6 +89,35 @@ def test_every_layout_measures_the_same(layout, tmp_path):
         assert (held.tokens, held.texts) == (alone.tokens, alone.texts)
 
 
+def test_a_blend_has_a_loss_of_each_source(tmp_path):
+    """Each is that of the source's own held-out samples; together they are the loss of the blend."""
+    blend = msgspec.structs.replace(STORIES, sources=["stories", "arithmetic"], weights=[3.0, 1.0])
+    wanted = config(tmp_path, data=blend, steps=2)
+    said: list[str] = []
+    held = run(wanted, say=said.append).outcome.held_out
+    prepared = prepare(config(tmp_path / "alone", data=blend))
+    start = make_validation(prepared).measure()  # of random weights
+    model = random_model(prepared.state.spec, Build("cpu"), 0)
+    for place, (name, loss) in enumerate(start.by_source.items()):
+        samples = [prepared.corpus.held_out.sources[place].batch(n) for n in range([6, 2][place])]
+        nats = tokens = 0
+        for one in samples:
+            with torch.no_grad():
+                hidden_TD = model(one.tokens_T, one.positions_T, Packed(one.lengths))
+                nats += torch.nn.functional.cross_entropy(
+                    model.logits(hidden_TD), one.targets_T, ignore_index=IGNORED, reduction="sum"
+                ).item()
+            tokens += one.valid()
+        assert loss == pytest.approx(nats / tokens, rel=1e-5), name
+    (line,) = [line for line in said if line.startswith("step 2: held-out loss")]
+    for name, loss in held.by_source.items():
+        assert f"{name} {loss:.4f}" in line
+        assert numbers(held)[f"validation/loss of {name}"] == loss
+        assert f"held out, {name}" in (tmp_path / "report.html").read_text()
+    (kept,) = read_held_out(tmp_path)
+    assert list(kept.by_source) == ["stories", "arithmetic"]
+
+
 def test_validation_changes_no_step_and_a_resumed_run_measures_the_same(tmp_path):
     def losses(name):
         return [(record.step, record.loss) for record in read_log(tmp_path / name)]
@@ -96,11 +125,11 @@ def test_validation_changes_no_step_and_a_resumed_run_measures_the_same(tmp_path
     def held(name):
         return [msgspec.structs.replace(one, seconds=0) for one in read_held_out(tmp_path / name)]
 
-    whole = run(config(tmp_path / "whole"), say=lambda text: None)
+    whole = run(config(tmp_path / "whole"), log_line=lambda text: None)
     said: list[str] = []
-    run(config(tmp_path / "parts", steps=4), say=said.append)
-    run(config(tmp_path / "parts"), say=said.append)
-    run(config(tmp_path / "without", validation=Validation()), say=lambda text: None)
+    run(config(tmp_path / "parts", steps=4), log_line=said.append)
+    run(config(tmp_path / "parts"), log_line=said.append)
+    run(config(tmp_path / "without", validation=Validation()), log_line=lambda text: None)
     # Of a source that is made up, nothing is taken away from the training data.
     assert losses("whole") == losses("without") == losses("parts")
     assert held("whole") == held("parts")

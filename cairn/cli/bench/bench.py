@@ -62,14 +62,14 @@ def run_kernels(args: list[str]) -> int:
     if options.out is not None and options.merge and options.out.exists():
         old = bench.read(options.out)
     ceiling = measure_ceiling(sorted({case.dtype for case in cases}))
-    _say(f"{device}: {_limits(ceiling)}; {len(cases)} cases", options)
+    _log_line(f"{device}: {_limits(ceiling)}; {len(cases)} cases", options)
     source = origin(repeatable(["bench", "kernels"], args), device, options.commit)
     rows: list[Row] = []
     began = time.perf_counter()
     with progress(len(cases), "measuring") as advance:
         for row in bench.measure_all(cases, ceiling, options.budget_ms):
             rows.append(row)
-            _say(f"{line(row)} {_left(began, len(rows), len(cases))}", options)
+            _log_line(f"{line(row)} {_left(began, len(rows), len(cases))}", options)
             if options.out is not None:
                 bench.write(bench.report(source, ceiling, rows, old), options.out)
             advance(f"{row.kernel} {row.shape}")
@@ -77,11 +77,11 @@ def run_kernels(args: list[str]) -> int:
         document = bench.report(source, ceiling, rows, old)
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
     failures = sum(row.failure is not None for row in rows)
-    _say(f"{len(rows)} cases, {failures} failed", options)
+    _log_line(f"{len(rows)} cases, {failures} failed", options)
     return 1 if failures else 0
 
 
-def _say(text: str, options: BenchKernels) -> None:
+def _log_line(text: str, options: BenchKernels) -> None:
     # sys.stdout is looked up anew: a progress bar puts something else there.
     print(text, file=sys.stderr if options.json else sys.stdout, flush=True)
 

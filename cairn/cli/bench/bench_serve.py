@@ -47,7 +47,7 @@ def run(args: list[str]) -> int:
     def finished(row: "Row", records: "list[Record]") -> None:
         rows.append(row)
         measured.append(records)
-        _say(line(row), options)
+        _log_line(line(row), options)
         if options.out is not None:
             write(report(source, rows, old), options.out)
 
@@ -58,13 +58,13 @@ def run(args: list[str]) -> int:
         _write_records(options.records, rows, measured)
     if options.report is not None:
         _write_page(options.report, document, measured)
-        _say(f"report: {options.report}", options)
+        _log_line(f"report: {options.report}", options)
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
     ordered = sorted(rows, key=lambda row: row.rate or 0) if options.find_rate else rows
-    _say("\n" + table(ordered), options)
+    _log_line("\n" + table(ordered), options)
     if options.find_rate:
-        _say(_found(rows), options)
+        _log_line(_found(rows), options)
     return 1 if any(row.completed == 0 for row in rows) else 0
 
 
@@ -206,5 +206,5 @@ def _write_records(path: Path, rows: "list[Row]", measured: "list[list[Record]]"
                 )
 
 
-def _say(text: str, options: BenchServe) -> None:
+def _log_line(text: str, options: BenchServe) -> None:
     print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

@@ -24,7 +24,7 @@ class BenchTrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     model: list[str] = []
-    """shapes: qwen3-0.6b, qwen3-1.7b, ...; by default one that suits the device"""
+    """shapes: qwen3-0.6b, qwen3-1.7b, ...; by default the five rows of the record on a GPU, a tiny one on a CPU"""
     dtype: list[Literal["fp32", "bf16", "fp16", "fp8", "fp8-row"]] = []
     """fp8: products of the layers with a scale for each tensor; by default bf16, on a CPU fp32"""
     seq: Positive = 4096
@@ -81,7 +81,7 @@ def run(args: list[str]) -> int:
     with progress(len(setups) * (1 + options.rounds), "starting") as advance:
         for setup in setups:
             rows.append(bench.measure(setup, advance))
-            _say(line(rows[-1]), options)
+            _log_line(line(rows[-1]), options)
             if options.out is not None:
                 write(bench.report(source, rows, old), options.out)
     if options.json:
@@ -91,12 +91,15 @@ def run(args: list[str]) -> int:
 
 
 def _setups(options: BenchTrain, device: str) -> "list[Setup]":
-    from cairn.bench.train import Setup, check
+    from cairn.bench.train import Setup, check, recorded_setups
     from cairn.models.presets import preset
 
     on_gpu = device != "cpu"
+    if on_gpu and not options.model:
+        _check_alone(options)
+        return recorded_setups(device)
     setups = []
-    for model in options.model or ["qwen3-0.6b" if on_gpu else "tiny"]:
+    for model in options.model or ["tiny"]:
         preset(model)  # refused before the first model is measured
         for dtype in options.dtype or ["bf16" if on_gpu else "fp32"]:
             setup = Setup(
@@ -109,6 +112,18 @@ def _setups(options: BenchTrain, device: str) -> "list[Setup]":
             check(setup)
             setups.append(setup)
     return setups
+
+
+def _check_alone(options: BenchTrain) -> None:
+    """Rows of the record have settings of their own: others would not be comparable."""
+    free = {"model", "device", "out", "merge", "commit", "json"}
+    default = BenchTrain()
+    for name in set(options.__struct_fields__) - free:
+        if getattr(options, name) != getattr(default, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} is given without --model", hint="name the models that it is meant for"
+            )
 
 
 def line(row: "Row") -> str:
@@ -128,6 +143,6 @@ def line(row: "Row") -> str:
     return head + ", ".join(parts)
 
 
-def _say(text: str, options: BenchTrain) -> None:
+def _log_line(text: str, options: BenchTrain) -> None:
     # sys.stdout is looked up anew: a progress bar puts something else there.
     print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

@@ -79,7 +79,7 @@ def run(args: list[str]) -> int:
             ceilings[ready.dtype] = ready.ceiling
             for name in names:
                 rows.append(bench.measure(ready, name, advance))
-                _say(line(rows[-1]), options)
+                _log_line(line(rows[-1]), options)
                 if options.out is not None:
                     write(bench.report(source, ceilings, rows, old), options.out)
             del ready
@@ -87,7 +87,7 @@ def run(args: list[str]) -> int:
     document = bench.report(source, ceilings, rows, old)
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
-    _say("\n" + table(rows), options)
+    _log_line("\n" + table(rows), options)
     return 1 if any(row.failure is not None for row in rows) else 0
 
 
@@ -127,13 +127,13 @@ def _ready(setup: "Setup", options: BenchThroughput) -> "Bench":
     began = time.perf_counter()
     ready = prepare(setup)
     for note in ready.notes:
-        _say(note, options)
+        _log_line(note, options)
     rates = [
         f"{name} {format_rate(rate, 'FLOP')}" for name, rate in ready.ceiling.flops_per_s.items()
     ]
     limits = ", ".join([f"copy {format_rate(ready.ceiling.bytes_per_s, 'B')}", *rates])
     took = format_duration(time.perf_counter() - began)
-    _say(f"{ready.ceiling.device}: {limits}; ready after {took}", options)
+    _log_line(f"{ready.ceiling.device}: {limits}; ready after {took}", options)
     return ready
 
 
@@ -172,6 +172,6 @@ def _cells(row: "Row") -> tuple[str, ...]:
     )
 
 
-def _say(text: str, options: BenchThroughput) -> None:
+def _log_line(text: str, options: BenchThroughput) -> None:
     # sys.stdout is looked up anew: a progress bar puts something else there.
     print(text, file=sys.stderr if options.json else sys.stdout, flush=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.cli.chat import chat_state
 from cairn.cli.chat.chat_commands import Command, Say, complete, help_lines, parse
-from cairn.cli.chat.chat_state import KNOBS, Conversation, Sampling, Turn, readable, turned
+from cairn.cli.chat.chat_state import KNOBS, Conversation, Sampling, Turn, readable, with_setting
 from cairn.cli.chat.chat_talker import Ending, Talker
 from cairn.cli.chat.chat_terminal import Terminal
 from cairn.core.errors import CairnError, UsageError
@@ -175,7 +175,7 @@ class Chat:
 
     def _turn(self, knob: str, argument: str) -> None:
         if argument:
-            self.sampling = turned(self.sampling, knob, argument)
+            self.sampling = with_setting(self.sampling, knob, argument)
         self.terminal.note(f"{knob} is {self._shown(knob)}")
 
     def _system(self, text: str) -> None:

@@ -86,7 +86,7 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def turned(sampling: Sampling, name: str, text: str) -> Sampling:
+def with_setting(sampling: Sampling, name: str, text: str) -> Sampling:
     """One knob set to what a person typed; `default` lets go of it."""
     value: object = None
     if text.strip().lower() not in ("default", "none", "off"):

@@ -47,23 +47,23 @@ def run(args: list[str]) -> int:
         faults = [msgspec.structs.replace(fault, times=options.times) for fault in plan.faults]
         plan = msgspec.structs.replace(plan, faults=faults)
 
-    def say(text: str) -> None:
+    def log_line(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     if options.out is not None:
-        report = run_chaos(plan, options.out, say)
+        report = run_chaos(plan, options.out, log_line)
     else:
         with tempfile.TemporaryDirectory(prefix="cairn-chaos-") as folder:
-            report = run_chaos(plan, Path(folder), say)
+            report = run_chaos(plan, Path(folder), log_line)
         report = msgspec.structs.replace(report, folder="")  # it is not there any more
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
-        _tell(report)
+        _print_outcome(report)
     return 0 if report.fine else 1
 
 
-def _tell(report: "object") -> None:
+def _print_outcome(report: "object") -> None:
     from cairn.cluster.chaos import Report
 
     assert isinstance(report, Report)

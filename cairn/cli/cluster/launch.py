@@ -60,7 +60,7 @@ def run(args: list[str]) -> int:
     plan = _planned(job, engine, now)
     _notes(plan)
     record = submit(job, plan, engine, options)
-    _tell(record, job, options)
+    _print_outcome(record, job, options)
     if options.detach:
         if options.json:
             _print_json({"job": job.name, "engine": record.engine, "id": record.id})
@@ -150,7 +150,7 @@ def _notes(plan: "Plan") -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def _tell(record: "Record", job: "Job", options: Launch) -> None:
+def _print_outcome(record: "Record", job: "Job", options: Launch) -> None:
     out = sys.stderr if options.json else sys.stdout
     known = f" as {record.id}" if record.id else ""
     print(f"submitted '{job.name}' to {record.engine}{known}", file=out)

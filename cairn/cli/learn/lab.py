@@ -146,7 +146,7 @@ def run_run(args: list[str]) -> int:
             if not options.json:
                 print("\n".join(_text(lab, entry, options, alone)), flush=True)
     except KeyboardInterrupt:
-        _say(f"stopped after {len(entries)} of {len(labs)} labs")
+        _log_line(f"stopped after {len(entries)} of {len(labs)} labs")
         _finish(labs, entries, options)
         raise
     return _finish(labs, entries, options)
@@ -166,7 +166,7 @@ def run_report(args: list[str]) -> int:
     wanted = labs if options.area is None else {lab.name for lab in labs_of(options.area)}
     kept = record.read()
     for trouble in kept.trouble:
-        _say(trouble)
+        _log_line(trouble)
     newest = record.latest(kept.entries)
     entries = [newest[name] for name in labs if name in newest and name in wanted]
     if options.area is None:  # a lab that is gone leaves its figures
@@ -226,9 +226,9 @@ def _session(machine: "Machine", quick: bool) -> "Session":
     from cairn.labs.entry import where_of
     from cairn.labs.runner import Session
 
-    ceilings = calibration.ready(machine, _quick_look, _say)
+    ceilings = calibration.ready(machine, _quick_look, _log_line)
     where = where_of(ceilings, __version__, current_commit())
-    return Session(machine=machine, ceilings=ceilings, where=where, quick=quick, say=_say)
+    return Session(machine=machine, ceilings=ceilings, where=where, quick=quick, log_line=_log_line)
 
 
 def _keep(entry: "Entry") -> bool:
@@ -239,7 +239,7 @@ def _keep(entry: "Entry") -> bool:
     try:
         record.append(entry)
     except DataError as error:
-        _say(f"{error.message}; these runs are not kept ({error.hint})")
+        _log_line(f"{error.message}; these runs are not kept ({error.hint})")
         return False
     return True
 
@@ -299,7 +299,7 @@ def _write_page(
     from cairn.labs.lab_page import render
 
     path.write_text(render(entries, labs, language), encoding="utf-8")
-    _say(f"wrote {path}")
+    _log_line(f"wrote {path}")
 
 
 def require_place(path: Path) -> None:
@@ -313,7 +313,7 @@ def _print_json(document: object) -> None:
     print(msgspec.json.format(msgspec.json.encode(document)).decode())
 
 
-def _say(message: str) -> None:
+def _log_line(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 

@@ -32,13 +32,13 @@ class Display:
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=RECENT)
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         """One line of words, above the bar."""
         if self._bar is not None:
             self._bar.clear()
         print(text, file=self._err if self.as_json else sys.stdout, flush=True)
 
-    def told(self, record: "Record") -> None:
+    def on_record(self, record: "Record") -> None:
         """A step is done."""
         self._recent.append(record.seconds)
         if self._bar is None:

@@ -49,13 +49,15 @@ def _is_fused(config: Train, device: str) -> bool:
 def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str]":
     """What is predicted, and of whom: a rank's part is known where the planner knows the form."""
     from cairn.train.memory import predict
+    from cairn.train.parallel.trained_share import largest_trained_share
     from cairn.train.trainable import Trainable, frozen_parameters
 
-    frozen = frozen_parameters(spec, Trainable(tuple(config.model.frozen)))
+    trainable = Trainable(tuple(config.model.frozen))
+    frozen = frozen_parameters(spec, trainable)
     layout, precision, strategy = config.parallel, config.precision, config.strategy
     if layout.world() == 1:
         return predict(spec, config, fused, frozen), "one process"
-    planned = fused and precision.kind == "bfloat16" and not frozen
+    planned = fused and precision.kind == "bfloat16"
     if not planned or strategy.zero or config.optim.offload:
         whole = predict(spec, config, fused, frozen)
         return whole, f"one process, which {layout.words()} would divide"
@@ -77,4 +79,8 @@ def _memory(spec: "ModelSpec", config: Train, fused: bool) -> "tuple[Memory, str
         sequence_parallel=strategy.sequence_parallel,
         whole_gradients=strategy.whole_gradients,
     )
-    return rank_memory(job, choice), f"each of {layout.world()} ranks ({layout.words()})"
+    trained = largest_trained_share(spec, trainable, layout, strategy) if frozen else 1.0
+    whose = "the fullest" if trained < 1.0 and layout.pp > 1 else "each"
+    return rank_memory(
+        job, choice, trained
+    ), f"{whose} of {layout.world()} ranks ({layout.words()})"

@@ -69,7 +69,7 @@ def run(args: list[str]) -> int:
         finished = _train(config, display)
     finally:
         display.close()
-    _tell(finished, verb)
+    _print_outcome(finished, verb)
     return 130 if finished.outcome.stopped_early else 0
 
 
@@ -165,17 +165,17 @@ def _train(config: Train, display: Display) -> "Finished":
         again = f"go on from the newest complete checkpoint: {resume_command(config.folder)}"
         with reporting_lost_peers(started[0], again):
             join_group(*started, "env://", config.device)
-            return run_training(config, started[0], display.say, display.told)
-    display.say(
+            return run_training(config, started[0], display.log_line, display.on_record)
+    display.log_line(
         f"folder {config.folder}; after an interruption go on with: {resume_command(config.folder)}"
     )
     if config.recovery.on:
         return _train_on_nodes(config, display)
     if world == 1:
-        return run_training(config, 0, display.say, display.told)
+        return run_training(config, 0, display.log_line, display.on_record)
 
     def one_rank(rank: int, world: int) -> "Finished":
-        return run_training(config, rank, display.say, display.told)
+        return run_training(config, rank, display.log_line, display.on_record)
 
     device = default_device() if config.device == "auto" else config.device
     return run_local(world, one_rank, device)
@@ -185,7 +185,7 @@ def _train_launched(config: Train, rank: int, display: Display) -> "Finished":
     """Ranks that a launcher started one by one: their state comes from the memory of the nodes that are left."""
     from cairn.train.recovery.launched import run_launched
 
-    return run_launched(config, rank, config.device, display.say, display.told)
+    return run_launched(config, rank, config.device, display.log_line, display.on_record)
 
 
 def _train_on_nodes(config: Train, display: Display) -> "Finished":
@@ -194,7 +194,7 @@ def _train_on_nodes(config: Train, display: Display) -> "Finished":
     from cairn.train.recovery.local_driver import run_on_nodes
 
     device = default_device() if config.device == "auto" else config.device
-    return run_on_nodes(config, device, display.say, display.told)
+    return run_on_nodes(config, device, display.log_line, display.on_record)
 
 
 def _export(config: Train, as_json: bool) -> int:
@@ -206,14 +206,18 @@ def _export(config: Train, as_json: bool) -> int:
     target = config.out / "model"
     found = export_newest(config.out, target, tokenizer if tokenizer.exists() else None)
     if as_json:
-        told = {"checkpoint": str(found), "model": str(target), "serve": f"cairn serve {target}"}
-        print(msgspec.json.encode(told).decode())
+        on_record = {
+            "checkpoint": str(found),
+            "model": str(target),
+            "serve": f"cairn serve {target}",
+        }
+        print(msgspec.json.encode(on_record).decode())
         return 0
     print(f"{found.name} written to {target}; serve it: cairn serve {target}")
     return 0
 
 
-def _tell(finished: "Finished", verb: TrainVerb) -> None:
+def _print_outcome(finished: "Finished", verb: TrainVerb) -> None:
     if finished.report is None:
         return  # rank 0 speaks for all that a launcher started
     outcome = finished.outcome

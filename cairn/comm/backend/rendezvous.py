@@ -68,7 +68,7 @@ class Room:
         self.deadline = time.monotonic() + timeout.total_seconds()
         self.timeout_s = timeout.total_seconds()
 
-    def say(self, key: str, value: bytes | str) -> None:
+    def publish(self, key: str, value: bytes | str) -> None:
         self.store.set(key, value)
 
     def hear(self, key: str, rank: int, what: str) -> bytes:
@@ -105,7 +105,7 @@ def meet(
         )
         said = error.message if isinstance(error, CommError) else str(error)
         reason = f"rank {names[rank]} could not join: {said}"
-        room.say(STOP, reason)
+        room.publish(STOP, reason)
         raise kind(f"init: {reason}", hint=hint) from error
 
 
@@ -130,7 +130,7 @@ def _meet(room: Room, options: Options) -> Mesh:
     if remote:
         for purpose, other, connection in _connect(room, remote, options):
             links[purpose][other] = TcpLink(connection)
-    room.say(f"ready/{rank}", b"1")
+    room.publish(f"ready/{rank}", b"1")
     for other in range(world):
         room.hear(f"ready/{other}", other, "connect to its peers")
     if fd is not None:
@@ -148,7 +148,7 @@ def _introduce(room: Room, options: Options) -> list[Hello]:
             f"two processes are rank {room.names[room.rank]} of {room.world}",
             hint="give every process a rank of its own",
         )
-    room.say(f"hello/{room.rank}", msgspec.json.encode(mine))
+    room.publish(f"hello/{room.rank}", msgspec.json.encode(mine))
     everybody = []
     for other in range(room.world):
         theirs = msgspec.json.decode(room.hear(f"hello/{other}", other, "join"), type=Hello)
@@ -183,7 +183,7 @@ def _share(
         fd = Segment.make_file()
         segment = Segment(*shape, fd)
         segment.create()
-        room.say(key, str(fd))
+        room.publish(key, str(fd))
         return segment, fd
     theirs = int(room.hear(key, leader, "share its memory"))
     fd = Segment.open_file(everybody[leader].pid, theirs)
@@ -219,7 +219,7 @@ def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
     secret = _secret(room)
     with _listen(address, options, PURPOSES * len(remote)) as server:
         port = server.getsockname()[1]
-        room.say(f"listens/{room.rank}", f"{address} {port}")
+        room.publish(f"listens/{room.rank}", f"{address} {port}")
         for other in (r for r in remote if r < room.rank):
             there, port = room.hear(f"listens/{other}", other, "listen").decode().split()
             for purpose in range(PURPOSES):
@@ -243,7 +243,7 @@ def _secret(room: Room) -> Secret:
     """Who can read the store belongs to the group. Where there are two hosts, rank 0 has a peer on another one, too."""
     if room.rank == 0:
         fresh = Secret.fresh()
-        room.say("secret", fresh.reveal())
+        room.publish("secret", fresh.reveal())
         return fresh
     return Secret(room.hear("secret", 0, "share a secret"))
 

@@ -23,7 +23,7 @@ import msgspec
 
 from cairn.core.errors import HardwareError
 
-Work = Callable[[int, int], Any]
+RankFunction = Callable[[int, int], Any]
 JOIN_S = 30.0  # to find each other, on a loaded machine
 
 
@@ -36,7 +36,7 @@ NO_ANSWER = _NoAnswer()
 
 def run_ranks(
     world: int,
-    work: Work,
+    work: RankFunction,
     *,
     timeout_s: float = 60.0,
     interfaces: Sequence[str] | None = None,
@@ -92,7 +92,7 @@ def _child(
     join: Path,
     rank: int,
     world: int,
-    work: Work,
+    work: RankFunction,
     interface: str,
     enter: Callable[[int], None],
     backend: str,

@@ -34,10 +34,10 @@ def double_tree_parents(ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Both trees."""
     first, rank = tree_parents(ranks), np.arange(ranks)
     if ranks % 2:
-        turned = first[(rank - 1) % ranks]
-        return first, np.where(turned == TOP, TOP, (turned + 1) % ranks)
-    turned = first[ranks - 1 - rank]
-    return first, np.where(turned == TOP, TOP, ranks - 1 - turned)
+        shifted = first[(rank - 1) % ranks]
+        return first, np.where(shifted == TOP, TOP, (shifted + 1) % ranks)
+    shifted = first[ranks - 1 - rank]
+    return first, np.where(shifted == TOP, TOP, ranks - 1 - shifted)
 
 
 def depths(parents: np.ndarray) -> np.ndarray:

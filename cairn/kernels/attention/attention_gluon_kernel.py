@@ -31,7 +31,7 @@ from cairn.kernels.attention.attention_rings import (
     barriers,
     copy_rows,
     make_ring,
-    make_work,
+    make_tile_schedule,
 )
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -276,7 +276,7 @@ def attention_kernel(q_desc, k_desc, v_desc, out, lse, sinks, tiles, cu, sequenc
         end = gl.load(cu + sequences)
         clear_behind(out, end, tokens, HEADS, D)
         _clear_levels(lse, sinks, end, tokens, HEADS, SINKS)
-    work = make_work(tiles, sequences, length, HEADS, SECTION, DENSE)
+    work = make_tile_schedule(tiles, sequences, length, HEADS, SECTION, DENSE)
     shared = Shared(make_ring(q_desc, Q_BUFFERS, 1), make_ring(q_desc, Q_BUFFERS, 1), make_ring(k_desc, BUFFERS, 2),
                     make_ring(v_desc, BUFFERS, 2), barriers(2, 1))  # fmt: skip
     gl.warp_specialize([

@@ -33,7 +33,7 @@ from cairn.kernels.attention.attention_rings import (
     copy_rows,
     load_tile,
     make_ring,
-    make_work,
+    make_tile_schedule,
 )
 
 STEP = gl.constexpr(64)  # queries of a block
@@ -242,7 +242,7 @@ def keys_kernel(q_desc, k_desc, v_desc, dout_desc, level_desc, delta_desc, slope
     SLOPES: leave ds behind, in blocks; without it the descriptor is any.
     """
     clear_behind(dkv, gl.load(cu + sequences), tokens, ROW, D)
-    work = make_work(tiles, 0, 0, KV_HEADS, SECTION, False)
+    work = make_tile_schedule(tiles, 0, 0, KV_HEADS, SECTION, False)
     if gl.program_id(0) >= work.count * KV_HEADS:
         return
     entry, kv_head = work.listed(gl.program_id(0))

@@ -26,7 +26,7 @@ from cairn.kernels.attention.attention_rings import (
     Ring,
     copy_rows,
     make_ring,
-    make_work,
+    make_tile_schedule,
 )
 
 STEP = gl.constexpr(64)  # keys of a block
@@ -190,7 +190,7 @@ def queries_kernel(q_desc, k_desc, v_desc, dout_desc, level, delta, dq, tiles, c
     A row of dq has ROW heads, of which the first HEADS are its own.
     """
     clear_behind(dq, gl.load(cu + sequences), tokens, ROW, D)
-    work = make_work(tiles, 0, 0, HEADS, SECTION, False)
+    work = make_tile_schedule(tiles, 0, 0, HEADS, SECTION, False)
     shared = QueriesShared(
         make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1), make_ring(dout_desc, 2, 1), make_ring(dout_desc, 2, 1),
         make_ring(k_desc, BUFFERS + 1, 2), make_ring(v_desc, BUFFERS, 2))  # fmt: skip

@@ -34,7 +34,7 @@ from cairn.kernels.attention.attention_rings import (
     buffers,
     copy_rows,
     make_ring,
-    make_work,
+    make_tile_schedule,
 )
 
 
@@ -155,7 +155,7 @@ def slopes_kernel(slopes_desc, k_desc, out_desc, dq, sequences, length, scale, H
 
     A row of dq has ROW heads, of which the first HEADS are its own. `out_desc`: [64, D] of dq.
     """
-    work = make_work(dq, sequences, length, HEADS // PAIR, SECTION // PAIR, True)
+    work = make_tile_schedule(dq, sequences, length, HEADS // PAIR, SECTION // PAIR, True)
     seconds: gl.constexpr = BUFFERS if PAIR == 2 else 1
     shared = SlopesShared(
         make_ring(k_desc, BUFFERS, 2), make_ring(slopes_desc, BUFFERS, 1), make_ring(slopes_desc, BUFFERS, 1),

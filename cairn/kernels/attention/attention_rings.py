@@ -1,7 +1,7 @@
 """What the Gluon attention kernels share: rings of buffers between warps, the order of tiles, copies that end in time.
 
-    Ring    one warp fills buffers by TMA, others use them; two barriers for each buffer keep them apart
-    Work    all tiles of all heads, in the order in which they are handed out to the programs
+    Ring           one warp fills buffers by TMA, others use them; two barriers for each buffer keep them apart
+    TileSchedule   all tiles of all heads, in the order in which programs take them
 
 Nothing here computes. On the host: the descriptors that such copies need.
 """
@@ -106,7 +106,7 @@ class Tile:
 
 
 @aggregate
-class Work:
+class TileSchedule:
     """The longest tiles come first, and go round the programs like a snake: all end at about the same time."""
 
     tiles: gl.tensor  # the list of attention_schedule, unless lengths are equal
@@ -175,14 +175,16 @@ def load_tile(entry, head):
 
 
 @gluon.jit
-def make_work(
+def make_tile_schedule(
     tiles, sequences, length, HEADS: gl.constexpr, SECTION: gl.constexpr, DENSE: gl.constexpr
 ):
     if DENSE:
         count = sequences * gl.cdiv(length, TILE)
     else:
         count = gl.load(tiles)
-    return Work(tiles, count, gl.to_tensor(sequences), gl.to_tensor(length), HEADS, SECTION, DENSE)
+    return TileSchedule(
+        tiles, count, gl.to_tensor(sequences), gl.to_tensor(length), HEADS, SECTION, DENSE
+    )
 
 
 @gluon.jit

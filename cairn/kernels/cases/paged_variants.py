@@ -188,6 +188,7 @@ VARIANTS = [
     prefill("96", PrefillPlan(tma=False), C=96),
     prefill("256", PrefillPlan(128, 32, 8, 2, False), C=256, WIDTH=256),
     gluon("128 page 16", 16),
+    gluon("64 page 32, groups of 2", 32, columns=64, group=2),
     gluon("128 page 256, no ping-pong", 256, ping_pong=False),
     gluon("128 page 64, groups of 8, sinks", 64, group=8, more=True),
 ]

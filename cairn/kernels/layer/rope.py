@@ -98,7 +98,7 @@ def _position(positions, token):
 
 
 @triton.jit
-def _turned(
+def _normed_and_rotated(
     low, high, w_low, w_high, cos, sin, eps, C: tl.constexpr, PLUS_ONE: tl.constexpr
 ):  # fmt: skip
     """Both halves of some heads, normed and rotated, rounded as the plain model rounds.
@@ -185,9 +185,13 @@ def _rope_kernel(
         if q_weight is not None:
             q_w_low, q_w_high = _halves(q_weight, i, inside, C)
             k_w_low, k_w_high = _halves(k_weight, i, inside, C)
-    q_low, q_high = _turned(q_low, q_high, q_w_low, q_w_high, cos, sin, eps, C, PLUS_ONE)
+    q_low, q_high = _normed_and_rotated(
+        q_low, q_high, q_w_low, q_w_high, cos, sin, eps, C, PLUS_ONE
+    )
     _put(q_out + token * q_token + q * C + i, q_low, q_high, None, q, q_mask, C, 0)
-    k_low, k_high = _turned(k_low, k_high, k_w_low, k_w_high, cos, sin, eps, C, PLUS_ONE)
+    k_low, k_high = _normed_and_rotated(
+        k_low, k_high, k_w_low, k_w_high, cos, sin, eps, C, PLUS_ONE
+    )
     if k_out is not None:
         _put(k_out + token * k_token + kv * C + i, k_low, k_high, None, kv, kv_mask, C, 0)
     if slots is not None:

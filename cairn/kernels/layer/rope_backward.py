@@ -109,7 +109,7 @@ def _walk(
     table_row, HEADS: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens after others, and of each its heads: the next one is on its way while one is turned."""
+    """Some tokens after others, and of each its heads: the next one is on its way while one is rotated."""
     i = tl.arange(0, HALF)[None, :]
     inside = i < C // 2
     sum_low = tl.zeros([ROWS, HALF], tl.float32)

@@ -83,19 +83,22 @@ class _Sharded(torch.autograd.Function):
         losses = join(torch.stack((top_T, total_T, chosen_T, mass_T)), targets_T, rule, shard)
         ctx.save_for_backward(logits_TV, targets_T, losses.lse_T, local_T, here_T)
         ctx.rule = rule
-        ctx.mark_non_differentiable(losses.lse_T)
         return losses.loss_T, losses.lse_T
 
     @staticmethod
-    def backward(ctx: Any, grad_T: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, of_loss_T: Tensor, of_lse_T: Tensor
+    ) -> tuple[Tensor, None, None, None]:
         logits_TV, targets_T, lse_T, local_T, here_T = ctx.saved_tensors
         rule: Rule = ctx.rule
-        weight_T = 1 + 2 * rule.z_loss * lse_T
-        grad_TV = (logits_TV - lse_T[:, None]).exp() * weight_T[:, None] - rule.uniform(1)
-        target_T = (1 - rule.label_smoothing) * here_T.to(grad_TV)
-        grad_TV.scatter_add_(1, local_T[:, None], -target_T[:, None])
         counts_T = targets_T != rule.ignore_index
-        return grad_TV * (grad_T * counts_T)[:, None], None, None, None
+        of_loss_T, of_lse_T = of_loss_T.where(counts_T, 0.0), of_lse_T.where(counts_T, 0.0)
+        weight_T = of_loss_T * (1 + 2 * rule.z_loss * lse_T) + of_lse_T
+        grad_TV = (logits_TV - lse_T[:, None]).exp() * weight_T[:, None]
+        grad_TV -= (rule.uniform(1) * of_loss_T)[:, None]
+        target_T = (1 - rule.label_smoothing) * here_T * of_loss_T
+        grad_TV.scatter_add_(1, local_T[:, None], -target_T[:, None])
+        return grad_TV, None, None, None
 
 
 def join(statistics_4T: Tensor, targets_T: Tensor, rule: Rule, shard: VocabShard) -> Losses:

@@ -51,7 +51,7 @@ class LinearLosses(NamedTuple):
     lse_T: Tensor
 
 
-class Work(NamedTuple):
+class LossOptions(NamedTuple):
     rule: Rule
     chunk: int  # tokens
     accumulate: torch.dtype
@@ -113,8 +113,8 @@ def linear_cross_entropy(
     require(reduction in ("mean", "sum"), "reduction", "mean or sum", reduction)
     fine = accumulate in (None, x.dtype, torch.float32)
     require(fine, "accumulate", f"{short(x.dtype)} or float32", accumulate)
-    fine = token_rule is None or (not label_smoothing and shard is None)
-    require(fine, "token_rule", "neither label smoothing nor a shard beside it", label_smoothing)
+    fine = token_rule is None or not label_smoothing
+    require(fine, "token_rule", "no label smoothing beside it", label_smoothing)
     targets = targets_T.reshape(-1)
     scale = _scale(targets, reduction, weights_T, rule)
     wide = "it computes in float32, and x is float64"
@@ -123,7 +123,7 @@ def linear_cross_entropy(
     if choose("linear_cross_entropy", impl, offers).impl == "reference":
         return linear_cross_entropy_reference(x, weight_VD, targets, scale, rule, token_rule)
     chunk = chunk_tokens or _chunk(x.shape[0], weight_VD.shape[0], x.dtype)
-    work = Work(rule, chunk, accumulate or x.dtype, token_rule)
+    work = LossOptions(rule, chunk, accumulate or x.dtype, token_rule)
     return LinearLosses(*_LinearCrossEntropy.apply(x, weight_VD, targets, scale, work))
 
 
@@ -145,7 +145,12 @@ def _scale(targets_T: Tensor, reduction: str, weights_T: Tensor | None, rule: Ru
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale: Tensor, work: Work
+        ctx: Any,
+        x_TD: Tensor,
+        weight_VD: Tensor,
+        targets_T: Tensor,
+        scale: Tensor,
+        work: LossOptions,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         tokens, vocabulary = x_TD.shape[0], weight_VD.shape[0]
@@ -211,7 +216,12 @@ _BLOCK = 2048
 
 
 def _losses(
-    logits: Tensor, targets: Tensor, scale: Tensor, work: Work, with_gradient: bool, part: slice
+    logits: Tensor,
+    targets: Tensor,
+    scale: Tensor,
+    work: LossOptions,
+    with_gradient: bool,
+    part: slice,
 ) -> Tensor:
     """Loss and log-sum-exp [2, C]; with their gradient in place of the logits."""
     rule = work.rule

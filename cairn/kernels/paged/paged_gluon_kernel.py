@@ -9,7 +9,7 @@ One program computes one tile of 128 rows, from the diagonal back to the first k
 columns 0-63 of all its keys, then 64-127: a page is D / 64 boxes of 64 columns, and the block looks like one that came
 whole. Tiles are found as in the Triton kernel, by a search in the query bounds; the last ones of a sequence go first.
 
-Takes 16-bit numbers, D 128, groups that divide 64, sinks; no window and no soft-cap. Weights of 0 meet whatever a
+Takes 16-bit numbers, D 64 or 128, groups that divide 64, sinks; no window and no soft-cap. Weights of 0 meet whatever a
 page holds behind the end of its sequence: the cache must be finite everywhere, so allocate it with zeros.
 """
 
@@ -118,10 +118,16 @@ def _softmax(scores, top, total, scale_log2, position, key0, MASK: gl.constexpr)
     """Weights of a block, the running maximum and sum, and by how much all before has to shrink."""
     layout: gl.constexpr = scores.type.layout
     if MASK:
+        # Scaled before the mask. A row may see nothing of its first block, so that its maximum is NOTHING; were it
+        # scaled afterwards, the compiler would make one multiply-add of `NOTHING * scale - top`, whose exact product
+        # differs from the rounded one by 1e21: with a scale that rounds up (1/8, so 64 columns) the weight is infinite.
         keys = key0 + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
-        scores = gl.where(keys[None, :] <= position[:, None], scores, NOTHING)
-    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
-    weights = gl.exp2(scores * scale_log2 - new_top[:, None])
+        scores = gl.where(keys[None, :] <= position[:, None], scores * scale_log2, NOTHING)
+        new_top = gl.maximum(top, gl.max(scores, 1))
+        weights = gl.exp2(scores - new_top[:, None])
+    else:
+        new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+        weights = gl.exp2(scores * scale_log2 - new_top[:, None])
     shrink = gl.exp2(top - new_top)
     return weights, new_top, total * shrink + gl.sum(weights, 1), shrink
 

@@ -28,8 +28,8 @@ def unfit(call: Paged) -> str | None:
         return "it has no window and no soft-cap"
     if call.q_THC.element_size() != 2 or call.cache_k.dtype != call.q_THC.dtype:
         return "it takes 16-bit numbers only"
-    if call.columns != 128:  # 64 gave wrong results on hardware with pages of 32 tokens
-        return f"heads have {call.columns} columns, not 128"
+    if call.columns not in (64, 128):
+        return f"heads have {call.columns} columns, not 64 or 128"
     if HALF.value % call.group:
         return f"groups of {call.group} heads do not divide {HALF.value}"
     if call.starts is None:

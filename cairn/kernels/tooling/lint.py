@@ -37,8 +37,8 @@ def spills(kernel: Compiled) -> str | None:
 
 def serialised(kernel: Compiled) -> str | None:
     """ptxas gives up on asynchronous wgmma with a remark between C7508 and C7520."""
-    told = [text for text in kernel.advisories if _is_about_wgmma(text)]
-    return f"tensor cores wait for each other: {'; '.join(told)}" if told else None
+    advisories = [text for text in kernel.advisories if _is_about_wgmma(text)]
+    return f"tensor cores wait for each other: {'; '.join(advisories)}" if advisories else None
 
 
 def shared_memory(kernel: Compiled) -> str | None:

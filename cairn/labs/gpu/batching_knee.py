@@ -96,13 +96,13 @@ def _flat(seconds: dict[int, float]) -> list[Check]:
 def _knee_of_model() -> int:
     """The smallest batch of decoding sequences whose products take longer than the weights."""
     from cairn.models.presets import preset
-    from cairn.models.step_cost import Work, step_cost
+    from cairn.models.step_cost import SequenceWork, step_cost
 
     spec = preset("qwen3-8b")
     chip = next(chip for chip in CHIPS if chip.name == GPU)
 
     def bound(sequences: int) -> str:
-        cost: Cost = step_cost(spec, [Work(1, 1)] * sequences, 2)
+        cost: Cost = step_cost(spec, [SequenceWork(1, 1)] * sequences, 2)
         return floor(cost.flops, cost.bytes, "bf16", None, datasheet=chip).bound
 
     low, high = 1, 4096

@@ -85,7 +85,7 @@ def _checks(drift: Lines) -> list[Check]:
 
 
 def rope_scores(q: "Tensor", k: "Tensor", m: "Tensor", n: "Tensor") -> "Tensor":
-    """q.k after each was turned by its own position: the rotation of `cairn.models.rope`."""
+    """q.k after each was rotated by its own position: the rotation of `cairn.models.rope`."""
     import torch
 
     from cairn.labs.llm._tiny import small_spec
@@ -111,8 +111,8 @@ def sinusoidal_scores(q: "Tensor", k: "Tensor", m: "Tensor", n: "Tensor") -> "Te
     angles = 10_000.0 ** (-torch.arange(0, HEAD, 2) / HEAD)
 
     def wave(at: "Tensor") -> "Tensor":
-        turned = at[:, None, None].float() * angles
-        return torch.cat((turned.sin(), turned.cos()), dim=-1)
+        angles_TD = at[:, None, None].float() * angles
+        return torch.cat((angles_TD.sin(), angles_TD.cos()), dim=-1)
 
     return ((q + wave(m)) * (k + wave(n))).sum((1, 2))
 

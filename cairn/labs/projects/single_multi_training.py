@@ -133,13 +133,13 @@ def train(rank: int, count: int, folder: str, steps: int) -> tuple[list[Step], i
     rows: list[Step] = []
     spent = time.process_time()
 
-    def told(record: Record) -> None:
+    def on_record(record: Record) -> None:
         nonlocal spent
         now = time.process_time()
         rows.append(Step(record.loss or float("nan"), record.seconds, now - spent))
         spent = now
 
-    Loop(prepared.state, prepared.corpus.source, count, rank, lambda text: None, told).run()
+    Loop(prepared.state, prepared.corpus.source, count, rank, lambda text: None, on_record).run()
     size = sum(4 * part.numel() for part in prepared.state.parallel.parameters().values())
     return rows, size
 

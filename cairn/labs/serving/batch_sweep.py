@@ -18,14 +18,14 @@ from cairn.labs.serving._engine import (
     words,
 )
 from cairn.labs.workbench import Workbench
-from cairn.models.step_cost import Work, step_cost
+from cairn.models.step_cost import SequenceWork, step_cost
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 8
 
 
 def floor_s(batch: int, rates: Rates) -> float:
-    cost = step_cost(SMALL, [Work(1, CONTEXT)] * batch, 4)
+    cost = step_cost(SMALL, [SequenceWork(1, CONTEXT)] * batch, 4)
     return max(cost.flops / rates.flops_per_s, cost.bytes / rates.bytes_per_s)
 
 

@@ -10,7 +10,7 @@ from cairn.labs.lab import Check, Outcome, Plot, Points, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
-from cairn.models.step_cost import Work, step_cost
+from cairn.models.step_cost import SequenceWork, step_cost
 
 DECODERS = 4
 
@@ -42,9 +42,9 @@ def run(bench: Workbench) -> Outcome:
         pauses[size], first, counted = pause(chunk, prompt, 2 * (prompt // 64) + 8)
         rows.append([size, counted, pauses[size] * 1e3, first * 1e3])
         curve.append((float(size), pauses[size] * 1e3))
-    beside = [Work(1, 32)] * DECODERS
-    whole = step_cost(SMALL, [*beside, Work(prompt, 0)], 4).flops
-    part = step_cost(SMALL, [*beside, Work(64, prompt - 64)], 4).flops
+    beside = [SequenceWork(1, 32)] * DECODERS
+    whole = step_cost(SMALL, [*beside, SequenceWork(prompt, 0)], 4).flops
+    part = step_cost(SMALL, [*beside, SequenceWork(64, prompt - 64)], 4).flops
     return Outcome(
         checks=[
             Check(

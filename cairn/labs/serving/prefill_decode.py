@@ -16,14 +16,14 @@ from cairn.labs.serving._engine import (
     words,
 )
 from cairn.labs.workbench import Workbench
-from cairn.models.step_cost import Work, step_cost
+from cairn.models.step_cost import SequenceWork, step_cost
 
 PROMPTS = (8, 32, 128, 512)
 
 
 def floor_s(tokens: int, cached: int, rates: Rates) -> tuple[float, float]:
     """Seconds that arithmetic and memory take at least, of one step over one sequence."""
-    cost = step_cost(SMALL, [Work(tokens, cached)], 4)
+    cost = step_cost(SMALL, [SequenceWork(tokens, cached)], 4)
     return cost.flops / rates.flops_per_s, cost.bytes / rates.bytes_per_s
 
 

@@ -12,7 +12,7 @@ from cairn.labs.lab import Check, Outcome, Table, Words, described
 from cairn.labs.one_thread import one_thread
 from cairn.labs.serving._engine import SMALL, ask, drain, small_engine, words
 from cairn.labs.workbench import Workbench
-from cairn.models.step_cost import Work, step_cost
+from cairn.models.step_cost import SequenceWork, step_cost
 
 PAGE = 16
 
@@ -73,8 +73,8 @@ def served(prompts: list[list[int]]) -> list[Served]:
 def foreseen_gain(requests: int, shared: int, own: int) -> float:
     """By FLOPs: all prompts whole, over the first whole and of the others what is not found."""
     cached = shared // PAGE * PAGE
-    whole = step_cost(SMALL, [Work(shared + own, 0)], 4).flops
-    rest = step_cost(SMALL, [Work(shared + own - cached, cached)], 4).flops
+    whole = step_cost(SMALL, [SequenceWork(shared + own, 0)], 4).flops
+    rest = step_cost(SMALL, [SequenceWork(shared + own - cached, cached)], 4).flops
     return requests * whole / (whole + (requests - 1) * rest)
 
 

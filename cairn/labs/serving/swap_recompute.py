@@ -29,7 +29,7 @@ def preempted_answers(pages: int) -> tuple[list[list[int]], int]:
     engine = small_engine(TINY, num_gpu_blocks_override=pages, enable_prefix_caching=False)
     asked = [ask(number, words(24, TINY.vocab, number), 40) for number in range(6)]
     drain(engine, asked)
-    return [request.outputs for request in asked], engine.scheduler.preemptions
+    return [request.outputs for request in asked], engine.scheduler.queues.preemptions
 
 
 @one_thread()

@@ -53,8 +53,8 @@ def live(rank: int, count: int, folder: str, steps: int, layout: Layout) -> list
         prepared.corpus.source,
         count,
         rank,
-        say=lambda text: None,
-        told=lambda record: losses.append(record.loss or 0.0),
+        log_line=lambda text: None,
+        on_record=lambda record: losses.append(record.loss or 0.0),
     )
     loop.run()
     return losses

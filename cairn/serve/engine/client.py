@@ -28,7 +28,7 @@ import msgspec
 from cairn.core import errors
 from cairn.core.errors import CairnError
 from cairn.core.events import instant
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.messages import (
     Abort,
     Beat,
@@ -49,6 +49,7 @@ from cairn.serve.engine.messages import (
     Tokens,
     Watch,
 )
+from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.receivers import Receiver, Receivers, deliver, fail
 from cairn.serve.engine.step_times import StepTimes
@@ -80,12 +81,13 @@ class EngineClient:
         config: EngineConfig,
         options: ProcessOptions = ProcessOptions(),  # noqa: B008 (immutable)
         spawn: Spawn = spawn_worker,
+        role: RoleConfig | None = None,
     ) -> None:
         """Starts the engine and waits until it is ready; raises what kept it from starting."""
-        self.config, self.options, self._spawn = config, options, spawn
+        self.config, self.options, self._spawn, self._role = config, options, spawn, role
         self.stats = Stats()
         self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
-        self.pages = ""  # a map of them, while somebody watches
+        self.pages = PageMap()  # while somebody watches
         self.restarted = 0  # since the start
         self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._over: CairnError | None = None  # why nothing can be submitted any more
@@ -332,7 +334,11 @@ class EngineClient:
 
     def _start(self) -> WorkerGroup:
         return WorkerGroup(
-            self.config, beat_s=self.options.beat_s, grace_s=self.options.grace_s, spawn=self._spawn
+            self.config,
+            beat_s=self.options.beat_s,
+            grace_s=self.options.grace_s,
+            spawn=self._spawn,
+            role=self._role,
         )
 
     def _wait_until_ready(self, group: WorkerGroup) -> Ready:
@@ -342,8 +348,8 @@ class EngineClient:
             if isinstance(report, Ready):
                 return report
             fallen = [] if report is not None else group.fallen()
-            told = [report] if not fallen else list(group.receive_all(LAST_WORDS_S))
-            for each in told:
+            reports = [report] if not fallen else list(group.receive_all(LAST_WORDS_S))
+            for each in reports:
                 if isinstance(each, Failure):
                     raise _as_raised(each)
             if fallen:

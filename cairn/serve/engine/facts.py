@@ -27,7 +27,7 @@ def stats_of(engine: Engine) -> Stats:
         usage.cached,
         found.tokens,
         found.hits,
-        scheduler.preemptions,
+        scheduler.queues.preemptions,
         spent.prefill,
         spent.sampled,
         spent.host,

@@ -157,7 +157,7 @@ class Engine:
         if version < 1:
             raise RequestError(f"version is {version}", hint="versions are counted from 1")
         self.runner.load_weights(version, source)
-        self.scheduler.rename_waiting(identity_of(self.version), identity_of(version))
+        self.scheduler.queues.rename_waiting(identity_of(self.version), identity_of(version))
         self.version = version
 
     def reset_prefix_cache(self) -> None:

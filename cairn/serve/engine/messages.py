@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import CairnError
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
+from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.request import Finish, Ledger, Limits
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.step_times import StepTimes
@@ -42,6 +43,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     beat_s: float
     grace_s: float  # for running requests, when a signal asks the worker to stop
+    role: RoleConfig | None = None
 
 
 # -- to the worker --------------------------------------------------------------------------------
@@ -150,6 +152,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     error: str | None
     cached: int  # prompt tokens that were found in the prefix cache
     ledger: Ledger  # on the clock of time.monotonic, which all processes of a machine share
+    handoff: bytes = b""  # as `Request.handoff`
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
@@ -205,7 +208,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     stats: Stats
     steps: list[StepTimes] = []  # since the last beat, as far as they are remembered
-    pages: str = ""  # while somebody watches: see `page_map`
+    pages: PageMap = PageMap()  # while somebody watches
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):

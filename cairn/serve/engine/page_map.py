@@ -4,12 +4,16 @@
     cell      '4'           'c' or '.'
 
 A digit says how much of a cell requests hold: '0' up to a tenth, '9' more than nine tenths. Of a cell that nobody
-holds, 'c' says that at least half of it still has a prefix that may be found, '.' that it does not. Pure; reads lists
-that another thread changes, so a character may be a step old.
+holds, 'c' says that at least half of it still has a prefix that may be found, '.' that it does not. Where layers keep
+their keys in several cache groups, a second line has the number of the group that most of a cell's held pages are of.
+Pure; reads lists that another thread changes, so a character may be a step old.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+
+import msgspec
 
 from cairn.serve.engine.block_manager import BlockManager
 
@@ -17,17 +21,41 @@ MOST_CELLS = 512
 TENTHS = 10
 
 
-def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> str:
+class PageMap(msgspec.Struct, frozen=True, array_like=True):
+    held: str = ""  # one character for each cell
+    groups: str = ""  # equally long, '.' where nobody holds a page; empty: there is one cache group
+
+
+def map_of(blocks: BlockManager, cells: int = MOST_CELLS) -> PageMap:
     """Of all pages but the null page 0."""
-    return page_map(blocks._holders[1:], blocks.prefix._entry_of[1:], cells)
+    holders = blocks._holders[1:]
+    held = page_map(holders, blocks.prefix._entry_of[1:], cells)
+    if len(blocks.groups) == 1:
+        return PageMap(held)
+    return PageMap(held, group_map(holders, blocks._group_of[1:], cells))
 
 
 def page_map(holders: Sequence[int], entries: Sequence[object], cells: int = MOST_CELLS) -> str:
     """`holders`: how many requests hold a page; `entries`: None where no prefix can be found."""
-    pages = len(holders)
+    bounds = _bounds(len(holders), cells)
+    return "".join(_cell(holders[start:end], entries[start:end]) for start, end in bounds)
+
+
+def group_map(holders: Sequence[int], groups: Sequence[int], cells: int = MOST_CELLS) -> str:
+    """`groups`: of each page, the cache group that it was last taken for."""
+    return "".join(
+        _group(holders[start:end], groups[start:end]) for start, end in _bounds(len(holders), cells)
+    )
+
+
+def _bounds(pages: int, cells: int) -> Iterator[tuple[int, int]]:
     cells = min(cells, pages)
-    edges = [pages * cell // cells for cell in range(cells + 1)] if cells else [0]
-    return "".join(_cell(holders[start:end], entries[start:end]) for start, end in pairwise(edges))
+    return pairwise([pages * cell // cells for cell in range(cells + 1)] if cells else [0])
+
+
+def _group(holders: Sequence[int], groups: Sequence[int]) -> str:
+    held = Counter(group for count, group in zip(holders, groups, strict=True) if count)
+    return str(held.most_common(1)[0][0]) if held else "."
 
 
 def _cell(holders: Sequence[int], entries: Sequence[object]) -> str:

@@ -3,9 +3,8 @@
     prompt   t t t [i i i i] t t        placeholders i stand for a piece; in the token words they are -2 - row
     arena    rows of embeddings         written by an encoder, read by the chunk that computes the piece
 
-Rows are held by those that still have to compute them, and go back when the last chunk over them is scheduled. They
-stay findable by their digest until somebody else needs the room, so equal pieces share rows, and a request that lost
-its pages to others most likely finds them again.
+A request holds its rows until it ends, so one that was preempted is computed again from them. Rows that nobody holds
+stay findable by their digest until another piece needs the room; equal pieces share rows.
 """
 
 from collections.abc import Sequence
@@ -67,26 +66,8 @@ class ArenaRows:
         span.holders -= 1
         self._spans[digest] = span
 
-    def give_back(self, request: "Request", computed: int) -> None:
-        """Rows whose last chunk is scheduled: steps in flight read them before anybody can write there."""
-        for at, piece in enumerate(request.pieces):
-            if piece.end <= computed and request.piece_held[at]:
-                self.release(piece.digest)
-                request.piece_held[at] = False
-
-    def hold_again(self, request: "Request") -> str | None:
-        """The rows that a preempted request gave back and needs again; else why it cannot go on."""
-        for at, piece in enumerate(request.pieces):
-            if not request.piece_held[at] and piece.end > request.computed:
-                span = self._spans.get(piece.digest)
-                if span is None:
-                    return f"the embeddings of prompt tokens {piece.start} to {piece.end} are gone; send it again"
-                span.holders += 1
-                request.piece_rows[at], request.piece_held[at] = span.first, True
-        return None
-
     def held(self) -> int:
-        """Rows that somebody still has to compute."""
+        """Rows of requests that have not ended."""
         return sum(span.length for span in self._spans.values() if span.holders)
 
     def _room(self, length: int) -> int | None:

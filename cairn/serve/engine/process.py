@@ -22,7 +22,7 @@ from pathlib import Path
 import zmq
 
 import cairn
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.messages import (
     Boot,
     Command,
@@ -51,6 +51,7 @@ class WorkerGroup:
         beat_s: float,
         grace_s: float,
         spawn: Spawn | None = None,
+        role: RoleConfig | None = None,
     ) -> None:
         spawn = spawn or spawn_worker
         self.failure: Failure | None = None  # what a worker said before it ended
@@ -69,6 +70,7 @@ class WorkerGroup:
                     rank=rank,
                     beat_s=beat_s,
                     grace_s=grace_s,
+                    role=role,
                 )
                 self.processes.append(spawn(boot))
         except BaseException:

@@ -123,6 +123,7 @@ class Request:
         "error",
         "expected",
         "finish",
+        "handoff",
         "hashes",
         "hoped",
         "id",
@@ -134,7 +135,6 @@ class Request:
         "most_outputs",
         "outputs",
         "params",
-        "piece_held",
         "piece_rows",
         "pieces",
         "prefill_until",
@@ -184,7 +184,6 @@ class Request:
         self.checked = False  # by `check_request`
         self.pieces = pieces  # spans of the prompt whose embeddings lie in the arena
         self.piece_rows = list(piece_rows)  # the first row of each
-        self.piece_held = [True] * len(pieces)  # not yet given back
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
@@ -214,6 +213,7 @@ class Request:
         self.finish: Finish | None = None
         self.stop_reason: int | str | None = None  # the stop token id or string; None for eos
         self.error: str | None = None
+        self.handoff = b""  # of a prefill server: what a decode server goes on with
         self.ledger = Ledger()
         self.mark = NOTHING  # the engine's totals when its present phase began
 

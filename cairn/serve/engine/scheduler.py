@@ -21,19 +21,15 @@ behind each. Drafts hold as far as they are what was drawn; `update` gives back 
 as if all of them held, and the device, which knows better, corrects them (`Chunk.ahead`).
 """
 
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
 
-from cairn.core.errors import RequestError
-from cairn.serve.engine.block_manager import BlockManager, IntegrityError
-from cairn.serve.engine.pieces import ArenaRows
-from cairn.serve.engine.request import Finish, Limits, Request, RequestId, check_request
+from cairn.serve.engine.block_manager import BlockManager
+from cairn.serve.engine.queues import Queues
+from cairn.serve.engine.request import Finish, Limits, Request, RequestId
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.speculation import Speculation, speculation_of
 from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step, joined
-from cairn.serve.engine.waiting_queue import WaitingQueue
 
 NO_PAGES: tuple[int, ...] = ()
 
@@ -53,26 +49,30 @@ class Scheduler:
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
-        self.arena = ArenaRows(limits.arena_rows)
+        self.queues = Queues(limits, self.blocks)
         self.step_limit = (
-            0  # tokens of the next step besides one for each that runs; 0: as `limits`
+            0  # tokens of the next step besides one for each request; 0: `limits` rule
         )
-        self.preemptions = 0  # since the start
-        self.requests: dict[RequestId, Request] = {}  # waiting and running
-        self._waiting = WaitingQueue(limits.policy)
-        self._running: list[Request] = []  # by (priority, arrival)
-        self._rows = list(range(limits.rows))  # free ones, a heap: the lowest is taken first
         self._in_flight: deque[Step] = deque()  # scheduled, not updated
-        self._arrivals = 0
         self._steps = 0
+
+    def manage(self, blocks: BlockManager) -> None:
+        """Use another block manager; there are no requests yet."""
+        self.blocks = blocks
+        self.queues = Queues(self.limits, blocks)
+
+    @property
+    def requests(self) -> dict[RequestId, Request]:
+        """All that wait or run, by id."""
+        return self.queues.requests
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.queues.waiting)
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self.queues.running)
 
     @property
     def in_flight(self) -> int:
@@ -81,24 +81,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.requests)
+        return bool(self.queues.requests)
 
     def add(self, request: Request) -> None:
-        """Put a new request in line, or refuse it with a RequestError."""
-        if request.id in self.requests:
-            raise RequestError(
-                f"request {request.id} is in the engine already", hint="give each its own id"
-            )
-        if request.arrival != -1:
-            raise ValueError(f"{request!r} was added before; make a new one")
-        check_request(request, self.limits)
-        most = request.params.max_tokens
-        request.most_outputs = self.limits.context - len(request.prompt) if most is None else most
-        request.end = len(request.prompt) + request.most_outputs
-        request.arrival = self._arrivals
-        self._arrivals += 1
-        self.requests[request.id] = request
-        self._waiting.push(request)
+        """Put a new request into the waiting queue, or refuse it with a RequestError."""
+        self.queues.add(request)
 
     def abort(
         self, id: RequestId, reason: Finish = "abort", stop_reason: int | str | None = None
@@ -110,15 +97,9 @@ class Scheduler:
         """
         request = self.requests.get(id)
         if request is not None:
-            self._finish(request, reason, stop_reason)
-            self._sweep()
+            self.queues.finish(request, reason, stop_reason)
+            self.queues.sweep()
         return request
-
-    def rename_waiting(self, before: bytes, after: bytes) -> None:
-        """The weights have changed: whoever waits is computed with the new ones, and looks for their pages."""
-        for request in self._waiting:
-            request.identity = after + request.identity[len(before) :]
-            request.hashes = []
 
     # -- the next step -------------------------------------------------------------------------
 
@@ -126,10 +107,10 @@ class Scheduler:
         """Decide the next step. One without chunks: nothing can run before a step in flight is updated."""
         step = Step(self._steps)
         self._steps += 1
-        decoding = any(r.computed >= r.prefill_until for r in self._running)
+        decoding = any(r.computed >= r.prefill_until for r in self.queues.running)
         most = self.limits.budget(decoding)
         if self.step_limit:
-            most = min(most, len(self._running) + self.step_limit)
+            most = min(most, len(self.queues.running) + self.step_limit)
         budget = self._continue_running(step, most)
         if not step.preempted:
             budget = self._admit(step, budget)
@@ -147,7 +128,7 @@ class Scheduler:
         page_size, speculation = self.limits.page_size, self.speculation
         chunks, sampling = step.chunks, step.sampling
         seen = 0  # by the tokens that are decoded
-        for request in self._running:  # may lose its last ones while the loop runs
+        for request in self.queues.running:  # may lose its last ones while the loop runs
             if budget == 0:
                 break
             if request.computed < request.prefill_until:
@@ -178,22 +159,16 @@ class Scheduler:
 
     def _admit(self, step: Step, budget: int) -> int:
         """Give rows to the head of the line while everything it needs is there."""
-        while budget and self._rows and self._waiting:
-            request = self._waiting.head
+        queues = self.queues
+        while budget and queues.free_rows and queues.waiting:
+            request = queues.waiting.head
             if request.pending:
                 break  # preempted in flight: its last token is on the way, and cannot be computed before
             pages = self.blocks.allocate(request, request.total)
             if pages is None:
                 break
-            if request.pieces and (error := self.arena.hold_again(request)) is not None:
-                self.blocks.free(request)
-                self._fail(request, error, step)
-                continue
-            self._waiting.pop()
-            request.state = "running"
-            request.row = heappop(self._rows)
+            queues.admit()
             request.prefill_until = request.total
-            insort(self._running, request, key=_order)
             step.admitted.append(request)
             budget -= self._prefill(request, pages, budget, step)
         return budget
@@ -221,8 +196,6 @@ class Scheduler:
         step.prefill += count
         step.read += end
         step.pairs += count * start + count * (count + 1) // 2
-        if request.pieces:
-            self.arena.give_back(request, end)
         filled = self.blocks.publish(request, end)
         if self.blocks.stateful:
             filled += self.blocks.save_state(request, end)
@@ -235,7 +208,9 @@ class Scheduler:
         if request.drafted and len(request.outputs) < request.min_tokens:
             return 0  # whether the next token may end the answer depends on how many drafts hold
         total, size = request.total, self.limits.page_size
-        later = max(len(self._running) - len(step.chunks) - 1, 0)  # each of them needs a token
+        later = max(
+            len(self.queues.running) - len(step.chunks) - 1, 0
+        )  # each of them needs a token
         most = min(self.limits.drafts, budget - 1 - later, request.end - total - 1)
         guesses = speculation.guess(request, most)
         drafts = guesses[:most] if most > 0 else []
@@ -272,7 +247,7 @@ class Scheduler:
             ready, first, added = self.blocks.prepare(request, end)
             if ready > request.computed:
                 break
-            self._preempt(self._running[-1], step)
+            self._preempt_last(step)
             if request.state != "running":
                 return None
         if admitted:
@@ -285,9 +260,11 @@ class Scheduler:
         None: the request itself was the last, and has to wait or to end.
         """
         while (pages := self.blocks.allocate(request, upto)) is None:
-            victim = self._running[-1]  # not in this step yet: the step is filled in the same order
-            if victim is not request or len(self._running) > 1:
-                self._preempt(victim, step)
+            victim = self.queues.running[
+                -1
+            ]  # not in this step yet: the step is filled in the same order
+            if victim is not request or len(self.queues.running) > 1:
+                self._preempt_last(step)
             elif request.pending == 0:
                 self._fail_outgrown(request, step)
             # Alone with a token in flight: that token may be its last one.
@@ -295,14 +272,8 @@ class Scheduler:
                 return None
         return pages
 
-    def _preempt(self, victim: Request, step: Step) -> None:
-        self._running.pop()
-        self._release(victim)
-        victim.state = "waiting"
-        victim.ledger.preemptions += 1
-        self.preemptions += 1
-        self._waiting.push(victim)
-        step.preempted.append(victim)
+    def _preempt_last(self, step: Step) -> None:
+        step.preempted.append(self.queues.preempt())
 
     def _fail_outgrown(self, request: Request, step: Step) -> None:
         pages = self.limits.pages - 1
@@ -315,8 +286,8 @@ class Scheduler:
     def _fail(self, request: Request, error: str, step: Step) -> None:
         """End a request that cannot go on; `update` reports it with the step."""
         request.error = error
-        self._finish(request, "error")
-        self._sweep()
+        self.queues.finish(request, "error")
+        self.queues.sweep()
         step.failed.append(request)
 
     # -- what a step brought ---------------------------------------------------------------------
@@ -335,7 +306,7 @@ class Scheduler:
             constraint = request.constraint
             if constraint is not None and (error := constraint.accept(token)) is not None:
                 request.error = error
-                self._finish(request, "error")
+                self.queues.finish(request, "error")
                 advances.append(Advance(request, NO_TOKENS, True))
                 ended = True
                 continue
@@ -347,17 +318,17 @@ class Scheduler:
             finished = False
             if token in request.stop_ids and count >= request.min_tokens:
                 is_eos = token in request.eos_ids and not request.params.ignore_eos
-                self._finish(request, "stop", None if is_eos else token)
+                self.queues.finish(request, "stop", None if is_eos else token)
                 ended = finished = True
             elif constraint is not None and constraint.finished:  # at an end that is not ours
-                self._finish(request, "stop")
+                self.queues.finish(request, "stop")
                 ended = finished = True
             elif count >= request.most_outputs:
-                self._finish(request, "length")
+                self.queues.finish(request, "length")
                 ended = finished = True
             advances.append(Advance(request, (token,), finished))
         if ended:
-            self._sweep()
+            self.queues.sweep()
         return joined(advances) if step.drafts else advances
 
     def fail(self, step: Step, error: str) -> list[Advance]:
@@ -368,8 +339,8 @@ class Scheduler:
         ended = [request for request in lost if request.state != "finished"]
         for request in ended:
             request.error = error
-            self._finish(request, "error")
-        self._sweep()
+            self.queues.finish(request, "error")
+        self.queues.sweep()
         return [Advance(request, NO_TOKENS, True) for request in (*step.failed, *ended)]
 
     def _consequences(self, step: Step) -> tuple[dict[Request, None], set[int]]:
@@ -399,52 +370,3 @@ class Scheduler:
             expected = self._in_flight[0].number if self._in_flight else "none"
             raise ValueError(f"step {step.number} was updated, the next in flight is {expected}")
         self._in_flight.popleft()
-
-    def _finish(
-        self, request: Request, reason: Finish, stop_reason: int | str | None = None
-    ) -> None:
-        if request.state == "running":
-            self._release(request)
-        else:
-            self._waiting.remove(request)
-        if request.pieces:
-            self.arena.give_back(request, len(request.prompt))
-        request.state = "finished"
-        request.finish = reason
-        request.stop_reason = stop_reason
-        del self.requests[request.id]
-
-    def _release(self, request: Request) -> None:
-        """Pages and row are free at once: steps in flight run before whatever uses them next."""
-        self.blocks.free(request)
-        heappush(self._rows, request.row)
-        request.row = -1
-
-    def _sweep(self) -> None:
-        """Take the finished out of the running, all of them in one pass."""
-        self._running[:] = [request for request in self._running if request.state == "running"]
-
-    # -- is everything still in order ---------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Raise an IntegrityError with what is wrong. Costs as much as there is to look at."""
-        self.blocks.check_integrity()
-        rows = sorted([*self._rows, *(request.row for request in self._running)])
-        if rows != list(range(self.limits.rows)):
-            raise IntegrityError(f"rows are lost or given twice: {rows}")
-        if [_order(r) for r in self._running] != sorted(_order(r) for r in self._running):
-            raise IntegrityError("the running requests are out of order")
-        for request in self._running:
-            room = len(request.blocks) * self.limits.page_size
-            if request.state != "running" or not request.computed <= min(request.total, room):
-                raise IntegrityError(f"{request!r} runs with room for {room} tokens")
-        for request in self._waiting:
-            if request.state != "waiting" or request.blocks or request.row != -1:
-                raise IntegrityError(f"{request!r} waits, and holds row {request.row}")
-        listed = {request.id: request for request in (*self._waiting, *self._running)}
-        if listed != self.requests or len(listed) != self.waiting + self.running:
-            raise IntegrityError(f"{len(self.requests)} requests, {len(listed)} of them in a queue")
-
-
-def _order(request: Request) -> tuple[int, int]:
-    return request.priority, request.arrival

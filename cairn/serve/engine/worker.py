@@ -58,7 +58,7 @@ from cairn.serve.engine.messages import (
     decode_commands,
     encode,
 )
-from cairn.serve.engine.page_map import map_of
+from cairn.serve.engine.page_map import PageMap, map_of
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.start import Started, start
@@ -124,7 +124,11 @@ class Worker:
         self.stop_at = deadline if self.stop_at is None else min(self.stop_at, deadline)
 
     def _done(self) -> bool:
-        return self.stop_at is not None and not self.engine.has_work and not self._compiling
+        if self.stop_at is None:
+            return False
+        if time.monotonic() > self.stop_at and not self._open:
+            return True  # pages that another server has not read yet are lost to it
+        return not self.engine.has_work and not self._compiling
 
     def _next_commands(self) -> list[Command]:
         """What has arrived; waits for it if there is nothing else to do. What is for rank 0 stays here."""
@@ -280,6 +284,7 @@ def ended_of(request: Request) -> Ended:
         request.error,
         request.cached,
         request.ledger,
+        request.handoff,
     )
 
 
@@ -308,6 +313,10 @@ def main() -> int:
     pulse.start()
     try:
         started = start(boot.config, join_ranks(boot.config, boot.rank, boot.folder))
+        if boot.role is not None:
+            from cairn.serve.separation.roles import with_role
+
+            started = started._replace(engine=with_role(started.engine, boot.role))
         worker = Worker(boot, started, context)
         if boot.rank == 0:
             signal.signal(signal.SIGTERM, lambda *_: worker.ask_to_stop(boot.grace_s))
@@ -317,7 +326,7 @@ def main() -> int:
         worker.ready(started.notes)
         worker.serve() if boot.rank == 0 else worker.follow()
     except BaseException as problem:  # noqa: BLE001  whatever it was, the client has to hear it
-        _say_last(boot, problem)
+        _report_failure(boot, problem)
         _leave(1)
     pulse.stopped.set()
     pulse.join()
@@ -357,7 +366,7 @@ class Pulse(threading.Thread):
                 break
             fresh.append(step)
         self._told = fresh[0].number if fresh else self._told
-        pages = map_of(engine.scheduler.blocks) if watched else ""
+        pages = map_of(engine.scheduler.blocks) if watched else PageMap()
         return Beat(stats_of(engine), fresh[::-1], pages)
 
 
@@ -369,7 +378,7 @@ def connect(context: zmq.Context, kind: int, folder: str, name: str) -> zmq.Sock
     return socket
 
 
-def _say_last(boot: Boot, problem: BaseException) -> None:
+def _report_failure(boot: Boot, problem: BaseException) -> None:
     hint = problem.hint if isinstance(problem, CairnError) else None
     message = problem.message if isinstance(problem, CairnError) else str(problem)
     text = "".join(traceback.format_exception(problem))

@@ -187,7 +187,8 @@ def hold_pages(engine: Engine) -> HoldingBlocks:
     if engine.has_work or scheduler.blocks.usage().used:
         raise CairnError("the engine is at work already", hint="separate an engine that is new")
     limits, caching = scheduler.limits, scheduler.blocks.prefix.enabled
-    scheduler.blocks = blocks = HoldingBlocks(
+    blocks = HoldingBlocks(
         limits.pages, limits.page_size, prefix_caching=caching, groups=limits.groups
     )
+    scheduler.manage(blocks)
     return blocks

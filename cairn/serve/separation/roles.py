@@ -4,13 +4,18 @@
     decode    add --PrefillClient--> Handoff --DecodeSide--> pages arrive --> decodes
                    '- too short, constrained, or no answer: this engine computes the prompt itself
 
-Both have the interface of `Engine`, so that `EngineThread` drives them like any other. One thread owns them.
+Both have the interface of `Engine`, so that `EngineThread` and a worker process drive them like any other. One thread
+owns them.
 """
 
+import os
 import queue
-from typing import Any
+from typing import Any, cast
 
-from cairn.serve.engine.loop import Output
+import msgspec
+
+from cairn.serve.config import RoleConfig
+from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import TokenLogprobs
 from cairn.serve.separation.decode import DecodeSide
@@ -21,12 +26,22 @@ HELD_S = 0.005  # between two looks at pages that somebody may have read
 REPLY_S = 0.02  # the longest wait for a prefill server when there is nothing to decode
 
 
+def with_role(engine: Engine, config: RoleConfig) -> Engine:
+    """The engine as one half of a pair; it has taken no request yet."""
+    where = {"transport": config.transport, "host": config.host}
+    if config.role == "prefill":
+        return cast(Engine, PrefillEngine(PrefillSide(engine, **where)))
+    key = os.environ.get("CAIRN_PREFILL_KEY")
+    client = PrefillClient(config.prefill_urls, config.prefill_timeout_s, key)
+    side = DecodeSide(engine, **where)
+    return cast(Engine, DecodeEngine(side, client, config.prefill_min_tokens))
+
+
 class PrefillEngine:
-    """Every request ends after one token; what is needed to go on elsewhere is in `handoffs`."""
+    """Every request ends after one token; what is needed to go on elsewhere is its `handoff`."""
 
     def __init__(self, side: PrefillSide) -> None:
         self.side = side
-        self.handoffs: dict[RequestId, Handoff | Ended] = {}  # whoever made the request takes them
         self._requests: dict[str, Request] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -55,7 +70,7 @@ class PrefillEngine:
         for found in self.side.step(HELD_S):
             handoff = isinstance(found, Handoff)
             request = self._requests.pop(found.ask.id if handoff else found.id)
-            self.handoffs[request.id] = found
+            request.handoff = msgspec.msgpack.encode(found)
             if handoff:
                 request.outputs.append(found.first)
                 request.finish, request.cached = "length", found.cached

@@ -36,6 +36,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}  # the recipe as it ran
     world: int = 1
     base: Base | None = None  # where frozen weights are; None: all of them are here
+    source: list[dict[str, Any]] = []  # of a stateful source: its state on each data rank
 
 
 def read_about(folder: Path) -> About:

@@ -42,7 +42,8 @@ from cairn.train.checkpoint.peer_shard import SLOTS, Shard, mark
 from cairn.train.checkpoint.word_sums import part_sums
 from cairn.train.recovery.board import Board
 
-PATIENCE_S = 30.0  # for the other node, before a copy counts as not sent
+PATIENCE_S = 30.0  # for the other node, before a copy counts as not sent; for its bytes, while one is received
+ACCEPT_AGAIN_S = 0.1
 Key = tuple[int, int]  # generation, rank
 
 
@@ -76,13 +77,13 @@ class Agent:
         peer: str | None,
         board: Board,
         secret: Secret | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        log_line: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`peer`: the address of the node that keeps copies of this one's ranks; None: nobody does."""
         check_open(doors.address.rpartition(":")[0], secret, "the memory of copies")
         self.node, self.doors, self.peer, self.board = node, doors, peer, board
-        self.secret, self.say = secret, say
-        self.doorman = Doorman(secret, f"the memory of copies of node {node}", say)
+        self.secret, self.log_line = secret, log_line
+        self.doorman = Doorman(secret, f"the memory of copies of node {node}", log_line)
         self.own: dict[Key, Shard] = {}
         self.kept: dict[Key, Shard] = {}  # of ranks on other nodes
         self.lock = threading.Lock()
@@ -110,7 +111,14 @@ class Agent:
 
     def _accept(self, door: socket.socket) -> None:
         while True:
-            connection, _ = door.accept()
+            try:
+                connection, _ = door.accept()
+            except OSError as error:
+                if door.fileno() < 0:
+                    return  # closed on purpose
+                self.log_line(f"a connection was not accepted: {error}")
+                time.sleep(ACCEPT_AGAIN_S)  # no descriptor may be free for a while
+                continue
             target = self._serve if door is self.doors.local else self._welcome
             threading.Thread(target=target, args=(connection,), daemon=True).start()
 
@@ -198,7 +206,7 @@ class Agent:
             except OSError as error:
                 if isinstance(error, Refused):
                     instant("copy refused", node=self.node, why=str(error))
-                    self.say(f"no copy for the other node: {error}")
+                    self.log_line(f"no copy for the other node: {error}")
                 if self.link is not None:
                     self.link.close()
                 self.link = None
@@ -217,7 +225,10 @@ class Agent:
             mark(shard.memory, slot, shard.size, -1)
             room = shard.view(slot, copy.used)
             first = bytearray(8)  # the step comes last, once all is there
-            link.receive_into([memoryview(first), room[8:]])
+            with link.patient(
+                PATIENCE_S
+            ):  # a sender that is cut off must not keep the room for ever
+                link.receive_into([memoryview(first), room[8:]])
             room[:8] = first
             fine = part_sums(room, copy.cuts) == copy.sums
             if not fine:

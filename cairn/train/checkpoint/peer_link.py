@@ -9,7 +9,8 @@ what the bytes mean.
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,6 +79,15 @@ class Link:
         except wire.Gone as error:
             raise Gone(str(error)) from None
 
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Within the block, bytes that do not come for so long are `Gone`."""
+        _wait_at_most(self.connection, socket.SO_RCVTIMEO, seconds)
+        try:
+            yield
+        finally:
+            _wait_at_most(self.connection, socket.SO_RCVTIMEO, 0.0)
+
     def receive_descriptor(self) -> int:
         _, descriptors, _, _ = socket.recv_fds(self.connection, 1, 1)
         if not descriptors:
@@ -99,10 +109,15 @@ def connect(address: str, patience_s: float, secret: Secret | None = None) -> Li
     except Refused as error:
         raise Refused(f"the memory of copies at {address}: {error}") from None
     connection.settimeout(None)
-    kept = struct.pack("ll", int(patience_s), 0)  # the kernel keeps the time, also within a call
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kept)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kept)
+    _wait_at_most(connection, socket.SO_RCVTIMEO, patience_s)
+    _wait_at_most(connection, socket.SO_SNDTIMEO, patience_s)
     return Link(connection)
+
+
+def _wait_at_most(connection: socket.socket, which: int, seconds: float) -> None:
+    """The kernel keeps the time, also within a call; 0: for ever."""
+    whole, part = divmod(seconds, 1.0)
+    connection.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(whole), int(part * 1e6)))
 
 
 def connect_local(path: str, patience_s: float) -> Link:

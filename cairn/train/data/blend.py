@@ -97,13 +97,17 @@ def schedule(parts: Sequence[int]) -> list[int]:
 class Blend:
     """Several sources as one."""
 
-    def __init__(self, sources: Sequence[Source], weights: Sequence[float]) -> None:
+    def __init__(
+        self, sources: Sequence[Source], weights: Sequence[float], names: Sequence[str] = ()
+    ) -> None:
+        """`names`: of the sources, for reports; by default their numbers."""
         if len(sources) != len(weights):
             raise ConfigError(
                 f"{len(sources)} sources in the blend, but {len(weights)} weights",
                 hint="give one weight for each source",
             )
         self.sources = list(sources)
+        self.names = list(names) or [str(number) for number in range(len(sources))]
         self.pattern = Pattern(weights)
         lengths = sorted({source.sequence_length for source in sources})
         if len(lengths) != 1:

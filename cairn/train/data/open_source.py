@@ -119,7 +119,7 @@ def open_blend(
     ]
     if len(sources) == 1:
         return sources[0]
-    return Blend(sources, weights or [1.0] * len(sources))
+    return Blend(sources, weights or [1.0] * len(sources), names)
 
 
 def own_tokenizer(name: str) -> Tokenizer | None:

@@ -90,7 +90,7 @@ class Balance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """how fast a bias steers tokens to experts that had too few; 0: none"""
 
 
-class Work(msgspec.Struct, frozen=True):
+class StepDemand(msgspec.Struct, frozen=True):
     """What a step asks of a layout, as far as it decides whether it can work; 0: not known yet."""
 
     tokens: int = 0  # of one microbatch
@@ -110,7 +110,12 @@ def _chunks(strategy: Strategy) -> int:
     )
 
 
-def check(layout: Layout, world: int, spec: ModelSpec | None = None, work: Work = Work()) -> None:  # noqa: B008
+def check(
+    layout: Layout,
+    world: int,
+    spec: ModelSpec | None = None,
+    work: StepDemand = StepDemand(),  # noqa: B008
+) -> None:
     """Raises ConfigError, with the equation and its values, if this cannot run."""
     for axis in (*AXES, "ep"):
         if getattr(layout, axis) < 1:
@@ -152,7 +157,7 @@ def _check_expert_ranks(layout: Layout, spec: ModelSpec | None) -> None:
         _divides("ep", layout.ep, spec.experts.count, "experts")
 
 
-def _check_model(layout: Layout, spec: ModelSpec, work: Work) -> None:
+def _check_model(layout: Layout, spec: ModelSpec, work: StepDemand) -> None:
     _divides("tp", layout.tp, spec.heads, "attention heads")
     _divides("tp", layout.tp, spec.kv_heads, "key/value heads")
     for layer in range(spec.layers):
@@ -197,7 +202,7 @@ def _check_scales(layout: Layout, spec: ModelSpec) -> None:
             )
 
 
-def _check_work(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
+def _check_work(layout: Layout, spec: ModelSpec | None, work: StepDemand) -> None:
     if layout.pp > 1:
         _check_pipeline(layout, work)
     if work.strategy.sequence_parallel and layout.tp == 1:
@@ -214,7 +219,7 @@ def _check_work(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
     _check_tokens(layout, spec, work)
 
 
-def _check_pipeline(layout: Layout, work: Work) -> None:
+def _check_pipeline(layout: Layout, work: StepDemand) -> None:
     if work.strategy.order in SPLIT and layout.fsdp > 1:
         raise ConfigError(
             f"the schedule {work.strategy.order} computes weight gradients later, but fsdp {layout.fsdp} "
@@ -225,7 +230,7 @@ def _check_pipeline(layout: Layout, work: Work) -> None:
         schedule(work.strategy.order, layout.pp, work.microbatches, _chunks(work.strategy))
 
 
-def _check_tokens(layout: Layout, spec: ModelSpec | None, work: Work) -> None:
+def _check_tokens(layout: Layout, spec: ModelSpec | None, work: StepDemand) -> None:
     if not work.tokens:
         return
     parts = layout.cp * (2 if layout.cp > 1 and work.strategy.attention == "ring" else 1)

@@ -65,6 +65,7 @@ class ParallelModel:
         self.trained = {name for name, parameter in named if parameter.requires_grad}
         self.executed: list[Action] = []  # of the last step, where there is a pipeline
         self._pipelines: dict[tuple[int, bool], Pipeline] = {}
+        self.first_trained = first_trained(held, mesh)
         modules = [entry for stage in held for entry in stage.named_modules()]
         self.routers = {path: m for path, m in modules if isinstance(m, Router)}
         self.balanced = [m for m in self.routers.values() if isinstance(m, BalancedRouter)]
@@ -143,8 +144,9 @@ class ParallelModel:
             else:
                 placement = "v" if order in IN_V else "loop"
                 plan = forward_only(pp, microbatches, len(self.stages), placement)
-            ops, peer = with_messages(plan)[rank], partial(self.mesh.peer, "pp")
-            self._pipelines[key] = Pipeline(plan, ops, rank, self.mesh.group("pp"), peer)
+            first = self.first_trained if trains else 0
+            ops, peer = with_messages(plan, first)[rank], partial(self.mesh.peer, "pp")
+            self._pipelines[key] = Pipeline(plan, ops, rank, self.mesh.group("pp"), peer, first)
         return self._pipelines[key]
 
     @torch.no_grad()
@@ -225,6 +227,13 @@ class ParallelModel:
             return False
         pp = self.mesh.size("pp")
         return pp > 1 and self.mesh.rank("pp") in (0, pp - 1)
+
+
+def first_trained(held: Sequence[Stage], mesh: Mesh) -> int:
+    """The first stage of the pipeline, on whichever rank, that has weights to train."""
+    mine = [s.share.stage for s in held if any(p.requires_grad for p in s.parameters())]
+    first = torch.tensor(min(mine, default=held[0].share.stages), device=mesh.device)
+    return int(all_reduce(first, mesh.group("pp"), dist.ReduceOp.MIN))
 
 
 def square_sum_of(gradients: Sequence[Tensor]) -> Tensor:

@@ -109,6 +109,7 @@ class Stage(nn.Module):
         if self.norm is None:
             return residual.hidden()
         x_TD = residual.normed(self.norm).tensor
+        del residual  # beside the logits, what the last layer has added would be a [T, D] too many
         if self.cut is not None:
             x_TD = GatherRows.apply(x_TD, self.cut.group)
         return x_TD if head is None else head(x_TD, self.vocabulary())

@@ -6,6 +6,7 @@ No rank ever holds a token's scores of all words. Backward needs no message: eac
 words, softmax and one at the target. Entropy takes one more sum, without gradients.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.kernels.loss.cross_entropy_rule import VocabShard
 from cairn.models.linear.maps import Vocabulary
 from cairn.train.parallel.collectives import all_reduce
 from cairn.train.parallel.mesh import Group
@@ -42,6 +44,27 @@ def words_of(vocabulary: Vocabulary) -> Words:
     first = vocabulary.rows * shards.rank
     count = max(0, min(vocabulary.rows, vocabulary.shape[0] - first))
     return Words(first, count, getattr(shards, "group", None))
+
+
+class KernelOperands(NamedTuple):
+    """What the fused cross entropy takes: hidden states, and this rank's rows of the output projection."""
+
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    shard: VocabShard | None  # None: all rows are here
+
+
+def kernel_operands(hidden_TD: Tensor, vocabulary: Vocabulary) -> KernelOperands | None:
+    """None where a rank has no words at all: the kernel wants some, and all ranks take the same way."""
+    words, total = words_of(vocabulary), vocabulary.shape[0]
+    if vocabulary.shards.size == 1:
+        return KernelOperands(hidden_TD, vocabulary.matrix(), None)
+    if vocabulary.rows * (vocabulary.shards.size - 1) >= total:
+        return None
+    highest = partial(all_reduce, group=words.group, op=dist.ReduceOp.MAX)
+    shard = VocabShard(words.first, total, highest, partial(all_reduce, group=words.group))
+    weight_VD = vocabulary.matrix()[: words.count]  # the rows behind them are padding
+    return KernelOperands(vocabulary.shards.enter(hidden_TD), weight_VD, shard)
 
 
 def scores_of(hidden_TD: Tensor, vocabulary: Vocabulary, softcap: float = 0.0) -> Tensor:

@@ -23,10 +23,10 @@ SENDING = ".sending"
 
 class FarCopies:
     def __init__(
-        self, url: str, every: int, root: Path, say: Callable[[str], None], keep: int = 0
+        self, url: str, every: int, root: Path, log_line: Callable[[str], None], keep: int = 0
     ) -> None:
         """`keep`: how many steps stay there; 0: all."""
-        self.store, self.every, self.root, self.say = ObjectStore(url), every, root, say
+        self.store, self.every, self.root, self.log_line = ObjectStore(url), every, root, log_line
         self.keep = keep
         self.seen = set(folders.complete_steps(root))
         self.count = 0
@@ -44,12 +44,12 @@ class FarCopies:
                 self.store.fetch(step, self.root)
             except (OSError, DataError) as error:
                 reasons.append(f"step {step}: {error}")
-                self.say(f"warning: passed over {reasons[-1]}")
+                self.log_line(f"warning: passed over {reasons[-1]}")
                 folders.remove(folders.folder_of(self.root, step))
                 continue
             self.seen.add(step)
             self.sent = step
-            self.say(f"step {step} was fetched from {self.store.url}")
+            self.log_line(f"step {step} was fetched from {self.store.url}")
             return
         if reasons:
             raise DataError(
@@ -106,7 +106,7 @@ class FarCopies:
             if self.keep:
                 self.store.keep_newest(self.keep)
         except Exception as error:  # noqa: BLE001  of any file system there is; the run goes on
-            self.say(f"warning: {folder.name} was not copied to {self.store.url}: {error}")
+            self.log_line(f"warning: {folder.name} was not copied to {self.store.url}: {error}")
         finally:
             if folder.parent.name == SENDING:
                 shutil.rmtree(

@@ -35,9 +35,9 @@ def for_ranks(config: Train, ranks: int, fits: Fits | None = None) -> Train:
     return msgspec.structs.replace(config, parallel=best)
 
 
-def wait_idle(config: Train, rank: int, say: Callable[[str], None]) -> None:
+def wait_idle(config: Train, rank: int, log_line: Callable[[str], None]) -> None:
     """Until the run has ended; a launcher that wants its ranks back ends this one before."""
-    say(
+    log_line(
         f"rank {rank} has nothing to do in {config.parallel.words()}; it waits for the end of the run"
     )
     while True:

@@ -64,7 +64,11 @@ class GuardedLoop(Loop):
         store = self.settings.object_store
         self.far = (
             FarCopies(
-                store, self.settings.object_every, self.root, self.say, self.settings.object_keep
+                store,
+                self.settings.object_every,
+                self.root,
+                self.log_line,
+                self.settings.object_keep,
             )
             if store and self.rank == 0
             else None
@@ -106,9 +110,10 @@ class GuardedLoop(Loop):
         about = msgspec.convert(words, About)
         check_model(about, self.state.spec, self.root)
         self.state.restore(about, pieces)
+        self._restore_source(about)
         on_disk = folders.complete_steps(self.root)
         self.saved = on_disk[-1] if on_disk else -1
-        self.say(f"going on from memory at step {self.state.step}")
+        self.log_line(f"going on from memory at step {self.state.step}")
         return True
 
     def _one_step(self) -> None:
@@ -148,7 +153,7 @@ class GuardedLoop(Loop):
             found = every_steps(cost_s, step_s, failures, seconds + life_s)
             if abs(found - before) > before / 5:  # what is measured is never quite the same
                 every = found
-                self.say(
+                self.log_line(
                     f"a checkpoint every {every} steps: it costs {cost_s:.3f} s, a step {step_s:.3f} s, "
                     f"{failures} failures so far"
                 )
@@ -193,7 +198,7 @@ class GuardedLoop(Loop):
         began = time.monotonic_ns()
         self.agents = self._agents()
         self._read(0)  # the recent losses are part of the state
-        about = self.state.about(self.batches.fingerprint, self.world)
+        about = self._about()
         pieces, inspect = self.state.pieces(), self._compare
         if (
             self.state.device.type == "cuda"

@@ -65,13 +65,13 @@ class Journal:
         go_on: bool = False,
         clock: Callable[[], float] = time.monotonic,
         every_s: float = EVERY_S,
-        say: Callable[[str], None] = lambda text: None,
+        log_line: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`go_on`: after an earlier life of the same run; otherwise what an earlier run wrote is begun anew.
 
         `every_s`: steps that end sooner after each other are not all written down.
         """
-        self.clock, self.every_s, self.say = clock, every_s, say
+        self.clock, self.every_s, self.log_line = clock, every_s, log_line
         self.run, self.folder = run, run / FOLDER
         self.book = Book()
         self.lost = False  # the last write failed
@@ -93,7 +93,7 @@ class Journal:
             self.lost = False
         except OSError as error:
             if not self.lost:
-                self.say(
+                self.log_line(
                     f"warning: {self.folder} is not up to date: {error.strerror or error}; "
                     "training goes on"
                 )

@@ -53,8 +53,8 @@ def run_launched(
     config: Train,
     rank: int,
     device: str,
-    say: Callable[[str], None] = print,
-    told: Callable[[Record], None] = lambda record: None,
+    log_line: Callable[[str], None] = print,
+    on_record: Callable[[Record], None] = lambda record: None,
     address: str = "env://",
 ) -> Any:
     """The whole of a rank's work: it joins the others at `address`, agrees with them on a state, and trains."""
@@ -102,7 +102,7 @@ def run_launched(
     )
     with reporting_lost_peers(rank, "the launcher starts it again, and it goes on from memory"):
         with _only_run(config, rank):
-            result = run(config, rank, say, told, make_loop)
+            result = run(config, rank, log_line, on_record, make_loop)
         heartbeat.stop()
         if leaving is not None:
             # In order: threads of a group that is left alone end the process with an error.
@@ -152,7 +152,7 @@ class LaunchedLoop(GuardedLoop):
     def run(self) -> Outcome:
         outcome = super().run()
         if self.single_copies:
-            self.say(
+            self.log_line(
                 f"note: {self.single_copies} of {self.copies} copies in memory were held by one node only"
             )
         if self.ledger is not None and not outcome.stopped_early:
@@ -175,7 +175,7 @@ class LaunchedLoop(GuardedLoop):
         if not super(GuardedLoop, self)._anybody(bool(trouble)):
             return found
         why = trouble or "another rank could not read its copy"
-        self.say(f"warning: the copies in memory cannot be used ({why}); resuming from disk")
+        self.log_line(f"warning: the copies in memory cannot be used ({why}); resuming from disk")
         forget(self.assignment.reach.addresses[0], FOREVER, -1, self.assignment.reach.secret)
         if not super(GuardedLoop, self)._anybody(bool(folders.complete_steps(self.root))):
             raise RecallFailed(why)
@@ -196,12 +196,12 @@ class LaunchedLoop(GuardedLoop):
             waited = int(self.board.ranks["blocked_ns"][self.rank]) / 1e9
             safe = self.board.committed(self.world)
             for news in self.ledger.stepped(self.state.step, waited, safe):
-                self.say(news)
+                self.log_line(news)
 
     def _copy(self) -> None:
         began = time.monotonic_ns()
         if self.revive is not None and self._memory_ended():
-            self.say("warning: the memory of this node was ended; another one takes its place")
+            self.log_line("warning: the memory of this node was ended; another one takes its place")
             self.revive()
         self._agree(0.0 if self.copy_soon else PATIENCE_S)
         self.board.ranks["blocked_ns"][self.rank] += time.monotonic_ns() - began
@@ -247,12 +247,12 @@ class LaunchedLoop(GuardedLoop):
             kept = (
                 f"step {board.doubled}" if board.doubled >= 0 else "the newest checkpoint on disk"
             )
-            self.say(
+            self.log_line(
                 f"warning: only one node holds the copies of step {board.agreed}: no other node took them; "
                 f"if that node is lost, the run goes back to {kept}"
             )
         if self.single and not alone:
-            self.say(f"two nodes hold the copies again, of step {board.doubled}")
+            self.log_line(f"two nodes hold the copies again, of step {board.doubled}")
         self.single = alone
         if self.ledger is not None:
             self.ledger.copies(board.agreed, board.doubled)

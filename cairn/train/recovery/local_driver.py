@@ -53,7 +53,8 @@ from cairn.train.recovery.rank_process import (
 from cairn.train.stop_signals import forwarding, send
 
 TICK_S = 0.1
-Say = Callable[[str], None]
+LEAVE_S = 30.0  # after the last barrier, for every rank to leave its process group
+LogLine = Callable[[str], None]
 
 
 class Requeue(CairnError):
@@ -65,14 +66,14 @@ class Requeue(CairnError):
 def run_on_nodes(
     config: Train,
     device: str = "cpu",
-    say: Say = print,
-    told: Callable[[Record], None] = lambda record: None,
+    log_line: LogLine = print,
+    on_record: Callable[[Record], None] = lambda record: None,
 ) -> Any:
-    """What rank 0 returned, however many ranks died on the way. `told` gets each step's record from rank 0."""
+    """What rank 0 returned, however many ranks died on the way. `on_record` gets each step's record from rank 0."""
     check_nodes(config)
     config.folder.mkdir(parents=True, exist_ok=True)
     with only_here(config.folder), tempfile.TemporaryDirectory(prefix="cairn-") as folder:
-        driver = LocalDriver(config, device, say, Path(folder), told)
+        driver = LocalDriver(config, device, log_line, Path(folder), on_record)
         try:
             with forwarding(driver.pids) as stopping:
                 return driver.run(stopping)
@@ -85,12 +86,12 @@ class LocalDriver:
         self,
         config: Train,
         device: str,
-        say: Say,
+        log_line: LogLine,
         folder: Path,
-        told: Callable[[Record], None] = lambda record: None,
+        on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
-        self.asked, self.config, self.device, self.say = config, config, device, say
-        self.told = told
+        self.asked, self.config, self.device, self.log_line = config, config, device, log_line
+        self.on_record = on_record
         self.settings, self.folder = config.recovery, folder
         self.fits = layouts_that_fit(config)
         count = self.settings.nodes + self.settings.spare_nodes
@@ -134,6 +135,7 @@ class LocalDriver:
             local[node] = local.get(node, -1) + 1
             self.ranks.append(start_rank(self._placement(rank, node, local[node])))
         self.started, self.trained = time.monotonic(), False
+        self.first_done = 0.0  # when a rank had passed the last barrier
 
     def _placement(self, rank: int, node: int, local: int) -> Placement:
         left = self._left()
@@ -162,14 +164,14 @@ class LocalDriver:
                 return (self.ranks[0].value,)
             if words <= {"paused", "done"}:
                 return None
-            if words & {"failed", "gone"} or self._late():
+            if words & {"failed", "gone"} or self._late() or self._leaves_late(words):
                 self._answer()
                 return None
             self._grow_if_possible()
 
     def _listen(self) -> None:
         for rank in self.ranks:
-            rank.listen(self.say, self.told)
+            rank.listen(self.log_line, self.on_record)
 
     def _late(self) -> bool:
         """Whether a rank has not begun to train in time; it is ended, and so the cause is known."""
@@ -181,6 +183,24 @@ class LocalDriver:
         rank = phases.index(min(phases))
         why = f"not started after {waited:.0f} s"
         self._record("late", "hang", rank, self.ranks[rank].node, why, "heal", time.time() - waited)
+        send([self.ranks[rank].process.pid], 9)
+        return True
+
+    def _leaves_late(self, words: set[str | None]) -> bool:
+        """Whether a rank has not left although others have. All pass the last barrier together, so it hangs.
+
+        Its state is on disk: the ranks that are started again have nothing left to train.
+        """
+        if words != {"done", None}:
+            return False
+        now = time.monotonic()
+        self.first_done = self.first_done or now
+        if now - self.first_done <= LEAVE_S:
+            return False
+        rank = next(number for number, one in enumerate(self.ranks) if not one.over)
+        why = f"not gone {LEAVE_S:.0f} s after the others were done"
+        since = time.time() - LEAVE_S
+        self._record("late", "hang", rank, self.ranks[rank].node, why, "heal", since)
         send([self.ranks[rank].process.pid], 9)
         return True
 
@@ -211,7 +231,7 @@ class LocalDriver:
             response.rung,
             since,
         )
-        self.say(
+        self.log_line(
             f"{_who(incident)}: {incident.cause} ({incident.why}); {response.rung}: {response.why}"
         )
         instant("recovery", cause=incident.cause, rung=response.rung)
@@ -345,7 +365,7 @@ class LocalDriver:
                 table.pop(node, None)
         self.nodes = sorted(response.nodes)
         self.config = msgspec.structs.replace(self.asked, parallel=response.layout)
-        self.say(f"{response.why}; the ranks pause after this step")
+        self.log_line(f"{response.why}; the ranks pause after this step")
         for one in self.boards:
             one.order(PAUSE)
 
@@ -385,7 +405,7 @@ class LocalDriver:
     def _close_ledger(self, *events: Any) -> None:
         """What rank 0 cannot write any more."""
         go_on = self.life > 0 or self.trained
-        journal = Journal(self.config.folder, go_on=go_on, clock=time.time, say=self.say)
+        journal = Journal(self.config.folder, go_on=go_on, clock=time.time, log_line=self.log_line)
         for event in events:
             journal.note(event)
         journal.close()

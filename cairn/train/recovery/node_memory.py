@@ -155,6 +155,7 @@ def start(node: Node, host: str, settings: Recovery, run: Path | None, secret: S
         argv.append("--shared")
     if run is not None and settings.metrics_port:
         argv += ["--metrics", str(settings.metrics_port), "--run", str(run)]
+    _keep_descriptors()
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(node.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:  # not the rank's output: whoever reads that waits for its end
@@ -163,6 +164,18 @@ def start(node: Node, host: str, settings: Recovery, run: Path | None, secret: S
     finally:
         os.close(null)
         os.close(log)
+
+
+def _keep_descriptors() -> None:
+    """Makes the sockets of torch this process's own.
+
+    A memory that inherited them would keep them open after this rank's death, and the ranks at the other ends would
+    not learn of it.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of this listing is closed by now
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
 
 
 def _check_ours(folder: Path) -> None:

@@ -127,7 +127,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server):
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         list(pool.map(come_and_go, [draw.randrange(0, 100) for _ in range(48)]))
     server.at_rest()
-    server.engine.scheduler.check_integrity()
+    server.engine.scheduler.queues.check_integrity()
     assert not server.service.serving.engine._jobs
 
 

@@ -67,9 +67,9 @@ def test_nothing_is_left_of_clients_that_leave(tiny_folder):
         check_statuses(asyncio.run(leaving_clients.come_and_go(server.port, MANY, seed=2)))
         start.found_again()
         wait_until(lambda: not engine.has_work)
-        engine.scheduler.check_integrity()
+        engine.scheduler.queues.check_integrity()
         assert engine.scheduler.blocks.usage().used == 0
-        assert sorted(engine.scheduler._rows) == list(range(16))
+        assert sorted(engine.scheduler.queues.free_rows) == list(range(16))
         wait_until(lambda: not server.service.serving.engine._jobs)
 
 

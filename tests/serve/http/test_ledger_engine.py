@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cairn.serve.engine.messages import Stats
 from cairn.serve.http.ledger.engine_view import RATE_S, Rates, Totals
-from cairn.serve.http.server.counts import EngineTotals, server_metrics
+from cairn.serve.http.server.counts import EngineTotals, Gaps, server_metrics
 
 steady = st.lists(st.floats(0.05, 1.0), min_size=12, max_size=60)
 
@@ -45,22 +45,30 @@ def test_one_look_is_no_rate():
 
 
 def test_counters_go_on_when_an_engine_begins_again():
-    metrics, totals = server_metrics("m"), EngineTotals("m")
+    metrics, totals = server_metrics("m", Gaps("m")), EngineTotals("m")
     for steps, preempted, found in ((5, 1, 10), (9, 3, 10), (9, 3, 10), (2, 1, 4), (6, 1, 8)):
         totals.count(
-            metrics, Stats(steps=steps, preempted=preempted, prefix_hits=found, device_s=steps / 2)
+            metrics,
+            Stats(
+                steps=steps,
+                preempted=preempted,
+                prefix_hits=found,
+                device_s=steps / 2,
+                drafted=2 * found,
+                accepted=found,
+            ),
         )
-    values = {(s.name, s.labels): s.value for s in metrics.snapshot().samples}
-    assert values["cairn_preempted_requests_total", ("m",)] == 3 + 1
-    assert values["cairn_prefix_found_tokens_total", ("m",)] == 10 + 8
-    assert values["cairn_engine_seconds_total", ("m", "device")] == 4.5 + 3
+    assert metrics.value("cairn_preempted_requests_total", model="m") == 3 + 1
+    assert metrics.value("cairn_prefix_found_tokens_total", model="m") == 10 + 8
+    assert metrics.value("cairn_spec_decode_num_draft_tokens_total", model="m") == 20 + 16
+    assert metrics.value("cairn_spec_decode_num_accepted_tokens_total", model="m") == 10 + 8
+    assert metrics.value("cairn_engine_seconds_total", model="m", part="device") == 4.5 + 3
 
 
 def test_an_engine_that_began_again_and_has_overtaken_is_noticed():
     """It has taken more steps than the one before when it is first seen; another total says that it is new."""
-    metrics, totals = server_metrics("m"), EngineTotals("m")
+    metrics, totals = server_metrics("m", Gaps("m")), EngineTotals("m")
     totals.count(metrics, Stats(steps=5, preempted=4, device_s=1.0))
     totals.count(metrics, Stats(steps=50, preempted=1, device_s=3.0))
-    values = {(s.name, s.labels): s.value for s in metrics.snapshot().samples}
-    assert values["cairn_preempted_requests_total", ("m",)] == 4 + 1
-    assert values["cairn_engine_seconds_total", ("m", "device")] == 1.0 + 3.0
+    assert metrics.value("cairn_preempted_requests_total", model="m") == 4 + 1
+    assert metrics.value("cairn_engine_seconds_total", model="m", part="device") == 1.0 + 3.0

@@ -9,7 +9,7 @@ from cairn.hw.ceilings import Ceilings, Identity, Measured, save
 from cairn.hw.datasheet import find_chip
 from cairn.models.cache import cache_bytes_per_token
 from cairn.models.presets import preset
-from cairn.models.step_cost import Work, step_cost
+from cairn.models.step_cost import SequenceWork, step_cost
 from cairn.serve.engine.messages import Facts
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 from cairn.serve.http.ledger import floor
@@ -56,7 +56,7 @@ def decode(sequences, seen):
 
 def test_a_step_is_bound_by_what_takes_longer():
     floors = Floors(SPEC, facts(), Known(ceilings(fp32=1e12)))
-    cost = step_cost(SPEC, [Work(1, 9)] * 3, 4)
+    cost = step_cost(SPEC, [SequenceWork(1, 9)] * 3, 4)
     found = floors.of_step(decode(3, 10))
     assert found.bound == "memory"
     assert found.seconds == pytest.approx(cost.bytes / 1e9)

@@ -35,7 +35,7 @@ def target(agent_folder):
     with live_server.live(agent_folder, max_request_tokens=2, num_gpu_blocks_override=512) as made:
         yield made
         made.at_rest()
-        made.engine.scheduler.check_integrity()
+        made.engine.scheduler.queues.check_integrity()
         assert made.service.health().status == "ok"
 
 

@@ -32,7 +32,11 @@ CHECKS = [
     response_schema_conformance,
 ]
 SCHEMA = schemathesis.openapi.from_dict(document())
-OPERATIONS = [made.ok() for made in SCHEMA.get_all_operations()]
+OPERATIONS = [
+    operation
+    for made in SCHEMA.get_all_operations()
+    if (operation := made.ok()).path not in ("/cairn/engine/events", "/cairn/prefill")
+]  # one never ends, the other reads MessagePack
 quick = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
@@ -50,8 +54,8 @@ def small(tiny_folder):
 def test_the_document_is_valid_and_names_every_path(small):
     SCHEMA.validate()
     routes = {route.path.replace(":path", "") for route in small.server.config.app.rest.routes}
+    assert routes - set(document()["paths"]) == {"/openapi.json"}
     assert set(document()["paths"]) <= routes
-    assert {path for path in routes if path.startswith("/v1")} <= set(document()["paths"])
 
 
 def check(server, case, checks):
@@ -72,7 +76,9 @@ def test_whatever_follows_the_document(small, operation):
     run()
 
 
-POSTS = [one for one in OPERATIONS if one.method == "post"]
+POSTS = [
+    one for one in OPERATIONS if "requestBody" in document()["paths"][one.path].get("post", {})
+]
 
 
 @pytest.mark.parametrize("operation", POSTS, ids=[one.label for one in POSTS])

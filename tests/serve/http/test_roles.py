@@ -11,6 +11,9 @@ import live_server
 import msgspec
 import pytest
 
+from cairn.core.errors import ConfigError
+from cairn.serve.http.server.settings import ServerConfig
+
 LONG = "Once upon a time there was a small stone on a long path. " * 3
 SETTINGS = {"num_gpu_blocks_override": 256}
 
@@ -123,27 +126,30 @@ def test_a_prefill_server_that_is_gone_costs_time_and_no_answers(folder, both):
         assert 'cairn_fallback_prompts_total{model="tiny"} 3' in text
 
 
-def test_two_processes_and_the_death_of_one(folder, both):
-    """`cairn serve --role prefill` as a process of its own, killed while the decode server goes on."""
+def test_engines_in_processes_and_the_death_of_one(folder, both):
+    """`cairn serve --role prefill` as a process of its own, killed while the decode server goes on.
+
+    Both have their engines in worker processes, as on a GPU.
+    """
     command = [
         sys.executable, "-m", "cairn", "serve", str(folder), "--role", "prefill", "--port", "0", "--dtype", "float32",
         "--device", "cpu", "--num-gpu-blocks-override", "64", "--served-model-name", "tiny",
+        "--engine-in", "process",
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             said = (re.search(r"tiny at (http://\S+)", line) for line in process.stderr)
             url = next(match[1] for match in said if match)
-            with live_server.live(
-                folder, role="decode", prefill_urls=[url], prefill_min_tokens=24, **SETTINGS
-            ) as alone:
+            roles = {"role": "decode", "prefill_urls": [url], "prefill_min_tokens": 24}
+            with live_server.live(folder, engine_in="process", **roles, **SETTINGS) as alone:
                 assert asked(alone) == asked(both)
                 assert asked(alone, LONG[1:]) == asked(both, LONG[1:])
-                assert counted(alone) == (2, 0)
+                live_server.wait_until(lambda: counted(alone) == (2, 0))
                 process.kill()
                 process.wait()
                 assert asked(alone, LONG[2:]) == asked(both, LONG[2:])
-                assert counted(alone) == (2, 1)
+                live_server.wait_until(lambda: counted(alone) == (2, 1))
         finally:
             process.kill()
 
@@ -172,3 +178,8 @@ def test_each_role_says_what_it_is_for(decode, prefill, both):
         assert server.http.post("/cairn/prefill", content=b"").status_code == 404
     assert prefill.http.post("/cairn/prefill", content=b"\x01").status_code == 400
     assert prefill.http.get("/health").status_code == 200
+
+
+def test_a_role_has_one_rank(folder):
+    with pytest.raises(ConfigError, match="role is prefill, and tensor_parallel_size is 2"):
+        ServerConfig(model=str(folder), role="prefill", tensor_parallel_size=2)

@@ -1,9 +1,11 @@
 """Copies in memory: real agents, real sockets; any layout reads what any other has written."""
 
+import errno
 import multiprocessing
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import msgspec
@@ -15,10 +17,11 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError, DataError
 from cairn.core.shared_secret import Refused, Secret
+from cairn.train.checkpoint import peer_agent
 from cairn.train.checkpoint.peer_agent import Agent, Doors
 from cairn.train.checkpoint.peer_link import Gone, Link, connect, payload
 from cairn.train.checkpoint.peer_memory import PeerMemory
-from cairn.train.checkpoint.peer_messages import Done, Fetch
+from cairn.train.checkpoint.peer_messages import Done, Fetch, Put
 from cairn.train.checkpoint.peer_pack import Table, entries_of, fill
 from cairn.train.checkpoint.peer_placement import keepers, node_of, recovery_point, survives
 from cairn.train.checkpoint.peer_readers import LEAST_BYTES, Mapped, Wanted, shared_out
@@ -306,6 +309,44 @@ def test_a_connection_that_says_nothing_keeps_nobody_waiting(nodes):
     assert len(net.holdings()[1]) == 1
     for link in silent:
         link.close()
+
+
+def test_a_sender_that_is_cut_off_keeps_the_room_of_a_copy_only_for_a_while(nodes, monkeypatch):
+    monkeypatch.setattr(peer_agent, "PATIENCE_S", 0.4)
+    net = nodes(2, 1)
+    with connect(net.addresses[1], 5.0) as cut_off:
+        announced = np.zeros(1 << 20, np.uint8)
+        message = Put(1, 0, 5, len(announced), [0], [0], 1)
+        cut_off.send(message, payload(memoryview(announced)[:0]))  # its bytes never come
+        peer = net.peer(0, 1)
+        assert peer.save(10, state(0, 10), {})
+        assert peer.wait_until_safe(10)
+        assert int(net.board.ranks["replicated"][0]) == 10
+
+
+def test_an_agent_that_cannot_accept_for_a_moment_goes_on_listening(tmp_path):
+    doors = Doors.open(str(tmp_path / "n0"))
+    agent = Agent(0, doors, None, Board(1, 1))
+    answers = iter([OSError(errno.EMFILE, "too many open files"), (None, ""), OSError("closed")])
+    served = threading.Event()
+
+    class Full:
+        def accept(self):
+            answer = next(answers)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+        def fileno(self):
+            return -1 if served.is_set() else 0
+
+    def welcome(connection):
+        served.set()
+
+    agent._welcome = welcome
+    agent._accept(Full())
+    assert served.is_set()
+    doors.close()
 
 
 def test_an_open_door_to_the_network_needs_a_secret(tmp_path):

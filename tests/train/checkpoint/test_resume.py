@@ -38,12 +38,12 @@ def run_until(config, step):
     def train():
         one = loop(config)
 
-        def told(record):
+        def on_record(record):
             if record.step == step:
                 one.saver.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        one.told = told
+        one.on_record = on_record
         one.run()
 
     process = multiprocessing.get_context("fork").Process(target=train)
@@ -125,7 +125,7 @@ def test_damage_falls_back_to_the_checkpoint_before(tmp_path):
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     said = []
-    one = loop(recipe(tmp_path, steps=10), say=said.append)
+    one = loop(recipe(tmp_path, steps=10), log_line=said.append)
     assert one.resume()
     assert one.state.step == 5
     assert any("step-00000010" in text and "damaged" in text for text in said)
@@ -144,17 +144,17 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path, monkeypatch):
         write_pieces(folder, pieces, group)
 
     monkeypatch.setattr(saving, "write_pieces", full_once)
-    said, told = [], []
+    said, on_record = [], []
 
-    def say(text):
+    def log_line(text):
         said.append(text)
-        told.append(text)
+        on_record.append(text)
 
-    slowly = lambda record: (told.append(record.step), time.sleep(0.02))  # noqa: E731
-    outcome = loop(recipe(tmp_path, steps=20), say=say, told=slowly).run()
+    slowly = lambda record: (on_record.append(record.step), time.sleep(0.02))  # noqa: E731
+    outcome = loop(recipe(tmp_path, steps=20), log_line=log_line, on_record=slowly).run()
     assert outcome.step == 20
     (warned,) = [text for text in said if "disk is full" in text]
-    assert told.index(warned) < told.index(15)  # before the next save
+    assert on_record.index(warned) < on_record.index(15)  # before the next save
     assert folders.steps(tmp_path / "checkpoints") == [5, 15, 20]  # nothing half is left of 10
 
 
@@ -206,7 +206,7 @@ class Full:
 def test_a_log_that_cannot_be_written_does_not_end_a_run(tmp_path, monkeypatch):
     sink, said = Full(), []
     monkeypatch.setattr(looping, "open_sinks", lambda *rest: [sink])
-    outcome = loop(recipe(tmp_path, steps=4), say=said.append).run()
+    outcome = loop(recipe(tmp_path, steps=4), log_line=said.append).run()
     assert outcome.step == 4
     assert sink.got == [1, 4]
     assert [text for text in said if "step 2 is not in the log" in text]
@@ -264,11 +264,11 @@ def test_an_export_has_the_weights_of_the_checkpoint(tmp_path):
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     one = loop(recipe(tmp_path, steps=20, checkpoint=Checkpoint(every=0, export=False)))
 
-    def told(record):
+    def on_record(record):
         if record.step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    one.told = told
+    one.on_record = on_record
     outcome = one.run()
     assert outcome.stopped_early
     assert folders.complete_steps(one.root) == [outcome.step]

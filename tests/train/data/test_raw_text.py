@@ -94,9 +94,9 @@ def test_a_run_learns_from_text_and_goes_on_exactly(files):
     def losses(name):
         return [record.loss for record in read_log(files / name)]
 
-    run(recipe(files / "whole", steps=6, **settings), say=lambda text: None)
+    run(recipe(files / "whole", steps=6, **settings), log_line=lambda text: None)
     for steps in (3, 6):
-        run(recipe(files / "parts", steps=steps, **settings), say=lambda text: None)
+        run(recipe(files / "parts", steps=steps, **settings), log_line=lambda text: None)
     assert losses("whole") == losses("parts")
     assert losses("whole")[-1] < losses("whole")[0]
     assert read_held_out(files / "whole")[-1].bits_per_byte > 0
@@ -145,13 +145,13 @@ def test_the_template_is_saved_with_the_model(files):
         microbatch=2,
     )
     config = recipe(files / "run", steps=2, model=SMALL, data=data, checkpoint=Checkpoint())
-    finished = run(config, say=lambda text: None)
+    finished = run(config, log_line=lambda text: None)
     made = tokenizer_from_folder(finished.model)
     assert "<|im_start|>assistant" in made.chat([{"role": "user", "content": "Hi"}])
     assert made.id("<|im_end|>") in made.eos_ids
     # The run that goes on uses the tokenizer that it kept.
     again = msgspec.structs.replace(config, steps=3)
-    assert run(again, say=lambda text: None).outcome.step == 3
+    assert run(again, log_line=lambda text: None).outcome.step == 3
     kept = tokenizer_from_folder(files / "run" / "tokenizer")
     corpus = open_corpus(data, 0, 300, kept, cache=files / "run" / "data")
     learnt = corpus.source.batch(0).targets_T

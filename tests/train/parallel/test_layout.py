@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
 from cairn.models.presets import preset
-from cairn.train.parallel.layout import Layout, Strategy, Work, check
+from cairn.train.parallel.layout import Layout, StepDemand, Strategy, check
 from cairn.train.parallel.mesh import ORDER, Mesh, group_size, members, place, world_rank
 
 TINY = preset("tiny-qwen3")  # 4 heads, 2 key/value heads, 3 layers
@@ -19,24 +19,25 @@ sizes = st.integers(1, 3)
 @pytest.mark.parametrize(
     ("layout", "world", "work", "words"),
     [
-        (Layout(dp=2, tp=2), 8, Work(), r"dp 2 \* fsdp 1 \* pp 1 \* cp 1 \* tp 2 = 4 ranks, but there are 8"),
-        (Layout(dp=2, tp=2), 8, Work(), "use dp 4, or start 4 ranks"),
-        (Layout(dp=0), 0, Work(), "dp is 0"),
-        (Layout(tp=3), 3, Work(), "tp 3 does not divide 4 attention heads: 4 % 3 = 1"),
-        (Layout(tp=4), 4, Work(), "tp 4 does not divide 2 key/value heads: 2 % 4 = 2"),
-        (Layout(pp=4), 4, Work(), r"pp 4 \* 1 stages per rank = 4 stages for 3 layers"),
-        (Layout(pp=2), 2, Work(strategy=Strategy(order="zbv")), r"pp 2 \* 2 stages per rank = 4 stages"),
-        (Layout(ep=2, dp=2), 2, Work(), "ep 2 for a qwen3 model without experts"),
-        (Layout(ep=3, dp=2), 2, Work(), r"dp 2 \* fsdp 1 = 2 ranks cannot be cut into groups of ep 3"),
-        (Layout(cp=2), 2, Work(tokens=30), r"30 tokens of a microbatch % \(2 \* cp 2 \* tp 1\) = 2"),
-        (Layout(cp=4), 4, Work(strategy=Strategy(attention="ulysses")), "cp 4 does not divide 2 key/value"),
-        (Layout(fsdp=2), 2, Work(strategy=Strategy(zero=1)), "zero 1 with fsdp 2"),
-        (Layout(dp=2), 2, Work(strategy=Strategy(zero=3)), "zero is 3"),
-        (Layout(dp=2), 2, Work(strategy=Strategy(sequence_parallel=True)), "sequence_parallel with tp 1"),
-        (Layout(fsdp=2, pp=2), 4, Work(strategy=Strategy(order="zb-h1")), "computes weight gradients later"),
-        (Layout(pp=2), 2, Work(microbatches=3, strategy=Strategy(order="interleaved", chunks=1)),
+        (Layout(dp=2, tp=2), 8, StepDemand(), r"dp 2 \* fsdp 1 \* pp 1 \* cp 1 \* tp 2 = 4 ranks, but there are 8"),
+        (Layout(dp=2, tp=2), 8, StepDemand(), "use dp 4, or start 4 ranks"),
+        (Layout(dp=0), 0, StepDemand(), "dp is 0"),
+        (Layout(tp=3), 3, StepDemand(), "tp 3 does not divide 4 attention heads: 4 % 3 = 1"),
+        (Layout(tp=4), 4, StepDemand(), "tp 4 does not divide 2 key/value heads: 2 % 4 = 2"),
+        (Layout(pp=4), 4, StepDemand(), r"pp 4 \* 1 stages per rank = 4 stages for 3 layers"),
+        (Layout(pp=2), 2, StepDemand(strategy=Strategy(order="zbv")), r"pp 2 \* 2 stages per rank = 4 stages"),
+        (Layout(ep=2, dp=2), 2, StepDemand(), "ep 2 for a qwen3 model without experts"),
+        (Layout(ep=3, dp=2), 2, StepDemand(), r"dp 2 \* fsdp 1 = 2 ranks cannot be cut into groups of ep 3"),
+        (Layout(cp=2), 2, StepDemand(tokens=30), r"30 tokens of a microbatch % \(2 \* cp 2 \* tp 1\) = 2"),
+        (Layout(cp=4), 4, StepDemand(strategy=Strategy(attention="ulysses")), "cp 4 does not divide 2 key/value"),
+        (Layout(fsdp=2), 2, StepDemand(strategy=Strategy(zero=1)), "zero 1 with fsdp 2"),
+        (Layout(dp=2), 2, StepDemand(strategy=Strategy(zero=3)), "zero is 3"),
+        (Layout(dp=2), 2, StepDemand(strategy=Strategy(sequence_parallel=True)), "sequence_parallel with tp 1"),
+        (Layout(fsdp=2, pp=2), 4, StepDemand(strategy=Strategy(order="zb-h1")), "computes weight gradients later"),
+        (Layout(pp=2), 2, StepDemand(microbatches=3, strategy=Strategy(order="interleaved", chunks=1)),
          "3 microbatches % 2 ranks = 1"),
-        (Layout(tp=2), 2, Work(int8_states=True), r"columns of the attention's output / 2 % 256 that share a scale = "),
+        (Layout(tp=2), 2, StepDemand(int8_states=True),
+         r"columns of the attention's output / 2 % 256 that share a scale = "),
     ],
 )  # fmt: skip
 def test_refused_with_the_equation(layout, world, work, words):
@@ -47,9 +48,9 @@ def test_refused_with_the_equation(layout, world, work, words):
 
 def test_states_of_8_bits_go_with_ranks_that_have_whole_blocks():
     for name, tp in (("qwen3-8b", 8), ("qwen3-1.7b", 4), ("llama-3.1-8b", 8)):
-        check(Layout(tp=tp), tp, preset(name), Work(int8_states=True))
+        check(Layout(tp=tp), tp, preset(name), StepDemand(int8_states=True))
     with pytest.raises(ConfigError, match="3072 columns of the feed-forward / 8 % 256"):
-        check(Layout(tp=8), 8, preset("qwen3-0.6b"), Work(int8_states=True))
+        check(Layout(tp=8), 8, preset("qwen3-0.6b"), StepDemand(int8_states=True))
 
 
 def test_experts_have_to_divide():

@@ -57,8 +57,8 @@ def test_what_each_rank_keeps(p, m):
     assert max(simulate(schedule("zbv", p, m)).stash) <= p
 
 
-@given(st.sampled_from(sorted(SCHEDULES)), ranks_st, many, st.integers(1, 4))
-def test_messages_match_and_never_block(name, p, m, v):
+@given(st.sampled_from(sorted(SCHEDULES)), ranks_st, many, st.integers(1, 4), many)
+def test_messages_match_and_never_block(name, p, m, v, frozen):
     m = max(m, fewest_microbatches(name, p))
     if name == "interleaved":
         m = math.ceil(m / p) * p
@@ -66,6 +66,9 @@ def test_messages_match_and_never_block(name, p, m, v):
     ops = with_messages(plan)
     borders = sum(plan.holder(s)[0] != plan.holder(s + 1)[0] for s in range(plan.stages - 1))
     assert prove(ops) == 2 * borders * m  # each border: every activation down, every gradient up
+    first = frozen % (plan.stages + 1)  # stages before it are frozen: no gradient goes there
+    up = sum(plan.holder(s)[0] != plan.holder(s + 1)[0] for s in range(first, plan.stages - 1))
+    assert prove(with_messages(plan, first)) == (borders + up) * m
     for rank, todo in enumerate(ops):
         assert [op for op in todo if isinstance(op, Action)] == list(plan.ranks[rank])
         for at, op in enumerate(todo):  # what is needed has been asked for, what is sent exists

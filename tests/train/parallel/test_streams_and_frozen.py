@@ -50,8 +50,8 @@ def streamed(spec, step):
     return [b._replace(extra={"weight": torch.rand(TOKENS, 2, generator=make)}) for b in made]
 
 
-def train(parallel, spec, rule):
-    loss, trace = Objective(spec, rule, chunk=6), {"losses": [], "norms": []}
+def train(parallel, spec, rule, fused=False):
+    loss, trace = Objective(spec, rule, fused, chunk=6), {"losses": [], "norms": []}
     for step in range(STEPS):
         each = COUNT // parallel.data_ranks
         mine = streamed(spec, step)[parallel.data_rank * each :][:each]
@@ -84,7 +84,8 @@ def one_rank(rank, world, spec, layout, options, fused, trainable, recompute="no
         recompute=recompute,
     )
     before = {name: p.detach().clone() for name, p in all_parameters(parallel)}
-    trace = train(parallel, spec, Weighed())
+    trace = train(parallel, spec, Weighed(), fused)
+    trace["first_trained"] = parallel.first_trained
     for name, parameter in all_parameters(parallel):
         if not parameter.requires_grad:
             assert parameter.grad is None, name
@@ -154,6 +155,8 @@ def test_frozen_weights_have_no_gradient_and_the_others_what_one_process_has(
     trainable = FROZEN[spec]
     results = run_ranks(layout.world(), one_rank, spec, layout, options, fused, trainable)
     assert_same(results, expected(spec, trainable))
+    frozen_stage = spec is UNTIED and layout.pp > 1
+    assert all(trace["first_trained"] == int(frozen_stage) for trace in results)
 
 
 def test_what_cannot_be_frozen_is_refused():

@@ -40,11 +40,12 @@ def config(folder, steps=24, layout=Layout(dp=4), model=MODEL, every=0, **recove
 def unbroken(wanted):
     """The same layout without faults and without a driver."""
     run_local(
-        wanted.parallel.world(), lambda rank, world: run(wanted, rank, say=lambda t: None).outcome
+        wanted.parallel.world(),
+        lambda rank, world: run(wanted, rank, log_line=lambda t: None).outcome,
     )
 
 
-def recovered(wanted, fault=lambda loop: None, say=lambda text: None):
+def recovered(wanted, fault=lambda loop: None, log_line=lambda text: None):
     """`fault(loop)` runs in every rank after every step, copies included."""
     step = LaunchedLoop._one_step
 
@@ -54,7 +55,7 @@ def recovered(wanted, fault=lambda loop: None, say=lambda text: None):
 
     LaunchedLoop._one_step = stepped  # the ranks are forked from this process
     try:
-        return run_on_nodes(wanted, say=say)
+        return run_on_nodes(wanted, log_line=log_line)
     finally:
         LaunchedLoop._one_step = step
 

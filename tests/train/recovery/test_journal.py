@@ -24,7 +24,7 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(tmp_path, monkeypatch, at
 
     for name in ("write_bytes", "mkdir", "open"):
         monkeypatch.setattr(Path, name, unless_full(getattr(Path, name)))
-    journal = Journal(tmp_path, clock=lambda: 1.0, say=said.append)
+    journal = Journal(tmp_path, clock=lambda: 1.0, log_line=said.append)
     journal.note(Submitted(at=0.0))
     full[0] = True
     for _ in range(3):

@@ -1,5 +1,6 @@
 """Real processes are killed, stopped and corrupted; the run goes on, and its losses are those of an unbroken one."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,9 +11,11 @@ import time
 import urllib.error
 import urllib.request
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
+import torch.distributed as dist
 from local_runs import (
     MODEL,
     config,
@@ -32,7 +35,7 @@ from cairn.core.job_ledger import METRICS, read_ledger
 from cairn.train.checkpoint.peer_recall import keep_at
 from cairn.train.launch import RankFailed
 from cairn.train.parallel.layout import Layout
-from cairn.train.recovery import guarded_loop, launched
+from cairn.train.recovery import guarded_loop, launched, local_driver
 from cairn.train.recovery.journal import read_status
 from cairn.train.recovery.metrics_page import serve_metrics
 from cairn.train.run import run
@@ -198,6 +201,40 @@ def test_both_copies_lost_and_the_disk_carries_on(tmp_path):
     assert left_behind(folder) == []
 
 
+def test_a_rank_that_does_not_leave_is_ended_and_a_memory_has_no_socket_of_its_rank(
+    tmp_path, monkeypatch
+):
+    """Nobody watches a rank that is done with training; an inherited socket would hide a rank's death from others."""
+    leave = dist.destroy_process_group
+
+    def hang_once():
+        if dist.get_rank() == 1 and once(tmp_path, "leave"):
+            time.sleep(600)
+        leave()
+
+    def sockets_of(pid):
+        found = set()
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # that of this listing
+                found.add(os.readlink(path))
+        return {name for name in found if name.startswith("socket:")}
+
+    def fault(loop):
+        if loop.state.step == 2:
+            mine, memory = os.getpid(), read_status(tmp_path).memories[loop.rank]
+            shared = sockets_of(mine) & sockets_of(memory)
+            (tmp_path / f"shared-{loop.rank}").write_text(str(len(shared)))
+
+    monkeypatch.setattr(dist, "destroy_process_group", hang_once)
+    monkeypatch.setattr(local_driver, "LEAVE_S", 1.0)
+    finished = recovered(config(tmp_path, steps=3, layout=Layout(dp=2)), fault)
+    assert (finished.outcome.step, finished.outcome.stopped_early) == (3, False)
+    (incident,) = read_ledger(tmp_path).incidents
+    assert (incident.cause, incident.rank, incident.back_to) == ("hang", 1, 3)
+    assert [(tmp_path / f"shared-{rank}").read_text() for rank in range(2)] == ["0", "0"]
+    assert left_behind(tmp_path) == []
+
+
 def test_a_mistake_of_the_program_is_told_and_not_tried_again(tmp_path):
     def fault(loop):
         if loop.state.step == 3 and loop.rank == 1:
@@ -297,7 +334,7 @@ def test_copies_that_no_other_node_takes_are_reported(tmp_path, monkeypatch):
         launched, "keep_at", lambda at, keeper, secret: keep_at(at, nowhere, secret)
     )
     said = []
-    recovered(config(tmp_path, steps=12, layout=Layout(dp=2)), say=said.append)
+    recovered(config(tmp_path, steps=12, layout=Layout(dp=2)), log_line=said.append)
     (warned,) = [text for text in said if text.startswith("warning: only one node holds")]
     assert "the run goes back to the newest checkpoint on disk" in warned
     assert [text for text in said if "copies in memory were held by one node only" in text]
@@ -311,7 +348,7 @@ def test_copies_that_no_other_node_takes_are_reported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("first", "second"), [*product(["plain", "recovery"], repeat=2)])
 def test_two_runs_never_share_a_folder(tmp_path, first, second):
     start = {
-        "plain": lambda: run(recipe(tmp_path, steps=10**6), say=lambda text: None),
+        "plain": lambda: run(recipe(tmp_path, steps=10**6), log_line=lambda text: None),
         "recovery": lambda: recovered(config(tmp_path, steps=10**6, layout=Layout(dp=2))),
     }
     holder = multiprocessing.get_context("fork").Process(target=start[first])

@@ -6,19 +6,15 @@ The pages are read over the transfer (`--kv-transport`), not over HTTP. They are
 them, has died, or has not come in time.
 """
 
-from typing import cast
-
 import msgspec
 from starlette.responses import Response
 
-from cairn.serve.engine_thread import EngineThread
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
-from cairn.serve.separation.prefill import Ask
-from cairn.serve.separation.prefill_client import MEDIA_TYPE
-from cairn.serve.separation.roles import PrefillEngine
+from cairn.serve.separation.prefill import Ask, Ended, Handoff
+from cairn.serve.separation.prefill_client import MEDIA_TYPE, decode_reply
 from cairn.serve.serving import GenerateRequest
 
 decode_ask = msgspec.msgpack.Decoder(Ask).decode
@@ -29,25 +25,20 @@ async def prefill(service: Service, call: Call, body: bytes) -> Response:
         ask = decode_ask(body)
     except msgspec.MsgspecError as error:
         raise Refusal(400, f"the body is no request of a decode server: {error}") from None
-    engine = cast(PrefillEngine, cast(EngineThread, service.serving.engine).engine)
     request = GenerateRequest(ask.prompt, ask.params, ask.priority, ask.salt)
     exchange = Exchange(service, call, [request])
-    id = exchange.jobs[0].request.id
-    try:
-        async with exchange:
-            await exchange.finish()
-            reply = engine.handoffs.get(id)
-            if reply is None:
-                raise Refusal(503, "the request was ended before its prompt was computed")
-            renamed = _named(reply, ask.id)
-            return Response(msgspec.msgpack.encode(renamed), media_type=MEDIA_TYPE)
-    finally:
-        engine.handoffs.pop(id, None)
+    async with exchange:
+        await exchange.finish()
+        found = exchange.jobs[0].request.handoff
+        if not found:
+            raise Refusal(503, "the request was ended before its prompt was computed")
+        renamed = _named(decode_reply(found), ask.id)
+        return Response(msgspec.msgpack.encode(renamed), media_type=MEDIA_TYPE)
 
 
-def _named(reply: msgspec.Struct, id: str) -> msgspec.Struct:
+def _named(reply: Handoff | Ended, id: str) -> Handoff | Ended:
     """Under the id that the decode server knows."""
-    if hasattr(reply, "ask"):
+    if isinstance(reply, Handoff):
         ask = msgspec.structs.replace(reply.ask, id=id)
         return msgspec.structs.replace(reply, ask=ask)
     return msgspec.structs.replace(reply, id=id)

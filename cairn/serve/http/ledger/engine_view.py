@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cairn import __version__
+from cairn.models.cache import CacheGroup
 from cairn.serve.engine.messages import Stats
 from cairn.serve.engine.step_times import StepTimes
 from cairn.serve.http.ledger.book import Book, percentiles
@@ -19,6 +20,7 @@ from cairn.serve.http.ledger.floor import Floors
 from cairn.serve.http.ledger.views import (
     BatchView,
     EngineView,
+    GroupView,
     LatencyView,
     ModelView,
     PagesView,
@@ -117,10 +119,11 @@ class EngineLook:
     def _pages(self, stats: Stats) -> PagesView:
         limits = self._serving.limits
         total = stats.pages or limits.pages - 1  # before the first beat
+        drawn = self._serving.engine.page_map()
         return PagesView(
             total=total, used=stats.pages_used, cached=stats.pages_cached,
             free=total - stats.pages_used - stats.pages_cached, size_tokens=limits.page_size,
-            map=self._serving.engine.page_map(),
+            map=drawn.held, map_groups=drawn.groups, groups=group_views(limits.groups, stats.groups_used),
         )  # fmt: skip
 
     def _batch(self, steps: Sequence[StepTimes], stats: Stats) -> BatchView:
@@ -130,6 +133,17 @@ class EngineLook:
             sequences=newest.sequences, decode_tokens=newest.tokens - newest.prefill, prefill_tokens=newest.prefill,
             budget_tokens=self._serving.limits.step_tokens,
         )  # fmt: skip
+
+
+def group_views(groups: Sequence[CacheGroup], used: Sequence[int]) -> list[GroupView]:
+    """Empty where all layers keep the same."""
+    if len(groups) == 1:
+        return []
+    counts = used or [0] * len(groups)  # before the first beat
+    return [
+        GroupView(kind=group.kind, window=group.window, layers=len(group.layers), used=count)
+        for group, count in zip(groups, counts, strict=True)
+    ]
 
 
 def step_view(step: StepTimes, now: float, floors: Floors) -> StepView:

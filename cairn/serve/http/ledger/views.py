@@ -17,7 +17,15 @@ SpanName = Literal[
 ]  # fmt: skip
 Reason = Literal["queue", "compute", "memory", "host", "tail"]
 LimitedBy = Literal["memory", "compute"]
-MAP_CELLS = 512  # most characters of a map of pages
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share a page table: they keep all keys, those of a window, or a state."""
+
+    kind: str
+    window: int  # tokens; 0: none
+    layers: int
+    used: int  # pages that requests hold
 
 
 class PagesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +37,8 @@ class PagesView(msgspec.Struct, frozen=True, kw_only=True):
     free: int  # free and of no use to anybody
     size_tokens: int
     map: str  # '0'..'9': tenths held by requests; 'c': mostly cached; '.': free
+    map_groups: str = ""  # of each held cell, the place in `groups` of most of its pages
+    groups: list[GroupView] = []  # where there are several
 
 
 class PrefixView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,9 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
+from cairn.serve.http.endpoints.llamacpp import LlamaRequest
+from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
     EngineView,
     ModelView,
@@ -67,6 +70,29 @@ GETS: dict[str, tuple[type, str]] = {
     "/cairn/trace": (TraceView, "the last requests as a timeline for Perfetto"),
     "/cairn/model": (ModelView, "the model card"),
 }
+# Paths of other servers' clients, of administrators and of decode servers: answers are described by whose they are.
+OTHER_POSTS: dict[str, tuple[type | None, str]] = {
+    "/completion": (LlamaRequest, "the continuation of a text, llama.cpp's way"),
+    "/apply-template": (TokenizeRequest, "a conversation as text, llama.cpp's way"),
+    "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
+    "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
+    "/api/show": (OllamaShow, "the model, Ollama's way"),
+    "/pause": (PauseRequest, "take no step until /resume; with --admin-endpoints"),
+    "/resume": (None, "go on after /pause; with --admin-endpoints"),
+    "/update_weights": (UpdateRequest, "serve with other weights; with --admin-endpoints"),
+    "/reset_prefix_cache": (None, "find no earlier prompt again; with --admin-endpoints"),
+    "/cairn/prefill": (
+        None,
+        "compute a prompt for a decode server, in MessagePack; with --role prefill",
+    ),
+}
+OTHER_GETS: dict[str, tuple[str, str]] = {
+    "/props": ("application/json", "the server, llama.cpp's way"),
+    "/slots": ("application/json", "rows of the batch, llama.cpp's way"),
+    "/api/tags": ("application/json", "the models, Ollama's way"),
+    "/api/version": ("application/json", "the version, Ollama's way"),
+    "/cairn/engine/events": ("text/event-stream", "what the engine is doing, as it changes"),
+}
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
         "order": {"enum": ["newest", "slowest"], "default": "newest"},
@@ -76,6 +102,7 @@ QUERIES: dict[str, dict[str, dict[str, Any]]] = {
         "seconds": {"type": "number", "minimum": 0.001, "maximum": 3600, "default": 30}
     },
 }
+ANY: dict[str, Any] = {}  # a document of any form
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 MISTAKES = {
     400: "a field is wrong; `param` is its name",
@@ -94,6 +121,7 @@ def document() -> dict[str, Any]:
     for asked, answered, _ in POSTS.values():
         kinds |= {asked, answered}
     kinds |= {answered for answered, _ in GETS.values()}
+    kinds |= {asked for asked, _ in OTHER_POSTS.values() if asked is not None}
     order = sorted(kinds, key=lambda kind: kind.__name__)
     references, components = msgspec.json.schema_components(
         order, ref_template="#/components/schemas/{name}"
@@ -117,6 +145,16 @@ def document() -> dict[str, Any]:
             {"name": name, "in": "query", "schema": schema}
             for name, schema in QUERIES.get(path, {}).items()
         ]
+        paths[path] = {"get": operation}
+    for path, (asked, about) in OTHER_POSTS.items():
+        operation = _operation(about, ANY, ANY, [*MISTAKES])
+        if asked is not None:
+            operation["requestBody"] = {"required": True, "content": _json(named[asked])}
+        operation["responses"]["200"]["content"] = {"*/*": {}}
+        paths[path] = {"post": operation}
+    for path, (media, about) in OTHER_GETS.items():
+        operation = _operation(about, ANY, named[ErrorBody], [401, 404, 503])
+        operation["responses"]["200"]["content"] = {media: {}}
         paths[path] = {"get": operation}
     text = {
         "description": "Prometheus text",

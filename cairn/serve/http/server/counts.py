@@ -5,7 +5,12 @@ Times are seen from the server: from the body of a request to what was handed to
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from cairn.core.metrics import (
     CATALOGUE,
@@ -15,10 +20,6 @@ from cairn.core.metrics import (
     Histogram,
     Metric,
     Metrics,
-    Sample,
-    Snapshot,
-    merge,
-    render,
 )
 from cairn.serve.engine.messages import Stats
 
@@ -34,7 +35,9 @@ GROWING = (
     "device_s",
     "remote_prefills",
     "prefill_fallbacks",
-)  # fmt: skip  (of `Stats`)
+    "drafted",
+    "accepted",
+)  # of `Stats`
 RECENT = 4096  # times between tokens, for percentiles
 CATALOGUE_HTTP: tuple[Metric, ...] = (
     *CATALOGUE,
@@ -138,6 +141,18 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         unit="prompts",
         labels=("model",),
     ),
+    Counter(
+        name="cairn_spec_decode_num_draft_tokens_total",
+        help="Tokens that a drafter proposed and a step verified.",
+        unit="tokens",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_spec_decode_num_accepted_tokens_total",
+        help="Of those, the tokens that were accepted.",
+        unit="tokens",
+        labels=("model",),
+    ),
     Gauge(
         name="cairn_running_requests",
         help="Requests in the batch of the engine.",
@@ -189,22 +204,25 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
 )
 
 
-def server_metrics(model: str) -> Metrics:
+GAPS = "cairn_inter_token_seconds"
+
+
+def server_metrics(model: str, gaps: "Gaps") -> Metrics:
     """With the histograms' and counters' zeros, so that a rate is known from the first request on."""
-    metrics = Metrics(CATALOGUE_HTTP)
+    metrics = Metrics([metric for metric in CATALOGUE_HTTP if metric.name != GAPS])
+    metrics.registry.register(gaps)
     for name in ("cairn_prompt_tokens_total", "cairn_generated_tokens_total"):
         metrics.add(name, 0, model=model)
     return metrics
 
 
-class Gaps:
+class Gaps(Collector):
     """The times between tokens. Counted here without a lock, because there is one for every token of every answer."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._counts = [0] * (len(LATENCY_SECONDS) + 1)
         self._sum = 0.0
-
         self.recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, seconds: float) -> None:
@@ -212,14 +230,14 @@ class Gaps:
         self._counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
         self._sum += seconds
 
-    def snapshot(self) -> Snapshot:
-        sample = Sample("cairn_inter_token_seconds", (self._model,), self._sum, tuple(self._counts))
-        return Snapshot((sample,))
-
-
-def rendered(metrics: Metrics, gaps: Gaps) -> str:
-    """All of it as Prometheus text."""
-    return render(merge([metrics.snapshot(), gaps.snapshot()], CATALOGUE_HTTP), CATALOGUE_HTTP)
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """For the registry: the same histogram, cumulative."""
+        help = next(metric.help for metric in CATALOGUE_HTTP if metric.name == GAPS)
+        family = HistogramMetricFamily(GAPS, help, labels=["model"])
+        bounds = [*(str(float(bound)) for bound in LATENCY_SECONDS), "+Inf"]
+        below = zip(bounds, accumulate(self._counts), strict=True)
+        family.add_metric([self._model], [(bound, float(n)) for bound, n in below], self._sum)
+        yield family
 
 
 def show_engine(metrics: Metrics, model: str, stats: Stats, open_requests: int) -> None:
@@ -256,6 +274,8 @@ class EngineTotals:
         add("cairn_prefix_found_tokens_total", "prefix_hits")
         add("cairn_remote_prompts_total", "remote_prefills")
         add("cairn_fallback_prompts_total", "prefill_fallbacks")
+        add("cairn_spec_decode_num_draft_tokens_total", "drafted")
+        add("cairn_spec_decode_num_accepted_tokens_total", "accepted")
         add("cairn_engine_seconds_total", "host_s", part="host")
         add("cairn_engine_seconds_total", "device_s", part="device")
 

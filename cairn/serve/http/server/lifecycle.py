@@ -12,20 +12,17 @@ A second SIGINT ends the waiting. Knows nothing about endpoints.
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import cast
 
 import msgspec
 import uvicorn
 
 from cairn.core.errors import ConfigError
 from cairn.models.chat_template import read_template
-from cairn.serve.engine.loop import Engine
 from cairn.serve.http.server.api import Application, More
 from cairn.serve.http.server.keys import Keys, read_keys
 from cairn.serve.http.server.service import Service
@@ -128,29 +125,10 @@ def _open_engine(config: ServerConfig) -> Serving:
         engine_config = msgspec.structs.replace(
             engine_config, max_num_batched_tokens=GPU_STEP_TOKENS
         )
-    if config.role != "both":
-        return open_serving(engine_config, config.names, False, partial(engine_with_role, config))
     in_processes = config.engine_in == "process"
     if config.engine_in == "auto":
         in_processes = config.tensor_parallel_size > 1 or on_gpu
-    return open_serving(engine_config, config.names, in_processes)
-
-
-def engine_with_role(config: ServerConfig, engine: Engine) -> Engine:
-    """The engine as one half of a pair: see `serve/separation`."""
-    from cairn.serve.separation.decode import DecodeSide
-    from cairn.serve.separation.prefill import PrefillSide
-    from cairn.serve.separation.prefill_client import PrefillClient
-    from cairn.serve.separation.roles import DecodeEngine, PrefillEngine
-
-    where = {"transport": config.kv_transport, "host": config.kv_host}
-    if config.role == "prefill":
-        return cast(Engine, PrefillEngine(PrefillSide(engine, **where)))
-    key = os.environ.get("CAIRN_PREFILL_KEY")
-    client = PrefillClient(config.prefill_urls, config.first_token_deadline, key)
-    return cast(
-        Engine, DecodeEngine(DecodeSide(engine, **where), client, config.prefill_min_tokens)
-    )
+    return open_serving(engine_config, config.names, in_processes, config.separation)
 
 
 def serve(

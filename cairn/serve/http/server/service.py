@@ -27,7 +27,6 @@ from cairn.serve.http.server.counts import (
     EngineTotals,
     Gaps,
     count_parts,
-    rendered,
     server_metrics,
     show_engine,
 )
@@ -53,8 +52,8 @@ class Service:
         self.config, self.serving, self.keys = config, serving, keys
         self.model = serving.model(None).name
         self.created = int(time.time())
-        self.metrics: Metrics = server_metrics(self.model)
         self.gaps = Gaps(self.model)
+        self.metrics: Metrics = server_metrics(self.model, self.gaps)
         rules = Rules(
             rows=serving.limits.rows,
             waiting=config.max_waiting,
@@ -162,7 +161,7 @@ class Service:
         self._totals.count(self.metrics, stats)
         self.accounts.count(self.metrics, self.model)
         self.metrics.set("cairn_event_loop_lag_seconds", self.lag.worst_s, model=self.model)
-        return rendered(self.metrics, self.gaps)
+        return self.metrics.render()
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with."""

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
-from cairn.serve.config import EngineConfig
+from cairn.serve.config import EngineConfig, RoleConfig
 
 MOST_PORT = 65535
 POSITIVE = ("first_token_deadline", "request_timeout", "drain_timeout", "body_timeout", "stall_timeout",
@@ -121,11 +121,25 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
                 f"role is {self.role}, and prefill_urls has {len(self.prefill_urls)} addresses",
                 hint="a decode server needs --prefill-urls http://HOST:PORT, and no other has them",
             )
-        if self.role != "both" and (self.engine_in == "process" or self.tensor_parallel_size > 1):
+        if self.role != "both" and self.tensor_parallel_size > 1:
             raise ConfigError(
-                f"role is {self.role}, with an engine in processes of its own",
-                hint="use --engine-in thread and --tensor-parallel-size 1",
+                f"role is {self.role}, and tensor_parallel_size is {self.tensor_parallel_size}",
+                hint="a prefill or decode server has one rank: use --tensor-parallel-size 1",
             )
+
+    @property
+    def separation(self) -> RoleConfig | None:
+        """What the engine has to know of its role; None where it does both."""
+        if self.role == "both":
+            return None
+        return RoleConfig(
+            role=self.role,
+            transport=self.kv_transport,
+            host=self.kv_host,
+            prefill_urls=self.prefill_urls,
+            prefill_min_tokens=self.prefill_min_tokens,
+            prefill_timeout_s=self.first_token_deadline,
+        )
 
     @property
     def names(self) -> list[str]:

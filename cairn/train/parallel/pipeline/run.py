@@ -57,10 +57,11 @@ class Pipeline:
         rank: int,
         group: Any,
         peer: Callable[[int], int],
+        first_trained: int = 0,
     ) -> None:
-        """`peer`: the world rank of another rank of this pipeline."""
+        """`peer`: the world rank of another rank of this pipeline. `first_trained`: as the messages were made for."""
         self.schedule, self.ops, self.rank = schedule, ops, rank
-        self.group, self.peer = group, peer
+        self.group, self.peer, self.first_trained = group, peer, first_trained
         self.last_backward = {a.chunk: a for a in schedule.ranks[rank] if a.kind in "BI"}
 
     def run(self, compute: Compute) -> tuple[dict[int, Any], list[Action]]:
@@ -132,7 +133,8 @@ class _Step:
         stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
         x_TD = None
         if stage:
-            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_(self.trains)
+            wanted = self.trains and stage > self.pipeline.first_trained
+            x_TD = self.take("F", stage, action.microbatch).detach().requires_grad_(wanted)
         deferred: Deferred | None = [] if self.splits else None
         y = self.compute.forward(action.chunk, action.microbatch, x_TD, deferred)
         if self.trains:
@@ -147,10 +149,11 @@ class _Step:
         stage = self.schedule.stage_of(self.pipeline.rank, action.chunk)
         x_TD, y, deferred = self.kept.pop((action.chunk, action.microbatch))
         last_stage = stage + 1 == self.schedule.stages
-        gradient = None if last_stage else self.take("I", stage, action.microbatch)
+        trained = stage >= self.pipeline.first_trained
+        gradient = self.take("I", stage, action.microbatch) if trained and not last_stage else None
         last = self.pipeline.last_backward[action.chunk] == action
         self.compute.before_backward(action.chunk, last)
-        if y.requires_grad:  # not where all that came before is frozen
+        if trained:
             torch.autograd.backward(y, gradient)
         if x_TD is not None and x_TD.grad is not None:
             self.arrived["I", stage - 1, action.microbatch] = x_TD.grad

@@ -31,8 +31,11 @@ class Message(NamedTuple):
 Op = Action | Message
 
 
-def with_messages(schedule: Schedule) -> list[list[Op]]:
-    """Each rank's actions with its sends and receives between them."""
+def with_messages(schedule: Schedule, first_trained: int = 0) -> list[list[Op]]:
+    """Each rank's actions with its sends and receives between them.
+
+    `first_trained`: the first stage with anything to train; no gradient goes to a stage before it.
+    """
     timeline = simulate(schedule)
     ops: list[list[Op]] = [[] for _ in schedule.ranks]
     ran = [
@@ -43,7 +46,7 @@ def with_messages(schedule: Schedule) -> list[list[Op]]:
     for _, _, rank, action in sorted(ran, key=lambda entry: entry[:3]):
         ops[rank].append(action)
         stage = following(schedule, rank, action)
-        if stage is None:
+        if stage is None or (action.kind != "F" and stage < first_trained):
             continue
         peer, _ = schedule.holder(stage)
         if peer != rank:
