@@ -7,12 +7,15 @@ import pytest
 
 from cairn.cli.main import main
 from cairn.cli.serve import Serve, with_slo
+from cairn.core.config import load
 from cairn.core.errors import ConfigError
 from cairn.models.presets import preset
 from cairn.plan import slo as planned
 from cairn.plan.device import device
 from cairn.plan.serve_cost import Served
 from cairn.plan.slo import Lengths, Slo, choose, device_called, holds, parse_lengths, parse_slo
+from cairn.serve.engine.request import Limits
+from cairn.serve.engine.start import longest_context
 
 H200 = "NVIDIA H200"
 SERVED = Served(spec=preset("qwen3-8b"), device=device("h200"))
@@ -93,3 +96,12 @@ def test_the_verb_sets_the_limits_and_prints_why(monkeypatch, capsys, chosen):
     monkeypatch.undo()
     assert main(["serve", "cairn-tiny", "--device", "cpu", "--slo", "ttft=1s,tpot=9ms"]) == 2
     assert "cannot be simulated" in capsys.readouterr().err
+
+
+def test_max_model_len_auto_leaves_room_for_four_requests():
+    limits = Limits(rows=8, step_tokens=512, context=4096, pages=129, page_size=16, vocabulary=100)
+    assert longest_context(limits) == 32 * 16  # a quarter of 128 pages
+    assert longest_context(msgspec.structs.replace(limits, pages=4 * 256 + 1)) == 4096
+    for text, wanted in (("auto", "auto"), ("512", 512)):
+        given = load(Serve, args=["m", "--max-model-len", text], env_prefix="CAIRN_TEST_").value
+        assert given.max_model_len == wanted
