@@ -3,10 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadfile
 
-.PHONY: help install serve test check docs clean
+# What `make test-quick` leaves out: servers, browsers, jobs, the trainer, Triton's compiler and interpreter, all of
+# which start processes or compile. It is for work in progress; `make test` is what has to be green.
+QUICK := tests/core tests/report tests/hw tests/plan tests/bench tests/models tests/serve tests/labs tests/cli \
+	tests/cluster/simulate tests/test_docs.py tests/test_startup.py
+SLOW := tests/serve/http tests/serve/test_cpu_weights.py tests/serve/test_engine_process.py \
+	tests/serve/test_engine_ranks.py tests/serve/test_llm_ranks.py tests/models/test_gguf_tokenizer.py \
+	tests/models/test_tensor_parallel.py tests/labs/test_lab_subset.py tests/labs/test_lab_ranks.py \
+	tests/cluster/simulate/test_gpu_packing.py tests/cli/test_train.py tests/bench/test_bench_kernels.py
+
+.PHONY: help install serve test test-quick check docs clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 install: .venv/.installed .venv/.chat-model  ## the package, editable, with what tests and linters need
 
@@ -34,6 +43,9 @@ serve: install  ## the OpenAI-compatible server with the small chat model, on th
 
 test: install .venv/.nixl check  ## linters, types, layers, then the suite (no GPU needed)
 	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)
+
+test-quick: .venv/.installed  ## the tests that answer within minutes: no servers, browsers, jobs, training, compiling
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS) $(QUICK) $(addprefix --ignore=,$(SLOW))
 
 check: .venv/.installed  ## ruff, pyrefly, import-linter
 	$(BIN)/ruff check .

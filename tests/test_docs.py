@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cairn.bench.figures import figures
 from cairn.bench.overview import put_into
 from cairn.labs.roadmap import load
 from cairn.labs.roadmap_markdown import markdown
@@ -77,8 +78,23 @@ def test_functions_named_after_a_file_are_in_it(page):
 
 def test_every_page_is_in_the_navigation():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
-    listed = {page for entry in nav for page in entry.values()}
-    assert listed == {page.name for page in ROOT.glob("docs/*.md")}
+    groups = [group for entry in nav for group in entry.values()]
+    listed = [page for group in groups for entry in group for page in entry.values()]
+    assert sorted(listed) == sorted(page.name for page in ROOT.glob("docs/*.md"))
+
+
+def test_the_figures_are_drawn_from_the_records():
+    for name, drawn in figures(ROOT / "benchmarks").items():
+        assert (ROOT / "docs" / "figures" / name).read_text() == drawn, name
+
+
+def test_pictures_are_small_and_described():
+    """A page that shows before it tells must not take long to load, and says in words what it shows."""
+    for picture in (ROOT / "docs" / "figures").glob("*.png"):
+        assert picture.stat().st_size < 300_000, picture.name
+    for page in PAGES:
+        shown = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text())
+        assert all(words for words, _ in shown), page.name
 
 
 def test_the_benchmark_page_has_the_records_figures():

@@ -25,6 +25,7 @@ VLLM = {
     ("qwen3-8b", "decode"): 5_748,
     ("qwen3-0.6b", "shared"): 13_861,
     ("qwen3-8b", "shared"): 5_069,
+    ("qwen3-30b-a3b", "nano"): 5_725,
 }
 TORCHTITAN = {("qwen3-0.6b", "bf16"): 90_000, ("qwen3-1.7b", "bf16"): 45_200}
 BEGIN, END = "<!-- begin: tables -->", "<!-- end: tables -->"

@@ -66,6 +66,7 @@ VERBS = {
         "cairn.cli.profile.trace", "merge recorded events into one timeline for Perfetto"
     ),
     "metrics": Verb("cairn.cli.metrics", "what the server counts, and a Grafana dashboard of it"),
+    "completion": Verb("cairn.cli.completion", "what the Tab key offers in bash, zsh or fish"),
 }
 
 # Where the package on PyPI has another name than the module.

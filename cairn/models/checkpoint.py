@@ -20,7 +20,7 @@ from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
 from cairn.models.families import eos_ids_of, from_hf
 from cairn.models.gguf.tokenizer import tokenizer_from_gguf
-from cairn.models.quantized.scheme import CONFIG, quantization_of
+from cairn.models.quantized.scheme import CONFIG, GGUF, quantization_of
 from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE, Shards
@@ -63,7 +63,13 @@ class Checkpoint:
 
     def quantised(self) -> bool:
         """Whether the file has fewer bits for a weight than the model computes with."""
-        return self.quantization is not None or self.path.is_file()
+        return self.method() is not None
+
+    def method(self) -> str | None:
+        """How it is quantised, as `--quantization` calls it; None: it is in floating point."""
+        if self.quantization is not None:
+            return self.quantization.method
+        return GGUF if self.path.is_file() else None
 
     def stored_bits(self) -> float:
         """Bits of a weight in the file, scales included: the most that a matrix has."""

@@ -4,7 +4,8 @@
 
 No shape depends on what was chosen and nothing waits for the device, so a CUDA graph can hold a step; padding rows are
 routed like any other and read by nobody. Experts are split over tensor-parallel shards inside, like a dense
-feed-forward; spreading whole experts over ranks is not this module's business.
+feed-forward; spreading whole experts over ranks is not this module's business. `models.fused_experts` computes the
+same through our kernels.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from cairn.models.activation import Gate
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.grouped_product import grouped_product, sort_by_expert
-from cairn.models.layer_loop import Step, Sublayer
+from cairn.models.layer_loop import Input, Step, Sublayer
 from cairn.models.layers import FeedForward
+from cairn.models.linear.form import Product
 from cairn.models.shards import even_share
 from cairn.models.spec import Experts, ModelSpec
 
@@ -93,6 +95,9 @@ class ExpertLayer(Sublayer, Holder):
 
     def plain(self, x_TD: Tensor, step: Step) -> Tensor:
         return self(x_TD)
+
+    def fused(self, x: Input, step: Step) -> Product:
+        return step.experts(self, x)
 
     def visit(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:
         """Rows that are sorted by expert, each through its expert, in one grouped product each way."""

@@ -24,6 +24,8 @@ from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
+from cairn.models.experts import ExpertLayer
+from cairn.models.fused_experts import experts_product, has_kernels
 from cairn.models.layers import FeedForward, Norm
 from cairn.models.linear.form import Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -86,8 +88,9 @@ class Fused:
         """Why a row's result depends on how many rows there are, even with invariant kernels; or None."""
         if not self.all_fused:
             return "its mixers run by torch, such as those whose rotation depends on a sequence's length"
-        layers = cast(Iterable[Layer], self.model.layers)
-        if not all(isinstance(layer.feed_forward, FeedForward) for layer in layers):
+        feeds = (layer.feed_forward for layer in cast(Iterable[Layer], self.model.layers))
+        experts = (feed for feed in feeds if isinstance(feed, ExpertLayer))
+        if not all(has_kernels(layer, layer.router.weight.data) for layer in experts):
             return "the product of its experts is chosen by the number of rows"
         return None
 
@@ -120,6 +123,18 @@ class FusedStep:
 
     def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Product:
         return part.product(x, Epilogue(None, onto, self.form.kernels))
+
+    def experts(self, part: ExpertLayer, x: "FusedInput") -> Product:
+        if not has_kernels(part, x.tensor):
+            return part.plain(x.tensor, self)
+        slots_GT: Tensor | None = getattr(self.attend, "slots_GT", None)  # where it has pages
+        slots_T, shared = None if slots_GT is None else slots_GT[0], part.shared
+        onto_TD = x.onto if shared is None else None
+        y_TD = experts_product(part, x.tensor, onto_TD, self.form.kernels, slots_T)
+        if shared is None:
+            return y_TD
+        inner_TF = self.columns(shared.inner, x, shared.gate)
+        return cast(Tensor, y_TD) + cast(Tensor, self.rows(shared.down, inner_TF, None))
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
         heads, table = self.form.heads[mixer], self.form.tables.get(mixer.rope)

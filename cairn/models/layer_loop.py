@@ -77,6 +77,10 @@ class Step(Protocol):
         """The projection back to the width of the residual."""
         ...
 
+    def experts(self, part: Any, x: Any) -> Product:
+        """A mixture of experts, of an input."""
+        ...
+
     def attended(self, mixer: Any, qkv_TE: Any) -> Tensor:
         """Joined heads normed, rotated, stored and attended; [T, H * C]."""
         ...
@@ -160,6 +164,9 @@ class PlainStep:
 
     def rows(self, part: Rows, x: Any, onto: Tensor | None) -> Product:
         raise NotImplementedError("the plain form multiplies through the maps themselves")
+
+    def experts(self, part: Any, x: Any) -> Product:
+        raise NotImplementedError("the plain form runs the experts themselves")
 
     def attended(self, mixer: Any, qkv_TE: Any) -> Tensor:
         raise NotImplementedError("the plain form attends through the mixer itself")

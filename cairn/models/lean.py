@@ -22,6 +22,7 @@ from torch import Tensor
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
+from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import Sublayer
 from cairn.models.layers import Norm
 from cairn.models.linear.form import PLAIN
@@ -174,6 +175,9 @@ class LeanStep:
 
     def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Tensor:
         return self.form.products[part](x)
+
+    def experts(self, part: ExpertLayer, x: "LeanInput") -> Tensor:
+        return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
         rotated, size = mixer.heads + mixer.kv_heads, mixer.head_dim

@@ -21,12 +21,29 @@ USABLE = 0.9  # of a device, by weights that are shared: the rest is for the cac
 
 
 def check_fits(
-    name: str, spec: ModelSpec, dtype: torch.dtype, device: str, ranks: int = 1, mapped: bool = False
-) -> None:  # fmt: skip
-    """`mapped`: the file is read in place, so that the host can take its pages back when it needs them."""
+    name: str,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: str,
+    ranks: int = 1,
+    mapped: bool = False,
+    stored_bytes: int | None = None,
+) -> None:
+    """`mapped`: the file is read in place, so that the host can take its pages back when it needs them.
+
+    `stored_bytes`: of weights that stay quantised as they are stored.
+    """
     free = free_bytes(device, mapped)
-    if free is not None:
+    if free is None:
+        return
+    if stored_bytes is None:
         refuse_what_does_not_fit(name, spec, dtype, device, ranks, free)
+    elif stored_bytes // ranks > free:
+        raise HardwareError(
+            f"{name} needs {format_bytes(stored_bytes // ranks)} for its quantised weights on each of {ranks} ranks, "
+            f"and {format_bytes(free)} are free on {device}",
+            hint="use more ranks (tensor_parallel_size), or a checkpoint with fewer bits",
+        )
 
 
 def free_bytes(device: str, mapped: bool = False) -> int | None:

@@ -7,6 +7,7 @@ Where a choice is automatic, `summary` says what was chosen and why. Shows a pro
 stderr is a terminal.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from cairn.hw.host import read_cpu
 from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
+from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.presets import preset
 from cairn.models.room import check_fits
 from cairn.models.shards import ALONE, Shards
@@ -33,20 +35,29 @@ BF16_FEATURES = {"avx512-bf16", "amx-bf16", "bf16"}  # of CPUs that multiply in 
 class Runnable:
     """A model that is ready, and how it came to run where it runs."""
 
-    def __init__(self, name: str, model: Transformer, why: str, bits: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Transformer,
+        why: str,
+        bits: float | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
         """`bits`: of a weight in the file, scales included, where it has fewer than the model."""
-        self.name, self.model, self.why = name, model, why
+        self.name, self.model, self.why, self.notes = name, model, why, list(notes)
         weight = model.embedding.weight
         self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
         self.bits = 8.0 * weight.itemsize if bits is None else bits
 
     def bytes_per_token(self) -> float:
         """Weights that one decoded token has to read: all that it visits, once."""
+        if self.model.spec.experts is None:
+            return float(sum(part.read_bytes() for part in linears(self.model)))
         return self.model.spec.matmul_parameters() * self.model.embedding.weight.itemsize
 
     def summary(self) -> str:
         spec = self.model.spec
-        size = format_bytes(sum(p.nbytes for p in self.model.parameters()), "decimal")
+        size = format_bytes(held_bytes(self.model), "decimal")
         return (
             f"{self.name}: {spec.family}, {format_count(spec.parameters())} parameters, {size} in "
             f"{self.dtype} on {self.device} ({self.why})"
@@ -67,20 +78,33 @@ class OpenModel:
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         self.eos_ids, self.checkpoint = eos_ids, checkpoint
 
-    def load(self, device: str = "auto", dtype: str = "auto", shards: Shards = ALONE) -> Runnable:
+    def load(
+        self,
+        device: str = "auto",
+        dtype: str = "auto",
+        shards: Shards = ALONE,
+        packed: bool = False,
+    ) -> Runnable:
+        """`packed`: quantised matrices stay as they are stored; else they are dequantised."""
         device = default_device() if device == "auto" else device
         check_device(device)
         stored = self.checkpoint.stored_dtype() if self.checkpoint else torch.bfloat16
-        quantised = self.checkpoint is not None and self.checkpoint.path.is_file()
+        quantised = self.checkpoint is not None and self.checkpoint.quantised()
+        notes: list[str] | None = [] if packed and quantised else None
         chosen, why = choose_dtype(stored, quantised, device, dtype)
         mapped = self.checkpoint is not None and not quantised and chosen == stored
-        check_fits(self.name, self.spec, chosen, device, shards.size, mapped)
+        stored_bytes = None
+        if self.checkpoint is not None and notes is not None:
+            stored_bytes = self.checkpoint.stored_bytes()
+        check_fits(self.name, self.spec, chosen, device, shards.size, mapped, stored_bytes)
         if self.checkpoint is None:
             build = Build(device, chosen, shards, fused=device != "cpu")
             return Runnable(self.name, random_model(self.spec, build).eval(), "random weights")
         with byte_progress(self.checkpoint.nbytes(), f"loading {self.name}") as progress:
-            model = self.checkpoint.load(device, chosen, shards=shards, progress=progress)
-        return Runnable(self.name, model, why, self.checkpoint.stored_bits())
+            model = self.checkpoint.load(
+                device, chosen, shards=shards, progress=progress, notes=notes
+            )
+        return Runnable(self.name, model, why, self.checkpoint.stored_bits(), notes or ())
 
 
 def open_model(name: str) -> OpenModel:

@@ -15,6 +15,7 @@ from cairn.core.errors import ConfigError, ModelNotFound, did_you_mean
 from cairn.models.families import from_hf
 from cairn.models.hub import config_of
 from cairn.models.presets import PRESETS, preset
+from cairn.models.quantized.scheme import Quantization, quantization_of
 from cairn.models.spec import ModelSpec
 
 ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape is the same
@@ -23,6 +24,7 @@ ENDINGS = ("-instruct", "-chat", "-base", "-it", "-hf")  # of names whose shape 
 class Shape(NamedTuple):
     name: str  # a preset's, where it is one
     spec: ModelSpec
+    quantization: Quantization | None = None  # how its checkpoint is stored
 
 
 def model_shape(name: str) -> Shape:
@@ -31,10 +33,10 @@ def model_shape(name: str) -> Shape:
         return Shape(known, preset(known))
     path = Path(name).expanduser()
     if (name and path.is_dir()) or path.suffix == ".json":
-        return Shape(name, _read(path / "config.json" if path.is_dir() else path))
+        return Shape(name, *_read(path / "config.json" if path.is_dir() else path))
     cached = _cached(name)
     if cached is not None:
-        return Shape(name, _read(cached))
+        return Shape(name, *_read(cached))
     near = did_you_mean(
         name.rpartition("/")[2].lower(),
         PRESETS,
@@ -45,7 +47,7 @@ def model_shape(name: str) -> Shape:
             f"no model shape is called '{name}', and there is no such folder", hint=near
         )
     try:
-        return Shape(name, _read(config_of(name)))
+        return Shape(name, *_read(config_of(name)))
     except ModelNotFound as error:
         raise ConfigError(
             f"no model shape is called '{name}': {error.message}", hint=near
@@ -66,7 +68,7 @@ def _known(name: str) -> str | None:
     return None
 
 
-def _read(path: Path) -> ModelSpec:
+def _read(path: Path) -> tuple[ModelSpec, Quantization | None]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -76,7 +78,7 @@ def _read(path: Path) -> ModelSpec:
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no object of settings", hint="a checkpoint's config.json")
-    return from_hf(config)
+    return from_hf(config), quantization_of(config)
 
 
 def _is_repository(name: str) -> bool:

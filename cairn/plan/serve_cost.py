@@ -38,7 +38,9 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     spec: ModelSpec
     device: Device
     tp: int = 1
-    weight_bytes: float = 2.0  # of one weight: 2 is bf16, 1 is fp8
+    weight_bytes: float = 2.0  # of one weight of a layer: 2 is bf16, 1 is fp8
+    head_bytes: float = 2.0  # of one weight of the lookup and of the output projection
+    eight_bit: bool = False  # activations are rounded too, and products run at the rate of float8
     cache_bytes: float = 2.0  # of one key or value
 
 
@@ -52,7 +54,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
     full = windows.pop(0, 0) / spec.layers  # share of the layers that read every token
     pair = spec.attention_flops(1) / tp  # of one query and one key in all layers
     fixed = HOST_S + (KERNELS_PER_LAYER * spec.layers + 2) * LAUNCH_S
-    rate = device.fp8_flops_per_s if served.weight_bytes < 2 else device.flops_per_s
+    rate = device.fp8_flops_per_s if served.eight_bit else device.flops_per_s
     memory = device.bytes_per_s
 
     def seconds(step: Step) -> float:
@@ -72,7 +74,8 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
                 pairs += chunk.count * (2 * chunk.start + chunk.count + 1) // 2
         weights = (
             layer.weights if spec.experts is None else _visited(spec, tokens, tp, active)
-        ) * spec.layers + head
+        ) * spec.layers
+        read = weights * served.weight_bytes + head * served.head_bytes
         products = 2 * tokens * active * spec.layers + 2 * rows * head
         moved = tokens * layer.between * spec.layers + 2 * rows * head / spec.hidden * WIDTH
         reduce = 0.0
@@ -84,7 +87,7 @@ def step_seconds(served: Served) -> Callable[[Step], float]:
             fixed
             + rows * ROW_S
             + max(
-                weights * served.weight_bytes / (MEMORY_SHARE * memory),
+                read / (MEMORY_SHARE * memory),
                 products / (rate * _large(tokens)),
             )
             + decode * kept / (PAGES_SHARE * memory)

@@ -96,7 +96,9 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 def room(served: Served, rows: int = ROWS, step_tokens: int = GPU_STEP_TOKENS) -> Room:
     """The engine's own rules (`serve.engine.sizing`), for a device that is not here."""
     spec, tp = served.spec, served.tp
-    weights = int(spec.parameters() * served.weight_bytes / tp)
+    outside = (1 if spec.tied else 2) * spec.vocab * spec.hidden  # lookup and output projection
+    inside = spec.parameters() - outside
+    weights = int((inside * served.weight_bytes + outside * served.head_bytes) / tp)
     step = step_bytes(spec, step_tokens, rows, 2)
     total = served.device.memory_bytes
     left = int(FRACTION * total) - weights - step - SPARE

@@ -9,6 +9,7 @@ import msgspec
 
 from cairn.core.errors import ConfigError
 from cairn.models.linear.registry import NAMES
+from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
 
 DEFAULT_SEQUENCES = 256
 # What other engines take under names that are not here, and what does it instead.
@@ -16,7 +17,6 @@ INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",
     "tokenizer": "the tokenizer is the one beside the weights",
     "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
-    "quantization": "leave it out: a GGUF file stays as it is; on a CPU weights='int8' packs any model",
     "kv_cache_dtype": "leave it out: the cache has the type of the model, see dtype",
     "enable_chunked_prefill": "leave it out: prompts always come in chunks of max_num_batched_tokens at most",
     "swap_space": "leave it out: who loses its pages is computed again",
@@ -49,6 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """bfloat16, float16 or float32"""
     weights: str = "auto"
     """form of the weights: float (exact), fp8 (dense models), on a CPU int8 or int4; auto: as few bits as the file"""
+    quantization: str | None = None
+    """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 makes one of
+    floating point so. Default: what its config.json says"""
     max_model_len: int | Literal["auto"] | None = None
     """longest request, prompt and answer together; default: what the model was made for; auto: so long that several of
     them fit into the cache"""
@@ -101,8 +104,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
         _check("weights", self.weights, self.weights in NAMES, f"one of {', '.join(NAMES)}")
+        self._check_quantization()
         known = self.scheduling_policy in ("fcfs", "priority", "shortest")
         _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")
+
+    def _check_quantization(self) -> None:
+        """Under the name that checkpoints have for it, whatever kernel another engine names."""
+        if self.quantization is None:
+            return
+        method = ALIASES.get(self.quantization, self.quantization)
+        known = (*METHODS, GGUF)
+        _check("quantization", method, method in known, f"one of {', '.join(known)}")
+        msgspec.structs.force_setattr(self, "quantization", method)
 
 
 def _check(name: str, value: object, fine: bool, wanted: str) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from cairn.core.errors import RequestError
 from cairn.models.tokenizer import Tokenizer
+from cairn.serve.gbnf import lark_of
 from cairn.serve.guide import Guide
 from cairn.serve.json_schema import check_depth, without_annotations
 
@@ -185,6 +186,7 @@ def grammars_for(opened: "OpenModel", vocabulary: int) -> Grammars | None:
 _HINTS = {
     "json_schema": "JSON Schema keywords that cannot be enforced are refused, not ignored",
     "regex": "the syntax is that of Rust's regex crate: no look-around and no back-references",
+    "gbnf": "the syntax is that of llama.cpp's GBNF grammars; the first rule is named root",
     "lark": "the syntax is that of llguidance's Lark grammars; the first rule is named start",
 }
 
@@ -199,6 +201,8 @@ def _spelled(guide: Guide) -> str:
             )
         case "regex":
             return LLMatcher.grammar_from_regex(guide.text)
+        case "gbnf":
+            return LLMatcher.grammar_from_lark(lark_of(guide.text, guide.field))
         case _:
             return LLMatcher.grammar_from_lark(bounded_rules(guide.text))
 

@@ -4,10 +4,12 @@
     structured_outputs    {"json": {...}} | {"regex": ...} | {"choice": [...]} | {"grammar": ...}
     guided_json, guided_regex, guided_choice, guided_grammar         the same, under their older names
 
-All become one `Guide`: a JSON schema, a regular expression or a Lark grammar as text. Whether that text means anything
-is found when it is compiled, in `grammar`; what is wrong with its form is said here. Knows no tokens and no HTTP.
+All become one `Guide`: a JSON schema, a regular expression or a grammar (Lark or GBNF) as text. Whether that text
+means anything is found when it is compiled, in `grammar`; what is wrong with its form is said here. Knows no tokens
+and no HTTP.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,11 +18,12 @@ import msgspec
 from cairn.core.errors import RequestError, did_you_mean
 from cairn.serve.json_schema import check_depth, without_annotations
 
-Kind = Literal["json_schema", "regex", "lark"]
+Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 FORMATS = ("text", "json_object", "json_schema")
 WAYS = ("json", "regex", "choice", "grammar", "json_object")
 MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
 MOST_CHOICES = 10_000
+_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z0-9_-]+[ \t]*::=", re.MULTILINE)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +32,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     json: Mapping[str, Any] | str | None = None  # a JSON schema
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = None  # in Lark's notation
+    grammar: str | None = None  # in Lark's notation, or in llama.cpp's (GBNF)
     json_object: bool | None = None
 
 
@@ -83,6 +86,12 @@ def lark_guide(grammar: str, field: str) -> Guide:
     return Guide("lark", _bounded(grammar, field), field)
 
 
+def grammar_guide(grammar: str, field: str) -> Guide:
+    """Lark or GBNF: only the latter has rules with `::=`."""
+    kind: Kind = "gbnf" if _GBNF_RULE.search(grammar) else "lark"
+    return Guide(kind, _bounded(grammar, field), field)
+
+
 def literal(text: str) -> str:
     """Text as a Lark grammar spells it."""
     return msgspec.json.encode(text).decode()
@@ -129,7 +138,7 @@ def _of_way(way: str, value: object, field: str) -> Guide | None:
         case "choice":
             return lark_guide("start: " + " | ".join(map(literal, _choices(value, field))), field)
         case _:
-            return lark_guide(_text(value, field), field)
+            return grammar_guide(_text(value, field), field)
 
 
 def _choices(value: object, field: str) -> list[str]:

@@ -26,6 +26,7 @@ from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention
+from cairn.models.experts import ExpertLayer
 from cairn.models.fused import rope_tables
 from cairn.models.layers import Norm
 from cairn.models.linear.maps import Columns, Rows, Vocabulary
@@ -133,6 +134,9 @@ class TrainingStep:
         x_TF = x.gate.plain(x.inner_TF) if isinstance(x, Gated) else x
         y_TD = plain_product(x_TF, weight, how)
         return part.summed(y_TD if part.addend is None else y_TD + part.addend(x_TF))
+
+    def experts(self, part: ExpertLayer, x: "TrainingInput") -> Tensor:
+        return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
         spec, shards, q, k = self.form.spec, mixer.qkv.shards, mixer.q_norm, mixer.k_norm

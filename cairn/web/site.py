@@ -2,10 +2,11 @@
 
     static/index.html          /
     static/chat/view.js        /web/chat/view.js
+    the OpenAPI document       /docs
 
 All files are read once, at the start; a path is looked up in that table and never reaches the file system, so no path
 leads out of the folder. Browsers keep a copy and ask whether it is still good (ETag): nobody sees yesterday's page.
-Knows nothing of the API; the page itself calls that.
+Knows nothing of the API but its document; the page itself calls it.
 """
 
 import gzip
@@ -19,8 +20,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from cairn.serve.http.protocol.openapi import document
+from cairn.web.api_page import api_page
+
 FOLDER = Path(__file__).parent / "static"
 FRONT = "index.html"
+API = "docs"  # made from the OpenAPI document, not a file
 TYPES = {  # written down, because what a system knows about types differs from machine to machine
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -69,24 +74,30 @@ class Site:
             for path in sorted(folder.rglob("*"))
             if path.is_file() and path.suffix in TYPES
         }
+        self.assets[API] = asset_of(api_page(document()).encode(), TYPES[".html"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asset = self.assets.get(scope.get("path_params", {}).get("path", FRONT))
+        front = API if scope["path"] == "/docs" else FRONT
+        asset = self.assets.get(scope.get("path_params", {}).get("path", front))
         if asset is None:
             raise HTTPException(404)
         await asset.response(Headers(scope=scope))(scope, receive, send)
 
 
 def read_asset(path: Path) -> Asset:
-    content = path.read_bytes()
+    return asset_of(path.read_bytes(), TYPES[path.suffix])
+
+
+def asset_of(content: bytes, media_type: str) -> Asset:
     packed = gzip.compress(content, mtime=0) if len(content) > SMALL else None
     tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
-    return Asset(content, packed, TYPES[path.suffix], tag)
+    return Asset(content, packed, media_type, tag)
 
 
 def routes() -> list[BaseRoute]:
     site = Site()
     return [
         Route("/", site, methods=["GET"], name="page"),
+        Route("/docs", site, methods=["GET"], name="api"),
         Route("/web/{path:path}", site, methods=["GET"], name="assets"),
     ]

@@ -25,7 +25,7 @@ def test_a_sweep_from_flags_to_files(tmp_path, capsys):
     with running([Reply(gap_s=0.001)]) as server:
         status = bench(
             "--url", server.url, "--rate", 200, 400, "--num-requests", 20, "--input-len", 9, "--output-len", 4,
-            "--report", report, "--out", out, "--records", lines, "--slo-ttft-ms", 60000, "--commit", "abc",
+            "--html", report, "--out", out, "--records", lines, "--slo-ttft-ms", 60000, "--commit", "abc",
         )  # fmt: skip
     assert status == 0
     bodies = server.bodies
@@ -39,7 +39,7 @@ def test_a_sweep_from_flags_to_files(tmp_path, capsys):
         (200.0, 20, 80), (400.0, 20, 80),
     ]  # fmt: skip
     assert all(row.holds_slo for row in document.rows)
-    assert "--report" not in document.command
+    assert "--html" not in document.command
     assert "--rate 200 400" in document.command
     assert report.read_text().count("<svg") == 5 + 2 * 6
     records = [json.loads(text) for text in lines.read_text().splitlines()]
@@ -106,7 +106,7 @@ def test_a_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, capsys):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     with running() as server:
         assert bench("--url", server.url, "--rate", 100, "--num-requests", 3, "--api-key-env", "MY_KEY",
-                     "--out", out, "--report", page, "--commit", "abc", "--json") == 0  # fmt: skip
+                     "--out", out, "--html", page, "--commit", "abc", "--json") == 0  # fmt: skip
     assert all("authorization: Bearer s3cret" in head for head in server.heads)
     written = out.read_text() + page.read_text() + "".join(capsys.readouterr())
     assert "s3cret" not in written
@@ -129,7 +129,7 @@ def test_a_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, capsys):
         (["--rate", "1", "--extra-body", "[1]"], "--extra-body"),
         (["--rate", "1", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--rate", "1", "--endpoint", "chat", "--prompt-form", "tokens"], "takes no token ids"),
-        (["--rate", "1", "--report", "/no/such/folder/x.html"], "cannot write"),
+        (["--rate", "1", "--html", "/no/such/folder/x.html"], "cannot write"),
         (["--rate", "1", "--url", "localhost"], "no address"),
     ],
 )

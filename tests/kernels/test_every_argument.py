@@ -17,6 +17,10 @@ from torch import Tensor
 
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
+from cairn.kernels.experts.combine import combine
+from cairn.kernels.experts.grouped_matmul import grouped_matmul, grouped_parts
+from cairn.kernels.experts.route import Routing, route
+from cairn.kernels.experts.sort_pairs import FewPairs, sort_pairs
 from cairn.kernels.layer.activation import gated_activation, gated_activation_fp8, geglu
 from cairn.kernels.layer.activation_backward import gated_activation_backward
 from cairn.kernels.layer.embedding import embedding, embedding_backward
@@ -120,6 +124,8 @@ PRODUCT = dict(bias_N=random(32), residual_MN=random(8, 32, dtype=BF16))
 PAGES = Pages(ids(3, -1, 7, 20, 60), random(4, 16, 1, 64), random(4, 16, 1, 64))
 SCALES = dict(k_scale=torch.ones(1), v_scale=torch.ones(1))
 QKV = dict(q_THC=random(10, 2, 64), k_TKC=random(10, 1, 64), v_TKC=random(10, 1, 64))
+CHOSEN = ids(0, 2, 1, 2, 0, 1).view(3, 2)
+EXPERTS = dict(w_ENK=random(3, 8, 16), pairs=sort_pairs(CHOSEN, 3))
 CALLS: list[tuple[Any, dict[str, Any]]] = [
     (gated_activation, ROWS | dict(out=torch.empty(6, 32))),
     (geglu, dict(gate=random(6, 32))),
@@ -248,6 +254,26 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         swap_blocks,
         dict(source=random(2, 6, 16, 1, 64), target=random(2, 6, 16, 1, 64))
         | dict(pairs=ids(0, 1, 2, 3).view(2, 2)),
+    ),
+    (
+        route,
+        dict(logits_TE=random(3, 5), routing=Routing(2), bias_E=random(5), slots_T=ids(1, -1, 2)),
+    ),
+    (sort_pairs, dict(chosen_TK=CHOSEN, count=3)),
+    (grouped_matmul, EXPERTS | dict(x=random(3, 16), gather=True, swiglu=True)),
+    (
+        grouped_matmul,
+        dict(
+            x=random(3, 16),
+            w_ENK=random(3, 8, 16),
+            pairs=FewPairs(CHOSEN.flatten(), 2),
+            gather=True,
+        ),
+    ),
+    (grouped_parts, EXPERTS | dict(x_PK=random(6, 16), weights_TK=random(3, 2))),
+    (
+        combine,
+        dict(results_PD=random(6, 8), places_P=ids(0, 4, 2, 5, 1, 3), weights_TK=random(3, 2)),
     ),
     (step_inputs, step()),
     (keep_tokens, dict(state=step()["state"], tokens_B=ids(1, 2), rows_B=ids(0, 2))),

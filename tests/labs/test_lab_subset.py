@@ -47,7 +47,7 @@ def ran(tmp_path_factory):
     (folder / "machine.json").write_text('{"schema": 1, "measured_at": "20')
     command = [sys.executable, "-m", "cairn", "lab", "run", *SUBSET, "--quick", "--json"]
     done = subprocess.run(
-        [*command, "--report", str(folder / "out.html")],
+        [*command, "--html", str(folder / "out.html")],
         capture_output=True, text=True, env=environment, timeout=230, check=False,
     )  # fmt: skip
     return done, folder

@@ -95,7 +95,7 @@ def test_an_unmet_need_is_said_and_leaves_with_3(labs, capsys):
         (["run"], "give names, or --area AREA, or --all"),
         (["run", "fine", "--all"], "give names, or --area AREA, or --all"),
         (["run", "--area", "linx"], "did you mean 'linux'?"),
-        (["run", "fine", "--report", "/nowhere/x.html"], "there is no folder /nowhere"),
+        (["run", "fine", "--html", "/nowhere/x.html"], "there is no folder /nowhere"),
         (["report", "--html", "/tmp"], "it is a folder"),
         (["lst"], "did you mean 'list'?"),
         (["list", "--lang", "fr"], "expected"),
@@ -136,7 +136,7 @@ def test_ctrl_c_keeps_what_was_measured(labs, capsys, tmp_path):
 
     object.__setattr__(labs["broken"], "run", interrupted)
     page = tmp_path / "out.html"
-    status, out, err = status_and_output(capsys, "run", "--all", "--json", "--report", str(page))
+    status, out, err = status_and_output(capsys, "run", "--all", "--json", "--html", str(page))
     assert status == 130
     assert [run["lab"] for run in json.loads(out)["runs"]] == ["fine"]
     assert "stopped after 1 of 3 labs" in err

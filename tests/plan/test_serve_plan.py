@@ -221,3 +221,37 @@ def test_windows_leave_room_for_more_requests_of_long_contexts():
     whole = limits(served, space, 32_768)
     assert whole.groups == cache_groups(spec)
     assert whole.capacity >= 32_768
+
+
+@pytest.mark.parametrize("name", ["fp8", "w4a16", "mxfp4"])
+def test_a_form_of_the_weights_is_its_bytes(name):
+    """Fewer bytes in memory and in a decode step; only 8-bit activations make products faster."""
+    from cairn.plan.weight_forms import weight_form
+
+    form, spec = weight_form(name, None), preset("qwen3-8b")
+    served = Served(spec=spec, device=H200, weight_bytes=form.bytes, eight_bit=form.eight_bit)
+    outside = 2 * spec.vocab * spec.hidden
+    expected = (spec.parameters() - outside) * form.bytes + 2 * outside
+    assert room(served).weights == pytest.approx(expected, rel=1e-6)
+    workload = Workload(
+        requests=1, input_least=128, input_most=128, output_least=64, output_most=64
+    )
+    plain = run(Served(spec=spec, device=H200), workload)
+    assert run(served, workload).output_tokens_per_s > 1.4 * plain.output_tokens_per_s
+
+
+def test_a_checkpoint_says_its_own_bits():
+    from pathlib import Path
+
+    from cairn.plan.model_shape import model_shape
+    from cairn.plan.weight_forms import weight_form
+
+    folder = Path(__file__).parent.parent / "quantized_checkpoints"
+    bits = {
+        n: weight_form("", model_shape(str(folder / n)).quantization) for n in ("w4a16", "w8a8")
+    }
+    assert (bits["w4a16"].bits, bits["w4a16"].eight_bit) == (4.5, False)
+    assert (bits["w8a8"].bits, bits["w8a8"].eight_bit) == (8, True)
+    assert weight_form("", None).bits == 16
+    with pytest.raises(ConfigError, match="no form of weights is called 'int5'"):
+        weight_form("int5", None)

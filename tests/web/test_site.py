@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import pytest
 from starlette.applications import Starlette
 
+from cairn.serve.http.protocol.openapi import document
 from cairn.web import site
 
 FILES = sorted(
@@ -121,3 +122,21 @@ def test_files_are_small():
     """One idea each; what is longer wants to be two."""
     for name in OWN:
         assert len((site.FOLDER / name).read_text().splitlines()) <= 300, name
+
+
+def test_the_api_is_a_page_that_needs_nothing_else(get):
+    """Every operation of the document, with its fields; no script, and only files of this server."""
+    found = get("/docs")
+    text = found.content.decode()
+    assert (found.status_code, found.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    for path, methods in document()["paths"].items():
+        for method in methods:
+            assert f"<b>{method.upper()}</b> <code>{path}</code>" in text
+    assert "<td>temperature</td><td>body</td><td>number, at least 0, at most 2</td>" in text
+    assert "<script" not in text
+    assert set(re.findall(r'(?:href|src)="([^"#]+)', text)) <= {
+        "/", "/openapi.json", *(f"/web/{name}" for name in FILES),
+    }  # fmt: skip
+    anchors = re.findall(r'href="#([^"]+)', text)
+    assert len(anchors) == len(set(anchors)) > 20
+    assert all(f'id="{anchor}"' in text for anchor in anchors)

@@ -34,12 +34,12 @@ def run(args: list[str]) -> int:
     from cairn.cli.bench.load_table import line, table
 
     setup, loads = read_setup(options)
-    for path in (options.report, options.records, options.out):
+    for path in (options.html, options.records, options.out):
         _require_writable(path)
     if options.out is not None:
         require_commit(options.commit)
     old = read(options.out) if options.merge and options.out and options.out.exists() else None
-    command = repeatable(["bench", "serve"], _without(args, "--report", "--records"))
+    command = repeatable(["bench", "serve"], _without(args, "--html", "--records"))
     source = origin(command, _machine(), options.commit)
     rows: list[Row] = []
     measured: list[list[Record]] = []
@@ -56,9 +56,9 @@ def run(args: list[str]) -> int:
     document = report(source, rows, old)
     if options.records is not None:
         _write_records(options.records, rows, measured)
-    if options.report is not None:
-        _write_page(options.report, document, measured)
-        _log_line(f"report: {options.report}", options)
+    if options.html is not None:
+        _write_page(options.html, document, measured)
+        _log_line(f"report: {options.html}", options)
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
     ordered = sorted(rows, key=lambda row: row.rate or 0) if options.find_rate else rows

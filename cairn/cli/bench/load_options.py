@@ -86,7 +86,7 @@ class BenchServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """of arrivals, lengths and prompts"""
     label: str = "server"
     """what to call the server in the results"""
-    report: Path | None = None
+    html: Path | None = None
     """write a page with plots to this file"""
     records: Path | None = None
     """write every request to this file, a JSON object per line"""

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from cairn.cli.chat.chat_talker import Talker
 
 KEYS = ("CAIRN_API_KEY", "OPENAI_API_KEY")
-# How a model that runs here is sampled unless told otherwise; the small ones need a steadier hand, as their cards say.
+# How a model that runs here is sampled unless a flag says otherwise. The small ones are right only while they take the
+# likeliest token: asked for the capital of France, SmolLM2-135M says Paris in 48% of the answers at 0.6, always at 0.
 CALM = {"temperature": 0.6, "top_p": 0.95}
-CALMER = {"temperature": 0.2, "top_p": 0.9}
+CALMEST = {"temperature": 0.0}
 LOCAL_ONLY = ("device", "dtype", "max_model_len", "weights", "chat_template")
 
 
@@ -47,9 +48,9 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     system: str | None = None
     """what the model is told first"""
     temperature: float | None = None
-    """0 always takes the most likely token; by default 0.6 (0.2 for the small model), or as the server has it"""
+    """0 always takes the most likely token; by default 0.6 (0 for the small models), or as the server has it"""
     top_p: float | None = None
-    """keep the most likely tokens whose probabilities add up to this; by default 0.95 (0.9), or as the server has it"""
+    """keep the most likely tokens whose probabilities add up to this; by default 0.95, or as the server has it"""
     top_k: int | None = None
     """keep this many of the most likely tokens"""
     max_tokens: int | None = None
@@ -115,7 +116,7 @@ def _sampling(options: ChatOptions) -> "Sampling":
 
     given = {name: getattr(options, name) for name in KNOBS if hasattr(options, name)}
     if options.url is None:  # a server has its own defaults
-        defaults = CALMER if options.model in (TINY, BETTER) else CALM
+        defaults = CALMEST if options.model in (TINY, BETTER) else CALM
         given |= {name: value for name, value in defaults.items() if given[name] is None}
     return Sampling(**given)
 

@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """print the model answers below the questions"""
     full: bool = False
     """print everything of each lab, also where many run"""
-    report: Path | None = None
+    html: Path | None = None
     """write one self-contained page to this file"""
     lang: Language = "en"
     """language of what is printed, and the page's first one: en or zh"""
@@ -122,8 +122,8 @@ def run_list(args: list[str]) -> int:
 def run_run(args: list[str]) -> int:
     options = load(Run, args=args, env_prefix="CAIRN_LAB_RUN_").value
     labs = _chosen(options)
-    if options.report is not None:
-        require_place(options.report)
+    if options.html is not None:
+        require_place(options.html)
     from cairn.cli.learn.lab_progress import LabProgress
     from cairn.hw.probe import probe
     from cairn.labs.runner import prepare, run_lab
@@ -264,8 +264,8 @@ def _finish(labs: "list[Lab]", entries: "list[Entry]", options: Run) -> int:
     from cairn.labs.figures import totals
 
     by_name = {lab.name: lab for lab in labs}
-    if options.report is not None:
-        _write_page(entries, by_name, options.report, options.lang)
+    if options.html is not None:
+        _write_page(entries, by_name, options.html, options.lang)
     if options.json:
         _print_json({"runs": _documents(entries, by_name)})
     elif len(labs) > 1:

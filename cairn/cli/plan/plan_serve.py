@@ -21,6 +21,8 @@ RATE = 10.0  # requests a second, where nobody says
 TRACED = 500  # requests of a trace, where nobody says
 LEAST_REQUESTS, MOST_REQUESTS = 20, 100_000
 
+CACHES = ("auto", "fp8", "fp8_e4m3")
+
 
 class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Simulate the real scheduler at a rate: does it fit, latency under load, GPUs, cost and energy."""
@@ -45,8 +47,12 @@ class PlanServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """p99 until the first token"""
     slo_tpot_ms: float = 50.0
     """p99 between tokens"""
+    quantization: str = ""
+    """form of the weights: bf16, fp8, w8a8, w4a16, mxfp4, nvfp4, q4_k, q6_k or q8_0; default: as the checkpoint is"""
+    kv_cache_dtype: str = "auto"
+    """auto or fp8: of keys and values"""
     fp8: bool = False
-    """weights in 8 bits"""
+    """the same as --quantization fp8"""
     price: float | None = None
     """USD for one GPU and hour"""
     measured: bool = True
@@ -64,20 +70,30 @@ def run(args: list[str]) -> int:
     from cairn.plan.model_shape import model_shape
     from cairn.plan.serve_cost import Served
     from cairn.plan.serve_plan import plan, sizes
+    from cairn.plan.weight_forms import BF16, weight_form
 
-    name, spec = model_shape(options.model)
+    name, spec, stored = model_shape(options.model)
     _check(options)
+    form = weight_form("fp8" if options.fp8 else options.quantization, stored)
     gpu = device(
         options.gpu, **({"usd_per_hour": options.price} if options.price is not None else {})
     )
     asked, note = _asked(options, spec)
-    served = Served(spec=spec, device=gpu, weight_bytes=1.0 if options.fp8 else 2.0)
+    served = Served(
+        spec=spec,
+        device=gpu,
+        weight_bytes=form.bytes,
+        eight_bit=form.eight_bit,
+        cache_bytes=2.0 if options.kv_cache_dtype == "auto" else 1.0,
+    )
     with progress(len(sizes(served, options.gpus)), "simulating") as advance:
         found = plan(served, asked, options.gpus, advance)
     rows = measured.serving(only=name) if options.measured and gpu.name == "h200" else []
     compared = {"Measured on one H200": rows}
     slo = f"p99 TTFT {options.slo_ttft_ms:g} ms and TPOT {options.slo_tpot_ms:g} ms"
     notes = [f"{note}, {slo}", gpu.words()]
+    if form is not BF16:
+        notes.append(f"weights as {form.name}: {form.bits:g} bits in the layers, 16 outside")
     if options.html is not None:
         title = f"{name} served by {gpu.name}"
         write_page(options.html, page.serve_page(title, notes, found, compared))
@@ -96,6 +112,10 @@ def _check(options: PlanServe) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')} is {value}", hint="above 0")
+    if options.kv_cache_dtype not in CACHES:
+        raise UsageError(
+            f"--kv-cache-dtype is {options.kv_cache_dtype}", hint=f"one of {', '.join(CACHES)}"
+        )
     if options.requests is not None and not LEAST_REQUESTS <= options.requests <= MOST_REQUESTS:
         raise UsageError(
             f"--requests is {options.requests}",
@@ -193,7 +213,7 @@ def _print(
     from cairn.plan.page import SERVE_HEADINGS, compared_rows, serve_cells
 
     print(f"{options.model} on {plan.device.name}: {notes[0]}")
-    print(notes[1] + "\n")
+    print("\n".join(notes[1:]) + "\n")
     print("\n".join(lines(SERVE_HEADINGS, [serve_cells(option) for option in plan.options])))
     if plan.best is not None:
         parts = ", ".join(

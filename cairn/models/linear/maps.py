@@ -232,3 +232,12 @@ def linears(model: nn.Module) -> Iterator[Linear]:
     head = getattr(model, "head", None) or getattr(model, "embedding", None)
     if isinstance(head, Vocabulary):
         yield head
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Of all weights as they lie in memory: tied ones once, and those that were given back not at all."""
+    storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
+    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    held.pop(0, None)  # the meta device
+    forms = (part.form for part in linears(model))
+    return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)

@@ -24,6 +24,7 @@ Match = Literal["all", "name", "part", "regex", "glob"]
 Activations = Literal["float", "token", "group", "tensor"]  # as `planes.Activations`
 
 CONFIG = "quantization_config"
+GGUF = "gguf"  # the method of a file that says it by itself
 # What other engines call a method by the kernel that they run it with.
 ALIASES = {
     "gptq_marlin": "gptq",
@@ -107,10 +108,13 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
     method = ALIASES.get(named, named)
     if method not in METHODS:
         raise _unsupported(f"quantisation method {named!r}", f"supported: {', '.join(METHODS)}")
-    try:
-        return METHODS[method](fields)
-    except re.error as error:
-        raise _unsupported(f"{CONFIG} has the pattern {error.pattern!r}: {error}") from None
+    found = METHODS[method](fields)
+    for rule in found.rules:
+        try:
+            rule.matches("")
+        except re.error as error:
+            raise _unsupported(f"{CONFIG} has the pattern {rule.text!r}: {error}") from None
+    return found
 
 
 # -- compressed-tensors ---------------------------------------------------------------------------

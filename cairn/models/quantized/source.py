@@ -17,7 +17,7 @@ from cairn.core.errors import UnsupportedModel, WeightsError
 from cairn.models.quantized import awq, compressed_tensors, gptq, hf_fp8, modelopt, mxfp4
 from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.scheme import Format, Quantization, Scheme
-from cairn.models.quantized.stored import Layout, Stored
+from cairn.models.quantized.stored import Layout, Stored, column_order
 from cairn.models.safetensors_file import TensorSource
 
 Device = torch.device | str
@@ -117,8 +117,8 @@ class QuantizedTensors:
         found = self._matrices.get(name)
         if found is None:
             return PlanesShape("mxfp4", mxfp4.GROUP, False) if name in self._experts else None
-        ordered = "g_idx" in found.stored or "weight_g_idx" in found.stored
-        return PlanesShape(found.scheme.format, found.scheme.group or found.shape[1], ordered)
+        group = found.scheme.group or found.shape[1]
+        return PlanesShape(found.scheme.format, group, _is_ordered(found.stored, group))
 
     def planes(self, name: str, device: Device) -> Planes:
         if name in self._experts:
@@ -181,6 +181,12 @@ class _Expert(NamedTuple):
             files.tensor(f"{self.at}_{kind}")[self.expert] for kind in ("blocks", "scales")
         )
         return mxfp4.part_planes(blocks, scales, self.rows, f"{self.at}_scales", device)
+
+
+def _is_ordered(stored: Stored, group: int) -> bool:
+    """Whether columns do not lie in the order of their groups; most files store the order that they lie in."""
+    part = next((part for part in ("g_idx", "weight_g_idx") if part in stored), None)
+    return part is not None and column_order(stored.tensor(part).long(), group) is not None
 
 
 def _by_module(names: list[str]) -> Mapping[str, dict[str, str]]:

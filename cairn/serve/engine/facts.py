@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cairn.hw.host import read_cpu
 from cairn.models.cache import cache_bytes_per_token
-from cairn.models.linear.maps import linears
+from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Facts, Stats
@@ -52,20 +52,12 @@ def facts_of(engine: Engine) -> Facts:
         device=str(weight.device),
         device_name=_device_name(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
-        weights_bytes=_held(model),
+        weights_bytes=held_bytes(model),
         read_bytes=_read(model),
         kv_bytes_per_token=cache_bytes_per_token(model.spec, of_value, ranks),
         ranks=ranks,
         page_bytes=engine.runner.pool.page_bytes,
     )
-
-
-def _held(model: Transformer) -> int:
-    """Tied weights count once, and those that were given back not at all."""
-    storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
-    held = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    forms = (part.form for part in linears(model))
-    return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)
 
 
 def _read(model: Transformer) -> int:

@@ -26,7 +26,7 @@ from cairn.serve.engine.cpu_layout import transpose_weights
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
-from cairn.serve.engine.ranks import Ranks, device_of
+from cairn.serve.engine.ranks import Ranks, device_kind, device_of
 from cairn.serve.engine.request import Limits, Policy
 from cairn.serve.engine.runner import Runner
 from cairn.serve.engine.scheduler import Scheduler
@@ -68,7 +68,9 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     began = time.monotonic()
     opened = open_model(config.model)
     limits_context(opened.spec, config)  # refused before gigabytes move
-    runnable = opened.load(device_of(shards, config.device), config.dtype, shards)
+    config = with_quantization(config, opened)
+    device = device_of(shards, config.device)
+    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device))
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
@@ -76,6 +78,32 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
     return started
+
+
+def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
+    """`quantization` says what the checkpoint is; one in floating point can become fp8 as it is loaded."""
+    asked = config.quantization
+    found = opened.checkpoint.method() if opened.checkpoint else None
+    if asked is None or asked == found:
+        return config
+    if found is None and asked == "fp8":
+        if config.weights not in ("auto", "fp8"):
+            raise ConfigError(
+                f"quantization is fp8, and weights is {config.weights}", hint="leave out --weights"
+            )
+        return msgspec.structs.replace(config, weights="fp8")
+    raise ConfigError(
+        f"quantization is {asked}, and {config.model} is {found or 'in floating point'}",
+        hint=f"use --quantization {found}, or leave it out"
+        if found
+        else f"leave it out, or quantise it first: cairn quantize {config.model}",
+    )
+
+
+def stays_packed(config: EngineConfig, device: str) -> bool:
+    """Quantised matrices stay as they are stored where kernels multiply with them, unless floats are asked for."""
+    exact = config.plain or config.batch_invariant
+    return device_kind(device) == "cuda" and config.weights == "auto" and not exact
 
 
 def start_with(
@@ -120,6 +148,7 @@ def start_with(
         f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
         f"{sizes.why}",
         f"at most {limits.rows} requests and {limits.step_tokens} tokens in a step",
+        *runnable.notes,
     ]
     if len(limits.groups) > 1:
         notes.insert(2, groups_note(limits))

@@ -61,7 +61,7 @@ def _check_forms(model: Transformer) -> None:
         raise ConfigError(
             f"the weights of this engine were packed when it started ({', '.join(sorted(forms))}), and cannot be "
             "replaced while it runs",
-            hint="start it with weights='float' (--weights float)",
+            hint="start it with weights='float' (--weights float), which also dequantises a quantised checkpoint",
         )
 
 

@@ -24,9 +24,11 @@ def _nothing_is_left(request):
 
 @pytest.fixture(scope="session")
 def agent_folder(tmp_path_factory):
-    """A model whose template teaches tool calls and can open a thought."""
+    """A model whose template teaches tool calls and can open a thought, and that knows texts with a gap."""
     folder = tmp_path_factory.mktemp("models") / "agent"
-    return live_server.make_folder(folder, live_server.AGENT, 768, ["</think>"])
+    return live_server.make_folder(
+        folder, live_server.AGENT, 768, ["</think>", *live_server.GAP_MARKS]
+    )
 
 
 @pytest.fixture(scope="module")

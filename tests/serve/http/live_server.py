@@ -38,6 +38,7 @@ AGENT = (
     "{% endfor %}{% endfor %}{% if add_generation_prompt %}<|begin|>assistant: "
     "{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
 )
+GAP_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 PATIENCE_S = 30
 
 

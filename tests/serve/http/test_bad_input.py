@@ -118,7 +118,7 @@ COMBINATIONS = [
     ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
     ("/v1/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options", "stream is not"),
     ("/v1/completions", {"stream_options": {}}, "stream_options", "stream is not"),
-    ("/v1/completions", {"suffix": "end"}, "suffix", "at the end only"),
+    ("/v1/completions", {"suffix": "end"}, "suffix", "fill in the middle"),
     ("/v1/completions", {"best_of": 3, "n": 2}, "best_of", "only n (2)"),
     ("/v1/completions", {"max_tokens": 0}, "max_tokens", "at least 1, or echo"),
     ("/v1/completions", {"min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than max_tokens 3"),

@@ -297,7 +297,7 @@ def test_other_refusals(server):
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="at most 158 tokens"):
         create(model="tiny", prompt=[5, 5], max_tokens=159)
-    with pytest.raises(openai.BadRequestError, match="suffix"):
+    with pytest.raises(openai.BadRequestError, match="fill in the middle"):
         create(model="tiny", prompt="Hi", suffix="end")
     with pytest.raises(openai.BadRequestError, match="vocabulary"):
         create(model="tiny", prompt=[5, 10**6])

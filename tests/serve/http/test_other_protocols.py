@@ -1,6 +1,7 @@
 """The interfaces of llama.cpp's server and of Ollama: their requests, their documents, the same text as everywhere."""
 
 import json
+import re
 
 import live_server
 import pytest
@@ -56,9 +57,20 @@ def test_completion_stops_follows_a_schema_and_reads_ids(server):
     assert again["content"] == text
 
 
-@pytest.mark.parametrize("field", ["grammar", "n_probs", "logit_bias", "image_data"])
+def test_completion_follows_a_grammar_of_llama_cpp(server):
+    body = {"prompt": "Once", "n_predict": 60, "grammar": 'root ::= ("ab" | "cd")+ "."'}
+    found = server.http.post("/completion", json=body).json()
+    assert re.fullmatch(r"(ab|cd)+\.?", found["content"])
+    wrong = server.http.post("/completion", json=body | {"grammar": "root ::= roof"})
+    assert wrong.status_code == 400
+    assert "line 1: the rule 'roof' is not defined" in wrong.json()["error"]["message"]
+    both = server.http.post("/completion", json=body | {"json_schema": {}})
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "grammar")
+
+
+@pytest.mark.parametrize("field", ["n_probs", "logit_bias", "image_data"])
 def test_what_is_not_supported_is_refused_by_name(server, field):
-    body = {"prompt": "Once", field: "x" if field == "grammar" else 3}
+    body = {"prompt": "Once", field: 3}
     found = server.http.post("/completion", json=body)
     assert (found.status_code, found.json()["error"]["param"]) == (400, field)
 
@@ -74,6 +86,34 @@ def test_templates_props_and_slots(server):
     slots = server.http.get("/slots").json()
     assert [slot["id"] for slot in slots] == list(range(8))
     assert not any(slot["is_processing"] for slot in slots)
+
+
+# -- a text with a gap ----------------------------------------------------------------------------
+
+
+def test_the_text_between_two_others_is_asked_for_in_one_form_everywhere(agent):
+    """/infill, `suffix` of /v1/completions, and Ollama's `suffix`: one prompt, one answer."""
+    before, after = "def one():\n    return", "\n\nprint(one())"
+    wanted = f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>"
+    with live_server.scripted(agent, " 1"):
+        body = {"input_prefix": before, "input_suffix": after, "prompt": " "}
+        middle = agent.http.post("/infill", json=body).json()
+        assert agent.last_prompt() == f"{wanted} "
+        done = agent.client.completions.create(model="tiny", prompt=before, suffix=after)
+        assert agent.last_prompt() == wanted
+        ollama = {"model": "tiny", "prompt": before, "suffix": after, "stream": False}
+        filled = agent.http.post("/api/generate", json=ollama).json()
+        assert agent.last_prompt() == wanted
+        extra = [{"filename": "two.py", "text": "x = 2"}]
+        found = agent.http.post("/infill", json=body | {"input_extra": extra, "stream": True})
+        *_, last = events(found.text)
+        assert agent.last_prompt() == f"<|file_sep|>two.py\nx = 2\n{wanted} "
+    assert middle["content"] == done.choices[0].text == filled["response"] == " 1"
+    assert last["stop"] is True
+    for body in ({"echo": True, "prompt": "a"}, {"prompt": [1, 2]}, {"prompt": ["a", "b"]}):
+        found = agent.http.post("/v1/completions", json={"suffix": "b", **body})
+        assert found.status_code == 400, body
+    assert agent.http.post("/infill", json={"input_prefix": "a"}).status_code == 400
 
 
 # -- Ollama ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from cairn.models.tokenizer import Tokenizer
+from cairn.serve.gbnf import lark_of
 from cairn.serve.grammar import Grammar, json_rule
 from cairn.serve.guide import Guide, lark_guide, literal, read_guide
 from cairn.serve.http.chat.conversation import templates_of
@@ -130,6 +131,8 @@ def _rule(guide: Guide) -> str:
             return json_rule(msgspec.json.decode(guide.text))
         case "regex":
             return f"/{_TO_ESCAPE.sub(_escaped, guide.text)}/"
+        case "gbnf":
+            return f"%lark {{\n{lark_of(guide.text, guide.field)}\n}}"
         case _:
             return f"%lark {{\n{guide.text}\n}}"
 

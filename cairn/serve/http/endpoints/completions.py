@@ -1,6 +1,7 @@
 """POST /v1/completions: text or token ids in, text out; whole or as a stream.
 
 prompt   "text" | ["text", ...] | [1, 2, 3] | [[1, 2], [3], ...]      choices: n for each prompt, in their order
+suffix   the answer belongs between prompt and suffix, for models that know how (fill in the middle)
 echo     the prompt comes first, with its log-probabilities if logprobs is given: what evaluation tools ask for
 """
 
@@ -12,6 +13,7 @@ from cairn.serve.answer import CompletionOutput, readable_prompt
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.grammar import Grammar
 from cairn.serve.http.chat.structure import grammar_for, guide_of
+from cairn.serve.http.endpoints.infill_prompt import infill_prompt
 from cairn.serve.http.endpoints.logprobs import TextOffsets, completion_logprobs
 from cairn.serve.http.endpoints.prompt_inputs import count_inputs, read_inputs
 from cairn.serve.http.protocol.answers import (
@@ -42,7 +44,7 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     model = service.check_model(asked.model)
     _check(asked)
     service.admission.check(count_inputs(asked.prompt) * (asked.n or 1))
-    prompts = await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
+    prompts = await _prompts(service, asked)
     grammar = await grammar_for(service, guide_of(asked))
     reply = CompletionReply(service, asked, prompts, model, call)
     requests = reply.requests(grammar)
@@ -55,9 +57,17 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
         return JSON(reply.whole(exchange), headers={"x-request-id": call.id})
 
 
+async def _prompts(service: Service, asked: CompletionRequest) -> list[Prompt]:
+    if not asked.suffix:
+        return await read_inputs(service, asked.prompt, "prompt", MOST_PROMPTS)
+    if not isinstance(asked.prompt, str):
+        raise Refusal(400, "suffix is given; prompt has to be one text then", param="prompt")
+    return [await infill_prompt(service, asked.prompt, asked.suffix, ("prompt", "suffix"))]
+
+
 def _check(asked: CompletionRequest) -> None:
-    if asked.suffix:
-        raise Refusal(400, "suffix is given; this server completes at the end only", param="suffix")
+    if asked.suffix and asked.echo:
+        raise Refusal(400, "echo and suffix are given; one of them is supported", param="suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise Refusal(
             400,

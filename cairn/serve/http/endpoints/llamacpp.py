@@ -1,8 +1,8 @@
-"""What clients of llama.cpp's server ask for: POST /completion and /apply-template, GET /props and /slots.
+"""What clients of llama.cpp's server ask for: POST /completion, /infill and /apply-template, GET /props and /slots.
 
     prompt, n_predict, temperature ...  ->  content, stop, stop_type, timings; streamed: one event for each piece
 
-Names and defaults are llama.cpp's. Grammars are refused by name: theirs (GBNF) are not read here; `json_schema` is.
+Names and defaults are llama.cpp's. `grammar` is GBNF or Lark; what is not supported is refused by name.
 """
 
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from cairn import __version__
+from cairn.models.infill import ExtraFile
 from cairn.serve.answer import CompletionOutput
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.guide import schema_guide
+from cairn.serve.guide import Guide, grammar_guide, schema_guide
 from cairn.serve.http.chat.conversation import read_conversation
 from cairn.serve.http.chat.structure import grammar_for
+from cairn.serve.http.endpoints.infill_prompt import infill_prompt
 from cairn.serve.http.endpoints.prompt_inputs import read_inputs
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
@@ -24,20 +26,19 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import event_bytes
+from cairn.serve.prompts import Prompt
 from cairn.serve.serving import GenerateRequest
 
 REFUSED = {
-    "grammar": "GBNF grammars are not read here; send json_schema",
     "n_probs": "send logprobs to /v1/completions",
     "logit_bias": "send it to /v1/completions",
     "image_data": "this model reads text only",
 }
 
 
-class LlamaRequest(msgspec.Struct, kw_only=True):
-    """POST /completion"""
+class LlamaFields(msgspec.Struct, kw_only=True):
+    """What /completion and /infill share."""
 
-    prompt: str | list[int]
     n_predict: int = -1  # -1: what the context leaves
     temperature: float = 0.8
     top_k: int = 40
@@ -59,15 +60,47 @@ class LlamaRequest(msgspec.Struct, kw_only=True):
     image_data: Any = None
 
 
+class LlamaRequest(LlamaFields, kw_only=True):
+    """POST /completion"""
+
+    prompt: str | list[int]
+
+
+class InfillRequest(LlamaFields, kw_only=True):
+    """POST /infill"""
+
+    prompt: str = ""  # how the middle begins
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[ExtraFile] = []
+
+
 async def completion(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, LlamaRequest)
-    model = service.check_model(asked.model)
+    _check(asked)
+    [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
+    return await _answer(service, call, asked, prompt)
+
+
+async def infill(service: Service, call: Call, body: bytes) -> JSON | None:
+    """The text between `input_prefix` and `input_suffix`, as editors ask for it."""
+    asked = decode(body, InfillRequest)
+    _check(asked)
+    texts, fields = (asked.input_prefix, asked.input_suffix), ("input_prefix", "input_suffix")
+    gap = await infill_prompt(service, *texts, fields, asked.input_extra)
+    begun = await service.encode(asked.prompt, special=False) if asked.prompt else []
+    return await _answer(service, call, asked, Prompt(gap.text, gap.token_ids + begun))
+
+
+def _check(asked: LlamaFields) -> None:
     for name, instead in REFUSED.items():
         if getattr(asked, name):
             raise Refusal(400, f"{name} is given; {instead}", param=name, code="unsupported")
-    guide = None if asked.json_schema is None else schema_guide(asked.json_schema, "json_schema")
-    [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
-    grammar = await grammar_for(service, guide)
+
+
+async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prompt) -> JSON | None:
+    model = service.check_model(asked.model)
+    grammar = await grammar_for(service, _guide_of(asked))
     most = service.most_tokens(_limit(asked), len(prompt.token_ids))
     request = GenerateRequest(prompt.token_ids, _params(asked, most), grammar=grammar)
     exchange = Exchange(service, call, [request], stream=asked.stream)
@@ -80,11 +113,21 @@ async def completion(service: Service, call: Call, body: bytes) -> JSON | None:
         return JSON(writer.whole(exchange.jobs[0].answer.result()))
 
 
-def _limit(asked: LlamaRequest) -> int | None:
+def _guide_of(asked: LlamaFields) -> Guide | None:
+    if asked.json_schema is not None and asked.grammar:
+        raise Refusal(
+            400, "grammar and json_schema both say what the answer looks like", param="grammar"
+        )
+    if asked.grammar:
+        return grammar_guide(asked.grammar, "grammar")
+    return None if asked.json_schema is None else schema_guide(asked.json_schema, "json_schema")
+
+
+def _limit(asked: LlamaFields) -> int | None:
     return None if asked.n_predict < 0 else max(asked.n_predict, 1)
 
 
-def _params(asked: LlamaRequest, most: int | None) -> SamplingParams:
+def _params(asked: LlamaFields, most: int | None) -> SamplingParams:
     return SamplingParams(
         max_tokens=most,
         temperature=max(asked.temperature, 0.0),
@@ -103,7 +146,7 @@ def _params(asked: LlamaRequest, most: int | None) -> SamplingParams:
 class LlamaWriter:
     """An answer as one document, or as the events of a stream."""
 
-    def __init__(self, asked: LlamaRequest, model: str, prompt: str, exchange: Exchange) -> None:
+    def __init__(self, asked: LlamaFields, model: str, prompt: str, exchange: Exchange) -> None:
         self._asked, self._model, self._prompt, self._exchange = asked, model, prompt, exchange
         self._ended: CompletionOutput | None = None
 
@@ -172,7 +215,7 @@ async def props(service: Service, call: Call, body: bytes) -> JSON:
     serving, tokenizer = service.serving, service.serving.opened.tokenizer
     named = {} if tokenizer is None else tokenizer.special.named
     sources = {} if tokenizer is None else tokenizer.templates.sources
-    defaults = LlamaRequest(prompt="")
+    defaults = LlamaFields()
     params = {
         name: getattr(defaults, name)
         for name in (

@@ -19,6 +19,7 @@ from cairn.serve.guide import Guide, schema_guide
 from cairn.serve.http.chat.prepare import PreparedChat, prepare_chat
 from cairn.serve.http.chat.reader import PlainText, Reader, joined
 from cairn.serve.http.chat.structure import grammar_for
+from cairn.serve.http.endpoints.infill_prompt import infill_prompt
 from cairn.serve.http.endpoints.prompt_inputs import read_inputs
 from cairn.serve.http.protocol.answers import ChatDelta, ToolCall, reason_of
 from cairn.serve.http.protocol.body import decode
@@ -97,12 +98,16 @@ async def api_chat(service: Service, call: Call, body: bytes) -> JSON | None:
 async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None:
     asked = decode(body, OllamaGenerate)
     model = _model(service, asked.model)
-    for name in ("suffix", "images", "template"):
+    for name in ("images", "template"):
         if getattr(asked, name):
             raise Refusal(400, f"{name} is not supported", param=name, code="unsupported")
     if not asked.prompt:  # they load a model so
         return JSON(_line(model, "response", "") | {"done": True, "done_reason": "load"})
-    if asked.raw or not (service.serving.has_tokenizer and service.tokenizer.templates):
+    if (
+        asked.suffix
+        or asked.raw
+        or not (service.serving.has_tokenizer and service.tokenizer.templates)
+    ):
         prepared = await _prepare_text(service, asked)
     else:
         system = [{"role": "system", "content": asked.system}] if asked.system else []
@@ -112,7 +117,10 @@ async def api_generate(service: Service, call: Call, body: bytes) -> JSON | None
 
 
 async def _prepare_text(service: Service, asked: OllamaGenerate) -> PreparedChat:
-    [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
+    if asked.suffix:
+        prompt = await infill_prompt(service, asked.prompt, asked.suffix, ("prompt", "suffix"))
+    else:
+        [prompt] = await read_inputs(service, asked.prompt, "prompt", 1)
     grammar = await grammar_for(service, _guide_of(asked))
     most = service.most_tokens(_limit(asked), len(prompt.token_ids))
     params = SamplingParams(**sampling_of(_chat_of(asked, [])), max_tokens=most)

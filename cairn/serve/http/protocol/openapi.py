@@ -8,7 +8,7 @@ import msgspec
 
 from cairn import __version__
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
-from cairn.serve.http.endpoints.llamacpp import LlamaRequest
+from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
 from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
@@ -29,6 +29,7 @@ from cairn.serve.http.protocol.answers import (
     Tokenized,
     Version,
 )
+from cairn.serve.http.protocol.batches import Batch, BatchRequest, FileList, FileObject
 from cairn.serve.http.protocol.messages import (
     AnthropicError,
     AnthropicMessage,
@@ -52,6 +53,7 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
+    "/v1/batches": (BatchRequest, Batch, "many requests, answered when there is room"),
     "/tokenize": (TokenizeRequest, Tokenized, "the token ids of a text or a conversation"),
     "/detokenize": (DetokenizeRequest, Detokenized, "the text of token ids"),
 }
@@ -59,6 +61,9 @@ GETS: dict[str, tuple[type, str]] = {
     "/v1/models": (ModelList, "the model, under each of its names"),
     "/v1/models/{name}": (ModelCard, "the model under one name"),
     "/v1/responses/{id}": (ModelResponse, "a response that is kept"),
+    "/v1/files": (FileList, "the files that were uploaded or made"),
+    "/v1/files/{id}": (FileObject, "one file"),
+    "/v1/batches/{id}": (Batch, "how far a batch has come"),
     "/health": (Health, "whether the engine makes progress"),
     "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
@@ -73,6 +78,7 @@ GETS: dict[str, tuple[type, str]] = {
 # Paths of other servers' clients, of administrators and of decode servers: answers are described by whose they are.
 OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/completion": (LlamaRequest, "the continuation of a text, llama.cpp's way"),
+    "/infill": (InfillRequest, "the text between two others, llama.cpp's way"),
     "/apply-template": (TokenizeRequest, "a conversation as text, llama.cpp's way"),
     "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
     "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
@@ -117,7 +123,7 @@ MISTAKES = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    kinds = {ErrorBody, AnthropicError}
+    kinds: set[type] = {ErrorBody, AnthropicError}
     for asked, answered, _ in POSTS.values():
         kinds |= {asked, answered}
     kinds |= {answered for answered, _ in GETS.values()}
@@ -146,6 +152,7 @@ def document() -> dict[str, Any]:
             for name, schema in QUERIES.get(path, {}).items()
         ]
         paths[path] = {"get": operation}
+    _add_files(paths, named[FileObject], named[Batch], named[ErrorBody])
     for path, (asked, about) in OTHER_POSTS.items():
         operation = _operation(about, ANY, ANY, [*MISTAKES])
         if asked is not None:
@@ -171,6 +178,29 @@ def document() -> dict[str, Any]:
         },
         "security": [{"key": []}, {}],
     }
+
+
+def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None:
+    """What is sent or answered otherwise than as JSON."""
+    form = {
+        "type": "object",
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "purpose": {"const": "batch"},
+        },
+        "required": ["file", "purpose"],
+    }
+    upload = _operation("a file for a batch", file, error, [400, 401, 404, 408, 413, 429])
+    upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    paths["/v1/files"]["post"] = upload
+    id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    cancel = _operation(
+        "the batch ends soon, with what it has", batch, error, [401, 404, 408, 413, 429]
+    )
+    paths["/v1/batches/{id}/cancel"] = {"post": cancel | {"parameters": [id]}}
+    content = _operation("what is in a file", {}, error, [401, 404])
+    content["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    paths["/v1/files/{id}/content"] = {"get": content | {"parameters": [id]}}
 
 
 def _operation(about: str, answer: Any, error: Any, mistakes: list[int]) -> dict[str, Any]:

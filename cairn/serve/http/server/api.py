@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from starlette.applications import Starlette
@@ -26,10 +27,31 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cairn import __version__
 from cairn.core.errors import CairnError
 from cairn.core.metrics import CONTENT_TYPE
+from cairn.serve.http.batches.files import FileStore
+from cairn.serve.http.batches.perform import HOLDER, performer
+from cairn.serve.http.batches.runner import BatchRunner
+from cairn.serve.http.batches.store import BatchStore
+from cairn.serve.http.endpoints.batches import (
+    cancel_batch,
+    create_batch,
+    create_file,
+    delete_file,
+    file_content,
+    get_batch,
+    get_file,
+    list_batches,
+    list_files,
+)
 from cairn.serve.http.endpoints.chat import chat_completions
 from cairn.serve.http.endpoints.completions import completions
 from cairn.serve.http.endpoints.embeddings import EmbeddingRequest, embeddings
-from cairn.serve.http.endpoints.llamacpp import apply_template, completion, props, slots
+from cairn.serve.http.endpoints.llamacpp import (
+    apply_template,
+    completion,
+    infill,
+    props,
+    slots,
+)
 from cairn.serve.http.endpoints.messages import anthropic_error, count_tokens, messages
 from cairn.serve.http.endpoints.ollama import (
     api_chat,
@@ -93,6 +115,7 @@ GENERATING = (
     completion,
     completions,
     embeddings,
+    infill,
     messages,
     prefill,
     responses,
@@ -147,10 +170,11 @@ class Endpoint:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, id: str) -> Response | None:
         service, config = self.service, self.service.config
         try:
-            holder = service.keys.holder(scope) if self.guarded else ANYBODY
+            holder = scope.get(HOLDER) or self._holder(scope)
             body = b""
             if self.body:  # whatever becomes of it: a refusal costs work as well
-                service.admission.bill(holder)
+                if HOLDER not in scope:
+                    service.admission.bill(holder)
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
             if self.admits:
                 self._check_role()
@@ -170,6 +194,9 @@ class Endpoint:
             log.exception("request %s failed", id)
             said = f"this is a bug in the server; its log has more about request {id}"
             return self.error_response(Refusal(500, said))
+
+    def _holder(self, scope: Scope) -> str:
+        return self.service.keys.holder(scope) if self.guarded else ANYBODY
 
     def _check_role(self) -> None:
         if (self.handle is prefill) != (self.service.config.role == "prefill"):
@@ -259,6 +286,9 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
     def post(path: str, handle: Handle) -> Route:
         return Route(path, Endpoint(service, handle, body=True), methods=["POST"])
 
+    def delete(path: str, handle: Handle) -> Route:
+        return Route(path, Endpoint(service, handle), methods=["DELETE"])
+
     routes = [
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
@@ -267,7 +297,16 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/messages/count_tokens", count_tokens),
         post("/v1/responses", responses),
         get("/v1/responses/{id}", response),
-        Route("/v1/responses/{id}", Endpoint(service, delete_response), methods=["DELETE"]),
+        delete("/v1/responses/{id}", delete_response),
+        post("/v1/files", create_file),
+        get("/v1/files", list_files),
+        get("/v1/files/{id}", get_file),
+        get("/v1/files/{id}/content", file_content),
+        delete("/v1/files/{id}", delete_file),
+        post("/v1/batches", create_batch),
+        get("/v1/batches", list_batches),
+        get("/v1/batches/{id}", get_batch),
+        post("/v1/batches/{id}/cancel", cancel_batch),
         get("/v1/models", models),
         get("/v1/models/{name:path}", model),
         post("/cairn/prefill", prefill),
@@ -276,6 +315,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/update_weights", update_weights),
         post("/reset_prefix_cache", reset_prefix_cache),
         post("/completion", completion),
+        post("/infill", infill),
         post("/apply-template", apply_template),
         get("/props", props),
         get("/slots", slots),
@@ -302,6 +342,9 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         *(get(*one) if isinstance(one, Guarded) else one for one in more),
     ]
 
+    if (folder := service.config.batch_folder) is not None:
+        service.batches = batch_runner(service, folder)
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         service.start()
@@ -315,6 +358,20 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         middleware=_middleware(service),
         lifespan=lifespan,
         exception_handlers={HTTPException: _outside},
+    )
+
+
+def batch_runner(service: Service, folder: Path) -> BatchRunner:
+    """Batches of the endpoints that make sense in one."""
+    handles = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/v1/embeddings": embeddings,
+    }
+    applications = {url: Endpoint(service, handle, body=True) for url, handle in handles.items()}
+    files = FileStore(folder, time.time)
+    return BatchRunner(
+        BatchStore(folder, files, time.time), performer(applications), service, time.time
     )
 
 

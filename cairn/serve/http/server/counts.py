@@ -196,6 +196,12 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         labels=("model",),
     ),
     Gauge(
+        name="cairn_weights_bytes",
+        help="Weights as the engine holds them, in whatever form, on all of its ranks.",
+        unit="bytes",
+        labels=("model",),
+    ),
+    Gauge(
         name="cairn_engine_steps",
         help="Steps that the engine has taken since it started.",
         unit="steps",
@@ -240,7 +246,9 @@ class Gaps(Collector):
         yield family
 
 
-def show_engine(metrics: Metrics, model: str, stats: Stats, open_requests: int) -> None:
+def show_engine(
+    metrics: Metrics, model: str, stats: Stats, open_requests: int, weights_bytes: int = 0
+) -> None:
     metrics.set("cairn_running_requests", stats.running, model=model)
     metrics.set("cairn_waiting_requests", stats.waiting, model=model)
     metrics.set("cairn_open_requests", open_requests, model=model)
@@ -250,6 +258,7 @@ def show_engine(metrics: Metrics, model: str, stats: Stats, open_requests: int) 
             metrics.set("cairn_cache_group_used_pages", used, model=model, group=str(group))
     metrics.set("cairn_cache_pages", stats.pages, model=model)
     metrics.set("cairn_cache_findable_pages", stats.pages_cached, model=model)
+    metrics.set("cairn_weights_bytes", weights_bytes, model=model)
     metrics.set("cairn_engine_steps", stats.steps, model=model)
 
 

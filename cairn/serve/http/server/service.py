@@ -15,6 +15,7 @@ from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer_reader import LoopWaker
 from cairn.serve.capture import Capture
+from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.ledger.accounts import Accounts, energy_of
 from cairn.serve.http.ledger.book import Book
 from cairn.serve.http.ledger.engine_view import EngineLook
@@ -84,11 +85,13 @@ class Service:
         self.capture: Capture | None = None
         if config.capture is not None:
             self.capture = Capture(config.capture, config.engine(), serving.facts.device)
+        self.batches: BatchRunner | None = None  # where there is a folder for them
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
         self._ticking: list[asyncio.Task[None]] = []
+        self._stopping: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -103,11 +106,15 @@ class Service:
         ]
         if self.serving.has_tokenizer:
             self.serving.grammars.warm_up()  # in its own thread
+        if self.batches is not None:
+            self.batches.start()
 
     async def stop(self) -> None:
         """Everything has been answered, or has had its time."""
         for task in self._ticking:
             task.cancel()
+        if self.batches is not None:
+            await self.batches.stop()
         self._closing.close()
         await asyncio.to_thread(self.serving.close)
         if self._traces is not None:
@@ -124,7 +131,10 @@ class Service:
         """Admit nobody any more; open requests have the grace to finish, and then end with what they have."""
         if not self.admission.draining:
             self.admission.draining = True
-            asyncio.get_running_loop().call_later(self.config.drain_timeout, self.end_all)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.config.drain_timeout, self.end_all)
+            if self.batches is not None:  # the next server does the rest of them
+                self._stopping = loop.create_task(self.batches.stop())
 
     def end_all(self) -> None:
         for request in list(self.open):
@@ -140,6 +150,10 @@ class Service:
             self.accounts.tick(stats, self.book.running())
 
     # -- what endpoints ask ----------------------------------------------------------------------
+
+    def has_free_row(self) -> bool:
+        """Is there a row of the engine that nobody uses or waits for?"""
+        return self.admission.inside < self.serving.limits.rows
 
     def idle_s(self) -> float:
         """Seconds that the engine has had work and taken no step."""
@@ -157,7 +171,9 @@ class Service:
 
     def metrics_text(self) -> str:
         stats = self.serving.engine.stats()
-        show_engine(self.metrics, self.model, stats, self.admission.inside)
+        facts = self.serving.facts
+        held = facts.weights_bytes * facts.ranks
+        show_engine(self.metrics, self.model, stats, self.admission.inside, held)
         self._totals.count(self.metrics, stats)
         self.accounts.count(self.metrics, self.model)
         self.metrics.set("cairn_event_loop_lag_seconds", self.lag.worst_s, model=self.model)

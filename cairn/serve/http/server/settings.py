@@ -49,6 +49,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     capture: Path | None = None
     """write every request with its tokens, parameters and seed into this folder, for `cairn replay`; by default none"""
+    batch_folder: Path | None = None
+    """where /v1/files and /v1/batches keep their files; unfinished batches go on after a restart; by default none"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None

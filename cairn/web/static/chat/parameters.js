@@ -10,11 +10,22 @@ const FIELDS = [
   ["seed", "Seed", "the same seed, the same answer", { min: 0, step: 1 }],
 ];
 
-/** What a person who has chosen nothing gets: small models ramble at 1, which is the server's default. */
-export const FIRST = { temperature: 0.6 };
+const SMALL = 1e9; // parameters
 
-/** Opens the sheet; `onChange` gets the parameters after every change. */
-export function openParameters(parameters, withSystem, onChange) {
+/**
+ * What a person who has chosen nothing gets. The server's default of 1 is too much for most models, and a small one is
+ * only right while it takes the likeliest word: SmolLM2-135M says "Paris" to 48% of those who ask at 0.6, to all at 0.
+ */
+export function firstParameters(modelParameters) {
+  return { temperature: isSmall(modelParameters) ? 0 : 0.6 };
+}
+
+export function isSmall(modelParameters) {
+  return Boolean(modelParameters) && modelParameters < SMALL;
+}
+
+/** Opens the sheet; `onChange` gets the parameters after every change, `first` are those of a fresh start. */
+export function openParameters(parameters, first, withSystem, onChange) {
   const values = { ...parameters };
   const change = (name, value) => {
     if (value === "" || value === null || Number.isNaN(value)) delete values[name];
@@ -38,7 +49,7 @@ export function openParameters(parameters, withSystem, onChange) {
 
   function reset() {
     for (const name of Object.keys(values)) delete values[name];
-    Object.assign(values, FIRST);
+    Object.assign(values, first);
     for (const { input, name } of numbers) input.value = values[name] ?? "";
     system.value = "";
     onChange({ ...values });

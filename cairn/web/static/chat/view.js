@@ -8,12 +8,13 @@
 
 import { arrange, h, iconButton, setText } from "../dom.js";
 import { plural } from "../format.js";
+import { getJSON } from "../server.js";
 import { abilityNotice, findAbility } from "./ability.js";
 import { makeComposer } from "./composer.js";
 import { follow, grow, newConversation, path, versions } from "./conversation.js";
 import { conversationList } from "./list.js";
 import { messageView } from "./message.js";
-import { FIRST, openParameters } from "./parameters.js";
+import { firstParameters, isSmall, openParameters } from "./parameters.js";
 import { Shelf } from "./shelf.js";
 import { Talk } from "./talk.js";
 import { troubleNotice } from "./trouble.js";
@@ -31,6 +32,7 @@ class ChatView {
   talks = new Map(); // of a conversation's id
   shown = new Map(); // message views, of a node's id
   ability = { mode: "chat", reason: "" };
+  first = firstParameters(); // until the model's size is known
   current = this.fresh();
   does = {
     again: (node) => this.again(node),
@@ -82,7 +84,7 @@ class ChatView {
   }
 
   fresh() {
-    return newConversation(this.shelf.parameters ?? FIRST);
+    return newConversation(this.shelf.parameters ?? this.first);
   }
 
   reload() {
@@ -128,7 +130,7 @@ class ChatView {
   }
 
   openParameters() {
-    openParameters(this.current.parameters, this.ability.mode === "chat", (parameters) => {
+    openParameters(this.current.parameters, this.first, this.ability.mode === "chat", (parameters) => {
       this.current.parameters = parameters;
       this.shelf.parameters = parameters;
       if (this.current.leaf) this.shelf.put(this.current);
@@ -208,7 +210,7 @@ class ChatView {
     try {
       this.ability = await findAbility();
       this.say(abilityNotice(this.ability));
-      this.greeting.setMode(this.ability.mode);
+      await this.readSize();
       this.composer.setHint(this.ability.mode === "text" ? "Begin a text, and the model goes on" : "Write to the model");
       this.composer.setOff(this.ability.mode === "nothing");
       this.draw();
@@ -216,6 +218,14 @@ class ChatView {
       this.notice.hidden = false;
       this.notice.replaceChildren(troubleNotice(error, () => this.probe()));
     }
+  }
+
+  /** A small model gets other parameters, and the greeting says so. */
+  async readSize() {
+    const { parameters } = await getJSON("/cairn/model");
+    this.first = firstParameters(parameters);
+    if (!this.current.leaf && !this.shelf.parameters) this.current.parameters = { ...this.first };
+    this.greeting.setMode(this.ability.mode, isSmall(parameters));
   }
 
   say(text) {

@@ -17,9 +17,10 @@ export function welcome(send) {
   const cairn = h("img", { src: "/web/icon.svg", alt: "", width: 72, height: 72 });
   const element = h("div", { class: "welcome" }, cairn, title, words, ideas);
 
-  function setMode(mode) {
+  function setMode(mode, small = false) {
     setText(title, mode === "text" ? "How does it begin?" : "What is on your mind?");
-    setText(words, "Everything happens on your own server; nothing goes elsewhere.");
+    const steady = "This model is small: it takes the likeliest word each time (temperature 0), which answers best.";
+    setText(words, `Everything happens on your own server; nothing goes elsewhere.${small ? ` ${steady}` : ""}`);
     ideas.replaceChildren(...(mode === "text" ? TEXT : CHAT).map((line) =>
       h("button", { type: "button", class: "idea", onclick: () => send(line) }, line)));
   }

@@ -1,0 +1,185 @@
+"""The variants of `grouped_matmul` that are compiled and the shapes at which it is measured and tuned.
+
+Tokens choose uniformly, as random weights do, and by Zipf's law, as trained routers may: `(zipf)`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.experts.grouped_matmul import (
+    FEW,
+    MANY,
+    MORE,
+    SINGLE,
+    SOME,
+    GroupTiles,
+    _grouped_kernel,
+    _key,
+    constants,
+    cost,
+    grouped_matmul,
+    grouped_matmul_reference,
+    grouped_parts,
+)
+from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
+from cairn.kernels.kernel import Case, Prepared, Variant
+from cairn.kernels.tuned import Tuning, numbers_of, shipped
+
+KERNEL = "cairn.kernels.experts.grouped_matmul"
+
+
+class Shape(NamedTuple):
+    name: str
+    n: int
+    k: int
+    swiglu: bool
+
+
+# Qwen3-30B-A3B: 128 experts, 8 for each token.
+COUNT, PER_TOKEN = 128, 8
+GATE_UP, DOWN = Shape("gate_up", 1536, 2048, True), Shape("down", 2048, 768, False)
+
+CANDIDATES = {
+    16: [SINGLE, FEW, *(GroupTiles(16, n, k, w, s) for n, k, w, s in (
+        (32, 128, 4, 4), (32, 256, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5), (64, 64, 4, 6), (128, 64, 4, 4),
+        (128, 128, 8, 3), (32, 128, 2, 5), (64, 256, 4, 3),
+    ))],
+    32: [SOME, *(GroupTiles(32, n, k, w, s) for n, k, w, s in (
+        (64, 128, 4, 3), (64, 64, 4, 6), (128, 64, 4, 4), (128, 128, 8, 3),
+    ))],
+    64: [MORE, GroupTiles(64, 64, 128, 4, 3), GroupTiles(64, 128, 64, 4, 3), GroupTiles(64, 128, 64, 8, 4),
+         GroupTiles(64, 256, 64, 8, 3)],
+    128: [MANY, GroupTiles(128, 128, 64, 8, 3), GroupTiles(128, 64, 64, 4, 4), GroupTiles(128, 256, 64, 8, 3)],
+}  # fmt: skip
+
+
+def _variant(tiles: GroupTiles, shape: Shape, parts: bool = False) -> Variant:
+    types: dict[str, str] = {
+        "x": "*bf16",
+        "w": f"tensordesc<bf16[{tiles.block_n}, {tiles.block_k}]>",
+        "y": "*fp32" if parts else "*bf16",
+        "order": "*i32",
+        "ends": "*i32",
+        **dict.fromkeys(("stride_x", "tokens", "N", "K"), "i32"),
+    }
+    fixed: dict[str, Any] = {
+        **constants(tiles, COUNT, PER_TOKEN, shape.k, not parts, shape.swiglu),
+        "OVERLAP": True,
+    }
+    if parts:
+        types["weights"] = "*fp32"
+    else:
+        fixed["weights"] = None
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    aligned = tuple(name for name in types if name not in ("w", "tokens"))
+    name = f"grouped {shape.name} {tiles.name()}{', parts' if parts else ''}"
+    expect = "wgmma" if max(tiles.block_m, tiles.block_n) >= 64 and tiles.warps >= 4 else "mma"
+    return Variant(name, _grouped_kernel, types, fixed, options, aligned, expect)
+
+
+VARIANTS = [
+    *(_variant(tiles, GATE_UP) for tiles in (SINGLE, FEW, SOME, MORE, MANY)),
+    *(_variant(tiles, DOWN, parts=True) for tiles in (FEW, SOME, MORE)),
+    _variant(MANY, DOWN),
+]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("grouped_matmul"):
+        numbers, swiglu = numbers_of(entry), entry.endswith("swiglu")
+        shape = Shape("gate_up" if swiglu else "down", numbers["n"], numbers["k"], swiglu)
+        yield _variant(GroupTiles(**how), shape)
+
+
+def choices(tokens: int, zipf: bool = False) -> Tensor:
+    """Experts [T, k] int32, without doubles in a row."""
+    weights_E = torch.ones(COUNT)
+    if zipf:
+        weights_E = 1.0 / torch.arange(1, COUNT + 1)
+    generator = torch.Generator().manual_seed(0)
+    chosen_TK = torch.multinomial(weights_E.expand(tokens, COUNT), PER_TOKEN, generator=generator)
+    return chosen_TK.int()
+
+
+def _operands(shape: Shape, tokens: int, zipf: bool) -> tuple[Tensor, Tensor, Pairs]:
+    pairs = sort_pairs(choices(tokens, zipf).cuda(), COUNT)
+    rows = tokens if shape.swiglu else tokens * PER_TOKEN
+    x = torch.randn(rows, shape.k, device="cuda").to(torch.bfloat16)
+    w_ENK = torch.randn(COUNT, shape.n, shape.k, device="cuda", dtype=torch.bfloat16)
+    return x, w_ENK.mul_(shape.k**-0.5), pairs
+
+
+def candidates(shape: Shape, tokens: int) -> list[GroupTiles]:
+    each = tokens * PER_TOKEN // COUNT
+    sizes = [m for m in CANDIDATES if m <= max(16, 8 * each) and m * 8 >= each]
+    fitting = [tiles for m in sizes for tiles in CANDIDATES[m]]
+    # Three stages of two such tiles of w do not fit into shared memory.
+    return [t for t in fitting if not (shape.swiglu and t.block_m * t.block_n > 128 * 128)]
+
+
+def tuning() -> Iterator[Tuning]:
+    for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
+        for shape in (GATE_UP, DOWN):
+
+            def prepare(tokens: int = tokens, shape: Shape = shape) -> Callable[[], Tensor]:
+                x, w_ENK, pairs = _operands(shape, tokens, zipf=False)
+                return lambda: grouped_matmul(
+                    x, w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu
+                )
+
+            tiles = [tiles._asdict() for tiles in candidates(shape, tokens)]
+            w_shape = torch.empty(COUNT, shape.n, shape.k, device="meta")
+            yield Tuning(_key(tokens * PER_TOKEN, w_shape, shape.swiglu), tiles, prepare)
+
+
+def cases() -> Iterator[Case]:
+    for tokens in (1, 8, 32, 128, 512, 8192):
+        for zipf in (False, True):
+            for shape in (GATE_UP, DOWN):
+                active = len(choices(tokens, zipf).unique())
+                work = cost(tokens * PER_TOKEN, active, shape.n, shape.k, swiglu=shape.swiglu)
+                name = f"{shape.name}, {tokens} tokens{' (zipf)' if zipf else ''}"
+                given = (shape, tokens, zipf)
+                yield Case("grouped_matmul", name, "bf16", work, lambda g=given: _prepare(*g),
+                           graph=tokens <= 512)  # fmt: skip
+
+
+def _prepare(shape: Shape, tokens: int, zipf: bool) -> Prepared:
+    x, w_ENK, pairs = _operands(shape, tokens, zipf)
+    weights_TK = torch.rand(tokens, PER_TOKEN, device="cuda")
+
+    def ours() -> Tensor:
+        if shape.swiglu:
+            return grouped_matmul(x, w_ENK, pairs, gather=True, swiglu=True, impl="triton")
+        if tokens <= 512:
+            return grouped_parts(x, w_ENK, pairs, weights_TK, impl="triton")
+        return grouped_matmul(x, w_ENK, pairs, impl="triton")
+
+    def by_torch() -> Tensor:
+        rows_PK = x[pairs.order_P // PER_TOKEN] if shape.swiglu else x
+        y_PN = torch.nn.functional.grouped_mm(rows_PK, w_ENK.transpose(1, 2), offs=pairs.ends_E)
+        if not shape.swiglu:
+            return y_PN
+        gate, up = y_PN.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up
+
+    def error() -> float:
+        exact = grouped_matmul_reference(
+            x.float(), w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu
+        )
+        found = grouped_matmul(
+            x, w_ENK, pairs, gather=shape.swiglu, swiglu=shape.swiglu, impl="triton"
+        )
+        return relative_error(found, exact)
+
+    return Prepared(ours, {"torch.grouped_mm": by_torch}, error)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

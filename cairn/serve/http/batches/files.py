@@ -1,0 +1,111 @@
+"""The files of /v1/files in a folder, each for the API key that it was made with.
+
+    FOLDER/files/file-4f9c....json      what it is: FileRecord
+    FOLDER/files/file-4f9c....data      its content
+
+All records are read at the start; a file is looked up in that table, so that no request chooses a path.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+from cairn.serve.http.protocol.batches import FileObject
+from cairn.serve.http.protocol.refusal import Refusal
+
+R = TypeVar("R", bound=msgspec.Struct)
+MOST_BYTES = 16 * 2**30  # of all files together
+
+
+class FileRecord(msgspec.Struct, kw_only=True):
+    holder: str  # of the API key
+    file: FileObject
+
+
+class FileStore:
+    """Belongs to the thread of the event loop."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self._folder, self._clock = folder / "files", clock
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make {self._folder}: {error.strerror}") from None
+        self._records = read_records(self._folder, FileRecord, lambda record: record.file.id)
+
+    def put(self, holder: str, filename: str, purpose: str, content: bytes) -> FileObject:
+        held = sum(record.file.bytes for record in self._records.values())
+        if held + len(content) > MOST_BYTES:
+            said = f"the files have {held} bytes already; {MOST_BYTES} is the most"
+            raise Refusal(413, f"{said}: delete some", code="files_full")
+        file = FileObject(
+            id=f"file-{secrets.token_hex(12)}",
+            bytes=len(content),
+            created_at=int(self._clock()),
+            filename=filename,
+            purpose=purpose,
+        )
+        self.data_path(file.id).write_bytes(content)
+        self._keep(FileRecord(holder=holder, file=file))
+        return file
+
+    def adopt(self, holder: str, filename: str, path: Path) -> FileObject:
+        """A copy of a file that was written here becomes one of the holder's."""
+        file = FileObject(
+            id=f"file-{secrets.token_hex(12)}",
+            bytes=path.stat().st_size,
+            created_at=int(self._clock()),
+            filename=filename,
+            purpose="batch_output",
+        )
+        shutil.copyfile(path, self.data_path(file.id))
+        self._keep(FileRecord(holder=holder, file=file))
+        return file
+
+    def get(self, holder: str, id: str) -> FileObject:
+        record = self._records.get(id)
+        if record is None or record.holder != holder:
+            raise Refusal(404, f"there is no file {id[:80]!r}", param="id", code="file_not_found")
+        return record.file
+
+    def of(self, holder: str) -> list[FileObject]:
+        """Newest first."""
+        found = [record.file for record in self._records.values() if record.holder == holder]
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    def data_path(self, id: str) -> Path:
+        return self._folder / f"{id}.data"
+
+    def drop(self, holder: str, id: str) -> None:
+        self.get(holder, id)
+        del self._records[id]
+        (self._folder / f"{id}.json").unlink(missing_ok=True)
+        self.data_path(id).unlink(missing_ok=True)
+
+    def _keep(self, record: FileRecord) -> None:
+        write_record(self._folder / f"{record.file.id}.json", record)
+        self._records[record.file.id] = record
+
+
+def write_record(path: Path, record: msgspec.Struct) -> None:
+    """Whole or not at all, whenever the process ends."""
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_bytes(msgspec.json.encode(record))
+    os.replace(unfinished, path)
+
+
+def read_records(folder: Path, kind: type[R], key: Callable[[R], str]) -> dict[str, R]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=kind)
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ConfigError(f"cannot read {path}: {error}", hint="move it away") from None
+        found[key(record)] = record
+    return found

@@ -1,0 +1,125 @@
+"""/v1/files and /v1/batches: many requests in one file, answered when there is room (`--batch-folder`).
+
+POST /v1/files   -> file-...      POST /v1/batches {input_file_id, endpoint} -> batch_...
+GET  /v1/batches/{id}  until status is completed; GET /v1/files/{output_file_id}/content has the results
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+from urllib.parse import parse_qs
+
+from starlette.responses import FileResponse
+
+from cairn.serve.http.batches.runner import BatchRunner
+from cairn.serve.http.protocol.batches import Batch, BatchList, BatchRequest, FileList, FileObject
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.multipart import read_parts
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import Service
+
+Item = TypeVar("Item", Batch, FileObject)
+MOST_LISTED = 10_000
+LISTED = 100
+LONGEST_NAME = 255
+
+
+async def create_file(service: Service, call: Call, body: bytes) -> JSON:
+    files = _runner(service).store.files
+    parts = read_parts(_header(call, b"content-type"), body)
+    for name in ("file", "purpose"):
+        if name not in parts:
+            raise Refusal(400, f"{name} is missing", param=name, code="missing_field")
+    purpose = parts["purpose"].content.decode("utf-8", "replace")
+    if purpose != "batch":
+        said = (
+            f"purpose is {purpose[:40]!r}; this server uses files for batches: it has to be batch"
+        )
+        raise Refusal(400, said, param="purpose")
+    filename = (parts["file"].filename or "upload")[:LONGEST_NAME]
+    return JSON(files.put(call.holder, filename, purpose, parts["file"].content))
+
+
+async def list_files(service: Service, call: Call, body: bytes) -> JSON:
+    found, more = _page(call, _runner(service).store.files.of(call.holder))
+    first, last = _ends(found)
+    return JSON(FileList(data=found, has_more=more, first_id=first, last_id=last))
+
+
+async def get_file(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(_runner(service).store.files.get(call.holder, _id(call)))
+
+
+async def file_content(service: Service, call: Call, body: bytes) -> FileResponse:
+    files = _runner(service).store.files
+    file = files.get(call.holder, _id(call))
+    return FileResponse(files.data_path(file.id), media_type="application/octet-stream")
+
+
+async def delete_file(service: Service, call: Call, body: bytes) -> JSON:
+    store, id = _runner(service).store, _id(call)
+    store.files.get(call.holder, id)
+    if any(record.batch.input_file_id == id for record in store.unfinished()):
+        raise Refusal(400, f"file {id} is the input of a batch that is not over", param="id")
+    store.files.drop(call.holder, id)
+    return JSON({"id": id, "object": "file", "deleted": True})
+
+
+async def create_batch(service: Service, call: Call, body: bytes) -> JSON:
+    runner = _runner(service)
+    batch = runner.store.create(call.holder, decode(body, BatchRequest))
+    runner.wake()
+    return JSON(batch)
+
+
+async def list_batches(service: Service, call: Call, body: bytes) -> JSON:
+    found, more = _page(call, _runner(service).store.of(call.holder))
+    first, last = _ends(found)
+    return JSON(BatchList(data=found, has_more=more, first_id=first, last_id=last))
+
+
+async def get_batch(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(_runner(service).store.get(call.holder, _id(call)).batch)
+
+
+async def cancel_batch(service: Service, call: Call, body: bytes) -> JSON:
+    runner = _runner(service)
+    record = runner.store.get(call.holder, _id(call))
+    runner.cancel(record)
+    return JSON(record.batch)
+
+
+# -- inside ---------------------------------------------------------------------------------------
+
+
+def _runner(service: Service) -> BatchRunner:
+    if service.batches is None:
+        said = "this server keeps no files and runs no batches: start it with --batch-folder FOLDER"
+        raise Refusal(404, said, code="unsupported")
+    return service.batches
+
+
+def _id(call: Call) -> str:
+    return call.scope["path_params"]["id"]
+
+
+def _header(call: Call, name: bytes) -> str:
+    return next(
+        (value.decode("latin-1") for key, value in call.scope["headers"] if key == name), ""
+    )
+
+
+def _page(call: Call, items: list[Item]) -> tuple[list[Item], bool]:
+    """What `limit` and `after` ask for; and is there more?"""
+    query = parse_qs(call.scope["query_string"].decode("latin-1"))
+    limit, after = query.get("limit", [str(LISTED)])[0], query.get("after", [""])[0]
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MOST_LISTED):
+        said = f"limit is {limit[:40]!r}; it has to be a whole number from 1 to {MOST_LISTED}"
+        raise Refusal(400, said, param="limit")
+    ids = [item.id for item in items]
+    start = ids.index(after) + 1 if after in ids else 0
+    return items[start : start + int(limit)], len(items) > start + int(limit)
+
+
+def _ends(items: Sequence[Batch | FileObject]) -> tuple[str | None, str | None]:
+    return (items[0].id, items[-1].id) if items else (None, None)

@@ -1,0 +1,213 @@
+"""Files and batches with OpenAI's client: results for every line, a restart in the middle, the end of a window."""
+
+import asyncio
+import contextlib
+import json
+import time
+
+import httpx
+import live_server
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.serve.http.batches.files import FileStore
+from cairn.serve.http.batches.runner import LOW_PRIORITY, BatchRunner, Performed
+from cairn.serve.http.batches.store import BatchStore, Mistakes, read_lines
+from cairn.serve.http.protocol.batches import BatchRequest
+from cairn.serve.http.protocol.multipart import read_parts
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.keys import Keys
+
+URL = "/v1/chat/completions"
+
+
+def line(name: str, text: str = "Hi", **more) -> dict:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4,
+            "temperature": 0, **more}  # fmt: skip
+    return {"custom_id": name, "method": "POST", "url": URL, "body": body}
+
+
+def as_file(*lines: dict) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+def ended(client: openai.OpenAI, id: str):
+    for _ in range(3000):
+        batch = client.batches.retrieve(id)
+        if batch.status in ("completed", "failed", "expired", "cancelled"):
+            return batch
+        time.sleep(0.01)
+    raise AssertionError(batch)
+
+
+def created(client: openai.OpenAI, *lines: dict):
+    file = client.files.create(file=("lines.jsonl", as_file(*lines)), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint=URL, completion_window="24h", metadata={"a": "b"}
+    )
+
+
+def results(client: openai.OpenAI, id: str | None) -> dict[str, dict]:
+    if id is None:
+        return {}
+    lines = map(json.loads, client.files.content(id).text.splitlines())
+    return {one["custom_id"]: one["response"] for one in lines}
+
+
+# -- with a server --------------------------------------------------------------------------------
+
+
+def test_every_line_is_answered_like_a_request_of_its_own(tiny_folder, tmp_path):
+    with live_server.live(tiny_folder, batch_folder=tmp_path) as server:
+        client = server.client
+        lines = [line(f"line-{at}", f"Hello {at}") for at in range(12)] + [line("bad", n=0)]
+        batch = ended(client, created(client, *lines).id)
+        assert batch.status == "completed"
+        counts = batch.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (13, 12, 1)
+        found, failed = results(client, batch.output_file_id), results(client, batch.error_file_id)
+        alone = client.chat.completions.create(**lines[3]["body"])
+        (choice,) = found["line-3"]["body"]["choices"]
+        assert choice["message"]["content"] == alone.choices[0].message.content
+        assert set(found) == {f"line-{at}" for at in range(12)}
+        assert failed["bad"]["status_code"] == 400
+        assert "n is 0" in failed["bad"]["body"]["error"]["message"]
+        server.at_rest()
+
+        assert [one.id for one in client.batches.list()] == [batch.id]
+        names = {file.filename for file in client.files.list(limit=2)}  # more than one page
+        assert names == {"lines.jsonl", f"{batch.id}_output.jsonl", f"{batch.id}_errors.jsonl"}
+        assert client.files.delete(batch.output_file_id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(batch.output_file_id)
+
+
+def test_a_batch_goes_on_after_a_restart_and_waits_for_others(tiny_folder, tmp_path):
+    settings = {"batch_folder": tmp_path, "max_num_seqs": 2, "drain_timeout": 1.0}
+    with live_server.live(tiny_folder, **settings) as server:
+        lines = [line(f"line-{at}", max_tokens=40, ignore_eos=True) for at in range(10)]
+        batch = created(server.client, *lines)
+        live_server.wait_until(
+            lambda: server.client.batches.retrieve(batch.id).request_counts.completed >= 2
+        )
+        assert server.service.admission.inside <= 2  # no more than rows
+        priorities = {one.jobs[0].request.priority for one in list(server.service.open)}
+        assert priorities <= {LOW_PRIORITY}
+        answer = server.client.chat.completions.create(**line("x")["body"])
+        assert answer.usage.completion_tokens == 4
+        before = server.client.batches.retrieve(batch.id)
+        assert before.status == "in_progress"
+    (partial,) = tmp_path.glob("batches/*.output.jsonl")
+    kept = len(partial.read_text().splitlines())
+    assert 2 <= kept < 10
+    with partial.open("ab") as file:
+        file.write(b'{"id": "half of a li')
+    with live_server.live(tiny_folder, **settings) as server:
+        done = ended(server.client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 10)
+        assert len(results(server.client, done.output_file_id)) == 10
+
+
+def test_mistakes_are_said_and_keys_see_only_their_own(tiny_folder, tmp_path):
+    keys = Keys([("alice", "sk-test"), ("bob", "sk-bob")])
+    with live_server.live(tiny_folder, keys, batch_folder=tmp_path) as server:
+        client, bob = server.client, server.client.with_options(api_key="sk-bob")
+        wrong = ended(client, created(client, line("a"), line("a"), {"custom_id": 3}).id)
+        assert wrong.status == "failed"
+        assert [error.line for error in wrong.errors.data] == [2, 3]
+        assert "again" in wrong.errors.data[0].message
+        with pytest.raises(openai.NotFoundError):
+            bob.batches.retrieve(wrong.id)
+        with pytest.raises(openai.NotFoundError):
+            bob.files.content(wrong.input_file_id)
+        assert list(bob.files.list()) == list(bob.batches.list()) == []
+        with pytest.raises(openai.BadRequestError, match="it has to be batch"):
+            client.files.create(file=("x", b"{}"), purpose="fine-tune")
+        with pytest.raises(openai.NotFoundError):
+            client.batches.create(input_file_id="file-x", endpoint=URL, completion_window="24h")
+        with pytest.raises(openai.BadRequestError, match="multipart"):
+            client.post("/files", cast_to=object, body={"a": 1})
+        assert list(client.files.list(after=wrong.input_file_id)) == []
+        with server.held():
+            batch = created(client, *[line(f"{at}") for at in range(40)])
+            live_server.wait_until(lambda: client.batches.retrieve(batch.id).status != "validating")
+            assert client.batches.cancel(batch.id).status == "cancelling"
+            with pytest.raises(openai.BadRequestError, match="not over"):
+                client.files.delete(batch.input_file_id)
+        assert ended(client, batch.id).status == "cancelled"
+        server.at_rest()
+
+
+def test_without_a_folder_there_are_none(server):
+    with pytest.raises(openai.NotFoundError, match="--batch-folder"):
+        server.client.files.list()
+
+
+# -- without one ----------------------------------------------------------------------------------
+
+
+def test_a_line_without_room_is_tried_again_and_a_window_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("cairn.serve.http.batches.runner.RETRY_S", 0.0)
+    now, asked = [1000.0], []
+
+    async def perform(url, body, holder, id):
+        name = json.loads(body)["messages"][0]["content"]
+        asked.append(name)
+        if name == "late":
+            now[0] += 25 * 3600
+            await asyncio.sleep(60)
+        status = 429 if asked.count(name) < 3 else 200
+        return Performed(status, b'{"said": 1}')
+
+    class Room:
+        def has_free_row(self):
+            return False
+
+    async def run():
+        clock = lambda: now[0]  # noqa: E731
+        files = FileStore(tmp_path, clock)
+        store = BatchStore(tmp_path, files, clock)
+        runner = BatchRunner(store, perform, Room(), clock)
+        lines = as_file(line("a", "first"), line("b", "late"), line("c", "never"))
+        id = files.put("me", "f", "batch", lines).id
+        batch = store.create("me", BatchRequest(input_file_id=id, endpoint=URL))
+        runner.start()
+        while not batch.is_over:
+            await asyncio.sleep(0.01)
+        await runner.stop()
+        return batch, files.data_path(batch.output_file_id).read_text()
+
+    batch, output = asyncio.run(run())
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.total) == ("expired", 1, 3)  # fmt: skip
+    assert json.loads(output)["response"] == {"status_code": 200, "request_id": json.loads(output)["id"],
+                                              "body": {"said": 1}}  # fmt: skip
+    assert asked == ["first"] * 3 + ["late"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "no requests"), (b"{", "truncated"), (b"\xff{}", "malformed"), (b"[1]", "object"),
+     (as_file(line("a") | {"url": "/v1/embeddings"}), "the batch is for"),
+     (as_file(line("a", stream=True)), "not streamed"), (b"{\"custom_id\": " + b"[" * 100_000, "str")],
+)  # fmt: skip
+def test_an_input_file_that_is_none(content, said):
+    with pytest.raises(Mistakes, match=said):
+        read_lines(content, URL)
+
+
+@given(st.dictionaries(st.sampled_from(["file", "purpose", "é"]), st.binary(max_size=40), min_size=1),
+       st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=9))  # fmt: skip
+def test_forms_of_a_real_client_are_read(fields, filename):
+    """httpx writes them."""
+    files = {name: (filename, content) for name, content in fields.items()}
+    sent = httpx.Request("POST", "http://x", files=files)
+    found = read_parts(sent.headers["content-type"], sent.read())
+    assert {name: part.content for name, part in found.items()} == fields
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"--b", b"--b\r\n", b"--b--", b"\r\n--b--"]))
+def test_no_body_is_worse_than_a_400(body, end):
+    with contextlib.suppress(Refusal):  # any other error fails
+        read_parts("multipart/form-data; boundary=b", b"--b\r\n" + body + end)
