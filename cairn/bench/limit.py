@@ -43,41 +43,48 @@ class Limit(NamedTuple):
         return "memory" if self.memory >= self.compute else "compute"
 
 
+class Bytes(NamedTuple):
+    """Of one weight, on average, and of one key or value."""
+
+    weight: float
+    value: float
+
+
 def limit(
-    spec: ModelSpec, chosen: Sequence[Prompted], ceiling: Ceiling, dtype: str, value_bytes: int
+    spec: ModelSpec, chosen: Sequence[Prompted], ceiling: Ceiling, dtype: str, each: Bytes
 ) -> Limit:
-    prefill = prefill_cost(spec, chosen, value_bytes)
-    decode = decode_cost(spec, chosen, value_bytes)
+    prefill = prefill_cost(spec, chosen, each)
+    decode = decode_cost(spec, chosen, each)
     return Limit(
         (prefill.bytes + decode.bytes) / ceiling.bytes_per_s,
         (prefill.flops + decode.flops) / ceiling.flops_per_s.get(dtype, math.inf),
     )
 
 
-def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], value_bytes: int) -> Cost:
+def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cost:
     """All prompts in one step; a beginning that they share is computed for the first of them only."""
     shared = chosen[0].shared
     work = [SequenceWork(shared, 0, logits=0)] if shared else []
     work += [SequenceWork(len(p.prompt) - p.shared, p.shared, shared=p.shared) for p in chosen]
-    return step_cost(spec, work, value_bytes)
+    return step_cost(spec, work, each.value, each.weight)
 
 
-def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], value_bytes: int) -> Cost:
+def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cost:
     """All tokens after the first of each answer, in as many steps as the longest answer needs."""
     prompts_R = np.array([len(request.prompt) for request in chosen])
     outputs_R = np.array([request.output for request in chosen])
     shared_R = np.array([request.shared for request in chosen])
     of_pair = spec.attention_flops(1) / spec.layers  # of one query and one key
     of_entry = cache_bytes_per_token(spec, 1) / spec.layers
-    flops, values = 0.0, 0.0
+    flops, moved = 0.0, 0.0
     for step in range(1, int(outputs_R.max())):
         alive_R = outputs_R > step
         seen_R = (prompts_R + step)[alive_R]
         pairs = attended(spec, seen_R)
         read = attended(spec, seen_R - shared_R[alive_R]) + attended(spec, shared_R[:1])
         flops += 2 * spec.matmul_parameters() * len(seen_R) + of_pair * pairs
-        values += weights_read(spec, len(seen_R)) + of_entry * read
-    return Cost(flops, values * value_bytes)
+        moved += weights_read(spec, len(seen_R)) * each.weight + of_entry * read * each.value
+    return Cost(flops, moved)
 
 
 def measure_ceiling(device: str, dtype: str, budget_ms: float = 300.0) -> Ceiling:

@@ -27,6 +27,8 @@ VLLM = {
     ("qwen3-8b", "shared"): 5_069,
     ("qwen3-30b-a3b", "nano"): 5_725,
 }
+VLLM_FP8 = {("qwen3-8b", "nano"): 11_094}
+FORM = ("quantization", "kv_cache", "head")  # of a row of throughput.json
 TORCHTITAN = {("qwen3-0.6b", "bf16"): 90_000, ("qwen3-1.7b", "bf16"): 45_200}
 BEGIN, END = "<!-- begin: tables -->", "<!-- end: tables -->"
 
@@ -57,24 +59,35 @@ def _two_machines(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, An
 
 def _there(row: dict[str, Any], other: dict[str, Any], keys: Sequence[str], figure: str) -> str:
     for found in other["rows"]:
-        if all(found[key] == row[key] for key in keys) and found["commit"] == other["commit"]:
+        if (
+            all((found.get(key) or "") == (row.get(key) or "") for key in keys)
+            and found["commit"] == other["commit"]
+        ):
             return f"{found[figure]:,.0f}"
     return ""
 
 
+def _form(row: dict[str, Any]) -> str:
+    """What is not in the type of the model: "fp8, fp8 KV"."""
+    names = ("", " KV", " head")
+    parts = [row[part] + name for part, name in zip(FORM, names, strict=True) if row.get(part)]
+    return ", ".join(parts)
+
+
 def _throughput(record: dict[str, Any], other: dict[str, Any]) -> str:
     rows = []
-    for row in sorted(record["rows"], key=lambda row: (row["shape"], row["workload"])):
+    for row in sorted(record["rows"], key=lambda row: (row["shape"], _form(row), row["workload"])):
         prefill = row["workload"] == "prefill"
         figure = "input_tokens_per_s" if prefill else "output_tokens_per_s"
         ours = row[figure]
-        peer = VLLM.get((row["shape"], row["workload"]))
+        peers = {"": VLLM, "fp8": VLLM_FP8}.get(_form(row), {})
+        peer = peers.get((row["shape"], row["workload"]))
         rows.append(
             [
-                row["shape"],
+                ", ".join(filter(None, (row["shape"], _form(row)))),
                 row["workload"] + (" (prompt)" if prefill else ""),
                 f"{ours:,.0f}",
-                _there(row, other, ("shape", "workload", "dtype"), figure),
+                _there(row, other, ("shape", "workload", "dtype", *FORM), figure),
                 f"{peer:,}" if peer else "",
                 f"{ours / peer:.2f}x" if peer else "",
                 f"{row['fraction_of_limit']:.0%}",

@@ -182,7 +182,7 @@ def _part(name: str, samples: Sequence[float], whole: float, floor_ms: float) ->
 def floor_s(bench: Bench, chunks: Sequence[Chunk]) -> float:
     """What these tokens have to read and compute, at the ceilings of this machine."""
     work = [SequenceWork(chunk.count, chunk.start, chunk.samples) for chunk in chunks]
-    return bench.ceiling.floor_s(step_cost(bench.spec, work, bench.value_bytes), bench.dtype)
+    return bench.ceiling.floor_s(step_cost(bench.spec, work, *reversed(bench.each)), bench.rate)
 
 
 def _kernel_windows(engine: Engine, chosen: Sequence[Prompted], window: int) -> dict[str, Window]:

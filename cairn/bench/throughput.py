@@ -8,6 +8,7 @@ rests. The requests are those of `workload`, sampled at temperature 0.6. Prints 
 """
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from cairn.bench import record
-from cairn.bench.limit import Limit, device_name, limit, measure_ceiling
+from cairn.bench.limit import Bytes, Limit, device_name, limit, measure_ceiling
 from cairn.bench.record import Origin, all_commands, grouped, not_again
 from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
 from cairn.core.collector import quiet_collector
@@ -28,6 +29,7 @@ from cairn.kernels.tooling.measure import Ceiling
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
+    from cairn.models.transformer import Transformer
     from cairn.serve.engine.loop import Engine, StepTimes
     from cairn.serve.engine.request import Request
 
@@ -70,6 +72,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0  # below 1: fewer and shorter requests than the workload's definition
     plain: bool = False  # no overlap, no graphs, no fused kernels
     threads: int | None = None  # of torch, where the device is the CPU
+    quantization: str = ""  # form of the weights, if they are not in the type
+    kv_cache: str = ""
+    head: str = ""
+    weight_bytes: float | None = None  # of one weight on average: the limit counts these
     notes: list[str] = []
     failure: str | None = None
     commit: str = ""
@@ -96,6 +102,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     plain: bool = False
     scale: float | None = None  # None: 1 on a GPU, CPU_SCALE on a CPU
+    quantization: str = ""  # of weights that are loaded or random in floating point; "" as they are
+    kv_cache: str = ""
+    head: str = ""
     repeats: int = 3
 
 
@@ -107,7 +116,8 @@ class Bench(NamedTuple):
     spec: "ModelSpec"
     ceiling: Ceiling
     dtype: str  # "bf16"
-    value_bytes: int
+    each: Bytes
+    rate: str  # whose matmul ceiling counts: the dtype, or fp8
     scale: float
     notes: list[str]
 
@@ -135,7 +145,8 @@ def prepare(setup: Setup) -> Bench:
     opened = open_model(setup.model)
     runnable = opened.load(setup.device, setup.dtype)
     dtype = dtype_name(runnable.dtype)
-    ceiling = measure_ceiling(runnable.device, dtype)
+    rate = "fp8" if setup.quantization == "fp8" else dtype
+    ceiling = measure_ceiling(runnable.device, rate)
     release()
     config = EngineConfig(
         model=setup.model,
@@ -144,11 +155,27 @@ def prepare(setup: Setup) -> Bench:
         plain=setup.plain,
         max_model_len=min(CONTEXT, opened.spec.context),
         load_in_advance=True,
+        weights=setup.quantization or "auto",
+        kv_cache_dtype=setup.kv_cache or "auto",
+        head=setup.head or "auto",
     )
-    started = start_with(opened, runnable, config)
+    started = start_with(opened, runnable, config, sole=bool(setup.quantization))
     scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
-    width = runnable.model.embedding.weight.itemsize
-    return Bench(setup, started.engine, opened.spec, ceiling, dtype, width, scale, started.notes)
+    each = _bytes(runnable.model, started.engine)
+    return Bench(
+        setup, started.engine, opened.spec, ceiling, dtype, each, rate, scale, started.notes
+    )
+
+
+def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
+    """What the forms of this engine read for a weight and for a key or value."""
+    from cairn.models.linear.maps import linears
+
+    read = [(part.read_bytes(), math.prod(part.shape_NK())) for part in linears(model)]
+    weight = sum(nbytes for nbytes, _ in read) / sum(count for _, count in read)
+    if model.spec.experts is not None:  # whose matrices are no linear maps
+        weight = model.embedding.weight.itemsize
+    return Bytes(weight, engine.runner.pool.cache.itemsize)
 
 
 def choose_requests(name: str, scale: float, spec: "ModelSpec") -> tuple[list[Prompted], list[str]]:
@@ -171,7 +198,7 @@ def choose_requests(name: str, scale: float, spec: "ModelSpec") -> tuple[list[Pr
 def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
     """Warm up, run `repeats` times, and hold the best run against the limit."""
     chosen, notes = choose_requests(name, bench.scale, bench.spec)
-    best_possible = limit(bench.spec, chosen, bench.ceiling, bench.dtype, bench.value_bytes)
+    best_possible = limit(bench.spec, chosen, bench.ceiling, bench.rate, bench.each)
     blank = _blank(bench, name, totals(chosen), best_possible, notes)
     short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
     for _ in range(WARM_RUNS):
@@ -262,6 +289,10 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
         scale=bench.scale,
         plain=bench.setup.plain,
         threads=_threads(bench),
+        quantization=bench.setup.quantization,
+        kv_cache=bench.setup.kv_cache,
+        head=bench.setup.head,
+        weight_bytes=bench.each.weight,
         notes=notes,
     )
 
@@ -294,8 +325,9 @@ def ledger(times: Sequence["StepTimes"]) -> StepLedger:
     return StepLedger(**{f"{part}_ms": median_ms(part) for part in parts})
 
 
-def _key(row: Row) -> tuple[str, str, str, float, bool]:
-    return row.shape, row.workload, row.dtype, row.scale, row.plain
+def _key(row: Row) -> tuple[object, ...]:
+    form = (row.dtype, row.quantization, row.kv_cache, row.head)
+    return row.shape, row.workload, *form, row.scale, row.plain
 
 
 def release() -> None:

@@ -79,7 +79,7 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
-    killed_s: float  # from SIGKILL to word of it, worst of several
+    killed_s: float  # from SIGKILL to its detection, worst of several
     frozen_s: float  # from SIGSTOP
 
 

@@ -40,6 +40,8 @@ VERBS = {
     "eval": Verb("cairn.cli.eval", "score a model: perplexity, multiple choice, exact match"),
     "verify": Verb("cairn.cli.verify", "does a deployment compute its model? what differs?"),
     "replay": Verb("cairn.cli.replay", "run a captured request again: which token, which layer?"),
+    "quantize": Verb("cairn.cli.compress.quantize", "a model in 8 or 4 bits, and what it lost"),
+    "prune": Verb("cairn.cli.compress.prune", "zeros in place of weights, or fewer experts"),
     "launch": Verb("cairn.cli.cluster.launch", "run a job here, on Ray, on Slurm or on Kubernetes"),
     "jobs": Verb("cairn.cli.cluster.jobs", "the jobs launched from here: list, logs, stop, why"),
     "chaos": Verb("cairn.cli.cluster.chaos", "break a training run on purpose; what was lost?"),

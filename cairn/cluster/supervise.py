@@ -279,7 +279,7 @@ class Supervisor:
     # -- the end ------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
-        """SIGTERM, so that ranks can save; SIGKILL for those who do not hear it."""
+        """SIGTERM, so that ranks can save; SIGKILL for those that ignore it."""
         grace = parse_duration(self.job.restart.grace) + 5  # the agent has a grace of its own
         running = [place.handle for place in self.places if place.handle is not None]
         for handle in running:

@@ -37,7 +37,7 @@ def _unheard(job: Job) -> list[str]:
     others = [role.name for role in job.roles if role.argv[:2] != ["cairn", "train"]]
     if set_here and others:
         return [
-            f"role '{name}' is not `cairn train`: it hears nothing of {set_here}" for name in others
+            f"role '{name}' is not `cairn train`: it does not read {set_here}" for name in others
         ]
     if set_here and (job.restart.policy == "fail" or "memory" not in kept.tiers):
         why = (

@@ -1,6 +1,6 @@
 """Runs a function on several ranks at once, here or in other network namespaces, and brings back what it returns.
 
-    results = run_ranks(4, measure, spec, enter=rig.enter, heard=print)
+    results = run_ranks(4, measure, spec, enter=rig.enter, on_message=print)
 
 The ranks are forks, so torch is not imported again; where CUDA is used they are new interpreters instead. A rank that
 fails ends the call with its own traceback, one that dies with its exit status; nothing outlives the call.
@@ -31,7 +31,7 @@ def run_ranks(
     function: Callable[..., Any],
     *args: Any,
     enter: Enter | None = None,
-    heard: Callable[[int, object], None] = lambda rank, message: None,
+    on_message: Callable[[int, object], None] = lambda rank, message: None,
     timeout_s: float = 600.0,
     start: Literal["fork", "spawn"] = "fork",
 ) -> list[Any]:
@@ -51,7 +51,7 @@ def run_ranks(
             sender.close()
             pipes.append(receiver)
             processes.append(process)
-        return _collect(pipes, processes, heard, timeout_s)
+        return _collect(pipes, processes, on_message, timeout_s)
     finally:
         for process in processes:
             process.kill()
@@ -67,7 +67,7 @@ def _rank(
     try:
         if enter is not None:
             enter(rank)
-        result = function(rank, world, lambda message: sender.send(("told", message)), *args)
+        result = function(rank, world, lambda message: sender.send(("message", message)), *args)
         sender.send(("done", result))
     except CairnError as error:
         sender.send(("refused", error))
@@ -79,7 +79,7 @@ def _rank(
 
 
 def _collect(
-    pipes: list[Connection], processes: list[Any], heard: Callable[[int, object], None],
+    pipes: list[Connection], processes: list[Any], on_message: Callable[[int, object], None],
     timeout_s: float,
 ) -> list[Any]:  # fmt: skip
     results: dict[int, Any] = {}
@@ -94,8 +94,8 @@ def _collect(
                 continue
             kind, value = _receive(rank, pipes[rank], processes[rank])
             match kind:
-                case "told":
-                    heard(rank, value)
+                case "message":
+                    on_message(rank, value)
                 case "done":
                     results[rank] = value
                 case "refused":

@@ -60,7 +60,7 @@ class Watch:
     def __init__(self, world: int, patience_s: float) -> None:
         self.world, self.patience_s = world, patience_s
         self.seen: dict[int, tuple[str, float]] = {}  # last change of `moved`, and when
-        self.heard: dict[int, tuple[int, float]] = {}  # last beat, and when
+        self.last_beat: dict[int, tuple[int, float]] = {}  # last beat, and when
         self.reported = self.early = False
 
     def look(self, notes: dict[int, Note], now: float) -> str | None:
@@ -68,15 +68,15 @@ class Watch:
         for rank, note in notes.items():
             if self.seen.get(rank, ("", 0.0))[0] != note.moved:
                 self.seen[rank] = (note.moved, now)
-            if self.heard.get(rank, (-1, 0.0))[0] != note.beat:
-                self.heard[rank] = (note.beat, now)
+            if self.last_beat.get(rank, (-1, 0.0))[0] != note.beat:
+                self.last_beat[rank] = (note.beat, now)
         quiet = now - max((when for _, when in self.seen.values()), default=now)
         if quiet < EARLY * self.patience_s:
             again, self.reported, self.early = self.reported or self.early, False, False
             return "watchdog: the job goes on" if again else None
         if quiet < self.patience_s:
             return self._stopped(notes, now)
-        silent = [r for r, (_, when) in self.heard.items() if now - when >= self.patience_s / 2]
+        silent = [r for r, (_, when) in self.last_beat.items() if now - when >= self.patience_s / 2]
         waiting = any(note.waits for note in notes.values())
         if self.reported or not (waiting or silent):
             return None
@@ -87,7 +87,7 @@ class Watch:
 
     def _stopped(self, notes: dict[int, Note], now: float) -> str | None:
         """A process that is stopped writes no notes: that is known long before the patience is over."""
-        late = {rank: now - when for rank, (_, when) in self.heard.items()}
+        late = {rank: now - when for rank, (_, when) in self.last_beat.items()}
         stopped = [rank for rank, silent_s in late.items() if silent_s >= EARLY * self.patience_s]
         if self.early or self.reported or not stopped or len(stopped) == len(notes):
             return None

@@ -14,6 +14,7 @@ and prints `Ledger.line()`. No clock in here.
 
 import copy
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -370,10 +371,12 @@ def metrics_text(ledger: Ledger) -> str:
 
 
 def write_ledger(run: Path, ledger: Ledger) -> None:
-    """Whole or not at all: a reader never sees half of it."""
+    """Whole or not at all: a reader never sees half of it. A host without prometheus_client writes no metrics."""
     folder = run / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {FILE: msgspec.json.encode(ledger), METRICS: metrics_text(ledger).encode()}
+    texts = {FILE: msgspec.json.encode(ledger)}
+    if find_spec("prometheus_client") is not None:  # a GPU host may have torch and little else
+        texts[METRICS] = metrics_text(ledger).encode()
     for name, text in texts.items():
         fresh = folder / f".{name}"
         fresh.write_bytes(text)

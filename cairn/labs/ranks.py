@@ -157,8 +157,8 @@ def _collect(pipes: list[Connection], processes: list[Any], timeout_s: float) ->
     failures: list[Failure] = []
     deadline = time.monotonic() + timeout_s
     while len(results) + len(failures) < len(pipes):
-        heard = results.keys() | {failure.rank for failure in failures}
-        silent = [rank for rank in range(len(pipes)) if rank not in heard]
+        on_message = results.keys() | {failure.rank for failure in failures}
+        silent = [rank for rank in range(len(pipes)) if rank not in on_message]
         ready = wait([pipes[rank] for rank in silent], max(0.0, deadline - time.monotonic()))
         if not ready:
             break

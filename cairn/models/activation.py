@@ -5,12 +5,15 @@ ungated    act(up)                                             [T, F] -> [T, F]
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.spec import Activation
+
+if TYPE_CHECKING:
+    from cairn.kernels.quantize.quantize import Quantized
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -50,6 +53,12 @@ class Gate(NamedTuple):
 
             return gated_activation(inner_TF, None, self.activation)
         return self.plain(inner_TF)
+
+    def fast_fp8(self, inner_TF: Tensor) -> "Quantized":
+        """By our kernel (`has_kernel`), with the result as float8 rows."""
+        from cairn.kernels.layer.activation import gated_activation_fp8
+
+        return gated_activation_fp8(inner_TF, None, cast(Any, self.activation))
 
     def in_place(self, inner_TF: Tensor) -> Tensor:
         """In the fewest operations, without gradients; may overwrite what it is given."""

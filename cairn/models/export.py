@@ -35,8 +35,14 @@ def export(
     *,
     like: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
+    stream: Iterator[tuple[str, Tensor]] | None = None,
+    dtype: torch.dtype | None = None,
+    more: dict[str, Any] | None = None,
 ) -> None:
-    """Write config and weights to a new folder; the tokenizer's files are copied from `like`."""
+    """Write config and weights to a new folder; the tokenizer's files are copied from `like`.
+
+    `stream`: other tensors than the model's own, of type `dtype`; `more`: fields of config.json beside the model's.
+    """
     if model.build.shards.size != 1:
         raise ConfigError(
             f"a model split over {model.build.shards.size} ranks cannot be exported from one",
@@ -47,9 +53,9 @@ def export(
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    config = to_hf(model.spec, model.build.dtype)
+    config = to_hf(model.spec, dtype or model.build.dtype) | (more or {})
     (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _write_weights(model, unfinished, shard_bytes)
+    _write_weights(tensors(model) if stream is None else stream, unfinished, shard_bytes)
     for name in TOKENIZER_FILES:
         if like is not None and (like / name).is_file():
             shutil.copyfile(like / name, unfinished / name)
@@ -71,10 +77,10 @@ def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
             yield place.tensor, (joined.t() if place.transposed else joined).contiguous()
 
 
-def _write_weights(model: Transformer, folder: Path, shard_bytes: int) -> None:
+def _write_weights(stream: Iterator[tuple[str, Tensor]], folder: Path, shard_bytes: int) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
-    for name, tensor in tensors(model):
+    for name, tensor in stream:
         if size and size + tensor.nbytes > shard_bytes:
             shards.append({})
             size = 0

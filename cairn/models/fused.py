@@ -12,22 +12,24 @@ separate projections) runs by torch while the others stay fused. The two forms a
 
 import copy
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from cairn.kernels.layer.rope import Heads, rope_table
-from cairn.kernels.matmul.skinny_plans import pays
-from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm
-from cairn.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
+from cairn.kernels.matmul.skinny_plans import skinny_is_faster
+from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_fp8
+from cairn.kernels.norm.rmsnorm import add_rmsnorm, add_rmsnorm_fp8, rmsnorm, rmsnorm_fp8
+from cairn.kernels.quantize.quantize import Quantized, quantize
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.fused_experts import experts_product, has_kernels
 from cairn.models.layers import FeedForward, Norm
-from cairn.models.linear.form import Epilogue, Kernels, Product
+from cairn.models.linear.form import Entering, Epilogue, Kernels, Product
 from cairn.models.linear.maps import Columns, Linear, Rows
 from cairn.models.rope import Rotation, frequencies
 from cairn.models.spec import ModelSpec, Rope
@@ -82,7 +84,7 @@ class Fused:
             return False
         maps: list[Linear] = [first.attention.qkv, first.attention.out, feed.inner, feed.down]
         alone = first.attention.out.shards.size == 1
-        return alone and all(p.form is None and pays(rows, *p.shape_NK()) for p in maps)
+        return alone and all(p.form is None and skinny_is_faster(rows, *p.shape_NK()) for p in maps)
 
     def varies(self) -> str | None:
         """Why a row's result depends on how many rows there are, even with invariant kernels; or None."""
@@ -118,10 +120,15 @@ class FusedStep:
     def rotation(self, rope: Rope | None) -> Rotation | None:
         return None if rope is None else self.rotations[rope]
 
-    def columns(self, part: Columns, x: "FusedInput", gate: Gate | None = None) -> Tensor:
-        return cast(Tensor, part.product(x.tensor, Epilogue(gate, None, self.form.kernels)))
+    def columns(
+        self, part: Columns, x: "FusedInput", gate: Gate | None = None, then: Rows | None = None
+    ) -> Tensor:
+        rows, kernels = len(x.x_TD), self.form.kernels
+        entering = x.quantized if part.quantizes(rows, kernels) else x.tensor
+        wanted = then is not None and then.quantizes(rows, kernels)
+        return cast(Tensor, part.product(entering, Epilogue(gate, None, kernels, wanted)))
 
-    def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Product:
+    def rows(self, part: Rows, x: Entering, onto: Tensor | None) -> Product:
         return part.product(x, Epilogue(None, onto, self.form.kernels))
 
     def experts(self, part: ExpertLayer, x: "FusedInput") -> Product:
@@ -149,7 +156,7 @@ class FusedResidual(NamedTuple):
     pending: Product = None
 
     def normed(self, norm: Norm, post_norm: Norm | None = None) -> "FusedInput":
-        return FusedInput(_add_norm(self.pending, self.x_TD, norm), self.x_TD, post_norm)
+        return FusedInput(self.pending, self.x_TD, norm, post_norm)
 
     def hidden(self) -> Tensor:
         if self.pending is None:
@@ -159,16 +166,38 @@ class FusedResidual(NamedTuple):
         return self.x_TD + self.pending
 
 
-class FusedInput(NamedTuple):
-    tensor: Tensor
-    x_TD: Tensor
-    post_norm: Norm | None
+class FusedInput:
+    """The normed residual. It is computed when the first part reads it, as that part takes it: in 16 or in 8 bits."""
+
+    def __init__(
+        self, pending: Product, x_TD: Tensor, norm: Norm, post_norm: Norm | None = None
+    ) -> None:
+        self.x_TD, self.norm, self.post_norm = x_TD, norm, post_norm
+        self._pending, self._read = pending, False
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        return _add_norm(self._take_pending(), self.x_TD, self.norm)
+
+    @cached_property
+    def quantized(self) -> Quantized:
+        """By rows, in float8."""
+        if not self.norm.is_rms:
+            return quantize(self.tensor)
+        return _add_norm_fp8(self._take_pending(), self.x_TD, self.norm)
+
+    def _take_pending(self) -> Product:
+        """What is still to be added: once."""
+        y, self._pending, self._read = self._pending, None, True
+        return y
 
     @property
     def onto(self) -> Tensor | None:
         return self.x_TD if self.post_norm is None else None
 
     def add(self, y: Product) -> FusedResidual:
+        if not self._read:  # what was pending belongs to the residual, whoever read it
+            _ = self.tensor
         if self.post_norm is not None:
             y = _norm(cast(Tensor, y), self.post_norm)
         return FusedResidual(self.x_TD, y)
@@ -191,6 +220,16 @@ def _add_norm(y: Product, x_TD: Tensor, norm: Norm) -> Tensor:
     if isinstance(y, Parts):
         return join_add_rmsnorm(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
     return add_rmsnorm(y, x_TD, weight, norm.eps, out=y, residual_out=x_TD, **how)[0]
+
+
+def _add_norm_fp8(y: Product, x_TD: Tensor, norm: Norm) -> Quantized:
+    """The same for an RMSNorm, with the result as float8 rows."""
+    weight, how = norm.weight.data, {"plus_one": norm.plus_one, "prefetch": True}
+    if y is None:
+        return rmsnorm_fp8(x_TD, weight, norm.eps, **how)
+    if isinstance(y, Parts):
+        return join_add_rmsnorm_fp8(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
+    return add_rmsnorm_fp8(y, x_TD, weight, norm.eps, residual_out=x_TD, **how)[0]
 
 
 def heads_of(mixer: Attention, spec: ModelSpec) -> Heads:

@@ -69,8 +69,10 @@ class Step(Protocol):
         """For a mixer in its plain form."""
         ...
 
-    def columns(self, part: Columns, x: Any, gate: Gate | None = None) -> Any:
-        """The joined projection of an input, through an activation if one is given."""
+    def columns(
+        self, part: Columns, x: Any, gate: Gate | None = None, then: Rows | None = None
+    ) -> Any:
+        """The joined projection of an input, through an activation if one is given; `then` multiplies the result."""
         ...
 
     def rows(self, part: Rows, x: Any, onto: Tensor | None) -> Product:
@@ -159,7 +161,9 @@ class PlainStep:
     def rotation(self, rope: Rope | None) -> Rotation | None:
         return None if rope is None else self.rotations[rope]
 
-    def columns(self, part: Columns, x: Any, gate: Gate | None = None) -> Any:
+    def columns(
+        self, part: Columns, x: Any, gate: Gate | None = None, then: Rows | None = None
+    ) -> Any:
         raise NotImplementedError("the plain form multiplies through the maps themselves")
 
     def rows(self, part: Rows, x: Any, onto: Tensor | None) -> Product:

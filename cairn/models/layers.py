@@ -72,4 +72,4 @@ class FeedForward(Sublayer):
         return self(x_TD)
 
     def fused(self, x: Input, step: Step) -> Product:
-        return step.rows(self.down, step.columns(self.inner, x, self.gate), x.onto)
+        return step.rows(self.down, step.columns(self.inner, x, self.gate, self.down), x.onto)

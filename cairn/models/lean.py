@@ -169,7 +169,9 @@ class LeanStep:
     def rotation(self, rope: Rope | None) -> Rotation | None:
         return None if rope is None else self.rotations[rope]
 
-    def columns(self, part: Columns, x: "LeanInput", gate: Gate | None = None) -> Tensor:
+    def columns(
+        self, part: Columns, x: "LeanInput", gate: Gate | None = None, then: Rows | None = None
+    ) -> Tensor:
         y_TN = self.form.products[part](x.tensor)
         return y_TN if gate is None else gate.in_place(y_TN)
 

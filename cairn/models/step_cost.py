@@ -37,14 +37,20 @@ class Total(NamedTuple):
     pairs: int  # of a query and a key
 
 
-def step_cost(spec: ModelSpec, work: Iterable[SequenceWork], value_bytes: int) -> Cost:
-    """Of one step over several sequences."""
+def step_cost(
+    spec: ModelSpec,
+    work: Iterable[SequenceWork],
+    value_bytes: float,
+    weight_bytes: float | None = None,
+) -> Cost:
+    """Of one step over several sequences; `weight_bytes`: of one weight, by default as many as a key or value has."""
+    weight_bytes = value_bytes if weight_bytes is None else weight_bytes
     flops, tokens, keys = 0, 0, 0.0
     for part in work:
         flops += spec.forward_flops(part.tokens, part.cached, part.logits)
         tokens += part.tokens
         keys += cache_bytes(spec, part.tokens + part.cached - part.shared, value_bytes)
-    return Cost(float(flops), weights_read(spec, tokens) * value_bytes + keys)
+    return Cost(float(flops), weights_read(spec, tokens) * weight_bytes + keys)
 
 
 def total_cost(spec: ModelSpec, total: Total, weight_bytes: float, value_bytes: float) -> Cost:

@@ -17,7 +17,6 @@ INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",
     "tokenizer": "the tokenizer is the one beside the weights",
     "trust_remote_code": "leave it out: no code of a checkpoint is ever run",
-    "kv_cache_dtype": "leave it out: the cache has the type of the model, see dtype",
     "enable_chunked_prefill": "leave it out: prompts always come in chunks of max_num_batched_tokens at most",
     "swap_space": "leave it out: who loses its pages is computed again",
     "cpu_offload_gb": "leave it out: a model has to fit; tensor_parallel_size shares it",
@@ -52,6 +51,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: str | None = None
     """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 makes one of
     floating point so. Default: what its config.json says"""
+    head: str = "auto"
+    """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
+    kv_cache_dtype: str = "auto"
+    """type of keys and values: auto (the model's) or fp8, with scales of the checkpoint or of the first prompts"""
     max_model_len: int | Literal["auto"] | None = None
     """longest request, prompt and answer together; default: what the model was made for; auto: so long that several of
     them fit into the cache"""
@@ -104,6 +107,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sizes = (None, 16, 32, 64, 128, 256)
         _check("block_size", self.block_size, self.block_size in sizes, "16, 32, 64, 128 or 256")
         _check("weights", self.weights, self.weights in NAMES, f"one of {', '.join(NAMES)}")
+        caches = ("auto", "fp8", "fp8_e4m3")
+        _check("kv_cache_dtype", self.kv_cache_dtype, self.kv_cache_dtype in caches, "auto or fp8")
+        _check("head", self.head, self.head in ("auto", "8bit"), "auto or 8bit")
         self._check_quantization()
         known = self.scheduling_policy in ("fcfs", "priority", "shortest")
         _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")

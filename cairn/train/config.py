@@ -123,6 +123,28 @@ class Precision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """weight of the penalty on the size of the logits"""
 
 
+class Qat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Training with rounded weights, so that the model that is served in few bits is the one that was trained."""
+
+    scheme: Literal["none", "w4a16", "w8a8", "fp8", "mxfp4", "nvfp4"] = "none"
+    """what products round to; the run then leaves a quantised checkpoint beside its model"""
+    group: Count = 0
+    """w4a16: weights that share a scale; 0: 128, or the largest of 64, 32, 16 that divides every row"""
+
+
+class Distill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Learning from what another model expects, beside the right token."""
+
+    teacher: str = ""
+    """a model with the same tokenizer: a folder, a GGUF file, or owner/name; empty: no teacher"""
+    top: Positive = 32
+    """most likely tokens of the teacher that are compared; all others count as one"""
+    weight: Share = 0.9
+    """of the divergence from the teacher; the rest is cross entropy"""
+    temperature: Rate = 1.0
+    """of both distributions; above 1 the unlikely tokens count for more"""
+
+
 class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happens when a loss is NaN, infinite, or far above the recent ones."""
 
@@ -201,6 +223,8 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
     precision: Precision = Precision()
+    qat: Qat = Qat()
+    distill: Distill = Distill()
     bad_step: BadStep = BadStep()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()

@@ -123,7 +123,9 @@ class TrainingStep:
     def rotation(self, rope: Rope | None) -> Rotation | None:
         return None if rope is None else self.rotations[rope]
 
-    def columns(self, part: Columns, x: "TrainingInput", gate: Gate | None = None) -> Any:
+    def columns(
+        self, part: Columns, x: "TrainingInput", gate: Gate | None = None, then: Rows | None = None
+    ) -> Any:
         inner = x.project(part, self.form.settings(part.shards, self.deferred))
         return inner if gate is None else Gated(inner, gate)
 

@@ -28,19 +28,20 @@ from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
 from cairn.train.corpus import Corpus, open_corpus
 from cairn.train.data import procedural
+from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
 from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
 from cairn.train.optim.optimizer import make_optimizer
-from cairn.train.parallel.interface import Parallel
+from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize, with_choice_bias
 from cairn.train.parallel.pipeline.schedules import schedule
 from cairn.train.parallel.pipeline.simulate import simulate
 from cairn.train.parallel.stage import Stage
 from cairn.train.precision import dtype_of
-from cairn.train.products import make_products
+from cairn.train.qat import grid_of, products_of
 from cairn.train.recompute_kinds import Recompute
 from cairn.train.refuse import (
     CHECKPOINTS,
@@ -77,6 +78,8 @@ def prepare(config: Train) -> Prepared:
     corpus, spec, start = describe(config)
     check_layout(config, spec, config.parallel.world())
     check_balance(config, spec)
+    check_distill(config)
+    grid_of(config, spec)  # refuses what cannot be rounded
     check_goes_on(config, spec)
     frozen = frozen_parameters(spec, Trainable(tuple(config.model.frozen)))
     check_room(config, spec, frozen)
@@ -182,7 +185,7 @@ def assemble(
         attend=Varlen if by_kernels and spec.head_dim in WIDTHS else None,
         recompute=_kind(config),
         fused_context=config.data.sequence if fused else None,
-        products=make_products(precision.fp8),
+        products=products_of(config, spec),
         wide_sums=precision.masters,
         balance=config.balance,
         trainable=trainable,
@@ -240,7 +243,9 @@ def _state(
         parallel.named_state,
         parallel.matrices(),
     )
-    loss = Objective(spec, NextToken(config.precision.z_loss), fused)
+    loss: Loss = Objective(spec, NextToken(config.precision.z_loss), fused)
+    if config.distill.teacher:
+        loss = Distillation(spec, config.distill, config.precision.z_loss)
     return TrainState(config, spec, parallel, optimizer, loss, device, base)
 
 

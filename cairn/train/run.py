@@ -21,12 +21,16 @@ from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train.checkpoint.export import export_newest
 from cairn.train.config import Train
 from cairn.train.corpus import Corpus
+from cairn.train.data.source import Source
 from cairn.train.data.tokenizer_identity import tokenizer_hash
+from cairn.train.distill import TaughtBatches, open_teacher
 from cairn.train.loop import Loop, Outcome
 from cairn.train.memory import predict
 from cairn.train.metrics_log import Record
+from cairn.train.next_batches import NextBatches, SourceBatches
 from cairn.train.only_here import check_free, only_here
 from cairn.train.prepare import TOKENIZER, Prepared, prepare
+from cairn.train.qat import export_quantized, grid_of
 from cairn.train.report import write_report
 from cairn.train.validation import Validation
 
@@ -77,7 +81,7 @@ def _run(
         for note in prepared.notes:
             log_line(note)
     with watching(rank, world, log_line):
-        loop = make_loop(state, prepared.corpus.source, world, rank, log_line, on_record)
+        loop = make_loop(state, _source(prepared), world, rank, log_line, on_record)
         loop.validation = make_validation(prepared)
         outcome = loop.run()
     if rank != 0:
@@ -87,8 +91,28 @@ def _run(
         tokenizer = folder / TOKENIZER
         export_newest(folder, folder / MODEL, tokenizer if tokenizer.exists() else None)
         model = str(folder / MODEL)
+        grid = grid_of(config, state.spec)
+        if grid is not None:
+            rounded = folder / f"{MODEL}-{config.qat.scheme}"
+            shutil.rmtree(rounded, ignore_errors=True)
+            export_quantized(folder / MODEL, rounded, grid)
+            log_line(f"{rounded}: the model in {config.qat.scheme}, as it was trained")
     report = write_report(config, state.spec, memory, prepared.notes)
     return Finished(outcome=outcome, folder=str(folder), model=model, report=str(report))
+
+
+def _source(prepared: Prepared) -> Source | NextBatches:
+    """The data of the run, with what the teacher says about it if there is one."""
+    state, source = prepared.state, prepared.corpus.source
+    settings = state.config.distill
+    if not settings.teacher:
+        return source
+    teacher = open_teacher(settings, state.spec, prepared.corpus.tokenizer, str(state.device))
+    parallel = state.parallel
+    batches = SourceBatches(
+        source, state.config, parallel.data_rank, parallel.data_ranks, state.device
+    )
+    return TaughtBatches(batches, teacher, settings.teacher)
 
 
 def _is_same(folder: Path, tokenizer: Tokenizer) -> bool:

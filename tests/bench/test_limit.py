@@ -3,7 +3,8 @@
 import pytest
 
 from cairn.bench.limit import (
-    Work,
+    Bytes,
+    SequenceWork,
     decode_cost,
     limit,
     measure_ceiling,
@@ -30,14 +31,14 @@ def test_decode_is_a_walk_over_all_tokens(shape):
             flops += spec.forward_flops(1, cached=len(prompt) + step - 1)
             kv += cache_bytes(spec, len(prompt) + step, 4)
         steps = max(steps, output - 1)
-    cost = decode_cost(spec, CHOSEN, 4)
+    cost = decode_cost(spec, CHOSEN, Bytes(4, 4))
     assert cost.flops == flops
     assert cost.bytes == pytest.approx(steps * spec.matmul_parameters() * 4 + kv)
 
 
 def test_prefill_computes_every_prompt_and_the_logits_of_its_last_token():
     spec = preset("tiny-qwen3")
-    cost = prefill_cost(spec, CHOSEN, 2)
+    cost = prefill_cost(spec, CHOSEN, Bytes(2, 2))
     assert cost.flops == sum(spec.forward_flops(len(p), logits=1) for p, _, _ in CHOSEN)
     assert cost.bytes == spec.matmul_parameters() * 2 + sum(
         cache_bytes(spec, n, 2) for n in (5, 9, 17)
@@ -51,11 +52,22 @@ def test_what_is_shared_is_computed_and_read_once():
     apart = [Prompted(head + tail, 3) for tail in tails]
     # What the two others save: the head's products and its own attention.
     saved = 2 * spec.forward_flops(32, logits=0)
-    assert prefill_cost(spec, apart, 2).flops - prefill_cost(spec, shared, 2).flops == saved
+    assert (
+        prefill_cost(spec, apart, Bytes(2, 2)).flops - prefill_cost(spec, shared, Bytes(2, 2)).flops
+        == saved
+    )
     of_head = cache_bytes(spec, 32, 2)
-    assert prefill_cost(spec, apart, 2).bytes - prefill_cost(spec, shared, 2).bytes == 2 * of_head
-    assert decode_cost(spec, apart, 2).bytes - decode_cost(spec, shared, 2).bytes == 2 * 2 * of_head
-    assert decode_cost(spec, apart, 2).flops == decode_cost(spec, shared, 2).flops
+    assert (
+        prefill_cost(spec, apart, Bytes(2, 2)).bytes - prefill_cost(spec, shared, Bytes(2, 2)).bytes
+        == 2 * of_head
+    )
+    assert (
+        decode_cost(spec, apart, Bytes(2, 2)).bytes - decode_cost(spec, shared, Bytes(2, 2)).bytes
+        == 2 * 2 * of_head
+    )
+    assert (
+        decode_cost(spec, apart, Bytes(2, 2)).flops == decode_cost(spec, shared, Bytes(2, 2)).flops
+    )
 
 
 def test_experts_are_read_as_far_as_they_are_visited():
@@ -68,7 +80,7 @@ def test_experts_are_read_as_far_as_they_are_visited():
 
 def test_a_step_is_the_sum_of_its_sequences():
     spec = preset("tiny-llama")
-    one, other = Work(1, 30), Work(12, 4, logits=0)
+    one, other = SequenceWork(1, 30), SequenceWork(12, 4, logits=0)
     both = step_cost(spec, [one, other], 2)
     apart = [step_cost(spec, [work], 2) for work in (one, other)]
     assert both.flops == sum(cost.flops for cost in apart)
@@ -86,14 +98,14 @@ def test_a_step_is_the_sum_of_its_sequences():
 )
 def test_known_limits_of_an_h200(shape, name, figure, bound):
     chosen = requests(name)
-    found = limit(preset(shape), chosen, H200, "bf16", 2)
+    found = limit(preset(shape), chosen, H200, "bf16", Bytes(2, 2))
     assert totals(chosen).output_tokens / found.seconds == pytest.approx(figure, rel=0.03)
     assert found.bound == bound
 
 
 def test_prefill_is_bound_by_compute():
     chosen = requests("prefill")
-    found = limit(preset("qwen3-0.6b"), chosen, H200, "bf16", 2)
+    found = limit(preset("qwen3-0.6b"), chosen, H200, "bf16", Bytes(2, 2))
     assert totals(chosen).input_tokens / found.seconds == pytest.approx(708_000, rel=0.01)
     assert found.bound == "compute"
 
@@ -107,5 +119,15 @@ def test_the_ceiling_of_a_cpu():
 
 def test_without_a_rate_memory_is_the_limit():
     unknown = Ceiling(device="a CPU", bytes_per_s=1e10, flops_per_s={})
-    found = limit(preset("tiny-qwen3"), CHOSEN, unknown, "fp16", 2)
+    found = limit(preset("tiny-qwen3"), CHOSEN, unknown, "fp16", Bytes(2, 2))
     assert (found.compute, found.bound, found.seconds) == (0, "memory", found.memory)
+
+
+def test_quantised_weights_and_keys_are_counted_apart():
+    spec = preset("qwen3-0.6b")
+    both, weights = Bytes(2, 2), Bytes(1, 2)
+    saved = decode_cost(spec, CHOSEN, both).bytes - decode_cost(spec, CHOSEN, weights).bytes
+    steps = max(one.output for one in CHOSEN) - 1
+    assert saved == steps * spec.matmul_parameters()
+    keys = decode_cost(spec, CHOSEN, both).bytes - decode_cost(spec, CHOSEN, Bytes(2, 1)).bytes
+    assert keys == decode_cost(spec, CHOSEN, Bytes(0, 1)).bytes

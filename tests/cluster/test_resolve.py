@@ -142,7 +142,7 @@ def test_a_deadline_that_has_passed_is_refused_and_one_to_come_limits_the_run():
         (
             "slurm",
             {"health": Health(hang="1m")},
-            "is not `cairn train`: it hears nothing of health.hang",
+            "is not `cairn train`: it does not read health.hang",
         ),
     ],
 )

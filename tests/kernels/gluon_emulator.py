@@ -35,18 +35,18 @@ class DType:
         self.name, self.torch_dtype, self.primitive_bitwidth = name, torch_dtype, bits
 
     def rounded(self, array: np.ndarray) -> np.ndarray:
-        if self.name == "bfloat16":
-            return (
-                torch.from_numpy(np.ascontiguousarray(array, np.float32)).bfloat16().float().numpy()
-            )
+        if self.name in ("bfloat16", "float8e4nv"):
+            wide = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+            return wide.to(self.torch_dtype).float().numpy()
         kinds = {"float32": np.float32, "int32": np.int32, "int64": np.int64}
         return np.asarray(array).astype(kinds[self.name])
 
 
 bfloat16 = DType("bfloat16", torch.bfloat16, 16)
 float32 = DType("float32", torch.float32, 32)
+float8e4nv = DType("float8e4nv", torch.float8_e4m3fn, 8)
 int32, int64 = DType("int32", torch.int32, 32), DType("int64", torch.int64, 64)
-DTYPES = {dtype.torch_dtype: dtype for dtype in (bfloat16, float32, int32, int64)}
+DTYPES = {dtype.torch_dtype: dtype for dtype in (bfloat16, float8e4nv, float32, int32, int64)}
 
 
 class constexpr:
@@ -302,6 +302,7 @@ class Descriptor:
         cells = self.base.as_strided(
             (self.base.untyped_storage().nbytes() // self.base.element_size(),), (1,), 0
         )
+        cells = cells.float() if cells.itemsize == 1 else cells  # 8-bit floats cannot be indexed
         places = (address // np.uint64(self.base.element_size())).astype(
             np.int64
         ) + self.base.storage_offset()
@@ -494,7 +495,8 @@ def _reduction(function):
 language = types.ModuleType("triton.experimental.gluon.language")
 language.__dict__.update(
     constexpr=constexpr, tensor=Tensor, shared_memory_descriptor=Memory, int32=int32, int64=int64, float32=float32,
-    bfloat16=bfloat16, float16=bfloat16, load=load, store=store, allocate_shared_memory=allocate_shared_memory,
+    bfloat16=bfloat16, float8e4nv=float8e4nv, float16=bfloat16, load=load, store=store,
+    allocate_shared_memory=allocate_shared_memory,
     NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, DotOperandLayout=Layout, BlockedLayout=Layout,
     SliceLayout=Layout, static_range=range, warp_specialize=warp_specialize, thread_barrier=lambda: None,
     program_id=lambda axis: Tensor(PROGRAM.id), num_programs=lambda axis: Tensor(PROGRAM.count),

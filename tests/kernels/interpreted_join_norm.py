@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
-from cairn.kernels.norm.join_norm import Parts, join_add_rmsnorm, join_add_rmsnorm_reference
+from cairn.kernels.norm.join_norm import (
+    Parts,
+    join_add_rmsnorm,
+    join_add_rmsnorm_fp8,
+    join_add_rmsnorm_reference,
+)
 from cairn.kernels.norm.rmsnorm import add_rmsnorm
+from cairn.kernels.quantize.quantize import quantize_reference
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -44,6 +50,13 @@ def test_it_rounds_where_the_parts_of_it_do():
     assert total is residual
     assert torch.equal(total, added)
     assert torch.equal(y, apart)
+    again = added - joined.to(
+        BF16
+    )  # any residual will do: the norm of what comes of it is quantised
+    exact = quantize_reference(join_add_rmsnorm(parts, again, weight, impl="triton")[0])
+    found, _ = join_add_rmsnorm_fp8(parts, again, weight, impl="triton")
+    assert torch.equal(found.values.view(torch.uint8), exact.values.view(torch.uint8))
+    assert torch.equal(found.scale, exact.scale)
 
 
 @pytest.mark.parametrize("wrong", ["parts", "weight", "residual_out"])

@@ -8,6 +8,8 @@ import torch
 
 from cairn.kernels.accuracy import poison, relative_error
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.skinny_fp8 import launch as launch_fp8
+from cairn.kernels.matmul.skinny_fp8 import skinny_fp8
 from cairn.kernels.matmul.skinny_matmul import launch, skinny_matmul
 from cairn.kernels.matmul.skinny_plans import (
     LARGE_RING,
@@ -18,6 +20,7 @@ from cairn.kernels.matmul.skinny_plans import (
     row_plan,
     stream_plan,
 )
+from cairn.kernels.quantize.quantize import quantize_reference
 
 ROW = Plan("row", 4, 256, 1, 1, 1)
 STREAM = Plan("stream", 64, 32, 1, 4, 3)
@@ -75,6 +78,28 @@ def test_epilogues(plan, swiglu, n):
         wide[:, : n // 2 if swiglu else n],  # rows at another distance
     )
     assert relative_error(by_plan(plan, x, w, epilogue), truth(x, w, epilogue)) < 1e-2
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_one_row_of_float8_weights(swiglu):
+    x, w = operands(1, 40, 512)
+    w = quantize_reference(w)
+    epilogue = Epilogue(torch.randn(40).bfloat16(), "swiglu" if swiglu else None)
+    y = skinny_fp8(x, w, bias_N=epilogue.bias_N, activation=epilogue.activation, impl="triton")
+    exact = truth(x, w.values.double() * w.scale.double(), epilogue)
+    assert relative_error(y, exact) < 1e-2
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("change", [{}, dict(stages=1), dict(split=3)], ids=str)
+def test_more_rows_of_float8(change, swiglu):
+    x, w = (quantize_reference(rows) for rows in operands(9, 144, 300))
+    epilogue = Epilogue(torch.randn(144).bfloat16(), "swiglu" if swiglu else None)
+    y = torch.empty(9, epilogue.columns(144), dtype=torch.bfloat16)
+    poison(y)
+    launch_fp8(x, w, y, epilogue, STREAM._replace(**change))
+    exact = truth(*(rows.values.double() * rows.scale.double() for rows in (x, w)), epilogue)
+    assert relative_error(y, exact) < 1e-2
 
 
 def test_the_public_function():

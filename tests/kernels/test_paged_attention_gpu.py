@@ -292,3 +292,28 @@ def test_cascade_reads_shared_pages_once_and_gives_the_same(shared, rest):
     there = call.lengths > 0
     assert relative_error(out[there], expected[there]) < 1e-2
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("rest", BY_GLUON, ids=str)
+def test_float8_pages_without_a_pause(rest, prefetch):
+    """The same for a cache of 8 bits, whose scales are one for all heads or one for each."""
+    lengths = [0, 1, 2, 63, 64, 65, 127, 128, 129, 9000, 0, 1000, 16, 17, 0] * 20
+    call = random_call(Shape([1] * len(lengths), lengths, **({"page": 64, "fp8": True} | rest)))
+    workspace = lasting_workspace(call.q_THC.device)
+    exact = paged_attention_reference(call)[0]
+    others = (paged_decode_gluon.Plan(), paged_decode_gluon.Plan(buffers=4, per_sm=3))
+    for plan in (None, *(others if rest == BY_GLUON[0] else ())):
+        poison(call.out_THC)
+        paged_decode_gluon.decode(call, workspace, prefetch, plan)
+        assert relative_error(call.out_THC, exact) < 1e-2
+        first = call.out_THC.clone()
+        paged_decode_gluon.decode(call, workspace, prefetch, plan)
+        assert torch.equal(first, call.out_THC)
+        assert not workspace.arrivals.any()
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_float8_pages_behind_a_chunk(window):
+    queries, lengths = [70, 1, 200, 1, 129], [700, 33, 200, 500, 4000]
+    check(random_call(Shape(queries, lengths, page=64, fp8=True))._replace(window=window))

@@ -67,10 +67,15 @@ def test_tokens_are_the_same_with_groups_and_without(switches):
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("gemma-3-270m", 0.25), ("gemma-3-1b", 0.25), ("gemma-3-4b", 0.27)]
+    ("name", "most"), [("gemma-3-270m", 0.25), ("gemma-3-1b", 0.25), ("gemma-3-4b", 0.265)]
 )
 def test_bytes_held_at_8k_are_a_quarter(name, most):
-    """Of a request that is served to its end. 4b has a window of 1024: it cannot do with less than 25.4%."""
+    """Of a request that is served to its end.
+
+    4b keeps all keys in 5 of its 34 layers and 1024 tokens in the others: no cache can hold less than 25.4% of 8192.
+    A window that begins inside a page reaches into 17 pages of 64 tokens, which makes it 26.0%, and six tables of five
+    layers have room for one layer more than there are, which makes it 26.4%.
+    """
     held = []
     for grouped in (True, False):
         groups = cache_groups(preset(name), grouped=grouped)

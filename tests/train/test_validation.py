@@ -95,7 +95,7 @@ def test_a_blend_has_a_loss_of_each_source(tmp_path):
     blend = msgspec.structs.replace(STORIES, sources=["stories", "arithmetic"], weights=[3.0, 1.0])
     wanted = config(tmp_path, data=blend, steps=2)
     said: list[str] = []
-    held = run(wanted, say=said.append).outcome.held_out
+    held = run(wanted, log_line=said.append).outcome.held_out
     prepared = prepare(config(tmp_path / "alone", data=blend))
     start = make_validation(prepared).measure()  # of random weights
     model = random_model(prepared.state.spec, Build("cpu"), 0)

@@ -45,6 +45,12 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto keeps the type of the weights where the device is good at it"""
+    quantization: str = ""
+    """quantise the weights when the engine starts: fp8, w4a16 (on a GPU)"""
+    kv_cache: Literal["", "fp8"] = ""
+    """type of keys and values, if it is not the model's"""
+    head: Literal["", "8bit"] = ""
+    """output projection in float8"""
     out: Path | None = None
     """write the rows to this file, after each one"""
     merge: bool = False
@@ -116,6 +122,7 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
         Setup(
             shape=shape, model=model, device=options.device, dtype=options.dtype,
             plain=options.plain, scale=options.scale, repeats=options.repeats,
+            quantization=options.quantization, kv_cache=options.kv_cache, head=options.head,
         )
         for shape, model in models.items()
     ]  # fmt: skip
@@ -138,7 +145,7 @@ def _ready(setup: "Setup", options: BenchThroughput) -> "Bench":
 
 
 def line(row: "Row") -> str:
-    head = f"{row.shape} {row.workload}: "
+    head = f"{row.shape} {row.workload}{form(row)}: "
     if row.failure is not None or row.seconds is None:
         return f"{head}FAILED: {row.failure}"
     notes = f" ({'; '.join(row.notes)})" if row.notes else ""
@@ -146,6 +153,16 @@ def line(row: "Row") -> str:
         f"{head}{row.output_tokens_per_s:,.0f} output tokens/s, {row.input_tokens_per_s:,.0f} input tokens/s, "
         f"{format_duration(row.seconds)}, {row.fraction_of_limit:.0%} of the limit ({row.limited_by}){notes}"
     )
+
+
+def form(row: "Row") -> str:
+    """What is not in the type of the model."""
+    parts = (
+        row.quantization,
+        row.kv_cache and f"{row.kv_cache} KV",
+        row.head and f"{row.head} head",
+    )
+    return "".join(f", {part}" for part in parts if part)
 
 
 def table(rows: "list[Row]") -> str:
@@ -156,7 +173,7 @@ def table(rows: "list[Row]") -> str:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    head = (row.shape, row.workload, row.dtype)
+    head = (row.shape, row.workload, row.dtype + form(row))
     if row.seconds is None or row.median_seconds is None or row.ledger is None:
         return (*head, "failed", *[""] * (len(HEADINGS) - 4))
     parts = (row.ledger.schedule_ms, row.ledger.launch_ms, row.ledger.wait_ms, row.ledger.update_ms)

@@ -158,7 +158,7 @@ def _measured(options: Bench, specs: list["Spec"], ranks: int) -> list["Row"]:
         return run_ranks(
             ranks, measure, specs, timeout_s=LIMIT_S,
             start="spawn" if "nccl" in spec.backends else "fork",
-            heard=lambda rank, size: advance(f"{spec.operation} {size}"),
+            on_message=lambda rank, size: advance(f"{spec.operation} {size}"),
         )[0]  # fmt: skip
 
 

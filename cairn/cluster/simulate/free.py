@@ -26,11 +26,6 @@ def tightest(state: State, gpus: int, milli: int) -> float:
     return state[0] * MILLI + sum(state[1:])
 
 
-def loosest(state: State, gpus: int, milli: int) -> float:
-    """Worst fit: spread over the emptiest nodes."""
-    return -state[0] * MILLI - sum(state[1:])
-
-
 class Costs(dict[State, float]):
     """What each state costs a job; NEVER where it does not fit. States are few, and come again and again."""
 

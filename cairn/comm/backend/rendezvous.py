@@ -71,7 +71,7 @@ class Room:
     def publish(self, key: str, value: bytes | str) -> None:
         self.store.set(key, value)
 
-    def hear(self, key: str, rank: int, what: str) -> bytes:
+    def receive(self, key: str, rank: int, what: str) -> bytes:
         """What another rank says; an error that names it when it never does."""
         pause = LOOK_S / 10
         while not self.store.check([key]):
@@ -132,7 +132,7 @@ def _meet(room: Room, options: Options) -> Mesh:
             links[purpose][other] = TcpLink(connection)
     room.publish(f"ready/{rank}", b"1")
     for other in range(world):
-        room.hear(f"ready/{other}", other, "connect to its peers")
+        room.receive(f"ready/{other}", other, "connect to its peers")
     if fd is not None:
         os.close(fd)  # mapped by everybody by now; the memory goes with the last of them
     return Mesh(rank, hosts, room.names, links, segment, local, peers)
@@ -151,7 +151,7 @@ def _introduce(room: Room, options: Options) -> list[Hello]:
     room.publish(f"hello/{room.rank}", msgspec.json.encode(mine))
     everybody = []
     for other in range(room.world):
-        theirs = msgspec.json.decode(room.hear(f"hello/{other}", other, "join"), type=Hello)
+        theirs = msgspec.json.decode(room.receive(f"hello/{other}", other, "join"), type=Hello)
         for what, there, here in (
             ("a world of", theirs.world, mine.world), ("settings", theirs.settings, mine.settings)
         ):  # fmt: skip
@@ -185,7 +185,7 @@ def _share(
         segment.create()
         room.publish(key, str(fd))
         return segment, fd
-    theirs = int(room.hear(key, leader, "share its memory"))
+    theirs = int(room.receive(key, leader, "share its memory"))
     fd = Segment.open_file(everybody[leader].pid, theirs)
     return Segment(*shape, fd), fd
 
@@ -221,7 +221,7 @@ def _connect(room: Room, remote: list[int], options: Options) -> list[Arrival]:
         port = server.getsockname()[1]
         room.publish(f"listens/{room.rank}", f"{address} {port}")
         for other in (r for r in remote if r < room.rank):
-            there, port = room.hear(f"listens/{other}", other, "listen").decode().split()
+            there, port = room.receive(f"listens/{other}", other, "listen").decode().split()
             for purpose in range(PURPOSES):
                 made.append((purpose, other, _call(room, (there, int(port)), purpose, secret)))
         expected = {(p, r) for p in range(PURPOSES) for r in remote if r > room.rank}
@@ -245,7 +245,7 @@ def _secret(room: Room) -> Secret:
         fresh = Secret.fresh()
         room.publish("secret", fresh.reveal())
         return fresh
-    return Secret(room.hear("secret", 0, "share a secret"))
+    return Secret(room.receive("secret", 0, "share a secret"))
 
 
 def _call(room: Room, where: tuple[str, int], purpose: int, secret: Secret) -> socket.socket:

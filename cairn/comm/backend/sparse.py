@@ -77,7 +77,7 @@ def sparse_all_reduce(
     decided: Callable[[float | None], None],
     timeout_s: float,
 ) -> None:
-    """Sums in place. `decided` hears the share of bytes it takes; None when nobody asked."""
+    """Sums in place. `decided` is called with the share of bytes it takes; None when nobody asked."""
     blocks = flat.numel() // block
     if most_share is None or blocks < collectives.ranks:
         decided(None if most_share is None else 1.0)

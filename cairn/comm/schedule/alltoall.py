@@ -3,7 +3,7 @@
     slots 0 .. n-1     what to send, by destination
     slots n .. 2n-1    what has come, by origin
 
-Pairwise: in round t rank r sends to r + t and hears from r - t. The fewest bytes there are, n - 1
+Pairwise: in round t rank r sends to r + t and receives from r - t. The fewest bytes there are, n - 1
 messages from each rank, no two to one rank in the same round. For small messages see `bruck`, for
 two networks of different speed `hierarchical`.
 """

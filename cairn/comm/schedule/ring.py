@@ -1,4 +1,4 @@
-"""Around a ring: each rank hears from its left and tells its right.
+"""Around a ring: each rank receives from its left and sends to its right.
 
     0 -> 1 -> 2 -> 3 -> 0        n - 1 steps to gather, and as many to reduce and scatter
 

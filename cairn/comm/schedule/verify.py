@@ -100,7 +100,7 @@ def _proof_of(run: SymbolicRun, index: int) -> Proof:
     sends = ops.kind[mine] == int(Kind.SEND)
     source, target = ops.rank[mine][sends] - base, ops.peer[mine][sends] - base
     sent = np.bincount(source, minlength=schedule.nodes)[: schedule.ranks]
-    heard = np.bincount(target, minlength=schedule.nodes)[: schedule.ranks]
+    received = np.bincount(target, minlength=schedule.nodes)[: schedule.ranks]
     steps = int(ops.step[mine].max(initial=0)) + 1
     line = (source * schedule.nodes + target) * schedule.channels + ops.channel[mine][sends]
     message = np.unique(line * steps + ops.step[mine][sends])
@@ -111,7 +111,7 @@ def _proof_of(run: SymbolicRun, index: int) -> Proof:
         problem=run.problems.get(index),
         steps=int(run.time[:-1][mine].max(initial=0)),
         messages=int(messages.max(initial=0)),
-        traffic=int(np.maximum(sent, heard).max(initial=0)) / schedule.chunks,
+        traffic=int(np.maximum(sent, received).max(initial=0)) / schedule.chunks,
         capacity=run.capacity,
     )
 

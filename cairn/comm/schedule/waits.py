@@ -77,11 +77,11 @@ def pair(ops: Joined) -> tuple[np.ndarray, np.ndarray]:
     receives = np.flatnonzero((ops.kind == int(Kind.RECV)) | (ops.kind == int(Kind.RECV_REDUCE)))
     ranks, channels = int(ops.first_rank[-1]), int(ops.channel.max(initial=0)) + 1
     line = (ops.rank[sends] * ranks + ops.peer[sends]) * channels + ops.channel[sends]
-    heard = (ops.peer[receives] * ranks + ops.rank[receives]) * channels + ops.channel[receives]
+    received = (ops.peer[receives] * ranks + ops.rank[receives]) * channels + ops.channel[receives]
     place, other = np.zeros(len(ops.kind), dtype=np.int64), np.full(len(ops.kind), NONE)
     longest = len(ops.kind) + 1
     send_key, receive_key = [], []
-    for which, lines, keys in ((sends, line, send_key), (receives, heard, receive_key)):
+    for which, lines, keys in ((sends, line, send_key), (receives, received, receive_key)):
         place[which] = _place_in_group(lines)
         keys.append(lines * longest + place[which])
     order = np.argsort(send_key[0])

@@ -84,7 +84,7 @@ def by_doubling(
     ready: np.ndarray, rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     tick: Tick = lambda what: None,
 ) -> np.ndarray:  # fmt: skip
-    """Each round: (from whom, service, delay) of every node; it goes on when it has sent and heard."""
+    """Each round: (from whom, service, delay) of every node; it goes on when it has sent and received."""
     have = ready.copy()
     for number, (source, service, delay) in enumerate(rounds):
         sent = have + service

@@ -303,9 +303,9 @@ class Endpoint:
             before = now
             for peer in list(self.peers.values()):
                 peer.wire.send(Frame(BEAT, 0, b""))
-                heard, since = peer.last_heard
-                if late or peer.wire.heard != heard:
-                    peer.last_heard = (peer.wire.heard, now)
+                received_bytes, since = peer.last_received
+                if late or peer.wire.received_bytes != received_bytes:
+                    peer.last_received = (peer.wire.received_bytes, now)
                 elif now - since > self.patience.silence_s and not peer.wire.readable():
                     self._cut(peer.name, f"silent for {now - since:.1f} s")
 

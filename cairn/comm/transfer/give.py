@@ -22,7 +22,7 @@ class Give:
         self.refused: list[str] = []  # what was said to those who do not fit
         self._takers: set[str] = set()
         self._ready: dict[str, int] = {}  # request -> layers
-        self._told: dict[str, set[str]] = {}  # request -> who hears of its layers
+        self._subscribers: dict[str, set[str]] = {}  # request -> who hears of its layers
 
     def listen(self) -> str:
         return self.transport.listen(say_hello(self.side))
@@ -31,13 +31,13 @@ class Give:
         """From now on the pages belong to whoever takes the offer. `ready`: all layers are computed."""
         self.owner.grant(request, table, now)
         self._ready[request] = self.side.layout.contents.layers if ready else 0
-        self._told[request] = set()
+        self._subscribers[request] = set()
 
     def ready(self, request: str, layers: int) -> None:
         """Layers 0..layers are computed, as far as this rank holds them."""
         if request in self._ready:
             self._ready[request] = max(layers, self._ready[request])
-            for taker in self._told[request]:
+            for taker in self._subscribers[request]:
                 self.transport.notify(taker, encode(Ready(request, self._ready[request])))
 
     def withdraw(self, request: str, now: float) -> list[Freed]:
@@ -87,7 +87,7 @@ class Give:
         for request in beat.holding:
             if self.owner.renew(request, note.peer, beat.holders, now):
                 granted[request] = self._ready[request]
-                self._told[request].add(note.peer)
+                self._subscribers[request].add(note.peer)
             else:
                 gone.append(request)
         answer = Answer(beat.number, granted, gone, beat.done)
@@ -97,7 +97,7 @@ class Give:
     def _freed(self, freed: list[Freed]) -> list[Freed]:
         for one in freed:
             self._ready.pop(one.request, None)
-            self._told.pop(one.request, None)
+            self._subscribers.pop(one.request, None)
         return freed
 
 

@@ -44,7 +44,7 @@ class Peer:
         self.wire, self.name, self.regions = wire, hello.name, hello.regions
         self.tickets: set[int] = set()  # under way
         self.reason: str | None = None  # why it was cut, if we did it
-        self.last_heard = (0, time.monotonic())  # bytes, and since when no more have come
+        self.last_received = (0, time.monotonic())  # bytes, and since when no more have come
 
 
 class End(Protocol):

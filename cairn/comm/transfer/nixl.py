@@ -5,7 +5,7 @@
     hello: the agent's meta data and the regions' addresses, both ways, over our own socket
     read / write -> descriptors -> UCX      the owner does nothing
 
-NIXL's agent is used from one thread, which posts, polls and releases. Notes, signs of life and word of a lost peer come
+NIXL's agent is used from one thread, which posts, polls and releases. Notes, signs of life and lost peers come
 through our socket, as with the other transports. An optional package: `pip install nixl` (tested: 1.5.1). `import`
 of this module does not need it.
 """

@@ -39,9 +39,6 @@ class Plan(NamedTuple):
     def nbytes(self) -> int:
         return sum(leg.runs.nbytes for leg in self.legs)
 
-    def from_rank(self, rank: int) -> list[Leg]:
-        return [leg for leg in self.legs if leg.source_rank == rank]
-
     def to_rank(self, rank: int) -> list[Leg]:
         return [leg for leg in self.legs if leg.target_rank == rank]
 

@@ -120,9 +120,9 @@ class Take:
             for request in said.gone:
                 if request in self.orders:
                     self.orders[request].fail(f"{note.peer} has given its pages away")
-        heard = {said.request: said.layers} if isinstance(said, Ready) else {}
-        heard = said.granted if isinstance(said, Answer) else heard
-        for request, layers in heard.items():
+        received = {said.request: said.layers} if isinstance(said, Ready) else {}
+        received = said.granted if isinstance(said, Answer) else received
+        for request, layers in received.items():
             if request in self.orders:
                 self.orders[request].now_ready(note.peer, layers)
 

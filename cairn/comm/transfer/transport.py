@@ -1,4 +1,4 @@
-"""What carries the bytes, as one interface: regions of memory, reads, writes, notes, and word of who is gone.
+"""What carries the bytes, as one interface: regions of memory, reads, writes, notes, and notices of lost peers.
 
     here                                     there
     register("kv", memory)                   register("kv", memory)

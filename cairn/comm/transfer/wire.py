@@ -65,7 +65,7 @@ class Wire:
         self.socket = connection
         self._queue: queue.SimpleQueue[tuple[Frame, Scattered | None] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, daemon=True, name="transfer-writer")
-        self.heard = 0  # bytes received so far, frames or not: a sign of life
+        self.received_bytes = 0  # bytes received so far, frames or not: a sign of life
 
     def start(self) -> None:
         self._writer.start()
@@ -148,7 +148,7 @@ class Wire:
                 raise Gone(error.strerror or str(error), dead=reset) from None
             if count == 0:
                 raise Gone("it closed the connection", dead=True)
-            self.heard += count
+            self.received_bytes += count
             pieces = behind(pieces, count)
 
     def _receive_staged(self, place: Scattered, start: int, stop: int) -> None:

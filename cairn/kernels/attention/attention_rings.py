@@ -205,7 +205,12 @@ def shared_layout(shape: list[int], dtype: torch.dtype) -> Any:
     maxsize=256
 )  # a launch asks for several, and finding one takes longer than a short kernel
 def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    types = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+    types = {
+        torch.bfloat16: gl.bfloat16,
+        torch.float16: gl.float16,
+        torch.float32: gl.float32,
+        torch.float8_e4m3fn: gl.float8e4nv,
+    }
     return gl.NVMMASharedLayout.get_default_for(list(shape), types[dtype])
 
 
@@ -228,7 +233,8 @@ def ragged_descriptor(x_THC: Tensor, rows: int) -> TensorDescriptor:
 
 def described(shape: list[int], dtype: torch.dtype = torch.bfloat16) -> str:
     """The type of a descriptor, for the compiler."""
-    name = {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv"}
+    name = names[dtype]
     return f"tensordesc<{name}{shape},{shared_layout(shape, dtype)!r}>"
 
 

@@ -49,7 +49,7 @@ def _variant_fp8(columns: int, how: Layout) -> Variant:
         _gated_fp8_kernel,
         pointers | dict.fromkeys(_STRIDES, "i32") | {"rows": "i32"},
         {"KIND": KINDS["silu"], "COLUMNS": columns, "WIDTH": width(columns)}
-        | {"ROWS": how.rows, "STAGES": how.stages},
+        | {"ROWS": how.rows, "STAGES": how.stages, "OVERLAP": True},
         {"num_warps": how.warps},
         [*pointers, *_STRIDES],
     )

@@ -22,19 +22,24 @@ from cairn.kernels.norm.rows import width
 KERNEL = "cairn.kernels.norm.join_norm"
 
 
-def _variant(columns: int, parts: int) -> Variant:
+def _variant(columns: int, parts: int, fp8: bool = False) -> Variant:
     types = dict(parts="*fp32", residual="*bf16", weight="*bf16", y="*bf16", total="*bf16")
+    types |= {"y": "*fp8e4nv", "scale": "*fp32"} if fp8 else {}
     numbers = dict.fromkeys(("rows", "residual_stride", "y_stride", "total_stride"), "i32")
     constants: dict[str, Any] = dict(
         PARTS=parts, PLUS_ONE=False, COLUMNS=columns, WIDTH=width(columns), EARLY=True, OVERLAP=True
-    )
+    ) | ({} if fp8 else {"scale": None})
     return Variant(
-        f"join norm {columns}, {parts} parts", _join_norm_kernel, {**types, **numbers, "eps": "fp32"}, constants,
-        {"num_warps": _warps(columns)}, (*types, "residual_stride", "y_stride", "total_stride"),
-    )  # fmt: skip
+        f"join norm {columns}, {parts} parts{', fp8' * fp8}",
+        _join_norm_kernel,
+        {**types, **numbers, "eps": "fp32"},
+        constants,
+        {"num_warps": _warps(columns)},
+        (*types, "residual_stride", "y_stride", "total_stride"),
+    )
 
 
-VARIANTS = [_variant(1024, 4), _variant(4096, 2)]
+VARIANTS = [_variant(1024, 4), _variant(4096, 2), _variant(4096, 2, fp8=True)]
 
 
 def cases() -> Iterator[Case]:

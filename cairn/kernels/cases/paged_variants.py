@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 
-from torch import bfloat16
+from torch import bfloat16, float8_e4m3fn
 
 from cairn.kernels.attention.attention_rings import shared_layout
 from cairn.kernels.kernel import Expect, Variant
 from cairn.kernels.paged.paged_decode import CANDIDATES as DECODE_PLANS
 from cairn.kernels.paged.paged_decode import Plan as DecodePlan
 from cairn.kernels.paged.paged_decode import _decode_kernel
+from cairn.kernels.paged.paged_decode_gluon import PLAN_8_BITS, SWIZZLED
 from cairn.kernels.paged.paged_decode_gluon import Plan as StreamPlan
 from cairn.kernels.paged.paged_decode_gluon import constants as stream_constants
-from cairn.kernels.paged.paged_decode_gluon_kernel import COLUMNS, decode_kernel
+from cairn.kernels.paged.paged_decode_gluon_kernel import decode_kernel
 from cairn.kernels.paged.paged_gluon_kernel import prefill_kernel
 from cairn.kernels.paged.paged_parts import add_up_kernel
 from cairn.kernels.paged.paged_prefill import CANDIDATES as PREFILL_PLANS
@@ -129,13 +130,25 @@ def gluon(
     )
 
 
-def decode_gluon(name: str, group: int = 4, columns: int = 128, page: int = 64) -> Variant:
-    plan = StreamPlan()
-    box = [plan.box, COLUMNS.value]
-    described = f"tensordesc<bf16{box},{shared_layout(box, bfloat16)!r}>"
+def decode_gluon(
+    name: str, group: int = 4, columns: int = 128, page: int = 64, fp8: bool = False
+) -> Variant:
+    plan = PLAN_8_BITS if fp8 else StreamPlan()
+    dtype = float8_e4m3fn if fp8 else bfloat16
+    box = [plan.box, min(columns, SWIZZLED // dtype.itemsize)]
+    described = f"tensordesc<{'fp8e4nv' if fp8 else 'bf16'}{box},{shared_layout(box, dtype)!r}>"
     pointers = {
         name: TENSORS.get(name, "*fp32")
-        for name in ("q", "tables", "lengths", "out", "partial", "partial_lse")
+        for name in (
+            "q",
+            "tables",
+            "lengths",
+            "out",
+            "partial",
+            "partial_lse",
+            "k_scale",
+            "v_scale",
+        )
     }
     numbers = (
         "table_stride", "q_token", "q_head", "out_token", "out_head", "page_rows", "head_rows",
@@ -143,7 +156,7 @@ def decode_gluon(name: str, group: int = 4, columns: int = 128, page: int = 64) 
     )  # fmt: skip
     types = {"k_view": described, "v_view": described, **pointers, "arrivals": "*i32"}
     types |= {"sequences": "i32", "scale_log2": "fp32", **dict.fromkeys(numbers, "i32")}
-    fixed = stream_constants(8, group, columns, page, 256, plan, prefetch=True)
+    fixed = stream_constants(8, group, columns, page, 256, plan, prefetch=True, scales=int(fp8))
     return Variant(
         f"paged_decode gluon {name}", decode_kernel, types, fixed | dict(OVERLAP=True),
         {"num_warps": 4, "maxnreg": plan.most}, ("q", "out", "partial", "q_token", "q_head", "out_token", "out_head"),
@@ -177,6 +190,8 @@ VARIANTS = [
     add_up(),
     decode_gluon("128 page 64"),
     decode_gluon("128 page 16, groups of 2", group=2, page=16),
+    decode_gluon("128 page 64, fp8", fp8=True),
+    decode_gluon("64 page 128, fp8", columns=64, page=128, fp8=True),
     decode_gluon("64 page 128, groups of 16", group=16, columns=64, page=128),
     *(
         prefill(f"128 {'x'.join(map(str, plan[:4]))}{' tma' if plan.tma else ''}", plan)
@@ -184,6 +199,7 @@ VARIANTS = [
     ),
     prefill("128 behind all keys", PrefillPlan(64, 64, 4, 3), ALL=True, LSE=True),
     prefill("128 fp8", PrefillPlan(tma=False), "fp8e4nv", SCALES=2),
+    prefill("128 fp8 tma", PrefillPlan(), "fp8e4nv", SCALES=1),
     prefill("64 everything", PrefillPlan(tma=False), **EVERYTHING),
     prefill("96", PrefillPlan(tma=False), C=96),
     prefill("256", PrefillPlan(128, 32, 8, 2, False), C=256, WIDTH=256),

@@ -30,7 +30,13 @@ def _variant(columns: int, stored: str, rows: int, warps: int, stages: int) -> V
         _quantize_kernel,
         {"x": "*bf16", "values": f"*{stored}", "scale": "*fp32", "rows": "i32"}
         | {"x_stride": "i32", "values_stride": "i32"},
-        {"COLUMNS": columns, "WIDTH": width(columns), "ROWS": rows, "STAGES": stages},
+        {
+            "COLUMNS": columns,
+            "WIDTH": width(columns),
+            "ROWS": rows,
+            "STAGES": stages,
+            "OVERLAP": True,
+        },
         {"num_warps": warps},
         ("x", "values", "scale", "x_stride", "values_stride"),
     )

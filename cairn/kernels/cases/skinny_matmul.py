@@ -21,9 +21,9 @@ from cairn.kernels.matmul.skinny_plans import (
     beside_plan,
     candidates,
     default_plan,
-    pays,
     row_block,
     row_plan,
+    skinny_is_faster,
 )
 from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
@@ -41,7 +41,13 @@ def _numbers(kernel: Any, known: dict[str, Any]) -> dict[str, str]:
 def _variant(plan: Plan, m: int, k: int, swiglu: bool = False) -> Variant:
     kernel = KERNELS[plan.kernel]
     constants: dict[str, Any] = dict(
-        bias=None, residual=None, SWIGLU=swiglu, OVERLAP=True, EARLY=True
+        scale_x=None,
+        scale_w=None,
+        bias=None,
+        residual=None,
+        SWIGLU=swiglu,
+        OVERLAP=True,
+        EARLY=True,
     )
     if plan.kernel == "row":
         types = {"x": "*bf16", "w": "*bf16", "y": "*bf16"}
@@ -89,13 +95,21 @@ BATCHES = (1, 8, 16, 32, 64)
 
 _SHIPPED = [
     *(_variant(default_plan(m, p.n, p.k), m, p.k) for p in PROJECTIONS for m in BATCHES),
-    *(_variant(default_plan(128, p.n, p.k), 128, p.k) for p in QWEN3_06B if pays(128, p.n, p.k)),
-    *(_variant(default_plan(256, p.n, p.k), 256, p.k) for p in QWEN3_06B if pays(256, p.n, p.k)),
+    *(
+        _variant(default_plan(128, p.n, p.k), 128, p.k)
+        for p in QWEN3_06B
+        if skinny_is_faster(128, p.n, p.k)
+    ),
+    *(
+        _variant(default_plan(256, p.n, p.k), 256, p.k)
+        for p in QWEN3_06B
+        if skinny_is_faster(256, p.n, p.k)
+    ),
     *(
         _variant(beside_plan(m, p.n, p.k), m, p.k)
         for p in QWEN3_06B
         for m in (32, 64, 128)
-        if pays(128, p.n, p.k)
+        if skinny_is_faster(128, p.n, p.k)
     ),
     *(_variant(default_plan(m, 24576, 4096), m, 4096, swiglu=True) for m in (1, 8, 64, 128)),
     _variant(row_plan(2048, 2, 8), 1, 2048),

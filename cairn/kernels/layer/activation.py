@@ -78,8 +78,9 @@ def _gated_kernel(
 def _gated_fp8_kernel(
     gate, up, y, scale, rows, gate_stride, up_stride, y_stride,
     KIND: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    begin(OVERLAP)
     column = tl.arange(0, WIDTH)[None, :]
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
@@ -200,7 +201,7 @@ def _launch_fp8(gate: Tensor, up: Tensor | None, activation: str, y: Quantized) 
         gate_TF, up_TF, y_TF, y.scale, rows,
         gate_TF.stride(0), up_TF.stride(0), y_TF.stride(0),
         KIND=KINDS[activation], COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows,
-        STAGES=how.stages, num_warps=how.warps,
+        STAGES=how.stages, num_warps=how.warps, **pdl(gate.device),
     )  # fmt: skip
 
 

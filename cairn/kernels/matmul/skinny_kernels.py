@@ -30,7 +30,7 @@ def _swiglu(gate, up, bias, n, N):
 
 @triton.jit
 def row_kernel(
-    x, w, bias, residual, y, stride_w, N, K,
+    x, w, scale_w, bias, residual, y, stride_w, N, K,
     BN: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr,
     SWIGLU: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -52,14 +52,17 @@ def row_kernel(
         held = held + (part,)  # noqa: RUF005  the compiler takes no star
     if OVERLAP and EARLY:
         gdc_wait()
-    # Eight neighbours belong to one thread: adding them up first leaves few sums to keep.
-    sums = tl.zeros([BN, BK // 8], tl.float32)
+    # 16 bytes of neighbours belong to one thread: adding those up first leaves few sums to keep.
+    NEAR: tl.constexpr = 128 // w.dtype.element_ty.primitive_bitwidth
+    sums = tl.zeros([BN, BK // NEAR], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         k = chunk * BK + tl.arange(0, BK)
         values = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         product = held[chunk].to(tl.float32) * values[None, :]
-        sums += tl.sum(tl.reshape(product, (BN, BK // 8, 8)), axis=2)
+        sums += tl.sum(tl.reshape(product, (BN, BK // NEAR, NEAR)), axis=2)
     total = tl.sum(sums, axis=1)
+    if scale_w is not None:  # weights are float8, with a scale for each row
+        total *= tl.load(scale_w + n, mask=n < N, other=0.0)
     if SWIGLU:
         pair = tl.program_id(0) * HALF + tl.arange(0, HALF)
         gate, up = tl.split(tl.permute(tl.reshape(total, (2, HALF)), (1, 0)))

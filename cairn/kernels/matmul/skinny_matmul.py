@@ -101,7 +101,7 @@ def skinny_parts(
     if not cut or _obstacle(x, w_NK, Epilogue(), plan) is not None:
         return None
     parts = x.new_empty(split, m, n, dtype=torch.float32)
-    _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, _common(plan, prefetch))
+    _launch_tiles(x, w_NK, x, parts, Epilogue(), plan, launch_constants(plan, prefetch))
     return parts
 
 
@@ -151,14 +151,14 @@ def launch(
     x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, plan: Plan, prefetch: bool = False
 ) -> None:
     """Run the kernels on checked two-dimensional operands."""
-    common = _common(plan, prefetch)
+    common = launch_constants(plan, prefetch)
     if plan.kernel == "row":
         _launch_row(x, w, y, epilogue, plan, common)
     else:
         _launch_stream(x, w, y, epilogue, plan, common)
 
 
-def _common(plan: Plan, prefetch: bool) -> dict[str, Any]:
+def launch_constants(plan: Plan, prefetch: bool) -> dict[str, Any]:
     overlap = plan.overlap and os.environ.get("TRITON_INTERPRET") != "1"
     return dict(OVERLAP=overlap, EARLY=prefetch, num_warps=plan.warps, launch_pdl=overlap)
 
@@ -168,7 +168,7 @@ def _launch_row(
 ) -> None:
     (n, k), swiglu = w.shape, epilogue.activation is not None
     KERNELS["row"][(triton.cdiv(n, plan.block_n),)](
-        *(x, w, epilogue.bias_N, epilogue.residual_MN, y, w.stride(0), n, k),
+        *(x, w, None, epilogue.bias_N, epilogue.residual_MN, y, w.stride(0), n, k),
         BN=plan.block_n, BK=plan.block_k, CHUNKS=triton.cdiv(k, plan.block_k), SWIGLU=swiglu, **common,
     )  # fmt: skip
 
@@ -203,19 +203,19 @@ def _launch_tiles(
     split = plan.parts(k)
     blocks = triton.cdiv(m, row_block(m))
     KERNELS["stream"][(triton.cdiv(n, plan.block_n) * split * blocks,)](
-        _describe(x, [row_block(m), plan.block_k]),
-        _describe_pairs(w, plan.block_k) if swiglu else _describe(w, [PIECE, plan.block_k]),
-        *(epilogue.bias_N, residual, y, parts, stride_r, y.stride(0), m, n, k),
+        tile_descriptor(x, [row_block(m), plan.block_k]),
+        tile_descriptor_of_pairs(w, plan.block_k) if swiglu else tile_descriptor(w, [PIECE, plan.block_k]),
+        *(None, None, epilogue.bias_N, residual, y, parts, stride_r, y.stride(0), m, n, k),
         PIECES=plan.block_n // PIECE, SPLIT=split, STAGES=plan.stages, SWIGLU=swiglu, **common,
     )  # fmt: skip
 
 
-def _describe(rows: Tensor, block: list[int]) -> TensorDescriptor:
+def tile_descriptor(rows: Tensor, block: list[int]) -> TensorDescriptor:
     layout = shared_layout(block, rows.dtype)
     return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block, layout)
 
 
-def _describe_pairs(w: Tensor, columns: int) -> TensorDescriptor:
+def tile_descriptor_of_pairs(w: Tensor, columns: int) -> TensorDescriptor:
     """8 rows of the gate, then the same 8 of up, and so on: as if w's rows lay in that order."""
     (n, k), stride, block = w.shape, w.stride(0), [PIECE // 16, 2, 8, columns]
     shape, strides = [n // 16, 2, 8, k], [8 * stride, n // 2 * stride, stride, 1]

@@ -48,7 +48,7 @@ class Plan(NamedTuple):
         return min(self.split, -(-k // self.block_k))
 
 
-def pays(m: int, n: int, k: int, *, gated: bool = False) -> bool:
+def skinny_is_faster(m: int, n: int, k: int, *, gated: bool = False) -> bool:
     """Is this kernel, with what it joins (`gated`: SwiGLU, too), ahead of cuBLAS for m rows and n x k weights?"""
     if gated and n >= TALL * PIECE and TALL_ROWS < m <= TILE_ROWS:
         return True

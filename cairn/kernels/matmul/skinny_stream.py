@@ -11,6 +11,7 @@ for one step, whose float32 sums a second kernel joins. Programs that share rows
 from memory, the others from the L2 cache.
 
 With SwiGLU every 16 rows of a piece are 8 of the gate and the 8 of up that belong to them: a thread has both.
+Operands of float8 have a scale for each of their rows, which multiplies the sums.
 """
 
 from triton.experimental import gluon
@@ -54,6 +55,18 @@ def _rows(n0, N, layout: gl.constexpr, SWIGLU: gl.constexpr):
 
 
 @gluon.jit
+def _scaled(sums, scale_x, scale_w, n0, m0, M, N, SWIGLU: gl.constexpr):
+    """Sums of float8 products times the scales of their rows."""
+    layout: gl.constexpr = sums.type.layout
+    BM: gl.constexpr = sums.type.shape[1]
+    rows = _rows(n0, N, gl.SliceLayout(1, layout), SWIGLU)
+    m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))
+    of_w = gl.load(scale_w + rows, mask=rows < N, other=0.0)
+    of_x = gl.load(scale_x + m, mask=m < M, other=0.0)
+    return sums * of_w[:, None] * of_x[None, :]
+
+
+@gluon.jit
 def _deliver(sums, bias, residual, y, n0, m0, stride_r, stride_y, M, N, SWIGLU: gl.constexpr):
     """What follows the product, and the store, 16 bytes along n where a thread has so many."""
     BM: gl.constexpr = sums.type.shape[1]
@@ -88,13 +101,14 @@ def _deliver(sums, bias, residual, y, n0, m0, stride_r, stride_y, M, N, SWIGLU: 
 
 @gluon.jit
 def stream_kernel(
-    x, w, bias, residual, y, parts, stride_r, stride_y, M, N, K,
+    x, w, scale_x, scale_w, bias, residual, y, parts, stride_r, stride_y, M, N, K,
     PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
     SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     BM: gl.constexpr = x.block_type.shape[0]
     BK: gl.constexpr = x.block_type.shape[1]
-    BYTES: gl.constexpr = (PIECES * PIECE + BM) * BK * 2
+    BITS: gl.constexpr = w.dtype.primitive_bitwidth
+    BYTES: gl.constexpr = (PIECES * PIECE + BM) * BK * BITS // 8
     if OVERLAP:
         gdc_launch_dependents()
         if not EARLY:
@@ -122,7 +136,7 @@ def stream_kernel(
             x, at, full.index(slot), values.index(slot), pred=slot < count
         )
 
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 256 // BITS])
     sums = ()
     for _ in gl.static_range(PIECES):
         sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
@@ -145,9 +159,12 @@ def stream_kernel(
         tma.async_copy_global_to_shared(x, [m0, k], full.index(turn), values.index(turn), pred=more)
     for piece in gl.static_range(PIECES):
         row = n0 + piece * PIECE
+        result = sums[piece]
+        if scale_w is not None:
+            result = _scaled(result, scale_x, scale_w, row, m0, M, N, SWIGLU)
         if parts is None:
-            _deliver(sums[piece], bias, residual, y, row, m0, stride_r, stride_y, M, N, SWIGLU)
+            _deliver(result, bias, residual, y, row, m0, stride_r, stride_y, M, N, SWIGLU)
         else:
             n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
             m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
-            gl.store(parts + (part * M + m) * N + n, sums[piece], mask=(n < N) & (m < M))
+            gl.store(parts + (part * M + m) * N + n, result, mask=(n < N) & (m < M))

@@ -180,13 +180,14 @@ def rmsnorm_fp8(
     *,
     plus_one: bool = False,
     out: Quantized | None = None,
+    prefetch: bool = False,
     impl: Impl = "auto",
 ) -> Quantized:
     """quantize(rmsnorm(x)) without y ever leaving the chip. Not differentiable."""
     y = quantized_rows(x, FP8, out)
     if _offer(x, None, weight, impl) == "reference":
         return filled(y, quantize_reference(rmsnorm_reference(x, weight, eps, plus_one)))
-    _launch(x, None, weight, y.values, None, y.scale, None, eps, plus_one)
+    _launch(x, None, weight, y.values, None, y.scale, None, eps, plus_one, prefetch)
     return y
 
 
@@ -199,13 +200,14 @@ def add_rmsnorm_fp8(
     plus_one: bool = False,
     out: Quantized | None = None,
     residual_out: Tensor | None = None,
+    prefetch: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Quantized, Tensor]:
     y, total = quantized_rows(x, FP8, out), _buffer("residual_out", residual_out, residual)
     if _offer(x, residual, weight, impl) == "reference":
         normed, added = add_rmsnorm_reference(x, residual, weight, eps, plus_one)
         return filled(y, quantize_reference(normed)), total.copy_(added)
-    _launch(x, residual, weight, y.values, total, y.scale, None, eps, plus_one)
+    _launch(x, residual, weight, y.values, total, y.scale, None, eps, plus_one, prefetch)
     return y, total
 
 

@@ -65,6 +65,8 @@ def cascade_attention(
     *,
     scale: float | None = None,
     softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> Tensor:
     """One query for each sequence, as `paged_attention` with max_query 1 over the whole tables."""
@@ -73,7 +75,7 @@ def cascade_attention(
     rest = State(torch.empty_like(q_BHC), _levels(q_BHC))
     call = checked(
         q_BHC, cache_k, cache_v, cascade.first_1P, cascade.shared_1, cascade.bounds_2, len(q_BHC), scale, 0,
-        softcap, out=prefix.out_THC, lse=prefix.lse_TH,
+        softcap, k_scale=k_scale, v_scale=v_scale, out=prefix.out_THC, lse=prefix.lse_TH,
     )  # fmt: skip
     if needs_cuda(q_BHC) is None:
         small = SMALL_TILES._replace(rows=max(SMALL_TILES.rows, power_of_2(call.group)))
@@ -83,7 +85,7 @@ def cascade_attention(
         _prefix_by_reference(call)
     paged_attention(
         q_BHC, cache_k, cache_v, cascade.tables_BP, cascade.lengths_B, max_query=1, scale=scale,
-        softcap=softcap, out=rest.out_THC, lse=rest.lse_TH, workspace=workspace,
+        softcap=softcap, k_scale=k_scale, v_scale=v_scale, out=rest.out_THC, lse=rest.lse_TH, workspace=workspace,
     )  # fmt: skip
     return merge_state(rest, prefix, out=rest).out_THC
 

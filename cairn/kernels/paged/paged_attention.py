@@ -158,7 +158,7 @@ def _launch(
 ) -> None:
     if _is_decode(call):
         if gluon and workspace is not None:
-            plan = paged_decode_gluon.BESIDE if shares_chip else paged_decode_gluon.PLAN
+            plan = paged_decode_gluon.plan_of(call, shares_chip)
             paged_decode_gluon.decode(call, workspace, prefetch, plan)
         else:
             paged_decode.decode(call, call.max_query, workspace, prefetch)

@@ -8,7 +8,7 @@ from cairn.kernels.attention.attention_rings import shared_layout
 from cairn.kernels.dependent import pdl
 from cairn.kernels.dispatch import needs_hopper
 from cairn.kernels.norm.rows import multiprocessors
-from cairn.kernels.paged.paged_decode_gluon_kernel import COLUMNS, LOG2_E, ROWS, decode_kernel
+from cairn.kernels.paged.paged_decode_gluon_kernel import LOG2_E, ROWS, decode_kernel
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_tiles import Paged, bucket
 from cairn.kernels.paged.paged_views import matrix_view
@@ -23,11 +23,20 @@ class Plan(NamedTuple):
     registers: int = 64  # of a thread of the copying warp
     most: int = 128  # of any thread
     early: bool = True  # let the successor start before this one has ended
+    block: int = 64  # keys of a tile
 
 
 PLAN = Plan()
+PLAN_8_BITS = Plan(box=64, block=128)  # as many bytes in a tile
 # Leaves half of a multiprocessor to another stream: to its kernels, not to a successor that would only wait there.
 BESIDE = Plan(per_sm=1, early=False)
+SWIZZLED = 128  # bytes of a copied row, the widest swizzle
+
+
+def plan_of(call: Paged, shares_chip: bool) -> Plan:
+    plan = PLAN if call.k_scale is None else PLAN_8_BITS
+    plan = plan._replace(box=min(plan.box, call.page_size))  # a copy is of one page
+    return plan._replace(per_sm=BESIDE.per_sm, early=BESIDE.early) if shares_chip else plan
 
 
 def obstacle(call: Paged, workspace: Workspace | None) -> str | None:
@@ -46,8 +55,8 @@ def unfit(call: Paged, programs: int) -> str | None:
         return "sequences have more than one query, or bounds"
     if call.window or call.softcap or call.sinks_H is not None or call.lse_TH is not None:
         return "it has no window, soft-cap, sinks or log-sum-exp"
-    if call.q_THC.element_size() != 2 or call.cache_k.dtype != call.q_THC.dtype:
-        return "it takes 16-bit numbers only"
+    if call.q_THC.element_size() != 2:
+        return "it takes queries of 16 bits only"
     if call.columns not in (64, 128) or call.group > ROWS.value:
         return f"heads have {call.columns} columns and groups {call.group} heads"
     if 2 * call.sequences * call.kv_heads < programs:
@@ -57,33 +66,44 @@ def unfit(call: Paged, programs: int) -> str | None:
     return None
 
 
-def decode(call: Paged, workspace: Workspace, prefetch: bool, plan: Plan = PLAN) -> None:
+def decode(call: Paged, workspace: Workspace, prefetch: bool, plan: Plan | None = None) -> None:
     """Fill all rows. `prefetch`: lengths, tables and the tokens before the newest are not being written any more."""
     view = matrix_view(call.cache_k)
     if view is None:
         raise ValueError("call: wanted what the kernel takes, got pages that have no matrix view")
-    box = [plan.box, COLUMNS.value]
+    plan = plan or plan_of(call, False)
+    box = [plan.box, min(call.columns, SWIZZLED // call.cache_k.element_size())]
     caches = (
         TensorDescriptor(cache, [view.rows, view.columns], [cache.stride(1), 1], box,
                          shared_layout(box, cache.dtype))
         for cache in (call.cache_k, call.cache_v)
     )  # fmt: skip
-    numbers = call.numbers()
+    numbers, tensors = call.numbers(), call.tensors()
     kernel: Any = decode_kernel
     kernel[(plan.per_sm * multiprocessors(call.q_THC.device),)](
         *caches, call.q_THC, call.block_tables, call.lengths, call.out_THC, workspace.partial,
-        workspace.partial_lse, workspace.arrivals, call.sequences, call.scale * LOG2_E.value,
+        workspace.partial_lse, workspace.arrivals, tensors["k_scale"], tensors["v_scale"], call.sequences,
+        call.scale * LOG2_E.value,
         *(numbers[name] for name in ("table_stride", "q_token", "q_head", "out_token", "out_head")),
         view.page_rows, view.head_rows, view.head_columns,
-        **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, prefetch),
+        **constants(call.kv_heads, call.group, call.columns, call.page_size, bucket(call.sequences), plan, prefetch,
+                    call.constants()["SCALES"]),
         num_warps=4, maxnreg=plan.most, **pdl(call.q_THC.device),
     )  # fmt: skip
 
 
 def constants(
-    kv_heads: int, group: int, columns: int, page_size: int, sequences: int, plan: Plan, prefetch: bool
-) -> dict[str, Any]:  # fmt: skip
+    kv_heads: int,
+    group: int,
+    columns: int,
+    page_size: int,
+    sequences: int,
+    plan: Plan,
+    prefetch: bool,
+    scales: int = 0,
+) -> dict[str, Any]:
     return dict(
         KV_HEADS=kv_heads, GROUP=group, D=columns, PAGE=page_size, SEQUENCES=max(sequences, 128),
         BUFFERS=plan.buffers, EARLY=plan.early, PREFETCH=prefetch, REGISTERS=plan.registers,
+        SCALES=scales, BLOCK=plan.block,
     )  # fmt: skip

@@ -12,7 +12,9 @@ A copy is BOX rows of a page. What a last tile has no tokens for is not read fro
 ones that were just read (a weight of 0 meets something finite). Tiles are cut as whole ones all the same.
 
 Takes 16-bit numbers, D 64 or 128, up to 16 heads that share a key head, pages of any size; no window, soft-cap, sink or
-log-sum-exp. The cache must be finite everywhere: allocate it with zeros.
+log-sum-exp. A cache of float8 becomes float16 on its way into the tensor cores, which holds each of its values; the
+scale of keys multiplies the scores, and that of values the result. The cache must be finite everywhere: allocate it
+with zeros.
 """
 
 from triton.experimental import gluon
@@ -28,8 +30,6 @@ NOTHING = gl.constexpr(-1.0e30)  # a finite minus infinity: no NaN from the diff
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = gl.constexpr(1.4426950408889634)
 ROWS = gl.constexpr(16)  # heads of a group, padded to what the tensor cores take
-BLOCK = gl.constexpr(64)  # keys of a tile
-COLUMNS = gl.constexpr(64)  # of a copy: 128 bytes, the widest swizzle
 
 
 @aggregate
@@ -54,7 +54,7 @@ def _plus(a, b):
 
 
 @gluon.jit
-def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr):
+def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([max(SEQUENCES // 128, 1)], [32], [4], [0])
     every = gl.arange(0, SEQUENCES, layout=layout)
     tiles = gl.cdiv(gl.load(lengths + every, mask=every < sequences, other=0), BLOCK)
@@ -68,7 +68,7 @@ def _cut(lengths, sequences, KV_HEADS: gl.constexpr, SEQUENCES: gl.constexpr):
 
 
 @gluon.jit
-def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr):
+def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr):
     """The page of a tile, or that of each box where pages are smaller than a tile. Behind the end: page 0."""
     EACH: gl.constexpr = BLOCK if PAGE >= BLOCK else BOX
     found = ()
@@ -80,13 +80,14 @@ def _pages(table, tile, length, PAGE: gl.constexpr, BOX: gl.constexpr):
 
 @gluon.jit
 def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D: gl.constexpr, PAGE: gl.constexpr,
-               BOX: gl.constexpr):  # fmt: skip
+               BOX: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
     """One tile of keys or of values."""
     PIECES: gl.constexpr = BLOCK // BOX
+    COLUMNS: gl.constexpr = view.block_type.shape[1]
     boxes = ring.at(step)._reinterpret(
         view.dtype, [PIECES * (D // COLUMNS), BOX, COLUMNS], view.layout
     )
-    ring.begin(step, BLOCK * D * 2)
+    ring.begin(step, BLOCK * D * view.dtype.primitive_bitwidth // 8)
     first = pages[0] * page_rows + row + tile * BLOCK % PAGE
     for piece in gl.static_range(PIECES):
         token = tile * BLOCK + piece * BOX
@@ -106,8 +107,8 @@ def _copy_tile(view, ring, step, pages, tile, length, row, column, page_rows, D:
 
 @gluon.jit
 def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows, head_columns,
-          KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, OVERLAP: gl.constexpr,
-          PREFETCH: gl.constexpr):  # fmt: skip
+          KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, BLOCK: gl.constexpr,
+          OVERLAP: gl.constexpr, PREFETCH: gl.constexpr):  # fmt: skip
     if OVERLAP and not PREFETCH:
         gdc_wait()
     place = line.place
@@ -123,17 +124,43 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
         table = tables + gl.to_tensor(sequence).to(gl.int64) * table_stride
         row = head * head_rows
         column = head * head_columns
-        pages = _pages(table, done, length, PAGE, BOX)
+        pages = _pages(table, done, length, PAGE, BOX, BLOCK)
         for tile in range(done, done + count):
-            next_pages = _pages(table, tile + 1, length, PAGE, BOX)  # a tile before they are needed
+            next_pages = _pages(
+                table, tile + 1, length, PAGE, BOX, BLOCK
+            )  # a tile before they are needed
             if OVERLAP and PREFETCH:  # noqa: SIM102  (known to the compiler)
                 if tile == tiles - 1:  # the newest token's keys are the predecessor's work
                     gdc_wait()
             _copy_tile(
-                k_view, k_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+                k_view,
+                k_ring,
+                step,
+                pages,
+                tile,
+                length,
+                row,
+                column,
+                page_rows,
+                D,
+                PAGE,
+                BOX,
+                BLOCK,
             )
             _copy_tile(
-                v_view, v_ring, step, pages, tile, length, row, column, page_rows, D, PAGE, BOX
+                v_view,
+                v_ring,
+                step,
+                pages,
+                tile,
+                length,
+                row,
+                column,
+                page_rows,
+                D,
+                PAGE,
+                BOX,
+                BLOCK,
             )
             pages = next_pages
             step += 1
@@ -144,13 +171,18 @@ def _copy(k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, p
 
 
 @gluon.jit
-def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2):
+def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2, BLOCK: gl.constexpr):
     """Scores, softmax and values of one tile."""
     layout: gl.constexpr = acc.type.layout
     left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
     k_ring.wait(step)
-    keys = k_ring.at(step).permute((1, 0)).load(right)
+    keys = (
+        k_ring.at(step)
+        .permute((1, 0))
+        .load(gl.DotOperandLayout(1, layout, q.type.layout.k_width))
+        .to(q.dtype)
+    )
     scores = mma_v2(q, keys, gl.zeros([ROWS, BLOCK], gl.float32, layout)) * scale_log2
     key = key0 + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
     scores = gl.where((key < length)[None, :], scores, NOTHING)
@@ -161,7 +193,7 @@ def _tile(q, acc, sums, top, k_ring, v_ring, step, key0, length, scale_log2):
         sums * shrink + weights
     )  # added up at the end of the pair, which spares a meeting of the warps
     v_ring.wait(step)
-    values = v_ring.at(step).load(right)
+    values = v_ring.at(step).load(right).to(q.dtype)
     acc = mma_v2(gl.convert_layout(weights.to(q.dtype), left), values, acc * shrink)
     gl.thread_barrier()  # all warps have read the buffers
     k_ring.release(step)
@@ -193,10 +225,11 @@ def _add_up(partial, partial_lse, owner, parts, row, column, D: gl.constexpr):
 
 @gluon.jit
 def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2, q_token,
-             q_head, out_token, out_head, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
-             OVERLAP: gl.constexpr):  # fmt: skip
+             q_head, out_token, out_head, k_scale, v_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+             D: gl.constexpr, BLOCK: gl.constexpr, OVERLAP: gl.constexpr, SCALES: gl.constexpr):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 4], [16, 8])
-    left: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    # A thread takes 4 bytes of a key at once: with float8 these are four columns of both operands.
+    left: gl.constexpr = gl.DotOperandLayout(0, layout, 4 if SCALES else 2)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))
     ours = row < GROUP
@@ -216,17 +249,36 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
             token = gl.to_tensor(sequence).to(gl.int64)
             heads = head * GROUP + row
             at = q + token * q_token + (heads * q_head)[:, None] + column[None, :]
-            tile_q = gl.convert_layout(gl.load(at, mask=ours[:, None], other=0.0), left)
+            rows_q = gl.load(at, mask=ours[:, None], other=0.0)
+            if SCALES:
+                rows_q = (rows_q.to(gl.float32) * scale_log2).to(gl.float16)
+                sharpness = gl.load(k_scale + head * (SCALES - 1))
+                growth = gl.load(v_scale + head * (SCALES - 1))
+            else:
+                sharpness = scale_log2
+            tile_q = gl.convert_layout(rows_q, left)
             acc = gl.zeros([ROWS, D], gl.float32, layout)
             sums = gl.zeros([ROWS, BLOCK], gl.float32, layout)
             top = gl.full([ROWS], NOTHING, gl.float32, gl.SliceLayout(1, layout))
             for tile in range(done, done + count):
                 acc, sums, top = _tile(
-                    tile_q, acc, sums, top, k_ring, v_ring, step, tile * BLOCK, length, scale_log2
+                    tile_q,
+                    acc,
+                    sums,
+                    top,
+                    k_ring,
+                    v_ring,
+                    step,
+                    tile * BLOCK,
+                    length,
+                    sharpness,
+                    BLOCK,
                 )
                 step += 1
             total = gl.sum(sums, 1)
             acc = acc / total[:, None]
+            if SCALES:
+                acc = acc * growth
             there = out + token * out_token + (heads * out_head)[:, None] + column[None, :]
             if count == tiles:
                 gl.store(there, acc.to(out.dtype.element_ty), mask=ours[:, None])
@@ -257,30 +309,32 @@ def _compute(q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, li
 
 @gluon.jit(do_not_specialize=["sequences"])
 def decode_kernel(
-    k_view, v_view, q, tables, lengths, out, partial, partial_lse, arrivals,
+    k_view, v_view, q, tables, lengths, out, partial, partial_lse, arrivals, k_scale, v_scale,
     sequences, scale_log2, table_stride, q_token, q_head, out_token, out_head, page_rows, head_rows, head_columns,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SEQUENCES: gl.constexpr,
     BUFFERS: gl.constexpr, EARLY: gl.constexpr, OVERLAP: gl.constexpr, PREFETCH: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, SCALES: gl.constexpr, BLOCK: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = k_view.dtype
+    BITS: gl.constexpr = dtype.primitive_bitwidth
     BOX: gl.constexpr = k_view.block_type.shape[0]
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2
+        swizzle_byte_width=min(128, D * BITS // 8), element_bitwidth=BITS, rank=2
     )
     if OVERLAP:
         if EARLY:
             gdc_launch_dependents()
         if not PREFETCH:
             gdc_wait()
-    line = _cut(lengths, sequences, KV_HEADS, SEQUENCES)
+    line = _cut(lengths, sequences, KV_HEADS, SEQUENCES, BLOCK)
     k = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
     v = gl.allocate_shared_memory(dtype, [BUFFERS, BLOCK, D], tile_layout)
     k_ring = Ring(k, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     v_ring = Ring(v, barriers(BUFFERS, 1), barriers(BUFFERS, 1), BUFFERS)
     gl.warp_specialize([
         (_compute, (q, out, partial, partial_lse, arrivals, lengths, k_ring, v_ring, line, sequences, scale_log2,
-                    q_token, q_head, out_token, out_head, KV_HEADS, GROUP, D, OVERLAP)),
+                    q_token, q_head, out_token, out_head, k_scale, v_scale, KV_HEADS, GROUP, D, BLOCK,
+                    OVERLAP, SCALES)),
         (_copy, (k_view, v_view, k_ring, v_ring, tables, lengths, line, table_stride, page_rows, head_rows,
-                 head_columns, KV_HEADS, D, PAGE, BOX, OVERLAP, PREFETCH)),
+                 head_columns, KV_HEADS, D, PAGE, BOX, BLOCK, OVERLAP, PREFETCH)),
     ], [1], [REGISTERS])  # fmt: skip

@@ -80,8 +80,8 @@ def _walk(
             table, tile + 1, limit, PAGE, BLOCK
         )  # a step ahead of the loads that need it
         if SCALES:
-            tile_k = tile_k.to(tile_q.dtype)
-            tile_v = tile_v.to(tile_q.dtype)
+            tile_k = tile_k.to(tl.float16)
+            tile_v = tile_v.to(tl.float16)
         scores = tl.dot(tile_q, tl.trans(tile_k), input_precision="ieee" if EXACT else "tf32")
         sharpness = strength * LOG2_E  # multiplied in together with the subtraction of the maximum
         if SOFTCAP > 0:
@@ -158,7 +158,10 @@ def _prefill_kernel(
     rows = (start + query).to(tl.int64)
     q_at = q + (rows * q_token + heads * q_head)[:, None] + column[None, :]
     tile_q = tl.load(q_at, mask=ours[:, None] & (column < C)[None, :], other=0.0)
-    strength = scale * factor(k_scale, head, SCALES)
+    strength = scale
+    if SCALES:  # 8-bit keys become float16, which holds each of them and is near
+        tile_q = (tile_q.to(tl.float32) * scale).to(tl.float16)
+        strength = factor(k_scale, head, SCALES)
 
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)

@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from cairn.kernels.arguments import FLOATS, as_rows, check, output, require
+from cairn.kernels.dependent import begin, pdl
 from cairn.kernels.dispatch import Impl, choose, needs_cuda
 from cairn.kernels.kernel import Cost
 from cairn.kernels.norm.rows import (
@@ -83,7 +84,9 @@ def int8_rows(y):
 def _quantize_kernel(
     x, values, scale, rows, x_stride, values_stride,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    begin(OVERLAP)
     column = tl.arange(0, WIDTH)[None, :]
     step = tl.num_programs(0) * ROWS
     for first in tl.range(tl.program_id(0) * ROWS, rows, step, num_stages=STAGES):
@@ -132,7 +135,7 @@ def quantize(
             _quantize_kernel, how.programs(rows, x.device),
             rows_TD, values_TD, quantized.scale, rows, rows_TD.stride(0), values_TD.stride(0),
             COLUMNS=columns, WIDTH=width(columns), ROWS=how.rows, STAGES=how.stages,
-            num_warps=how.warps,
+            num_warps=how.warps, **pdl(x.device),
         )  # fmt: skip
     return quantized
 

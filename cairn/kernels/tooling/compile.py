@@ -35,7 +35,6 @@ from cairn.kernels.tooling.compiled import Compiled, Source
 
 SCHEMA = 1  # of what is kept; another number is another compiler of ours
 TARGET = GPUTarget("cuda", 90, 32)
-ARCHITECTURE = "sm_90a"
 
 
 def compile_variant(variant: Variant, kernel: str = "") -> Compiled:

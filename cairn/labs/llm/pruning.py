@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 def run(bench: Workbench) -> Outcome:
     import torch
 
+    from cairn.compress.prune_masks import magnitude
+
     size = bench.pick(1024, 256)
     weight = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
     x = torch.randn(256, size, generator=torch.Generator().manual_seed(1))
     bench.step("dropping weights")
     shares = [0.1, 0.3, 0.5, 0.7, 0.9]
-    measured = [(share, _output_loss(weight, loose(weight, share), x)) for share in shares]
+    measured = [
+        (share, _output_loss(weight, magnitude(weight, share, None), x)) for share in shares
+    ]
     theory = [(share, energy_below(share)) for share in shares]
-    grouped = two_of_four(weight)
+    grouped = magnitude(weight, 0.5, (2, 4))
+    lost = _of_a_layer(bench)
     groups = (grouped != 0).reshape(-1, 4).sum(dim=1)
     return Outcome(
         checks=[
@@ -51,6 +56,7 @@ def run(bench: Workbench) -> Outcome:
                 measured=(groups == 2).float().mean().item(),
                 unit="share",
             ),
+            *_order(lost),
         ],
         plots=[_plot(measured, theory)],
         table=_table(size),
@@ -88,19 +94,48 @@ def _table(size: int) -> Table:
     )
 
 
-def loose(weight: "Tensor", share: float) -> "Tensor":
-    """The smallest `share` of all weights become zero."""
-    limit = weight.abs().flatten().kthvalue(max(int(weight.numel() * share), 1)).values
-    return weight * (weight.abs() > limit)
+def _of_a_layer(bench: Workbench) -> dict[str, float]:
+    """Output that half of the first layer's weights take with them, by method, for the shipped model."""
+    from cairn.compress.calibration import token_ids, windows
+    from cairn.compress.prune import Method, Sparsity, pruned
+    from cairn.compress.walk import walk
+    from cairn.models.runnable import open_model
+
+    bench.step("pruning a layer of cairn-tiny")
+    opened = open_model("cairn-tiny")
+    assert opened.tokenizer is not None
+    ids = token_ids(None, opened.tokenizer, opened.spec.vocab)
+    model = opened.load("cpu", "float32").model
+    first = next(walk(model, windows(ids, 128, "the labs")[: bench.pick(8, 4)], hessian=True))
+    methods: tuple[Method, ...] = ("magnitude", "wanda", "sparsegpt")
+    lost = dict.fromkeys(methods, 0.0)
+    for site in first.sites:
+        weight, x = site.matrix.read().float(), site.inputs.sample_MK
+        for method in methods:
+            lost[method] += _output_loss(weight, pruned(site, weight, Sparsity(method=method)), x)
+    return {name: total / len(first.sites) for name, total in lost.items()}
 
 
-def two_of_four(weight: "Tensor") -> "Tensor":
-    """Of each four neighbours the two largest stay."""
-    import torch
-
-    fours = weight.reshape(-1, 4)
-    keep = torch.zeros_like(fours).scatter_(1, fours.abs().topk(2, dim=1).indices, 1.0)
-    return (fours * keep).reshape(weight.shape)
+def _order(lost: dict[str, float]) -> list[Check]:
+    return [
+        Check(
+            what=Words(
+                "lost by Wanda over magnitude, a layer of cairn-tiny",
+                "cairn-tiny 的一层：Wanda 与按幅度的损失之比",
+            ),
+            predicted=1.0,
+            measured=lost["wanda"] / lost["magnitude"],
+            unit="x",
+            kind="at_most",
+        ),
+        Check(
+            what=Words("lost by SparseGPT over Wanda", "SparseGPT 与 Wanda 的损失之比"),
+            predicted=1.0,
+            measured=lost["sparsegpt"] / lost["wanda"],
+            unit="x",
+            kind="at_most",
+        ),
+    ]
 
 
 def energy_below(share: float) -> float:

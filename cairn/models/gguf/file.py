@@ -92,6 +92,10 @@ class GGUFFile:
         order_N = _undo(source, torch.arange(rows)[:, None])[:, 0]
         return rows_in_order(planes, order_N.to(device))
 
+    def source(self, name: str) -> Source:
+        """Where the file holds a tensor, and what llama.cpp has changed of it."""
+        return self._source(name)
+
     def close(self) -> None:
         """Tensors that are views keep the mapping alive until they are gone."""
         self._bytes = None

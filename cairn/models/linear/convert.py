@@ -30,3 +30,19 @@ def convert_weights(model: Transformer, name: str, *, release: bool = False) -> 
             part.release()
     size = format_bytes(nbytes, "binary")
     return f"weights: {len(parts)} matrices as {FORMS[name].about}, {size}; exact: --weights float"
+
+
+@torch.inference_mode()
+def convert_head(model: Transformer, *, release: bool = False) -> str:
+    """The output projection in float8 rows; what is looked up stays as it is."""
+    form, head = form_class("fp8"), model.head or model.embedding
+    weight_VD = head.weight.detach()
+    why_not = "the device is a CPU" if not weight_VD.is_cuda else form.obstacle(weight_VD)
+    if why_not:
+        raise ConfigError(f"no 8-bit head: {why_not}", hint="leave out --head")
+    made = form(weight_VD)
+    head.take(made)
+    if release and model.head is not None:
+        head.release()
+    size = format_bytes(made.nbytes, "binary")
+    return f"head: {len(weight_VD)} rows in float8 by choice, {size}; exact: leave out --head"

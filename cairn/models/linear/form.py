@@ -7,7 +7,7 @@ do in its kernel `finished` does behind it, so that a new form may start with th
 reads a weight: the linear maps of `models.linear.maps` ask their form. `models.linear.registry` lists the forms.
 """
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -15,9 +15,12 @@ from cairn.models.activation import Gate
 
 if TYPE_CHECKING:
     from cairn.kernels.norm.join_norm import Parts
+    from cairn.kernels.quantize.quantize import Quantized
 
 # A tensor; parts of a sum over K that are joined where they are added; or None: it has been added to the residual.
 Product: TypeAlias = "Tensor | Parts | None"
+# What enters a product: a tensor, or float8 rows with a scale each, for a form that multiplies those.
+Entering: TypeAlias = "Tensor | Quantized"
 
 
 class Kernels(NamedTuple):
@@ -35,6 +38,9 @@ class Epilogue(NamedTuple):
     gate: Gate | None = None  # the activation to apply
     onto_MN: Tensor | None = None  # the residual that the result is added to next
     kernels: Kernels | None = None  # None: torch's operations, with gradients
+    quantized: bool = (
+        False  # what multiplies next takes float8 rows; a form may return its result so
+    )
 
 
 PLAIN = Epilogue()
@@ -54,6 +60,15 @@ class Form(Protocol):
 
     def after(self, weight_K: Tensor) -> "Form | None":
         """The product of x * weight_K with the same matrix at no more cost, or None."""
+        ...
+
+
+@runtime_checkable
+class Fp8Form(Protocol):
+    """A form that multiplies activations in float8, and would rather not quantise them in a kernel of its own."""
+
+    def quantizes(self, rows: int, kernels: Kernels) -> bool:
+        """Whether a product of so many rows takes its input as float8 rows."""
         ...
 
 

@@ -1,15 +1,26 @@
 """Weights as float8 e4m3 with a scale per row: half the bytes of bfloat16.
 
-On a GPU the activations are rounded to float8 as well, each token by its own largest value, and the tensor cores
-multiply in float8; elsewhere the weights are dequantised for each product, which shows what they stand for.
+On a GPU the activations of several rows are rounded to float8 as well, each token by its own largest value, and the
+tensor cores multiply in float8; one row alone keeps its activations, because reading the weights is all the work. The
+norm or activation before a product quantises on its way (`quantizes`). Elsewhere the weights are dequantised for each
+product, which shows what they stand for.
 """
 
+from typing import cast
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
-from cairn.kernels.quantize.quantize import dequantize, quantize
-from cairn.models.linear.form import PLAIN, Epilogue, finished
+from cairn.kernels.arguments import as_rows
+from cairn.kernels.matmul.matmul_fp8 import SMALL, launch, matmul_fp8
+from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
+from cairn.kernels.matmul.skinny_plans import FEW_ROWS
+from cairn.kernels.norm.join_norm import Parts
+from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize
+from cairn.models.linear.form import PLAIN, Entering, Epilogue, Kernels, Product, finished
+
+LONGEST_ROW = 1 << 15  # columns that the kernel for one row takes
 
 
 class Fp8Rows:
@@ -34,12 +45,60 @@ class Fp8Rows:
     def after(self, weight_K: Tensor) -> None:
         return None
 
+    def quantizes(self, rows: int, kernels: Kernels) -> bool:
+        values = self.quantized.values
+        alone = rows == 1 and values.shape[1] <= LONGEST_ROW and not kernels.invariant
+        return values.is_cuda and not alone
+
     def product(
-        self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
-    ) -> Tensor:
-        if x_MK.is_cuda:
-            x, weight = quantize(x_MK.contiguous()), self.quantized
-            y_MN = matmul_fp8(x.values, weight.values, x.scale, weight.scale, out_dtype=x_MK.dtype)
+        self, x_MK: Entering, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
+    ) -> Product:
+        if not self.quantized.values.is_cuda:
+            x = cast(Tensor, x_MK)
+            return finished(F.linear(x, dequantize(self.quantized, x.dtype)), bias_N, epilogue)
+        kernels = epilogue.kernels or Kernels()
+        if isinstance(x_MK, Tensor) and self.quantizes(len(x_MK), kernels):
+            x_MK = quantize(x_MK.contiguous())
+        if isinstance(x_MK, Tensor):
+            return self._one_row(x_MK, bias_N, epilogue)
+        return self._quantized_rows(x_MK, bias_N, epilogue, kernels)
+
+    def _one_row(self, x_1K: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
+        gate = epilogue.gate
+        swiglu = gate is not None and gate.is_swiglu
+        y_1N = skinny_fp8(
+            x_1K,
+            self.quantized,
+            bias_N=bias_N,
+            activation="swiglu" if swiglu else None,
+            prefetch=epilogue.kernels is not None,
+        )
+        return y_1N if gate is None or swiglu else gate.fast(y_1N)
+
+    def _quantized_rows(
+        self, x: Quantized, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
+    ) -> Product:
+        few = len(x.values) <= FEW_ROWS and not kernels.invariant
+        prefetch = epilogue.kernels is not None
+        if few and epilogue.onto_MN is not None and bias_N is None:
+            sums_SMN = skinny_fp8_parts(x, self.quantized, prefetch=prefetch)
+            if sums_SMN is not None:
+                return Parts(sums_SMN)
+        if few:
+            y_MN = skinny_fp8(x, self.quantized, bias_N=bias_N, prefetch=prefetch)
         else:
-            y_MN = F.linear(x_MK, dequantize(self.quantized, x_MK.dtype))
-        return finished(y_MN, bias_N, epilogue)
+            y_MN = self._many(x, kernels.invariant)
+            y_MN = y_MN if bias_N is None else y_MN + bias_N
+        gate = epilogue.gate
+        if gate is not None and gate.has_kernel and epilogue.quantized:
+            return cast(Product, gate.fast_fp8(y_MN))
+        return y_MN if gate is None else gate.fast(y_MN)
+
+    def _many(self, x: Quantized, invariant: bool) -> Tensor:
+        weight = self.quantized
+        if not invariant:
+            return matmul_fp8(x.values, weight.values, x.scale, weight.scale)
+        rows = as_rows("x", x.values)  # one tile, whatever the number of rows
+        y_MN = torch.empty(len(rows), len(weight.values), dtype=torch.bfloat16, device=rows.device)
+        launch(rows, weight.values, y_MN, x.scale.flatten(), weight.scale.flatten(), SMALL)
+        return y_MN

@@ -12,7 +12,7 @@ from torch import Tensor
 from cairn.kernels.matmul.epilogue import Epilogue as MatmulEpilogue
 from cairn.kernels.matmul.matmul import SMALL, launch, matmul
 from cairn.kernels.matmul.skinny_matmul import skinny_matmul, skinny_parts
-from cairn.kernels.matmul.skinny_plans import pays
+from cairn.kernels.matmul.skinny_plans import skinny_is_faster
 from cairn.kernels.norm.join_norm import Parts
 from cairn.models.linear.form import Epilogue, Kernels, Product
 
@@ -27,7 +27,7 @@ def gpu_product(
 ) -> Product:
     if epilogue.onto_MN is not None and bias_N is None and not kernels.invariant:
         rows = len(x_MK)
-        if pays(rows, *w_NK.shape):
+        if skinny_is_faster(rows, *w_NK.shape):
             sums_SMN = skinny_parts(x_MK, w_NK, prefetch=True, shares_chip=kernels.shares_chip)
             if sums_SMN is not None:
                 return Parts(sums_SMN)
@@ -43,7 +43,9 @@ def gpu_product(
 
 def _joins(rows: int, w_NK: Tensor, kernels: Kernels) -> bool:
     """SwiGLU in the product's epilogue: for few rows and for many, not for those between."""
-    return (pays(rows, *w_NK.shape, gated=True) or rows >= MANY_ROWS) and not kernels.invariant
+    return (
+        skinny_is_faster(rows, *w_NK.shape, gated=True) or rows >= MANY_ROWS
+    ) and not kernels.invariant
 
 
 def _by_kernel(
@@ -54,7 +56,7 @@ def _by_kernel(
         launch(x_MK, w_NK, y_MN, MatmulEpilogue(bias_N), SMALL)
         return y_MN
     activation = "swiglu" if swiglu else None
-    if pays(len(x_MK), *w_NK.shape, gated=swiglu):
+    if skinny_is_faster(len(x_MK), *w_NK.shape, gated=swiglu):
         return skinny_matmul(
             x_MK,
             w_NK,

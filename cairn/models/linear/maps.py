@@ -19,7 +19,16 @@ from torch import Tensor, nn
 
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.linear.float_product import float_product
-from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
+from cairn.models.linear.form import (
+    PLAIN,
+    Entering,
+    Epilogue,
+    Form,
+    Fp8Form,
+    Kernels,
+    Product,
+    finished,
+)
 from cairn.models.shards import even_share
 
 Addend = Callable[[Tensor], Tensor]  # x [M, K] -> [M, N]
@@ -84,18 +93,24 @@ class Linear(Holder):
             blank = torch.empty(weight.shape, device="meta", dtype=weight.dtype)
             owner.weight = nn.Parameter(blank, requires_grad=False)
 
-    def product(self, x_MK: Tensor, epilogue: Epilogue = PLAIN) -> Product:
+    def quantizes(self, rows: int, kernels: Kernels) -> bool:
+        """Whether a product of so many rows takes its input as float8 rows."""
+        form = self.form
+        return isinstance(form, Fp8Form) and self.addend is None and form.quantizes(rows, kernels)
+
+    def product(self, x_MK: Entering, epilogue: Epilogue = PLAIN) -> Product:
         """x @ weight.T of all parts side by side, with their biases, and what the epilogue asks for."""
         if self.addend is None:
             return self._multiply(x_MK, epilogue)
         y_MN = self._multiply(x_MK, Epilogue(kernels=epilogue.kernels))
-        return finished(cast(Tensor, y_MN) + self.addend(x_MK), None, epilogue)
+        return finished(cast(Tensor, y_MN) + self.addend(cast(Tensor, x_MK)), None, epilogue)
 
-    def _multiply(self, x_MK: Tensor, epilogue: Epilogue, biased: bool = True) -> Product:
+    def _multiply(self, x_MK: Entering, epilogue: Epilogue, biased: bool = True) -> Product:
         form = self.form
-        if form is not None and form.covers(len(x_MK)):
-            return form.product(x_MK, self.form_bias if biased else None, epilogue)
-        return self._float(x_MK, epilogue, biased)
+        quantized = not isinstance(x_MK, Tensor)  # only where `quantizes` said so
+        if form is not None and (quantized or form.covers(len(x_MK))):
+            return form.product(cast(Tensor, x_MK), self.form_bias if biased else None, epilogue)
+        return self._float(cast(Tensor, x_MK), epilogue, biased)
 
     def _float(self, x_MK: Tensor, epilogue: Epilogue, biased: bool) -> Product:
         bias_N = getattr(self, "bias", None) if biased else None
@@ -163,14 +178,14 @@ class Rows(Linear):
     def forward(self, x_TF: Tensor) -> Tensor:
         return cast(Tensor, self.product(x_TF))
 
-    def product(self, x_MK: Tensor, epilogue: Epilogue = PLAIN) -> Product:
+    def product(self, x_MK: Entering, epilogue: Epilogue = PLAIN) -> Product:
         if self.shards.size == 1:
             return super().product(x_MK, epilogue)
         partial_MN = cast(
             Tensor, self._multiply(x_MK, Epilogue(kernels=epilogue.kernels), biased=False)
         )
         if self.addend is not None:
-            partial_MN = partial_MN + self.addend(x_MK)
+            partial_MN = partial_MN + self.addend(cast(Tensor, x_MK))
         return self.summed(partial_MN)
 
     def summed(self, partial_MN: Tensor) -> Tensor:

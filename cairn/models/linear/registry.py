@@ -32,7 +32,16 @@ FORMS = {
 PACKED = ("int8", "int4")
 NAMES = ("auto", "float", *PACKED, *FORMS)
 # Made of planes, by the kind of device: the first class whose `obstacle(planes)` is None.
-OF_PLANES: dict[str, tuple[Registration, ...]] = {"cuda": (), "cpu": ()}
+OF_PLANES: dict[str, tuple[Registration, ...]] = {
+    "cuda": (
+        Registration(
+            "cairn.models.linear.fp8_planes",
+            "Fp8Planes",
+            "float8 rows as the checkpoint stores them; activations by token",
+        ),
+    ),
+    "cpu": (),
+}
 PLANES = Registration(
     "cairn.models.linear.planes_form", "PlanesForm", "planes that are dequantised for each product"
 )

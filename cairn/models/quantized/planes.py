@@ -34,6 +34,7 @@ class Planes:
     order_K: Tensor | None = None  # int64: column j of levels multiplies column order_K[j] of x
     activations: Activations = "float"
     input_scale: float | None = None  # with activations "tensor"
+    global_scale: float | None = None  # nvfp4, where known: scales are e4m3 numbers divided by it
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -4,20 +4,23 @@ Everything about a step lies in tensors, so a CUDA graph replays it with other s
 kernels is in `Extent`: it is part of a graph's identity. `projected` is the fast way in: it takes the fused projection,
 norms and rotates q and k and writes the pages in one kernel. A step in which every sequence is new attends to the
 projection itself, without pages, which is faster. A step in which all decode behind the same pages reads those once.
+A cache in float8 has a scale for each layer's keys and values; the first prompts set them, unless they are known.
 """
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.attention_problem import WIDTHS
-from cairn.kernels.layer.rope import Heads, Pages
+from cairn.kernels.layer.rope import Heads, Pages, rope
 from cairn.kernels.paged.cascade import Cascade, cascade_attention
 from cairn.kernels.paged.kv_write import rope_write
 from cairn.kernels.paged.paged_attention import checked, paged_attention
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_prefill import prefill
+from cairn.kernels.quantize.quantize import rounded
 from cairn.models.attend import Rule
 from cairn.serve.engine.pages import Paged, PagePool
 
@@ -30,6 +33,7 @@ class Extent(NamedTuple):
     invariant: bool = False  # one kernel for all lengths, which reads a sequence in one piece
     shared: bool = False  # all decode, and begin with the same pages
     shares_chip: bool = False  # another stream computes the rest of this step at the same time
+    measures: bool = False  # its keys and values set the scales of the cache
 
 
 class AroundAttention(Protocol):
@@ -67,14 +71,21 @@ class PagedOnGPU(Paged):
 
     def __call__(self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, rule: Rule) -> Tensor:
         keys, values = self.pool.of_layer(rule.layer)
-        self._store(keys, k_TKC, rule)
-        self._store(values, v_TKC, rule)
+        if self.extent.measures and self.pool.scales is not None:
+            self.pool.scales.measure(rule.layer, k_TKC, v_TKC)
+        k_scale, v_scale = self._scales(rule)
+        self._store(keys, k_TKC if k_scale is None else stored(k_TKC, k_scale), rule)
+        self._store(values, v_TKC if v_scale is None else stored(v_TKC, v_scale), rule)
         return self._over_pages(q_THC, keys, values, rule)
 
     def projected(self, qkv_TE: Tensor, heads: Heads, table: Tensor | None, rule: Rule) -> Tensor:
         """From the fused projection [T, (H + 2K) * C] to [T, H, C]."""
         keys, values = self.pool.of_layer(rule.layer)
-        pages = Pages(self._group_slots[self.pool.group_of[rule.layer]], keys, values)
+        if self.extent.measures and self.pool.scales is not None:
+            _, k_TKC, v_TKC = rope(qkv_TE, heads, table, self.positions_T)
+            self.pool.scales.measure(rule.layer, k_TKC, v_TKC)
+        slots_T = self._group_slots[self.pool.group_of[rule.layer]]
+        pages = Pages(slots_T, keys, values, *self._scales(rule))
         size = keys.shape[-1]
         if not self.extent.fresh or self.extent.invariant or size not in WIDTHS:
             q_THC = rope_write(
@@ -90,9 +101,15 @@ class PagedOnGPU(Paged):
         )  # fmt: skip
         return out if isinstance(out, Tensor) else out[0]
 
+    def _scales(self, rule: Rule) -> tuple[Tensor | None, Tensor | None]:
+        return (None, None) if self.pool.scales is None else self.pool.scales.of_layer(rule.layer)
+
     def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
         size, slots_T = cache.shape[1], self._slots_of(rule)
-        cache[slots_T // size, slots_T % size] = new_TKC.to(cache.dtype)
+        new_TKC = new_TKC.to(cache.dtype)
+        if cache.itemsize == 1:  # 8-bit floats cannot be indexed everywhere
+            cache, new_TKC = cache.view(torch.uint8), new_TKC.view(torch.uint8)
+        cache[slots_T // size, slots_T % size] = new_TKC
 
     def _over_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         if self.around is not None:
@@ -104,16 +121,25 @@ class PagedOnGPU(Paged):
 
     def _attend_pages(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         tables_BP = self._group_tables[self.pool.group_of[rule.layer]]
+        k_scale, v_scale = self._scales(rule)
         if self.extent.invariant:
             call = checked(q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
-                           self.extent.max_query, rule.scale, rule.window, rule.softcap)  # fmt: skip
+                           self.extent.max_query, rule.scale, rule.window, rule.softcap,
+                           k_scale=k_scale, v_scale=v_scale)  # fmt: skip
             prefill(call)
             return call.out_THC
         if self.cascade is not None and not rule.window:
             return cascade_attention(q_THC, keys, values, self.cascade, scale=rule.scale,
-                                     softcap=rule.softcap, workspace=self.workspace)  # fmt: skip
+                                     softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale,
+                                     workspace=self.workspace)  # fmt: skip
         return paged_attention(
             q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
-            softcap=rule.softcap, workspace=self.workspace, prefetch=True, shares_chip=self.extent.shares_chip,
+            softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale, workspace=self.workspace, prefetch=True,
+            shares_chip=self.extent.shares_chip,
         )  # fmt: skip
+
+
+def stored(new_TKC: Tensor, scale_1: Tensor) -> Tensor:
+    """Keys or values as a float8 cache keeps them."""
+    return rounded(new_TKC.float() / scale_1, torch.float8_e4m3fn)

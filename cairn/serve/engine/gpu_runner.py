@@ -15,6 +15,7 @@ from cairn.models.cache import layer_planes
 from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cuda_graph import Graphs, Shape
 from cairn.serve.engine.gpu_pages import Extent, PagedOnGPU
 from cairn.serve.engine.halves import Halves, suits
@@ -35,8 +36,9 @@ class GPURunner(Runner):
         graphs: bool = True,
         fused: bool = True,
         invariant: bool = False,
+        scales: CacheScales | None = None,
     ) -> None:
-        super().__init__(model, limits, dtype)
+        super().__init__(model, limits, dtype, scales=scales)
         self.invariant = invariant
         self.fused = Fused(model, limits.context, invariant) if fused else None
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
@@ -68,6 +70,8 @@ class GPURunner(Runner):
                 self.graphs.capture_common()
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:
+        if self.pool.scales is not None and not self.pool.scales.is_known:
+            return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
         shape = self.graphs.ready(step.chunks, shared > 0) if self.graphs is not None else None
         if self.graphs is None or shape is None:
@@ -75,6 +79,15 @@ class GPURunner(Runner):
             return staged, self.forward(staged, step.chunks, shared > 0)
         staged = self.batch.stage(step.chunks, shape.layout, shared)
         return staged, self.graphs.replay(shape)
+
+    def _run_first(self, step: Step, scales: CacheScales) -> tuple[Staged, Forward]:
+        """The first prompts, kernel by kernel: each layer sets the scales of its cache before it stores anything."""
+        staged = self.batch.stage(step.chunks)
+        most = max(chunk.count for chunk in step.chunks)
+        fresh = most > 1 and all(chunk.start == 0 for chunk in step.chunks)
+        done = self._forward(staged, Extent(most, fresh, self.invariant, measures=True))
+        scales.is_known = True
+        return staged, done
 
     def _shared_tokens(self, step: Step) -> int:
         if step.prefill or step.admitted or self.limits.drafts:

@@ -23,6 +23,7 @@ from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Rule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers
+from cairn.serve.engine.cache_scales import CacheScales
 
 NULL_PAGE = 0
 
@@ -37,7 +38,10 @@ class PagePool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        scales: CacheScales | None = None,
     ) -> None:
+        """`scales`: of a cache in float8."""
+        self.scales = scales
         heads, width = _shape_of_planes(groups)
         # A GPU reads the tokens of one head in long runs; a CPU gathers whole tokens.
         self.heads_first = torch.device(device).type == "cuda"

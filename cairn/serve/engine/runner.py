@@ -20,6 +20,7 @@ from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Batch, Staged
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.pooling import Part, part_of
 from cairn.serve.engine.recorded import serving_form
@@ -73,13 +74,17 @@ class Runner:
         limits: Limits,
         dtype: torch.dtype | None = None,
         lean: bool = False,
+        scales: CacheScales | None = None,
     ) -> None:
-        """`lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`."""
+        """`dtype`: of the cache, with `scales` if that is float8; by default the model's.
+
+        `lean`: on a CPU, through fewer operations; see `models.lean` and `engine.recorded`.
+        """
         weight = model.embedding.weight
         self.model, self.limits, self.device = model, limits, weight.device
         groups = pool_groups(model, limits)
         self.pool = PagePool(
-            groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device
+            groups, limits.pages, limits.page_size, dtype or weight.dtype, self.device, scales
         )
         self.batch = Batch(limits, self.device)
         self.sampler = Sampler(limits.rows, model.spec.vocab, self.device)

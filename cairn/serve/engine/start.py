@@ -15,13 +15,14 @@ from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
-from cairn.models.linear.convert import convert_weights
+from cairn.models.linear.convert import convert_head, convert_weights
 from cairn.models.linear.registry import FORMS, PACKED
 from cairn.models.room import free_bytes
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_layout import transpose_weights
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
@@ -126,6 +127,8 @@ def start_with(
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted
         converted.append(convert_weights(model, config.weights, release=sole))
+    if config.head == "8bit":
+        converted.append(convert_head(model, release=sole))
     limits, sizes = choose_limits(runnable, config)
     limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
     shards = model.build.shards
@@ -161,6 +164,8 @@ def start_with(
         notes.append(
             f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
         )
+    if runner.pool.scales is not None:
+        notes.append(runner.pool.scales.note())
     notes += arranged
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
@@ -194,7 +199,8 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
     groups = cache_groups(
         spec, model.build.shards.size, grouped=config.cache_groups and not config.plain
     )
-    of_page = page_bytes(groups, page_size, weight.dtype.itemsize)
+    cache_dtype = cache_type(config, on_gpu) or weight.dtype
+    of_page = page_bytes(groups, page_size, cache_dtype.itemsize)
     if config.num_gpu_blocks_override is not None:
         sizes = Sizes(config.num_gpu_blocks_override + 1, page_size, "as asked")
         _check_pages(sizes.pages, of_page, weight.device)
@@ -229,6 +235,17 @@ def longest_context(limits: Limits) -> int:
     """So long that AT_ONCE requests of this length fit into the cache, in whole pages; at most the model's."""
     together = msgspec.structs.replace(limits, pages=max(2, (limits.pages - 1) // AT_ONCE + 1))
     return max(min(limits.context, together.capacity), 1)
+
+
+def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
+    """The type of keys and values; None: the model's."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    if not on_gpu:
+        raise ConfigError(
+            "kv_cache_dtype is fp8, and the device is a CPU", hint="leave it out, or serve on a GPU"
+        )
+    return torch.float8_e4m3fn
 
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
@@ -273,7 +290,9 @@ def _check_form(config: EngineConfig, on_gpu: bool) -> None:
             f"weights is {config.weights}, which is for a CPU",
             hint="use --weights fp8, or leave it out",
         )
-    if config.weights in (*PACKED, *FORMS) and (config.plain or config.batch_invariant):
+    invariant_too = on_gpu and config.weights in FORMS  # which have one tile for any number of rows
+    exact = config.plain or (config.batch_invariant and not invariant_too)
+    if config.weights in (*PACKED, *FORMS) and exact:
         mode = "plain" if config.plain else "batch_invariant"
         raise ConfigError(
             f"weights is {config.weights}, and {mode} computes with the weights as they are",
@@ -300,8 +319,15 @@ def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
     from cairn.serve.engine.gpu_runner import GPURunner
 
     eager = config.enforce_eager or config.plain
+    dtype = cache_type(config, on_gpu=True)
     runner = GPURunner(
-        model, limits, graphs=not eager, fused=not config.plain, invariant=config.batch_invariant
+        model,
+        limits,
+        dtype,
+        graphs=not eager,
+        fused=not config.plain,
+        invariant=config.batch_invariant,
+        scales=None if dtype is None else CacheScales(model.spec.layers, runnable.device),
     )
     if config.load_in_advance:
         runner.warm_up()

@@ -96,6 +96,11 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
             f"a hand-over between engines of {shards} ranks",
             hint="tensor parallel 1 on both sides; the planner below knows more",
         )
+    if pool.scales is not None and pool.scales.are_measured:
+        raise ConfigError(
+            "a hand-over of a float8 cache whose scales each engine measures for itself",
+            hint="leave out --kv-cache-dtype, or serve a checkpoint that has the scales of its cache",
+        )
     contents = Contents(
         model=identity(runner.model) + _grouping(pool), layers=pool.cache.shape[0], kv_heads=keys.heads,
         width=keys.width, dtype=str(pool.cache.dtype).removeprefix("torch."),

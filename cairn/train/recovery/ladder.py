@@ -24,7 +24,6 @@ from cairn.train.recovery.settings import Recovery
 from cairn.train.recovery.templates import Fits, best_for, shrunk
 
 Rung = Literal["tell", "redo", "heal", "spare", "shrink", "template", "requeue", "stop"]
-RUNGS: tuple[Rung, ...] = Rung.__args__  # type: ignore[attr-defined]
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

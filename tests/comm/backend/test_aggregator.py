@@ -37,15 +37,15 @@ def test_the_sum_of_the_workers(world, aggregator):
 
 def wrong(rank, world):
     """What each rank hears: of a switch that is no rank, and of sizes that differ."""
-    group, heard = dist.new_group(backend="cairn"), []
+    group, on_message = dist.new_group(backend="cairn"), []
     for aggregator, size in ((7, 10), (1, 10 + (rank == 2))):
         try:
             group.switch_all_reduce(torch.ones(size), aggregator).wait()
             dist.barrier(group)
-            heard.append("nothing")
+            on_message.append("nothing")
         except CommError as error:
-            heard.append((type(error), str(error)))
-    return heard
+            on_message.append((type(error), str(error)))
+    return on_message
 
 
 def test_mistakes_are_heard_by_every_rank():

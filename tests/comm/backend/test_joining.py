@@ -56,15 +56,15 @@ def test_a_port_that_somebody_else_has_is_an_error_on_every_rank():
     """Rank 0 cannot listen there; rank 1 gets through, and no answer."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         where = f"cairn://127.0.0.1:{stranger.getsockname()[1]}"
-        (first, said), (second, heard) = run_ranks(
+        (first, said), (second, on_message) = run_ranks(
             2, meets, where, SOON, {"WORLD_SIZE": "2"}, timeout_s=120
         )
     assert first == "CommError"
     assert said.startswith("init: rank 0 cannot listen on 127.0.0.1:")
     assert "address already in use" in said
     assert second == "CommTimeout"
-    assert heard.startswith("init: rank 1 had no answer from 127.0.0.1:")
-    assert "within 6 s" in heard
+    assert on_message.startswith("init: rank 1 had no answer from 127.0.0.1:")
+    assert "within 6 s" in on_message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Smaller models: quantised, pruned, and measured against what they were."""

@@ -1,0 +1,196 @@
+"""A model with its matrices rounded, layer by layer, each on the output of the rounded layers before it.
+
+rtn            nearest level                                      any scheme
+gptq           later columns make up for earlier errors           any scheme
+awq            columns with large inputs scaled up first          4-bit schemes
+smoothquant    outliers of activations moved into the weights     w8a8
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from cairn.compress.awq import best_scale
+from cairn.compress.gptq import GraphedColumns, RoundColumns, gptq
+from cairn.compress.scaling import apply_scales, folds_of, storable_scale
+from cairn.compress.smoothquant import STRENGTH, smoothing_scale
+from cairn.compress.walk import LayerSites, Site, walk
+from cairn.core.errors import ConfigError
+from cairn.models.linear.form import Epilogue, finished
+from cairn.models.quantized.matrices import Matrix
+from cairn.models.quantized.planes import Planes, dequantized
+from cairn.models.quantized.round_model import rounded_parts, split_rows
+from cairn.models.quantized.rounding import Grid, rounded_activations
+from cairn.models.transformer import Transformer
+
+Method = Literal["rtn", "gptq", "awq", "smoothquant"]
+FOUR_BITS = ("w4a16", "mxfp4", "nvfp4", "q4_0")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How matrices are rounded."""
+
+    method: Method
+    ordered: bool = True  # gptq: columns with the largest inputs first
+    strength: float = STRENGTH  # smoothquant: how much of an outlier moves
+
+
+class MatrixError(msgspec.Struct, frozen=True, kw_only=True):
+    """What rounding one matrix did to its output: |error| / |output| on rows of the calibration text."""
+
+    matrix: str
+    error: float
+    nearest: float  # of round to nearest on the same inputs
+
+
+@dataclass
+class Rounded:
+    """Planes by the name of a slot, and how good they are."""
+
+    planes: dict[str, Planes] = field(default_factory=dict)
+    errors: list[MatrixError] = field(default_factory=list)
+
+
+def check_pair(scheme: str, method: Method) -> None:
+    if method == "awq" and scheme not in FOUR_BITS:
+        raise ConfigError(
+            f"method awq is for 4 bits, and scheme {scheme} has 8",
+            hint="use --method rtn: 8 bits lose little",
+        )
+    if method == "smoothquant" and scheme != "w8a8":
+        raise ConfigError(
+            f"method smoothquant is for 8-bit integer activations, which scheme {scheme} has not",
+            hint="use --scheme w8a8, or --method gptq",
+        )
+
+
+def quantize_model(
+    model: Transformer,
+    windows_BL: Tensor,
+    grid: Grid,
+    settings: Settings,
+    stored: torch.dtype,
+    advance: Callable[[str], None] = lambda words: None,
+    chunk_windows: int = 8,
+) -> Rounded:
+    """Round every matrix of the layers; the model computes with the rounded weights afterwards."""
+    made, columns = Rounded(), GraphedColumns()
+    for walked in walk(model, windows_BL, settings.method == "gptq", chunk_windows):
+        _round_layer(walked, grid, settings, stored, made, columns)
+        worst = max(made.errors[-len(walked.sites) :], key=lambda one: one.error)
+        advance(f"{worst.matrix.split('.', 2)[2]} {worst.error:.4f}")
+    return made
+
+
+@torch.no_grad()
+def _round_layer(
+    walked: LayerSites,
+    grid: Grid,
+    settings: Settings,
+    stored: torch.dtype,
+    made: Rounded,
+    columns: RoundColumns,
+) -> None:
+    before = {site.matrix.name: site.matrix.read().float() for site in walked.sites}
+    scales = dict(_scaled(walked, grid, settings, stored))
+    for site in walked.sites:
+        matrix, original_NK = site.matrix, before[site.matrix.name]
+        planes = _planes(site, grid, settings, stored, columns)
+        made.planes |= dict(zip(matrix.slots, planes, strict=True))
+        made.errors.append(_judge(site, planes, scales.get(matrix.name), original_NK, grid, stored))
+        _put(matrix, planes, grid)
+
+
+def _scaled(
+    walked: LayerSites, grid: Grid, settings: Settings, stored: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Fold scales into what makes each input; the scale of the columns of each matrix."""
+    if settings.method not in ("awq", "smoothquant"):
+        return
+    for fold in folds_of(walked):
+        if settings.method == "awq":
+            scale_K = best_scale(fold, grid, stored)
+        elif fold.norm is not None:
+            scale_K = storable_scale(fold, smoothing_scale(fold, settings.strength), stored)
+        else:
+            continue
+        apply_scales(fold, scale_K)
+        yield from ((site.matrix.name, scale_K) for site in fold.sites)
+
+
+def _planes(
+    site: Site, grid: Grid, settings: Settings, stored: torch.dtype, columns: RoundColumns
+) -> list[Planes]:
+    """Of each slot of a matrix."""
+    matrix, w_NK = site.matrix, site.matrix.read().float()
+    if settings.method != "gptq":
+        return list(rounded_parts(w_NK, matrix, grid, stored))
+    hessian_KK = site.inputs.hessian_KK
+    if grid.block_rows > 1:  # blocks do not reach from one tensor into the next
+        parts = w_NK.split(list(matrix.rows))
+        return [gptq(w, hessian_KK, grid, stored, matrix.name, columns=columns) for w in parts]
+    planes = gptq(w_NK, hessian_KK, grid, stored, matrix.name, settings.ordered, columns)
+    return split_rows(planes, list(matrix.rows))
+
+
+def _judge(
+    site: Site,
+    planes: list[Planes],
+    scale_K: Tensor | None,
+    original_NK: Tensor,
+    grid: Grid,
+    stored: torch.dtype,
+) -> MatrixError:
+    x_MK = site.inputs.sample_MK.float()
+    wanted_MN = x_MK @ original_NK.t()
+    now_NK = site.matrix.read().float()
+    scaled_MK = x_MK if scale_K is None else x_MK / scale_K
+    made_MN = rounded_activations(scaled_MK, grid) @ _joined(planes).t()
+    # Rows that a later fold has divided (v, up) are compared at the size that they had.
+    input_K = 1.0 if scale_K is None else scale_K
+    weight_N = original_NK.square().sum(1) / (now_NK / input_K).square().sum(1).clamp(min=1e-30)
+    made_MN = made_MN * weight_N.sqrt()
+    nearest = rounded_parts(original_NK, site.matrix, grid, stored)
+    nearest_MN = rounded_activations(x_MK, grid) @ _joined(nearest).t()
+    size = wanted_MN.norm().clamp(min=1e-30)
+    return MatrixError(
+        matrix=site.matrix.name,
+        error=float((made_MN - wanted_MN).norm() / size),
+        nearest=float((nearest_MN - wanted_MN).norm() / size),
+    )
+
+
+def _joined(planes: list[Planes]) -> Tensor:
+    return torch.cat([dequantized(part) for part in planes])
+
+
+def _put(matrix: Matrix, planes: list[Planes], grid: Grid) -> None:
+    """From now on the model computes with what a file will hold."""
+    matrix.write(_joined(planes))
+    if matrix.linear is not None and grid.activations != "float":
+        matrix.linear.take(RoundedInputs(matrix, grid))
+
+
+class RoundedInputs:
+    """A form whose weights are rounded already and whose activations are rounded on the way in."""
+
+    nbytes = 0  # none of its own
+
+    def __init__(self, matrix: Matrix, grid: Grid) -> None:
+        self.matrix, self.grid = matrix, grid
+
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def after(self, weight_K: Tensor) -> None:
+        return None
+
+    def product(self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue) -> Tensor:
+        x_MK = rounded_activations(x_MK, self.grid)
+        return finished(
+            torch.nn.functional.linear(x_MK, self.matrix.read(), bias_N), None, epilogue
+        )

@@ -1,0 +1,63 @@
+"""What is remembered of the inputs of a matrix while calibration text passes through it."""
+
+import torch
+from torch import Tensor
+
+SAMPLE = 512  # rows that are kept as they are
+
+
+class InputStatistics:
+    """Sums over all rows x of an input [M, K], and some of the rows themselves."""
+
+    def __init__(self, columns: int, device: torch.device, batches: int, hessian: bool) -> None:
+        """`batches`: how often `add` will be called; `hessian`: whether sums of x x^T are wanted."""
+        self.rows = 0
+        self.square_KK: Tensor | None = None
+        if hessian:
+            self.square_KK = torch.zeros(columns, columns, device=device)
+        self.sum_abs_K = torch.zeros(columns, device=device)
+        self.sum_squares_K = torch.zeros(columns, device=device)
+        self.max_abs_K = torch.zeros(columns, device=device)
+        self._kept: list[Tensor] = []
+        self._per_batch = -(-SAMPLE // max(batches, 1))
+
+    def add(self, x_MK: Tensor) -> None:
+        if not len(x_MK):
+            return
+        self.rows += len(x_MK)
+        wide = x_MK.float()
+        size = wide.abs()
+        self.sum_abs_K += size.sum(0)
+        self.sum_squares_K += wide.square().sum(0)
+        self.max_abs_K = torch.maximum(self.max_abs_K, size.amax(0))
+        if self.square_KK is not None:
+            self._add_square(x_MK, wide)
+        step = max(len(x_MK) // self._per_batch, 1)
+        self._kept.append(x_MK[::step][: self._per_batch].clone())
+
+    def _add_square(self, x_MK: Tensor, wide: Tensor) -> None:
+        assert self.square_KK is not None
+        if x_MK.is_cuda and x_MK.dtype != torch.float32:
+            # Products of 16-bit numbers are exact in float32, and tensor cores sum in float32.
+            self.square_KK += torch.mm(x_MK.t(), x_MK, out_dtype=torch.float32)
+        else:
+            self.square_KK.addmm_(wide.t(), wide)
+
+    @property
+    def sample_MK(self) -> Tensor:
+        return torch.cat(self._kept)[:SAMPLE]
+
+    @property
+    def hessian_KK(self) -> Tensor:
+        """2 / n * sum of x x^T: the second derivative of the mean square error of a row of the output."""
+        assert self.square_KK is not None
+        return self.square_KK * (2.0 / max(self.rows, 1))
+
+    @property
+    def mean_abs_K(self) -> Tensor:
+        return self.sum_abs_K / max(self.rows, 1)
+
+    @property
+    def norm_K(self) -> Tensor:
+        """The length of each column over all rows."""
+        return self.sum_squares_K.sqrt()

@@ -1,0 +1,144 @@
+"""Writes a quantised model as a GGUF file that llama.cpp and `cairn` read: Q8_0 or Q4_0 blocks of 32 values.
+
+Metadata and tokenizer are those of the GGUF file that the model came from; its matrices are the planes, the embedding
+and the head are Q8_0, and everything else is float32. A model that came from elsewhere has no such file.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cairn.core.errors import ConfigError
+from cairn.models.checkpoint_names import source
+from cairn.models.export import tensors
+from cairn.models.gguf.file import GGUFFile
+from cairn.models.gguf.names import Source
+from cairn.models.quantized.planes import Planes
+from cairn.models.quantized.rounding import SCHEMES, rounded
+from cairn.models.quantized.write import QuantizedModel
+
+BLOCK = 32
+KEPT = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.architecture")
+FILE_TYPES = {"q4_0": 2, "q8_0": 7}  # of general.file_type: "mostly" this one
+
+
+def write_gguf(quantized: QuantizedModel, folder: Path, like: Path, scheme: str) -> Path:
+    """A new folder with one file; `like`: the GGUF file whose metadata it takes over."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    name = f"model.{scheme.upper()}.gguf"
+    _write_file(quantized, unfinished / name, like, scheme)
+    if folder.exists():
+        folder.rmdir()
+    unfinished.rename(folder)
+    return folder / name
+
+
+def check_source(like: Path | None) -> Path:
+    """The GGUF file that a model came from."""
+    if like is None:
+        raise ConfigError(
+            "a GGUF file takes its metadata from the GGUF file of the model, and this model is none",
+            hint="begin with a .gguf file, or use --scheme w8a8 or w4a16",
+        )
+    return like
+
+
+def _write_file(quantized: QuantizedModel, path: Path, like: Path, scheme: str) -> None:
+    from gguf import GGUFReader, GGUFWriter
+
+    reader = GGUFReader(like)
+    writer = GGUFWriter(path, str(_contents(reader, "general.architecture")))
+    _copy_metadata(reader, writer, scheme)
+    with GGUFFile(like) as file:
+        places = {name: file.source(name) for name in file.names()}
+        stacks: dict[str, list[tuple[np.ndarray, Any]]] = {}
+        for name, data, kind in _encoded(quantized, places, scheme):
+            place = places[name]
+            if place.stored.shape != place.stored_shape:  # one expert of a stack
+                parts = stacks.setdefault(place.stored.name, [])
+                parts.append((data, kind))
+                if len(parts) == place.stored.shape[0]:
+                    writer.add_tensor(
+                        place.stored.name, np.stack([one for one, _ in parts]), raw_dtype=kind
+                    )
+            else:
+                writer.add_tensor(place.stored.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _contents(reader: Any, name: str) -> Any:
+    return reader.fields[name].contents()
+
+
+def _copy_metadata(reader: Any, writer: Any, scheme: str) -> None:
+    from gguf import GGUFValueType
+
+    for name, field in reader.fields.items():
+        if name in KEPT or name == "general.file_type":
+            continue
+        inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), field.types[0], inner)
+    writer.add_file_type(FILE_TYPES[scheme])
+
+
+def _encoded(quantized: QuantizedModel, places: dict[str, Source], scheme: str) -> Any:
+    """Name, bytes or values, and GGUF type of each tensor."""
+    from gguf import GGMLQuantizationType as Type
+
+    family = quantized.model.spec.family
+    planes = {source(family, name).tensor: made for name, made in quantized.planes.items()}
+    types = {"int8": Type.Q8_0, "int4": Type.Q4_0}
+    for name, tensor in tensors(quantized.model):
+        if name not in places:
+            continue  # a tied head
+        place = places[name]
+        made = planes.get(name)
+        if (
+            made is None
+            and tensor.ndim == 2
+            and tensor.shape[1] % BLOCK == 0
+            and "gate." not in name
+        ):
+            made = rounded(tensor.float(), SCHEMES["q8_0"], torch.float16)
+        if made is None:
+            yield name, _changed(tensor.float(), place).numpy(), Type.F32
+        else:
+            yield name, blocks(made, place), types[made.kind]
+
+
+def blocks(planes: Planes, place: Source | None = None) -> np.ndarray:
+    """Rows of Q8_0 or Q4_0 blocks as bytes: a scale in float16, then 32 values."""
+    levels, scales = planes.levels_NK.cpu(), planes.scales.cpu()
+    if place is not None:
+        levels, scales = _changed(levels, place), _changed(scales, place)
+    rows, columns = levels.shape
+    grouped = levels.view(rows, columns // BLOCK, BLOCK)
+    if planes.kind == "int4":
+        values = grouped[..., :16] | grouped[..., 16:] << 4
+    else:
+        values = grouped.view(torch.uint8)
+    head = scales.half()[..., None].view(torch.uint8)
+    return torch.cat((head, values), -1).flatten(1).contiguous().numpy()
+
+
+def _changed(values: Tensor, place: Source) -> Tensor:
+    """llama.cpp's change to the rows of a tensor."""
+    if place.change == "rotary_rows":
+        halves = values.reshape(place.heads, 2, -1, *values.shape[1:])
+        return halves.transpose(1, 2).reshape(values.shape).contiguous()
+    if place.change == "plus_one":
+        return values + 1
+    if place.change == "transposed":
+        raise ConfigError(
+            "gpt2 models are not written as GGUF", hint="use a model of another family"
+        )
+    return values
