@@ -71,6 +71,12 @@ class Checkpoint:
             return self.quantization.method
         return GGUF if self.path.is_file() else None
 
+    def cache_scales(self) -> list[tuple[float, float]] | None:
+        """Of an 8-bit cache, for keys and values of each layer; None: the checkpoint has none."""
+        if not isinstance(self.tensors, QuantizedTensors):
+            return None
+        return self.tensors.cache_scales(self.spec.layers)
+
     def stored_bits(self) -> float:
         """Bits of a weight in the file, scales included: the most that a matrix has."""
         matrices = (name for name in self._weights() if len(self.tensors.shape(name)) > 1)

@@ -45,6 +45,8 @@ class Runnable:
     ) -> None:
         """`bits`: of a weight in the file, scales included, where it has fewer than the model."""
         self.name, self.model, self.why, self.notes = name, model, why, list(notes)
+        # Of keys and values in 8 bits, for each layer, where the checkpoint has them.
+        self.cache_scales: list[tuple[float, float]] | None = None
         weight = model.embedding.weight
         self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
         self.bits = 8.0 * weight.itemsize if bits is None else bits
@@ -104,7 +106,9 @@ class OpenModel:
             model = self.checkpoint.load(
                 device, chosen, shards=shards, progress=progress, notes=notes
             )
-        return Runnable(self.name, model, why, self.checkpoint.stored_bits(), notes or ())
+        runnable = Runnable(self.name, model, why, self.checkpoint.stored_bits(), notes or ())
+        runnable.cache_scales = self.checkpoint.cache_scales()
+        return runnable
 
 
 def open_model(name: str) -> OpenModel:

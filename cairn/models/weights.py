@@ -90,8 +90,9 @@ def load(
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
-    if kept:  # behind the biases, which a form takes along
-        give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
+    if kept and notes is not None:  # behind the biases, which a form takes along
+        note = give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
+        notes += [note] if note else []
 
 
 def fill_shares(

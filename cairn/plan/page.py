@@ -26,7 +26,7 @@ TRAIN_HEADINGS = (
     "memory",
     "bubble",
     "communication",
-    "why not",
+    "verdict",
 )
 SERVE_HEADINGS = (
     "tp",
@@ -37,7 +37,7 @@ SERVE_HEADINGS = (
     "TPOT p99",
     "USD/M tokens",
     "J/token",
-    "why not",
+    "verdict",
 )
 
 
@@ -52,7 +52,7 @@ def train_cells(row: Row) -> list[str]:
         format_bytes(row.memory.total()),
         f"{row.time.bubble / row.seconds:.1%}",
         f"{exposed / row.seconds:.1%}",
-        row.why or "the best",
+        row.why or "best",
     ]
 
 
@@ -69,7 +69,7 @@ def serve_cells(option: Option) -> list[str]:
         f"{1e3 * load.tpot_p99:.1f} ms",
         f"{option.usd_per_million:.3f}",
         f"{option.joules_per_token:.2f}",
-        option.why or "the best",
+        option.why or "best",
     ]
 
 

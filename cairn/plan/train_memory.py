@@ -48,7 +48,7 @@ def rank_memory(job: Job, choice: Choice, trained: float = 1.0) -> Memory:
     many = layout.world() > 1
     before, at_end = _gradients(held, config, many, choice.whole_gradients)
     counted = (int(trained * before), int(trained * at_end))
-    gradients, activations = _summit(local, config, counted, in_flight, cut)
+    gradients, activations = _peak(local, config, counted, in_flight, cut)
     share = trained * 2 * held.updated / alone.weights  # of what a process alone would update
     return Memory(
         weights=int(2 * (held.updated + _gathered(held))),
@@ -88,12 +88,12 @@ def _gathered(held: Part) -> int:
     return min(held.dense, GATHERED * held.layer + held.ends) if held.shards > 1 else 0
 
 
-def _summit(
+def _peak(
     local: ModelSpec, config: Train, gradients: tuple[int, int], in_flight: float, cut: int
 ) -> tuple[int, int]:
     """Gradients and activations where they are most together: at the loss, or at the end of backward.
 
-    `train.memory` has the same two summits for one process; which is the higher changes once fsdp cuts gradients.
+    `train.memory` has the same two peaks for one process; which is the higher changes once fsdp cuts gradients.
     `gradients`: at each. `cut`: ranks that share the two sums of the residual stream which each layer keeps.
     """
     tokens = config.data.sequence * config.data.microbatch

@@ -3,9 +3,10 @@
 Names and meanings are those that vLLM's users know. None or "auto": chosen from the model and the machine, and said.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+import tyro
 
 from cairn.core.errors import ConfigError
 from cairn.models.linear.registry import NAMES
@@ -53,7 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     floating point so. Default: what its config.json says"""
     head: str = "auto"
     """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"
     """type of keys and values: auto (the model's) or fp8, with scales of the checkpoint or of the first prompts"""
     max_model_len: int | Literal["auto"] | None = None
     """longest request, prompt and answer together; default: what the model was made for; auto: so long that several of

@@ -159,7 +159,7 @@ class Loop:
             self._read(0)
             if state.step % every == 0:  # not after a rewind
                 self.save()
-        self._tell_problem()  # soon: there may be time to make room before the last save
+        self._report_problem()  # soon: there may be time to make room before the last save
         if self.validation is not None and self.validation.is_due(state.step):
             self._read(0)
             if self.validation.is_due(state.step) and state.step < self.config.steps:
@@ -212,7 +212,7 @@ class Loop:
 
     def save(self) -> None:
         self.saver.wait()
-        self._tell_problem()
+        self._report_problem()
         self.saver.save(self.state.step, self.state.pieces(), self._about())
         self.saved = self.state.step
 
@@ -258,7 +258,7 @@ class Loop:
         if problem is not None:
             raise problem
 
-    def _tell_problem(self) -> None:
+    def _report_problem(self) -> None:
         problem = self.saver.problem()
         if problem is not None:
             self.log_line(f"warning: {problem.message}; hint: {problem.hint}")
@@ -331,7 +331,7 @@ class Loop:
             self._put(record)
 
     def _put(self, record: Line) -> None:
-        """A full disk costs lines of the log, not the run; told once."""
+        """A full disk costs lines of the log, not the run; it is reported once."""
         try:
             for sink in self.sinks:
                 sink.put(record)

@@ -135,7 +135,7 @@ def _bad_steps(records: list[Record]) -> list[str]:
 
 
 def _wall_time(config: Train) -> list[str]:
-    """Of a supervised run: where the time went, and what failed."""
+    """Of a run with recovery: where the time went, and what failed."""
     ledger = read_ledger(config.folder)
     if ledger is None:
         return []

@@ -53,7 +53,7 @@ def run(
     on_record: Callable[[Record], None] = lambda record: None,
     make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
-    """`make_loop`: another loop around the same steps; a supervised run has its own."""
+    """`make_loop`: another loop around the same steps; a run with recovery has its own."""
     # With recovery the folder is held by whoever starts the ranks again (`local_driver`, `launched`).
     locked = rank == 0 and not config.recovery.on
     if locked:

@@ -10,11 +10,14 @@ import pytest
 from mock_openai import Reply, running
 from pseudo_terminal import CTRL_C, CTRL_D, UP, Typed
 
+from cairn.cli.chat import chat
+from cairn.cli.chat.chat import ChatOptions
 from cairn.cli.chat.chat_loop import Chat
 from cairn.cli.chat.chat_state import Conversation, Sampling
 from cairn.cli.chat.chat_talker import Ending, Piece, ServerTalker
 from cairn.cli.chat.chat_terminal import Terminal, history_path
 from cairn.cli.main import main
+from cairn.core.config import load
 
 CHAT = [sys.executable, "-m", "cairn", "chat"]
 
@@ -334,3 +337,13 @@ def test_the_next_chat_has_the_history(env):
                 shell.type(CTRL_D)
                 assert shell.leave() == 0
     assert [body["messages"][0]["content"] for body in server.bodies] == ["remember me"] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [(["cairn-tiny"], 0.0), (["smollm2-135m-instruct"], 0.0), (["some/model"], 0.6),
+     (["cairn-tiny", "--temperature", "0.3"], 0.3), (["--url", "http://127.0.0.1:1"], None)],
+)  # fmt: skip
+def test_small_models_take_the_likeliest_token_unless_told_otherwise(args, wanted):
+    options = load(ChatOptions, args=args, env_prefix="CAIRN_CHAT_").value
+    assert chat._sampling(options).temperature == wanted

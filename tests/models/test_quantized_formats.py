@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_gguf
 import torch
 import transformers
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -150,6 +151,24 @@ def test_blocks_of_gguf_are_dequantised_as_the_gguf_package_does(block):
     planes = block_planes(torch.from_numpy(raw), block, size)
     assert planes.shape == (3, 2 * values)
     assert torch.equal(dequantized(planes), torch.from_numpy(dequantize(raw, kind)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "kept"),
+    [("llama", "Q8_0", 8), ("llama", "Q5_1", 8), ("qwen3_moe", "Q4_0", 6), ("gpt2", "Q8_0", 0)],
+)
+def test_a_gguf_file_stays_packed_where_it_can(tmp_path, name, kind, kept):
+    """q and k of llama have their rows in another order; experts and GPT-2's transposed matrices are floats."""
+    model, tensors = tiny_gguf.checkpoint(name)
+    path = tiny_gguf.convert(model.config, tensors, tmp_path / "x.gguf", GGMLQuantizationType[kind])
+    checkpoint, notes = open_checkpoint(path), []
+    assert checkpoint.method() == "gguf"
+    packed = checkpoint.load("cpu", torch.float32, notes=notes)
+    held = [part for part in linears(packed) if part.form is not None]
+    assert len(held) >= kept if kept else not held
+    assert "held in floating point" in notes[0]  # the lookup, at least
+    plain = checkpoint.load("cpu", torch.float32)
+    torch.testing.assert_close(logits_of(packed), logits_of(plain), atol=1e-4, rtol=1e-4)
 
 
 # -- rules of a config ----------------------------------------------------------------------------

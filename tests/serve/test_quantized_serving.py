@@ -11,6 +11,7 @@ from cairn.models.checkpoint import open_checkpoint
 from cairn.models.linear.maps import held_bytes
 from cairn.models.runnable import OpenModel, open_model
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.start import stays_packed, with_quantization
 from cairn.serve.engine.weights_in_place import replace_weights
 
@@ -63,6 +64,18 @@ def test_a_packed_model_says_its_bytes_and_refuses_other_weights():
     assert packed.bytes_per_token() < 0.6 * plain.bytes_per_token()
     with pytest.raises(ConfigError, match=r"packed when it started \(PlanesForm\)"):
         replace_weights(packed.model, 2, W4)
+
+
+def test_the_scales_of_the_cache_come_from_the_checkpoint():
+    checkpoint = open_checkpoint(FOLDER / "fp8-dynamic")
+    opened = OpenModel("fp8", checkpoint.spec, None, (), checkpoint)
+    runnable = opened.load("cpu", "float32")
+    scales = CacheScales(1, "cpu", runnable.cache_scales)
+    assert scales.factors_L2.tolist() == [
+        [pytest.approx(0.02, rel=0.01), pytest.approx(0.03, rel=0.01)]
+    ]
+    assert "from the checkpoint" in scales.note()
+    assert opened_w4().load("cpu", "float32").cache_scales is None
 
 
 def test_weights_of_a_quantised_checkpoint_replace_floats():

@@ -1,4 +1,4 @@
-"""Several processes on one machine, and what is told when one of them fails."""
+"""Several processes on one machine, and what is reported when one of them fails."""
 
 import multiprocessing
 import os

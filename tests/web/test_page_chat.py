@@ -34,6 +34,14 @@ def test_an_answer_streams_in(tab, server):
     assert sent["stream"] is True
 
 
+def test_a_small_model_takes_the_likeliest_word_and_the_page_says_so(tab, server):
+    expect(tab.find(".welcome")).to_contain_text("temperature 0")
+    with scripted(server, "alpha"):
+        tab.say("hello")
+        tab.ended()
+    assert tab.bodies[-1]["temperature"] == 0
+
+
 def test_the_cost_is_the_ledgers(tab, server):
     with scripted(server, "alpha beta gamma"):
         tab.say("hello")
@@ -155,6 +163,7 @@ def test_parameters_are_sent(tab, server):
     expect(tab.answers).to_have_count(2)
     tab.press("Escape")
     assert "seed" not in tab.bodies[-1]
+    assert tab.bodies[-1]["temperature"] == 0  # as it began
     assert [message["role"] for message in tab.bodies[-1]["messages"]] == [
         "user",
         "assistant",

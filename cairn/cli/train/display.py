@@ -3,7 +3,7 @@
     training  ━━━━━━━━╌╌╌╌╌╌╌╌  212/480  0:33 left  loss 2.113 ▇▅▄▃▂▂▁ 48.2k tokens/s
     step 10/480 loss 3.2114 48.2k tokens/s, 1:12 left
 
-One object serves all processes of a run: each draws only what it is told, and only rank 0 is told anything.
+One object serves all processes of a run: each draws what it is given, and only rank 0 is given anything.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Which job is next: the policies, each a pure function of the view.
 
-    fifo        as they came; whoever is first and does not fit holds up all others
+    fifo        in the order of arrival; a job that does not fit blocks all behind it
     sjf         the shortest limit first
     easy        FIFO, and others may pass if they do not delay the first (backfill with one reservation)
     fair        EASY over users: whoever used least lately is first (half-life)

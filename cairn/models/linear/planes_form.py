@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cairn.models.linear.float_product import float_product
 from cairn.models.linear.form import PLAIN, Epilogue, Form, Product, finished
 from cairn.models.quantized.planes import Planes, dequantized
 
@@ -35,7 +36,7 @@ class PlanesForm:
 
 
 class FloatForm:
-    """A matrix in floating point beside others that are quantised."""
+    """A matrix in floating point: beside others that are quantised, or dequantised for want of a kernel."""
 
     def __init__(self, weight_NK: Tensor) -> None:
         self.weight_NK = weight_NK
@@ -52,8 +53,8 @@ class FloatForm:
 
     def product(
         self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
-    ) -> Tensor:
-        return finished(F.linear(x_MK, self.weight_NK), bias_N, epilogue)
+    ) -> Product:
+        return float_product(x_MK, self.weight_NK, bias_N, epilogue)
 
 
 class SideBySide:

@@ -53,9 +53,13 @@ def form_class(name: str) -> Any:
 
 def form_of_planes(planes: "Planes", device: "torch.device | str") -> "Form":
     """The form that multiplies fastest with these planes on a device."""
+    return (fast_form(planes, device) or _class(PLANES))(planes)
+
+
+def fast_form(planes: "Planes", device: "torch.device | str") -> Any:
+    """The class whose kernel multiplies with these planes; None: there is none."""
     fast = map(_class, OF_PLANES.get(str(device).partition(":")[0], ()))
-    chosen = next((form for form in fast if form.obstacle(planes) is None), None)
-    return (chosen or _class(PLANES))(planes)
+    return next((form for form in fast if form.obstacle(planes) is None), None)
 
 
 def _class(found: Registration) -> Any:

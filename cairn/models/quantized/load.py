@@ -18,9 +18,9 @@ from cairn.models.checkpoint_names import Source
 from cairn.models.linear.form import Form
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.planes_form import FloatForm, SideBySide
-from cairn.models.linear.registry import form_of_planes
+from cairn.models.linear.registry import fast_form, form_of_planes
 from cairn.models.quantized.cuts import check_columns, cut_columns, cut_rows, joined
-from cairn.models.quantized.planes import Planes
+from cairn.models.quantized.planes import Planes, dequantized
 from cairn.models.quantized.source import HasPlanes
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.transformer import Transformer
@@ -59,15 +59,28 @@ def give_forms(
     tensors: QuantizedSource,
     device: torch.device | str,
     progress: Callable[[int], None],
-) -> None:
-    """Read the planes of each map onto the device and give it the form that multiplies with them."""
+) -> str | None:
+    """Read the planes of each map onto the device and give it the form that multiplies with them.
+
+    A GPU without a kernel for some kind of planes multiplies with them in floating point, dequantised once: that is
+    several times as fast as in each product, and is said in the note.
+    """
+    floats: list[int] = []
     for part, slots in kept:
         pieces = [_piece(slot, where[slot.name].tensor, tensors, device) for slot in slots]
         dtype = cast(Tensor, part.matrices()[0]).dtype
-        part.take(_form(pieces, dtype, device))
+        form = _form(pieces, dtype, device)
+        floats += [form.nbytes] if isinstance(form, FloatForm) else []
+        part.take(form)
         for owner in part.owners():
             cast(nn.Parameter, owner.weight).requires_grad_(False)
         progress(sum(_stored_bytes(slot, where[slot.name].tensor, tensors) for slot in slots))
+    if not floats:
+        return None
+    return (
+        f"{len(floats)} quantised matrices have no kernel on {device} and are held in floating point, "
+        f"{format_bytes(sum(floats), 'binary')}"
+    )
 
 
 def dequantised_note(
@@ -140,14 +153,16 @@ def _piece(
 
 
 def _form(pieces: list[Planes | Tensor], dtype: torch.dtype, device: torch.device | str) -> Form:
-    runs = list(_runs(pieces))
-    forms: list[Form] = [
-        form_of_planes(run, device)
-        if isinstance(run, Planes)
-        else FloatForm(run.to(device=device, dtype=dtype))
-        for run in runs
-    ]
+    forms = [_form_of(run, dtype, device) for run in _runs(pieces)]
     return forms[0] if len(forms) == 1 else SideBySide(forms)
+
+
+def _form_of(run: Planes | Tensor, dtype: torch.dtype, device: torch.device | str) -> Form:
+    if isinstance(run, Tensor):
+        return FloatForm(run.to(device=device, dtype=dtype))
+    if torch.device(device).type == "cuda" and fast_form(run, device) is None:
+        return FloatForm(dequantized(run, dtype))
+    return form_of_planes(run, device)
 
 
 def _runs(pieces: list[Planes | Tensor]) -> Iterator[Planes | Tensor]:

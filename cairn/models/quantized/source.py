@@ -7,6 +7,7 @@
 Opening reads headers only, and refuses planes that are missing, truncated or of another group size.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -28,7 +29,11 @@ MARKERS = {
     "activation_scale", "qweight", "qzeros", "scales", "g_idx", "pre_quant_scale",
 }  # fmt: skip
 CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "output_scale", "prob_output_scale")
-EXPERTS = tuple(f"experts.{name}" for name in ("gate_up_proj", "down_proj"))
+# self_attn.k_scale; of older programs self_attn.k_proj.k_scale and self_attn.k_proj.output_scale
+CACHE_SCALE = re.compile(
+    r"layers\.(?P<layer>\d+)\.self_attn\."
+    r"(?:(?:[kv]_proj\.)?(?P<kind>[kv])_scale|(?P<projection>[kv])_proj\.output_scale)$"
+)
 
 
 @runtime_checkable
@@ -126,9 +131,20 @@ class QuantizedTensors:
         matrix = self._matrices[name]
         return READERS[matrix.scheme.format].planes(matrix.stored, matrix.scheme, device)
 
-    def cache_scales(self) -> dict[str, Tensor]:
-        """Scales of 8-bit keys and values in float32, by the names in the file: stored = key / scale."""
-        return {name: self.files.tensor(at).float() for name, at in self._cache_scales.items()}
+    def cache_scales(self, layers: int) -> list[tuple[float, float]] | None:
+        """For 8-bit keys and values of each layer, stored = value / scale; None: not every layer has both.
+
+        Of scales for each head the largest, which no head's values exceed.
+        """
+        found: dict[tuple[int, str], float] = {}
+        for name, at in self._cache_scales.items():
+            match = CACHE_SCALE.search(name)
+            if match is not None:
+                kind = match["kind"] or match["projection"]
+                found[int(match["layer"]), kind] = float(self.files.tensor(at).float().max())
+        every = [(found.get((i, "k")), found.get((i, "v"))) for i in range(layers)]
+        known = [(k, v) for k, v in every if k is not None and v is not None]
+        return known if len(known) == layers else None
 
     def _sort(self, module: str, parts: dict[str, str]) -> None:
         """Which tensors of a module store a quantised matrix, and which are what they are."""

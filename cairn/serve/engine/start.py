@@ -327,7 +327,9 @@ def _runner(runnable: Runnable, limits: Limits, config: EngineConfig) -> Runner:
         graphs=not eager,
         fused=not config.plain,
         invariant=config.batch_invariant,
-        scales=None if dtype is None else CacheScales(model.spec.layers, runnable.device),
+        scales=None
+        if dtype is None
+        else CacheScales(model.spec.layers, runnable.device, runnable.cache_scales),
     )
     if config.load_in_advance:
         runner.warm_up()

@@ -1,10 +1,10 @@
-"""What every process of a supervised run can see at a glance: one page of shared memory.
+"""What every process of a run with recovery can see at a glance: one page of shared memory.
 
     rank 0   pid  epoch  phase  beat  step  collectives  busy  copied  replicated  settled | when each step ended
     rank 1   ...
     node 0   agent's pid, when it began
 
-Each rank writes its own line and nobody else's; the supervisor reads all of them, ten times a second, without asking
+Each rank writes its own line and nobody else's; the driver reads all of them, ten times a second, without asking
 anybody. The memory has no name: it is inherited by fork and goes with the last process; where ranks are started one by
 one (`launched`), each node has its own, in a file. Knows no policy.
 """
@@ -69,7 +69,6 @@ NODE = np.dtype(
 HEAD = np.dtype(
     [
         ("order", "i8"),
-        ("supervisor", "i8"),
         ("epoch", "i8"),
         ("dragged_ns", "i8"),  # by which slow ranks made steps longer, since the run began
         ("findings", "i8"),  # how many the watcher of all nodes has written down (`findings`)
@@ -94,7 +93,7 @@ class Board:
         self.ended_ns: Any = ended  # when step n of a rank ended, at n % RING
         self.busy_of_ns: Any = busy  # how long the rank computed in it
 
-    # -- the supervisor ---------------------------------------------------------------------------
+    # -- the driver -------------------------------------------------------------------------------
 
     def order(self, what: int) -> None:
         self.head["order"][0] = what

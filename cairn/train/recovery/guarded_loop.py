@@ -3,7 +3,7 @@
     step -> replicas agree? -> copy into memory -> (disk) -> step ...
       `--- board: step, when it ended, how long this rank computed
 
-Adds nothing to what is computed. What is done when something fails is decided elsewhere (`supervisor`).
+Adds nothing to what is computed. What is done when something fails is decided elsewhere (`ladder`).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a supervised run writes down while it lives, under RUN/recovery/; others read it.
+"""What a run with recovery writes down while it lives, under RUN/recovery/; others read it.
 
     ledger.json    where the wall time went (`core/job_ledger.Ledger`); `cairn jobs why` and the report read it
     metrics.prom   the same as Prometheus text

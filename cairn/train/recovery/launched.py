@@ -5,7 +5,7 @@
 The launcher starts ranks anew and replaces nodes; what is added here is where their state comes from. All ranks meet,
 decide together from which step they go on (`meeting`), read it from memory, and train with `GuardedLoop`'s copies and
 comparisons. A copy counts once all ranks have agreed that it is
-made; rank 0 warns where no second node has taken it. No supervisor: nobody decides alone; the
+made; rank 0 warns where no second node has taken it. No process decides alone; the
 watch of rank 0's node finds who hangs and who is slow (`node_watch`).
 """
 

@@ -1,4 +1,4 @@
-"""The ledger of wall time for a launched job: kept by rank 0 of each life, in the same files as a supervised run's.
+"""The ledger of wall time for a launched job: kept by rank 0 of each life, in the same files as the driver's.
 
     life 1   Submitted Started Trained Stepped ... |
     life 2                                         | Failed (what the wrappers wrote) Started Trained Stepped ... Ended

@@ -3,7 +3,7 @@
     NodeSight of each node --take--> who is where --judge--> Found (for the ledger) + Order (for the node of that rank)
                                         detect.judge, Slowness: hang, straggler      ladder.respond: what is done
 
-The same rules as under a supervisor of one machine. Whether a rank is stopped is the business of its own node
+The same rules as under the driver of one machine. Whether a rank is stopped is the business of its own node
 (`node_watch`), as is ending it. No sockets, no files; the clock is given.
 """
 

@@ -1,4 +1,4 @@
-"""What a supervised run is asked to do about failures: one table of the recipe, `[recovery]`.
+"""What a run with recovery does about failures: one table of the recipe, `[recovery]`.
 
     [recovery]
     on = true
@@ -21,7 +21,7 @@ class Recovery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether and how a run survives the death of its processes."""
 
     on: bool = False
-    """start the ranks under a supervisor that finds what fails and goes on"""
+    """start the ranks under a driver that finds what fails and goes on"""
     memory_every: Positive = 5
     """steps between two checkpoints in memory: the most that a failure costs"""
     nodes: Positive = 2

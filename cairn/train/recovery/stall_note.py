@@ -1,6 +1,6 @@
 """Where a rank stood when nothing moved any more: what it wrote about that, for whoever ends it.
 
-    rank: `stall_writer` --> NODE/stall-3.json --read_note--> node watch, leader, supervisor
+    rank: `stall_writer` --> NODE/stall-3.json --read_note--> node watch, leader, driver
 
 Reads files and makes words of them; torch is not needed for that.
 """

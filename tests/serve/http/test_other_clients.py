@@ -3,6 +3,7 @@
 The load tool is a binary inside vLLM's wheel (`vllm/vllm-rs`); CAIRN_VLLM_BENCH names it, or it is on the path.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import live_server
 import pytest
 
 CALLS = Path(__file__).with_name("litellm_calls.py")
@@ -66,3 +68,33 @@ def test_the_load_tool_of_vllm(server, tiny_folder, tmp_path, backend):
     assert (result["completed"], result.get("failed", 0)) == (12, 0)
     if "embeddings" not in backend:
         assert result["total_output_tokens"] == 12 * 8
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ollama") is None, reason="needs Ollama's client")
+def test_ollamas_client(agent):
+    """Chat whole and streamed, a text with a gap, a shape, a tool, a thought, an error; through its own types."""
+    import ollama
+
+    client = ollama.Client(host=agent.url)
+    with contextlib.closing(client._client):  # it has no close of its own in every version
+        said, greedy = [{"role": "user", "content": "Once"}], {"temperature": 0, "num_predict": 8}
+        assert [model.model for model in client.list().models] == ["tiny"]
+        whole = client.chat("tiny", said, options=greedy)
+        assert (whole.eval_count, whole.done_reason) == (8, "length")
+        pieces = client.chat("tiny", said, options=greedy, stream=True)
+        assert "".join(piece.message.content for piece in pieces) == whole.message.content
+        shape = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
+                 "additionalProperties": False}  # fmt: skip
+        assert json.loads(client.chat("tiny", said, format=shape).message.content) == {"a": 1}
+        with live_server.scripted(agent, " 1"):
+            assert client.generate("tiny", "x =", suffix="\n").response == " 1"
+        tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+        call = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+        with live_server.scripted(agent, call):
+            (made,) = client.chat("tiny", said, tools=[tool]).message.tool_calls
+        assert (made.function.name, made.function.arguments) == ("look", {"at": "sky"})
+        with live_server.scripted(agent, "Hm.</think>Yes"):
+            message = client.chat("tiny", said, think=True).message
+        assert (message.thinking, message.content) == ("Hm.", "Yes")
+        with pytest.raises(ollama.ResponseError, match="there is no model 'other'"):
+            client.chat("other", said)

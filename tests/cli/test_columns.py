@@ -1,0 +1,55 @@
+"""Tables line up, lose nothing, and fit a terminal of 80 columns."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from cairn.cli.columns import lines
+
+WORD = st.text("abcdefgh", min_size=1, max_size=12)
+SENTENCE = st.lists(WORD, min_size=2, max_size=14).map(" ".join)
+ROW = st.tuples(SENTENCE, st.integers(0, 10**6).map(str), st.integers(0, 99).map(str), SENTENCE)
+HEADINGS = ["what", "tokens/s", "ms", "verdict"]
+
+
+@given(st.lists(ROW, min_size=1, max_size=5), st.integers(40, 160))
+def test_nothing_is_lost_and_nothing_is_wider_than_the_terminal(rows, width):
+    found = lines(HEADINGS, rows, left=[0, 3], width=width)
+    assert max(map(cell_len, found)) <= width
+    words = [word for row in (HEADINGS, *rows) for cell in row for word in cell.split()]
+    assert sorted(" ".join(found).split()) == sorted(words)
+
+
+def test_a_wide_terminal_has_a_row_on_a_line():
+    found = lines(
+        ["layout", "MFU", "verdict"], [["fsdp 8, microbatch 4", "59.5%", "best"]], width=80
+    )
+    assert found == ["layout                  MFU  verdict", "fsdp 8, microbatch 4  59.5%     best"]
+
+
+def test_words_fold_within_their_column_and_then_stand_above_and_below_the_numbers():
+    row = ["fsdp 8", "59.5%", "slower: collectives of dp and fsdp are not hidden"]
+    folded = lines(["layout", "MFU", "verdict"], [row], left=[0, 2], width=50)
+    assert folded[1] == "fsdp 8  59.5%  slower: collectives of dp and fsdp"
+    assert folded[2] == "               are not hidden"
+    stacked = lines(["layout", "MFU", "verdict"], [row], left=[0, 2], width=30)
+    assert stacked[3:] == [
+        "fsdp 8",
+        "  59.5%",
+        "  slower: collectives of dp",
+        "  and fsdp are not hidden",
+    ]
+
+
+def test_chinese_characters_are_two_cells_wide():
+    row = ["连续批处理与分页缓存的结论", "12", "与预测相差不大而且可以重复"]
+    found = lines(["名称", "数", "结论"], [row], left=[0, 2], width=40)
+    assert max(map(cell_len, found)) <= 40
+    assert re.sub(r"\s", "", "".join(found)) != ""
+
+
+def test_a_file_gets_every_row_on_one_line(capsys):
+    row = ["a " * 80, "1"]
+    assert len(lines(["x", "y"], [row])) == 2
