@@ -47,6 +47,7 @@ from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
+AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
 SMALLEST_CACHE = (
@@ -169,6 +170,11 @@ def start_with(
     ]
     if len(limits.groups) > 1:
         notes.insert(2, groups_note(limits))
+    if config.max_model_len == "auto":
+        made_for = f"the model was made for {opened.spec.context}"
+        notes.append(
+            f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
+        )
     if limits.mixed_step_tokens:
         notes.append(
             f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
@@ -235,7 +241,15 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
         policy=policy,
         prefill_chunk=config.long_prefill_token_threshold,
     )
+    if config.max_model_len == "auto":
+        limits = msgspec.structs.replace(limits, context=longest_context(limits))
     return limits, sizes
+
+
+def longest_context(limits: Limits) -> int:
+    """So long that AT_ONCE requests of this length fit into the cache, in whole pages; at most the model's."""
+    together = msgspec.structs.replace(limits, pages=max(2, (limits.pages - 1) // AT_ONCE + 1))
+    return max(min(limits.context, together.capacity), 1)
 
 
 def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
@@ -251,6 +265,8 @@ def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
     asked = config.max_model_len
+    if asked == "auto":
+        return spec.context  # `longest_context` makes it shorter, once the pages are counted
     if asked is not None and asked > spec.context:
         raise ConfigError(
             f"max_model_len is {asked}, the model was made for {spec.context} tokens",
