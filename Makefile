@@ -10,7 +10,9 @@ QUICK := tests/core tests/report tests/hw tests/plan tests/bench tests/models te
 SLOW := tests/serve/http tests/serve/test_cpu_weights.py tests/serve/test_engine_process.py \
 	tests/serve/test_engine_ranks.py tests/serve/test_llm_ranks.py tests/models/test_gguf_tokenizer.py \
 	tests/models/test_tensor_parallel.py tests/labs/test_lab_subset.py tests/labs/test_lab_ranks.py \
-	tests/cluster/simulate/test_gpu_packing.py tests/cli/test_train.py tests/bench/test_bench_kernels.py
+	tests/cluster/simulate/test_gpu_packing.py tests/cli/test_train.py tests/bench/test_bench_kernels.py \
+	tests/models/test_real_checkpoints.py tests/models/test_shipped_served.py tests/cli/test_generate_verb.py \
+	tests/serve/test_engine_matrix.py
 
 .PHONY: help install serve test test-quick check docs clean
 

@@ -31,8 +31,50 @@ class Serve(ServerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = AUTO
     """a path or a name, see above"""
+    slo: str | None = None
+    """p99 to hold, such as ttft=500ms,tpot=25ms: sets --max-num-seqs, --step-ms and --max-waiting by simulating, on a
+    GPU, and says why"""
+    slo_lengths: str = "1024/256"
+    """tokens in and out of the requests that --slo is for"""
     config: Path | None = None
     """a TOML file with any of these settings"""
+
+
+def with_slo(options: Serve, slo: str) -> Serve:
+    """The limits that hold this promise on the GPU of this machine; each is printed with its reason."""
+    from cairn.plan import slo as planned
+
+    wanted, lengths = planned.parse_slo(slo), planned.parse_lengths(options.slo_lengths)
+    gpu = planned.device_called(gpu_name(options.device))
+    from cairn.models.runnable import open_model
+    from cairn.plan.serve_cost import Served
+
+    served = Served(
+        spec=open_model(options.model).spec,
+        device=gpu,
+        tp=options.tensor_parallel_size,
+        weight_bytes=1.0 if options.weights == "fp8" else 2.0,
+    )
+    chosen = planned.choose(served, wanted, lengths)
+    for line in chosen.why:
+        print(line, file=sys.stderr, flush=True)
+    return msgspec.structs.replace(
+        options,
+        max_num_seqs=chosen.max_num_seqs,
+        step_ms=chosen.step_ms,
+        max_waiting=chosen.max_waiting,
+    )
+
+
+def gpu_name(device: str) -> str:
+    """As the driver calls it; empty: there is none, or the CPU is asked for."""
+    from cairn.hw.gpus import read_gpus
+
+    if device == "cpu":
+        return ""
+    found, _ = read_gpus(Path("/"))
+    at = int(device.partition(":")[2] or 0)
+    return found[at].name if at < len(found) else ""
 
 
 def run(args: list[str]) -> int:
@@ -41,6 +83,8 @@ def run(args: list[str]) -> int:
         default = default_model()
         options = msgspec.structs.replace(options, model=default.name)
         print(default.why, file=sys.stderr, flush=True)
+    if options.slo is not None:
+        options = with_slo(options, options.slo)
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s"
     )

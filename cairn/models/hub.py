@@ -130,6 +130,14 @@ def _shipped(name: str) -> Path:
     return folder
 
 
+def config_of(name: str) -> Path:
+    """The config.json of a repository, and nothing else of it: from the cache, else from the hub."""
+    named = REPOSITORY.fullmatch(name)
+    if named is None or named.group(2) is not None:
+        raise ModelNotFound(f"{name!r} is no name of a repository", hint="give owner/name")
+    return _from_hub(name, "config.json")
+
+
 def _from_hub(name: str, file: str | None) -> Path:
     # Imported late: half a second that `cairn --help` and local paths need not pay.
     from huggingface_hub import hf_hub_download, snapshot_download

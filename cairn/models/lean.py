@@ -8,8 +8,9 @@
 On a CPU an operation costs microseconds before it computes anything, and a step of a small model is little else. So
 q, k and v stay one tensor from the projection to the pages, a norm is four operations instead of seven, or three where
 its weights go into the product behind it, sums are made in place, and angles are computed from frequencies that were
-found once. Linear maps are taken in the form that they have when this is made. What is written otherwise (LayerNorm,
-angles that depend on the length) runs by torch while the rest stays lean.
+found once. Linear maps are taken in the form that they have when this is made; with packed blocks the norm, the gate
+and the sum onto the residual are part of the product. What is written otherwise (LayerNorm, angles that depend on the
+length) runs by torch while the rest stays lean.
 """
 
 import math
@@ -19,12 +20,14 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from cairn.kernels.cpu.packed_product import NormWeight
 from cairn.models.activation import Gate
 from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import Sublayer
 from cairn.models.layers import Norm
+from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.form import PLAIN
 from cairn.models.linear.maps import Columns, Linear, Rows
 from cairn.models.rope import Rotation, frequencies
@@ -97,6 +100,7 @@ class Lean:
         layers = [cast(Layer, layer) for layer in model.layers]
         self.norms: dict[Norm, Map] = {}
         self.products: dict[Linear, Map] = {}
+        self.norm_of: dict[Linear, NormWeight] = {}  # of maps whose product begins with the norm
         for layer in layers:
             self._prepare(layer.attention_norm, layer.attention)
             self._prepare(layer.feed_forward_norm, layer.feed_forward)
@@ -132,13 +136,18 @@ class Lean:
         return {kind: _angles(found, places_T11) for kind, found in self.frequencies.items()}
 
     def _prepare(self, norm: Norm, part: Sublayer) -> None:
-        """A norm and the maps behind it; a form in few bits takes the norm's weights in."""
+        """A norm and the maps behind it; a form in few bits takes the norm's weights, or all of the norm, in."""
         for each in part.modules():
             if isinstance(each, Linear):
                 self.products[each] = cast(Map, each.product)
         self.norms[norm] = lean = _lean_norm(norm)
         entry = part.entry
         if not isinstance(lean, LeanNorm) or lean.weight is None or entry is None:
+            return
+        if isinstance(entry.form, BlocksForm) and entry.addend is None:
+            self.norms[norm] = _unchanged
+            weight = norm.weight.detach()
+            self.norm_of[entry] = NormWeight(weight + 1.0 if norm.plus_one else weight, norm.eps)
             return
         if entry.form is None or entry.form_bias is not None or entry.addend is not None:
             return
@@ -172,10 +181,17 @@ class LeanStep:
     def columns(
         self, part: Columns, x: "LeanInput", gate: Gate | None = None, then: Rows | None = None
     ) -> Tensor:
+        norm = self.form.norm_of.get(part)
+        if norm is not None:
+            return cast(BlocksForm, part.form).fused(x.tensor, part.form_bias, gate, norm)
         y_TN = self.form.products[part](x.tensor)
         return y_TN if gate is None else gate.in_place(y_TN)
 
-    def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Tensor:
+    def rows(self, part: Rows, x: Tensor, onto: Tensor | None) -> Tensor | None:
+        """None: the result was added to the residual by the product itself."""
+        if onto is not None and isinstance(part.form, BlocksForm) and part.addend is None:
+            part.form.fused(x, part.form_bias, onto_MN=onto)
+            return None
         return self.form.products[part](x)
 
     def experts(self, part: ExpertLayer, x: "LeanInput") -> Tensor:
@@ -202,7 +218,8 @@ class LeanResidual(NamedTuple):
     form: Lean
 
     def normed(self, norm: Norm, post_norm: Norm | None = None) -> "LeanInput":
-        return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm)
+        onto = self.x_TD if post_norm is None else None
+        return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm, onto)
 
     def hidden(self) -> Tensor:
         return self.x_TD.clone()
@@ -215,10 +232,16 @@ class LeanInput(NamedTuple):
     onto: Tensor | None = None
 
     def add(self, y_TD: Any) -> LeanResidual:
+        if y_TD is None:
+            return self.residual
         if self.post_norm is not None:
             y_TD = self.residual.form.norms[self.post_norm](y_TD)
         self.residual.x_TD.add_(y_TD)
         return self.residual
+
+
+def _unchanged(x_TD: Tensor) -> Tensor:
+    return x_TD
 
 
 def _lean_norm(norm: Norm) -> Map:

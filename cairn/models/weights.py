@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import LEFTOVERS, Source, source
+from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps, on_cpu
 from cairn.models.quantized.load import (
     Kept,
     QuantizedSource,
@@ -77,12 +78,16 @@ def load(
     where = _locate(model.spec, slots, tensors)
     _check_tied_head(model.spec, where, tensors)
     kept: list[Kept] = []
-    if notes is not None and isinstance(tensors, HasPlanes):
+    blocks: list[KeptMap] = []
+    if notes is not None and isinstance(tensors, HasBlocks) and on_cpu(device):
+        blocks = kept_maps(model, where, tensors)
+    elif notes is not None and isinstance(tensors, HasPlanes):
         source = cast(QuantizedSource, tensors)
         kept = packed_maps(model, where, source)
         note = dequantised_note(kept, slots, where, source, model.build.dtype.itemsize)
         notes += [note] if note else []
     packed = {slot.parameter for part in kept for slot in part.slots}
+    packed |= {parameter for one in blocks for parameter in one.parameters}
     modules = dict(model.named_modules())
     for path, group in _by_parameter(slots).items():
         if path in packed:
@@ -90,9 +95,12 @@ def load(
         values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
-    if kept and notes is not None:  # behind the biases, which a form takes along
+    # Behind the biases, which a form takes along.
+    if kept and notes is not None:
         note = give_forms(kept, where, cast(QuantizedSource, tensors), device, progress)
         notes += [note] if note else []
+    if blocks:
+        give_blocks(blocks, cast(HasBlocks, tensors), progress)
 
 
 def fill_shares(

@@ -1,18 +1,19 @@
 """Which model does somebody want to plan for? Its shape is enough; weights are neither read nor fetched.
 
     qwen3-8b, random:qwen3-8b        a shape by its name (`models.presets`)
-    Qwen/Qwen3-8B                    the same by the name that a hub has for it, or its config.json in the hub's cache
+    Qwen/Qwen3-8B                    the same by the name that a hub has for it, or its config.json from the hub
     ./my-model, my-model/config.json a checkpoint's folder, or its config.json
 
-Reads at most one small file. No torch and no network.
+Reads at most one small file: config.json of a repository is fetched if it is not here, and nothing else. No torch.
 """
 
 import json
 from pathlib import Path
 from typing import NamedTuple
 
-from cairn.core.errors import ConfigError, did_you_mean
+from cairn.core.errors import ConfigError, ModelNotFound, did_you_mean
 from cairn.models.families import from_hf
+from cairn.models.hub import config_of
 from cairn.models.presets import PRESETS, preset
 from cairn.models.quantized.scheme import Quantization, quantization_of
 from cairn.models.spec import ModelSpec
@@ -36,14 +37,21 @@ def model_shape(name: str) -> Shape:
     cached = _cached(name)
     if cached is not None:
         return Shape(name, *_read(cached))
-    raise ConfigError(
-        f"no model shape is called '{name}', and there is no such folder",
-        hint=did_you_mean(
-            name.rpartition("/")[2].lower(),
-            PRESETS,
-            "a folder with a config.json, or one of: " + ", ".join(PRESETS),
-        ),
+    near = did_you_mean(
+        name.rpartition("/")[2].lower(),
+        PRESETS,
+        "a folder with a config.json, or one of: " + ", ".join(PRESETS),
     )
+    if not _is_repository(name):
+        raise ConfigError(
+            f"no model shape is called '{name}', and there is no such folder", hint=near
+        )
+    try:
+        return Shape(name, *_read(config_of(name)))
+    except ModelNotFound as error:
+        raise ConfigError(
+            f"no model shape is called '{name}': {error.message}", hint=near
+        ) from None
 
 
 def _known(name: str) -> str | None:
@@ -73,9 +81,13 @@ def _read(path: Path) -> tuple[ModelSpec, Quantization | None]:
     return from_hf(config), quantization_of(config)
 
 
+def _is_repository(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def _cached(name: str) -> Path | None:
     """A config.json that the hub's client has fetched before."""
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not _is_repository(name):
         return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -56,8 +56,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """form of the output projection: auto (as the weights are stored) or 8bit (float8 rows, on a GPU)"""
     kv_cache_dtype: Annotated[str, tyro.conf.arg(aliases=["--kv-cache"])] = "auto"
     """type of keys and values: auto (the model's) or fp8, with scales of the checkpoint or of the first prompts"""
-    max_model_len: int | None = None
-    """longest request, prompt and answer together; default: what the model was made for"""
+    max_model_len: int | Literal["auto"] | None = None
+    """longest request, prompt and answer together; default: what the model was made for; auto: so long that several of
+    them fit into the cache"""
     max_num_seqs: int = DEFAULT_SEQUENCES
     """most requests that run at once"""
     max_num_batched_tokens: int | None = None
@@ -96,7 +97,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
                      "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
             value = getattr(self, name)
-            _check(name, value, value is None or value >= 1, "at least 1")
+            _check(name, value, value in (None, "auto") or value >= 1, "at least 1")
         longest = self.long_prefill_token_threshold
         _check("long_prefill_token_threshold", longest, longest >= 0, "0 or more")
         _check("step_ms", self.step_ms, 0 <= self.step_ms < 1e6, "0 or more")

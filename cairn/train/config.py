@@ -168,6 +168,8 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """steps between two measurements; 0: only at the end"""
     batches: Positive = 1
     """steps' worth of samples (data.sequences each) that are measured, always the same ones"""
+    serving_kl: bool = False
+    """at every measurement, the KL between the model that trains and the one that a server would get"""
     prompts: list[str] = []
     """beginnings of texts that the model continues with its most likely tokens at every measurement"""
     tokens: Positive = 48

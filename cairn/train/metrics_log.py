@@ -47,6 +47,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
         None  # nats per token; None where no data is kept apart, or it is not finite
     )
     bits_per_byte: float | None = None  # None where the tokens have no text
+    serving_kl: float | None = None  # nats a token to the model that would be served
     tokens: int = 0  # that were measured
     seconds: float = 0.0
     texts: list[str] = []  # continuations of the prompts of the recipe

@@ -18,6 +18,7 @@ from cairn.train.data.blend import Blend
 from cairn.train.data.source import Source, share
 from cairn.train.heads import MostLikely, TargetLogProbs, loss_by_stream
 from cairn.train.metrics_log import HeldOut
+from cairn.train.serving_kl import divergence, obstacle
 from cairn.train.state import TrainState
 
 SOURCE = "source"  # the stream that says which source of a blend a token is from
@@ -36,6 +37,9 @@ class Validation:
         self.log_probs = TargetLogProbs(state.spec, fused=fused)
         self.most_likely = MostLikely(state.spec)
         self.names = source.names if isinstance(source, Blend) else []
+        self.serving_kl: float | None = (
+            None  # to the model that would be served; of the last measurement
+        )
         self._batches: list[Batch] = []  # on the host, made once
         self._bytes = 0  # of the text that their targets spell
 
@@ -56,6 +60,7 @@ class Validation:
             tokens=tokens,
             seconds=time.perf_counter() - began,
             texts=texts,
+            serving_kl=self.serving_kl,
             by_source=dict(zip(self.names, (mean(*one) for one in by_source), strict=False)),
         )
 
@@ -72,9 +77,11 @@ class Validation:
         # A step's worth at a time: a pipeline is made for so many microbatches.
         for begin in range(0, len(batches), self.state.config.microbatches):
             part = batches[begin : begin + self.state.config.microbatches]
-            sums[:count] += loss_by_stream(
-                parallel.forward(part, self.log_probs), part, SOURCE, count
-            )
+            found = parallel.forward(part, self.log_probs)
+            sums[:count] += loss_by_stream(found, part, SOURCE, count)
+            if begin == 0 and self.settings.serving_kl and obstacle(self.state) is None:
+                total, tokens = divergence(self.state, part, found)
+                self.serving_kl = mean(total, tokens)
         *by_source, (size, _) = parallel.sum_over_data(sums).tolist()
         return [(nats, int(tokens)) for nats, tokens in by_source], int(size)
 
@@ -154,5 +161,8 @@ def in_words(held: HeldOut) -> list[str]:
     parts = [f"held-out loss {held.loss:.4f}"] if held.loss is not None else []
     parts += [f"{held.bits_per_byte:.4f} bits per byte"] if held.bits_per_byte is not None else []
     parts += [f"{name} {loss:.4f}" for name, loss in held.by_source.items() if loss is not None]
+    parts += (
+        [f"KL to the served model {held.serving_kl:.1e}"] if held.serving_kl is not None else []
+    )
     first = [f"step {held.step}: {', '.join(parts)}"] if parts else []
     return first + [f"step {held.step}: {' '.join(text.split())}" for text in held.texts]

@@ -22,6 +22,7 @@ from cairn.models.linear.packed import Int4, Int8, saturates
 from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.models.transformer import Transformer
 from cairn.serve.config import EngineConfig
+from cairn.serve.engine.cpu_threads import allowed_threads
 from cairn.serve.engine.cpu_weights import pack_weights, packed
 from cairn.serve.engine.pages import Paged, PagePool
 from cairn.serve.engine.recorded import Recorded, obstacle
@@ -265,6 +266,21 @@ def test_modes_that_promise_exactness_do_not_round(mode):
     assert not start("auto")
     with pytest.raises(ConfigError, match=f"weights is int8, and {mode}"):
         start("int8")
+
+
+@pytest.mark.parametrize(
+    ("usable", "quota", "now", "threads"),
+    [
+        (8, None, 8, 8),
+        (8, 2.0, 8, 2),
+        (8, 0.5, 8, 1),
+        (4, 6.5, 8, 4),
+        (None, 3.9, 64, 3),
+        (8, 16.0, 2, 2),
+    ],
+)
+def test_threads_stay_within_the_quota_of_the_container(usable, quota, now, threads):
+    assert allowed_threads(usable, quota, now) == threads
 
 
 def test_an_unknown_form_is_refused():

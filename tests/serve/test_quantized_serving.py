@@ -49,11 +49,11 @@ def test_fp8_makes_a_checkpoint_in_floating_point_so():
 
 
 def test_planes_stay_packed_on_a_gpu_unless_floats_are_asked_for():
-    config = EngineConfig(model=W4)
-    assert stays_packed(config, "cuda:0")
-    assert not stays_packed(config, "cpu")
+    config, opened = EngineConfig(model=W4), opened_w4()
+    assert stays_packed(config, "cuda:0", opened)
+    assert not stays_packed(config, "cpu", opened)
     for changed in ({"weights": "float"}, {"plain": True}, {"batch_invariant": True}):
-        assert not stays_packed(msgspec.structs.replace(config, **changed), "cuda")
+        assert not stays_packed(msgspec.structs.replace(config, **changed), "cuda", opened)
 
 
 def test_a_packed_model_says_its_bytes_and_refuses_other_weights():

@@ -110,4 +110,4 @@ def test_what_torch_cannot_record_is_said():
     assert "trained" in (obstacle(model) or "")
     if Int8.obstacle(8, 64) is None:
         pack_weights(model, "int8", 16.0)
-        assert "8-bit" in (obstacle(model) or "")
+        assert "packed products" in (obstacle(model) or "")

@@ -11,6 +11,7 @@ from tiny_runs import recipe
 from cairn.models.attend import Packed
 from cairn.models.layers import Build
 from cairn.models.weights import random_model
+from cairn.train import serving_kl
 from cairn.train.config import Data, Model, Precision, Schedule, Validation
 from cairn.train.data.batch import IGNORED, make_batch
 from cairn.train.data.source import microbatch
@@ -194,3 +195,27 @@ def test_the_held_out_loss_on_a_gpu_is_that_of_a_cpu(tmp_path):
     assert all(
         text.startswith(start) for text, start in zip(there.texts, HELD.prompts, strict=True)
     )
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_the_kl_to_the_served_model_is_what_rounding_makes(kind, tmp_path, monkeypatch):
+    """Nothing where both sides are plain; more as soon as the server computes something else."""
+    held = msgspec.structs.replace(HELD, prompts=[], serving_kl=True)
+    prepared = prepare(config(tmp_path, validation=held, precision=Precision(kind=kind)))
+    found = make_validation(prepared).measure()
+    assert 0 <= found.serving_kl < (1e-9 if kind == "float32" else 1e-4)
+    assert "KL to the served model" in in_words(found)[0]
+    right = serving_kl.serving_model
+
+    def wrong(state):
+        model = right(state)
+        model.layers[0].feed_forward_norm.eps = 1e-2
+        return model
+
+    monkeypatch.setattr(serving_kl, "serving_model", wrong)
+    assert make_validation(prepared).measure().serving_kl > 1e-7
+
+
+def test_the_kl_to_the_served_model_is_off_by_default(tmp_path):
+    held = msgspec.structs.replace(HELD, prompts=[])
+    assert make_validation(prepare(config(tmp_path, validation=held))).measure().serving_kl is None

@@ -61,7 +61,7 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """of a model that runs here: cpu, cuda, cuda:N"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """of a model that runs here: type to compute in"""
-    weights: Literal["auto", "float", "int8", "int4"] = "auto"
+    weights: Literal["auto", "float", "int8", "int4", "packed"] = "auto"
     """of a model that runs here on a CPU: how weights are multiplied with"""
     chat_template: Path | None = None
     """of a model that runs here: a file with the template to use instead of its own"""

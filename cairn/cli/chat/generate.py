@@ -57,7 +57,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """cpu, cuda, cuda:N; auto takes a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """type to compute in; auto is what `cairn serve` would take"""
-    weights: Literal["auto", "float", "int8", "int4"] = "auto"
+    weights: Literal["auto", "float", "int8", "int4", "packed"] = "auto"
     """on a CPU, how weights are multiplied with; auto: no fewer bits than the file has, as `cairn serve` does"""
     chat_template: Path | None = None
     """with --chat: a file with the template to use instead of the model's"""
@@ -206,6 +206,7 @@ def _with_generator(
 
 def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", show: _Shown) -> Ran:
     """The engine that serves, with room for this one request."""
+    from cairn.models.cache import cache_groups
     from cairn.serve.config import EngineConfig
     from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
     from cairn.serve.llm import LLM
@@ -214,7 +215,10 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     began = time.perf_counter()
     engine = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
     page = GPU_PAGE if runs_on_gpu(EngineConfig(model=options.model, **engine)) else CPU_PAGE
-    pages = -(-(len(show.prompt) + (sampling.max_tokens or 0)) // page)
+    tokens = len(show.prompt) + (sampling.max_tokens or 0)
+    # A page holds one cache group's layers, and layers with a window are groups of their own.
+    groups = cache_groups(opened.spec)
+    pages = len(groups) * (-(-tokens // page) + 1)
     with span("load", model=options.model):
         llm = LLM(options.model, max_num_seqs=1, num_gpu_blocks_override=pages, **engine)
     load_s = time.perf_counter() - began

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from cairn.core.errors import WeightsError
+from cairn.kernels.cpu.packed_product import TYPES, Blocks
 from cairn.models.gguf.config import hf_config
 from cairn.models.gguf.header import BlockType, Header, StoredTensor, read_header
 from cairn.models.gguf.names import ROPE_FACTORS, Source, hf_sources
@@ -71,6 +72,19 @@ class GGUFFile:
     def tensor(self, name: str) -> torch.Tensor:
         source = self._source(name)
         return _undo(source, self._read(source))
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether this tensor is a matrix in blocks that a CPU multiplies with."""
+        source = self._source(name)
+        ordered = source.change in ("none", "rotary_rows")
+        return ordered and len(source.shape) == 2 and source.stored.block.name in TYPES
+
+    def blocks(self, name: str) -> Blocks:
+        """A view of the mapped file; a copy where the rows are in another order there."""
+        source = self._source(name)
+        rows, columns = source.shape
+        bytes_NB = torch.from_numpy(self._raw(source)).view(rows, -1)
+        return Blocks(source.stored.block.name, _undo(source, bytes_NB), columns)
 
     def planes_shape(self, name: str) -> PlanesShape | None:
         """Of a matrix that can stay as it is stored; None: it is dequantised."""

@@ -64,6 +64,13 @@ class Form(Protocol):
 
 
 @runtime_checkable
+class HasRows(Protocol):
+    """A form that single rows can be read of: the lookup of an embedding."""
+
+    def rows(self, rows_T: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
 class Fp8Form(Protocol):
     """A form that multiplies activations in float8, and would rather not quantise them in a kernel of its own."""
 

@@ -25,6 +25,7 @@ from cairn.models.linear.form import (
     Epilogue,
     Form,
     Fp8Form,
+    HasRows,
     Kernels,
     Product,
     finished,
@@ -212,12 +213,19 @@ class Vocabulary(Linear):
         self.weight = build.parameter(self.rows, width)
 
     def forward(self, tokens_T: Tensor) -> Tensor:
+        if isinstance(self.form, HasRows):
+            return self.form.rows(tokens_T)
         if self.shards.size == 1:
             return F.embedding(tokens_T, self.weight)
         local_T = tokens_T - self.rows * self.shards.rank
         mine_T = (local_T >= 0) & (local_T < self.rows)
         x_TD = F.embedding(local_T.where(mine_T, 0), self.weight) * mine_T[:, None]
         return self.shards.reduce(x_TD)
+
+    def release(self) -> None:
+        """Shape, type and device stay, which the parameter tells of the whole model."""
+        nowhere = torch.full((1, 1), float("nan"), dtype=self.weight.dtype)
+        self.weight = nn.Parameter(nowhere.expand(self.weight.shape), requires_grad=False)
 
     def logits(self, x_TD: Tensor, epilogue: Epilogue = PLAIN) -> Tensor:
         return self.shards.gather(self.local_logits(x_TD, epilogue))[..., : self.shape[0]]
@@ -254,5 +262,5 @@ def held_bytes(model: nn.Module) -> int:
     storages = (tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers()))
     held = {storage.data_ptr(): storage.nbytes() for storage in storages}
     held.pop(0, None)  # the meta device
-    forms = (part.form for part in linears(model))
+    forms = (part.form for part in model.modules() if isinstance(part, Linear))
     return sum(held.values()) + sum(form.nbytes for form in forms if form is not None)

@@ -29,7 +29,7 @@ FORMS = {
     ),
 }
 # Made with what is seen of the activations, on a CPU: `serve.engine.cpu_weights` chooses between them.
-PACKED = ("int8", "int4")
+PACKED = ("int8", "int4", "packed")
 NAMES = ("auto", "float", *PACKED, *FORMS)
 # Made of planes, by the kind of device: the first class whose `obstacle(planes)` is None.
 OF_PLANES: dict[str, tuple[Registration, ...]] = {

@@ -25,6 +25,7 @@ from cairn.models.quantized.source import HasPlanes
 from cairn.models.safetensors_file import TensorSource
 from cairn.models.transformer import Transformer
 
+FLOAT_BITS = 16  # of a weight, from which on it is not quantised
 Where = Mapping[str, Source]  # of each slot's tensor
 
 
@@ -91,7 +92,7 @@ def dequantised_note(
     others = [
         slot
         for slot in slots
-        if slot.name not in packed and tensors.planes_shape(where[slot.name].tensor) is not None
+        if slot.name not in packed and tensors.bits(where[slot.name].tensor) < FLOAT_BITS
     ]
     if not others:
         return None

@@ -46,6 +46,10 @@ class HasPlanes(Protocol):
 
     def planes(self, name: str, device: Device) -> Planes: ...
 
+    def bits(self, name: str) -> float:
+        """Of a weight as stored, scales included."""
+        ...
+
 
 class PlanesShape(NamedTuple):
     kind: str  # the format, for messages

@@ -2,6 +2,7 @@
 
     auto    as few bits as the file has, where that is faster: 4-bit groups of a GGUF file stay what they are, other
             quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is
+    packed  matrices of a GGUF file stay mapped as they are stored (`models.linear.blocks`); wants a C compiler
     float   the numbers of the checkpoint: the exact form, and the slowest
     int8    all matrices as 8-bit rows
     int4    all matrices but the output projection in 4-bit groups; that one as 8-bit rows
@@ -23,12 +24,13 @@ from torch import Tensor
 from cairn.core.errors import HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Packed
+from cairn.models.linear.blocks import FLOAT_ROWS, BlocksForm
 from cairn.models.linear.form import Epilogue
 from cairn.models.linear.maps import Linear, Vocabulary, linears
 from cairn.models.linear.packed import Int4, Int8, Levels
 from cairn.models.transformer import Layer, Transformer
 
-Choice = Literal["auto", "float", "int8", "int4"]
+Choice = Literal["auto", "float", "int8", "int4", "packed"]
 FewBits = Int4 | Int8
 LEAST_GAIN = 1.1  # times as fast as floating point, or auto leaves the weights alone
 TOKENS = (1, 8)  # of the trials
@@ -71,6 +73,12 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
 
     `bits`: of a weight in the file. `release`: nobody else uses the model, so what is packed is not kept as it was.
     """
+    if kept := [part.form for part in linears(model) if isinstance(part.form, BlocksForm)]:
+        size = format_bytes(sum(form.nbytes for form in kept), "binary")
+        return (
+            f"weights: {len(kept)} matrices stay packed as in the file, {size}, mapped; activations rounded to 8 bits "
+            f"in steps of fewer than {FLOAT_ROWS} tokens; exact: --weights float"
+        )
     for part in linears(model):
         part.take(None)
     if choice == "float":
@@ -94,7 +102,7 @@ def pack_weights(model: Transformer, choice: Choice, bits: float, *, release: bo
 
 
 def packed(model: Transformer) -> bool:
-    return any(isinstance(part.form, Int4 | Int8) for part in linears(model))
+    return any(isinstance(part.form, Int4 | Int8 | BlocksForm) for part in linears(model))
 
 
 class _Packing:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -58,7 +59,7 @@ class PagePool:
         self._room: Tensor | None = None
         try:
             # Zeros, because a tile may read beyond a sequence, and what is masked must at least be finite.
-            self.cache = torch.zeros(shape, dtype=dtype, device=device)
+            self.cache = _zeros(shape, dtype, device)
         except RuntimeError as error:
             if self.heads_first and not isinstance(error, torch.OutOfMemoryError):
                 raise  # of a GPU that is broken; a CPU has no type of its own for what is too much
@@ -110,6 +111,17 @@ class PagePool:
     def rows(self) -> list[Tensor]:
         """Of each layer, pages of keys and behind them those of values, a row for each."""
         return [self.cache[place].view(2 * self.pages, -1) for place in self._place_of]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Of a CPU, from memory that the system hands out as zeros: a page that nobody used yet takes none."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        room = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    except MemoryError as error:
+        raise RuntimeError(str(error)) from error
+    return torch.from_numpy(room).view(dtype).view(shape)
 
 
 def _shape_of_planes(groups: Sequence[CacheGroup]) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from cairn.models.attention import joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import Norm
 from cairn.models.lean import Angles, Lean, LeanResidual, LeanStep
+from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.maps import Linear
 from cairn.models.linear.packed import Int8
 from cairn.models.transformer import Layer, Transformer
@@ -42,8 +43,8 @@ def obstacle(model: Transformer) -> str | None:
     if len({layer.attention.rope for layer in layers}) > 1:
         return "its layers rotate differently"
     maps = [part for part in model.layers.modules() if isinstance(part, Linear)]
-    if any(isinstance(part.form, Int8) for part in maps):
-        return "torch cannot record its 8-bit products"
+    if any(isinstance(part.form, Int8 | BlocksForm) for part in maps):
+        return "torch cannot record its packed products"
     if any(part.addend is not None for part in maps):
         return "adapters change from step to step"
     if any(weight.requires_grad for weight in _used(model)):

@@ -13,6 +13,7 @@ import torch
 from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes, format_count
 from cairn.hw.host import read_memory
+from cairn.kernels.cpu.compiled import obstacle as no_cpu_kernels
 from cairn.models.cache import cache_groups, page_bytes
 from cairn.models.lean import obstacle as lean_obstacle
 from cairn.models.linear.convert import convert_head, convert_weights
@@ -24,6 +25,7 @@ from cairn.models.spec import ModelSpec
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cpu_layout import transpose_weights
+from cairn.serve.engine.cpu_threads import limit_threads
 from cairn.serve.engine.cpu_weights import Choice, pack_weights, packed
 from cairn.serve.engine.invariant import InvariantRunner
 from cairn.serve.engine.loop import Engine
@@ -45,6 +47,7 @@ from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
+AT_ONCE = 4  # requests of the longest kind, for max_model_len auto
 UNKNOWN = 8 << 30  # bytes of a machine that does not say
 CPU_SHARE = 0.1  # of the machine's memory: a CPU is shared with everything else
 SMALLEST_CACHE = (
@@ -70,10 +73,12 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
-    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device))
+    threads = limit_threads() if device_kind(device) == "cpu" and shards.size == 1 else None
+    runnable = opened.load(device, config.dtype, shards, stays_packed(config, device, opened))
     loaded = time.monotonic()
     started = start_with(opened, runnable, config, sole=True)
     made = time.monotonic() - loaded
+    started.notes.extend([threads] if threads else [])
     started.notes.append(
         f"weights loaded in {loaded - began:.1f} s, the engine made in {made:.1f} s"
     )
@@ -100,10 +105,21 @@ def with_quantization(config: EngineConfig, opened: OpenModel) -> EngineConfig:
     )
 
 
-def stays_packed(config: EngineConfig, device: str) -> bool:
+def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
     """Quantised matrices stay as they are stored where kernels multiply with them, unless floats are asked for."""
-    exact = config.plain or config.batch_invariant
-    return device_kind(device) == "cuda" and config.weights == "auto" and not exact
+    if config.plain or config.batch_invariant:
+        return False
+    if device_kind(device) == "cuda":
+        return config.weights == "auto"
+    if config.weights != "packed":
+        return False
+    if opened.checkpoint is None or not opened.checkpoint.path.is_file():
+        raise ConfigError(
+            f"weights is packed, and {opened.name} is no GGUF file", hint="leave out --weights"
+        )
+    if why := no_cpu_kernels():
+        raise HardwareError(f"no packed weights: {why}", hint="leave out --weights")
+    return True
 
 
 def start_with(
@@ -154,6 +170,11 @@ def start_with(
     ]
     if len(limits.groups) > 1:
         notes.insert(2, groups_note(limits))
+    if config.max_model_len == "auto":
+        made_for = f"the model was made for {opened.spec.context}"
+        notes.append(
+            f"requests of up to {limits.context} tokens: {AT_ONCE} fit at once; {made_for}"
+        )
     if limits.mixed_step_tokens:
         notes.append(
             f"at most {limits.mixed_step_tokens} tokens where somebody decodes: about {config.step_ms:g} ms"
@@ -220,7 +241,15 @@ def choose_limits(runnable: Runnable, config: EngineConfig) -> tuple[Limits, Siz
         policy=policy,
         prefill_chunk=config.long_prefill_token_threshold,
     )
+    if config.max_model_len == "auto":
+        limits = msgspec.structs.replace(limits, context=longest_context(limits))
     return limits, sizes
+
+
+def longest_context(limits: Limits) -> int:
+    """So long that AT_ONCE requests of this length fit into the cache, in whole pages; at most the model's."""
+    together = msgspec.structs.replace(limits, pages=max(2, (limits.pages - 1) // AT_ONCE + 1))
+    return max(min(limits.context, together.capacity), 1)
 
 
 def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
@@ -236,6 +265,8 @@ def cache_type(config: EngineConfig, on_gpu: bool) -> torch.dtype | None:
 
 def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
     asked = config.max_model_len
+    if asked == "auto":
+        return spec.context  # `longest_context` makes it shorter, once the pages are counted
     if asked is not None and asked > spec.context:
         raise ConfigError(
             f"max_model_len is {asked}, the model was made for {spec.context} tokens",

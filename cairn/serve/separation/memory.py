@@ -16,6 +16,7 @@ from torch import Tensor
 from cairn.comm.transfer.kv import REGION, Contents, KVLayout
 from cairn.comm.transfer.transport import Transport
 from cairn.core.errors import ConfigError
+from cairn.models.linear.form import HasRows
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.pages import PagePool
@@ -112,8 +113,10 @@ def layout_of(runner: Runner, pages: int) -> KVLayout:
 
 def identity(model: Transformer) -> str:
     """The same for engines of the same weights: its shape, and a few rows of it."""
-    rows = model.embedding.weight[:16].detach().float().cpu().numpy().tobytes()
-    digest = hashlib.sha256(repr(model.spec).encode() + rows).hexdigest()[:16]
+    form = model.embedding.form
+    kept = form.rows(torch.arange(16)) if isinstance(form, HasRows) else model.embedding.weight[:16]
+    values = kept.detach().float().cpu().numpy().tobytes()
+    digest = hashlib.sha256(repr(model.spec).encode() + values).hexdigest()[:16]
     return f"{model.spec.layers} x {model.spec.hidden} {digest}"
 
 

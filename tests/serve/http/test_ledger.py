@@ -318,7 +318,12 @@ def test_an_entry_that_ended_holds_no_text_and_no_tokens(server):
         server.http.post(path, json=body, headers={"x-request-id": id})
         ledger_of(server, id)
         entry = server.service.book.find(id)
-        assert texts(entry) == {id, path, entry.status}
+        said = {
+            entry.key,
+            entry.miss,
+            entry.miss_text,
+        }  # a key's name, a cause and its sentence: no words of a prompt
+        assert texts(entry) == {id, path, entry.status} | said
         assert len(entry.jobs) == 0
 
 

@@ -45,8 +45,14 @@ class Book:
     def __len__(self) -> int:
         return len(self._ended)
 
-    def begin(self, id: str, endpoint: str, arrived: float, jobs: Sequence[Job]) -> Entry:
+    def running(self) -> list[Entry]:
+        return list(self._running.values())
+
+    def begin(
+        self, id: str, endpoint: str, arrived: float, jobs: Sequence[Job], key: str = ""
+    ) -> Entry:
         entry = Entry(id, endpoint, arrived, jobs)
+        entry.key = key
         self._running[_key(entry)] = self._found[id] = entry
         return entry
 
@@ -103,7 +109,10 @@ class Book:
             e2e_s=_round(now - entry.arrived) if known else None, preemptions=ledger.preemptions, spans=spans,
             floor=FloorView(prefill_s=_seconds(prefill), decode_s=_seconds(decode)), reason=reason,
             text_of_reason=text, answers=entry.answers, streamed=entry.streamed, steps=entry.steps,
-            prefill_chunks=ledger.prefill_chunks,
+            prefill_chunks=ledger.prefill_chunks, digest=entry.digest, key=entry.key or None,
+            device_s=_round(entry.device_s) if entry.device_s else None,
+            joules=_round(entry.joules) if entry.joules else None, cache_miss=entry.miss,
+            text_of_miss=entry.miss_text,
         )  # fmt: skip
 
     def _reason(

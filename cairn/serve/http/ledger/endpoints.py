@@ -4,6 +4,7 @@
     /cairn/engine/events      the same, twice a second, as a        /cairn/requests/{id}
                               stream of server-sent events          /cairn/requests/{id}/trace   for Perfetto
     /cairn/model              the model card                        /cairn/trace?seconds=30      for Perfetto
+    /cairn/usage              tokens, device-seconds and joules of each key
 
 Guarded by the API key like everything that generates. None of it tells what was asked or answered.
 """
@@ -58,6 +59,12 @@ async def engine_events(service: Service, call: Call, body: bytes) -> None:
 async def _gone(call: Call) -> None:
     while (await call.receive())["type"] != "http.disconnect":
         pass
+
+
+async def usage(service: Service, call: Call, body: bytes) -> JSON:
+    """What each key has used."""
+    stats = service.serving.engine.stats()
+    return JSON(service.accounts.view(stats, service.lag.worst_s))
 
 
 async def requests(service: Service, call: Call, body: bytes) -> JSON:

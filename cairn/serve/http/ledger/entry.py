@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from cairn.serve.engine.request import Ledger
 from cairn.serve.engine.step_times import Spent
+from cairn.serve.http.ledger.prefix_history import Cause
 from cairn.serve.job import Job
 
 
@@ -36,15 +37,22 @@ class Entry:
         "began",
         "cached",
         "detokenize_s",
+        "device_s",
+        "digest",
         "ended",
         "endpoint",
         "first",
         "handing",
         "id",
         "jobs",
+        "joules",
+        "key",
         "last",
         "ledger",
         "longest",
+        "metered",
+        "miss",
+        "miss_text",
         "outputs",
         "parent",
         "prompt",
@@ -70,6 +78,12 @@ class Entry:
         self.stream = self.detokenize_s = 0.0  # seconds of making bytes, and of making text
         self.streamed = False
         self.status = "running"
+        self.key = ""  # the name of the API key that it came with
+        self.device_s = self.joules = 0.0  # its share of what the engine and the device took
+        self.metered = 0  # tokens that have been counted for that
+        self.miss: Cause | None = None  # why the prefix cache had no more of its prompt
+        self.miss_text = ""
+        self.digest: str | None = None  # of the answers' tokens, if somebody asked for the ledger
         self.ledger = Ledger()
         self.parent: str | None = None  # the trace that it belongs to, as W3C writes it
 
@@ -108,6 +122,17 @@ class Entry:
         self.cached = sum(request.cached for request in firsts.values())
         self.outputs = sum(len(job.answer.whole.token_ids) for job in self.jobs)
         self.detokenize_s = sum(job.detokenize_s for job in self.jobs)
+
+    def bill(self, device_s: float, joules: float) -> None:
+        self.device_s += device_s
+        self.joules += joules
+
+    def advanced(self) -> int:
+        """Tokens that were computed since this was last called; of a prompt all, when its first token has come."""
+        self.look()
+        computed = self.outputs + (self.prompt - self.cached if self.ledger.first_token else 0)
+        fresh, self.metered = computed - self.metered, computed
+        return fresh
 
     # -- what the stamps mean --------------------------------------------------------------------
 

@@ -112,6 +112,32 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     recent: list[StepView]  # oldest first
 
 
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one API key has used since the server started."""
+
+    key: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    device_s: float
+    joules: float | None = None  # null: the device has no energy counter
+    today_tokens: int = 0
+    today_left: int | None = None  # of the budget of a day; null: no limit
+
+
+class UsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys and the idle rest add up to what the engine and the energy counter say."""
+
+    keys: list[KeyView]
+    idle_device_s: float
+    idle_joules: float | None = None
+    engine_prompt_tokens: int  # computed, by the engine's own count
+    engine_output_tokens: int
+    engine_device_s: float
+    event_loop_lag_s: float  # the worst of the last ten seconds
+
+
 class SpanView(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a request.
 
@@ -152,6 +178,14 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     answers: int = 1  # how many were made at the same time (n, or several prompts)
     streamed: bool = False
     steps: int = 0  # of the engine, that computed something of it
+    key: str | None = None  # the name of its API key
+    device_s: float | None = None  # its share of the device's time, by tokens
+    joules: float | None = None  # and of the energy that the GPU took; null: not known
+    cache_miss: str | None = (
+        None  # why the prefix cache had no more: hit, never seen, evicted, changed ...
+    )
+    text_of_miss: str = ""
+    digest: str | None = None  # of the answers' tokens: the same tokens have the same one
     prefill_chunks: int = 0
 
 

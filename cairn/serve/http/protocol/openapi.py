@@ -17,6 +17,7 @@ from cairn.serve.http.ledger.views import (
     RequestList,
     RequestView,
     TraceView,
+    UsageView,
 )
 from cairn.serve.http.protocol.answers import (
     ChatCompletion,
@@ -67,6 +68,7 @@ GETS: dict[str, tuple[type, str]] = {
     "/live": (Health, "whether the server may still get well by itself"),
     "/version": (Version, "the version of Cairn"),
     "/cairn/engine": (EngineView, "what the engine is doing now"),
+    "/cairn/usage": (UsageView, "tokens, device-seconds and joules of each API key"),
     "/cairn/requests": (RequestList, "where the time of the last requests went"),
     "/cairn/requests/{id}": (RequestView, "where the time of one request went"),
     "/cairn/requests/{id}/trace": (TraceView, "one request as a timeline for Perfetto"),

@@ -73,6 +73,7 @@ from cairn.serve.http.ledger.endpoints import (
     request_trace,
     requests,
     trace,
+    usage,
 )
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import put_into
@@ -327,6 +328,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/detokenize", detokenize),
         get("/cairn/engine", engine),
         get("/cairn/engine/events", engine_events),
+        get("/cairn/usage", usage),
         get("/cairn/requests", requests),
         get("/cairn/requests/{id}", request),
         get("/cairn/requests/{id}/trace", request_trace),

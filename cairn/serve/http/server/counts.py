@@ -106,6 +106,30 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         labels=("model", "part"),
     ),
     Counter(
+        name="cairn_key_tokens_total",
+        help="Tokens of requests that ended, by API key: prompt, cached (of the prompt), output.",
+        unit="tokens",
+        labels=("model", "key", "kind"),
+    ),
+    Counter(
+        name="cairn_key_device_seconds_total",
+        help="Time of the device, shared among the requests of each second by their tokens.",
+        unit="seconds",
+        labels=("model", "key"),
+    ),
+    Counter(
+        name="cairn_key_joules_total",
+        help="Energy of the GPU, shared in the same way; 0 where the device has no counter.",
+        unit="joules",
+        labels=("model", "key"),
+    ),
+    Gauge(
+        name="cairn_event_loop_lag_seconds",
+        help="How late the server's event loop ran at worst in the last ten seconds.",
+        unit="seconds",
+        labels=("model",),
+    ),
+    Counter(
         name="cairn_remote_prompts_total",
         help="Prompts that a prefill server computed.",
         unit="prompts",

@@ -22,6 +22,10 @@ ROWS = (
     Row("Tokens", (
         "cairn_prompt_tokens_total", "cairn_cached_prompt_tokens_total", "cairn_generated_tokens_total",
     )),
+    Row("Keys", (
+        "cairn_key_tokens_total", "cairn_key_device_seconds_total", "cairn_key_joules_total",
+        "cairn_event_loop_lag_seconds",
+    )),
     Row("Engine", (
         "cairn_running_requests", "cairn_waiting_requests", "cairn_preempted_requests_total", "cairn_engine_steps",
         "cairn_engine_seconds_total", "cairn_remote_prompts_total", "cairn_fallback_prompts_total",

@@ -20,6 +20,7 @@ from typing import Protocol, Self
 from cairn.core.errors import CairnError
 from cairn.serve.answer import UNREADABLE, CompletionOutput
 from cairn.serve.answer_reader import AnswerReader, Push
+from cairn.serve.capture import digest_of, seeded
 from cairn.serve.grammar import FOLLOWED
 from cairn.serve.http.ledger.entry import Entry
 from cairn.serve.http.ledger.reply import LedgerSend, wants_header
@@ -69,6 +70,8 @@ class Exchange:
         call.streams, call.wants_field = bool(stream), bool(ledger)
         call.wants_ledger = call.wants_field or wants_header(call.scope)
         self._reader = AnswerReader(*service.reading)
+        if service.capture is not None:
+            requests = [seeded(request) for request in requests]
         self.jobs = service.serving.jobs(requests, self._reader.on_update, streamed=call.streams)
         self._left = len(self.jobs)
         if self._left > 1:
@@ -105,6 +108,7 @@ class Exchange:
             raise Refusal(
                 503, f"the engine is not available: {reason}", code="engine_dead", retry_after_s=10
             )
+        service.accounts.check_budget(self._call.holder)
         self._ticket = service.admission.admit(self._call.holder, len(self.jobs))
         service.open.add(self)
         self._entry = self._begin()
@@ -184,7 +188,9 @@ class Exchange:
 
     def _begin(self) -> Entry:
         call, book = self._call, self._service.book
-        entry = call.entry = book.begin(call.id, call.scope["path"], call.arrived, self.jobs)
+        entry = call.entry = book.begin(
+            call.id, call.scope["path"], call.arrived, self.jobs, call.holder
+        )
         entry.parent, entry.streamed = call.traceparent, call.streams
         if call.wants_ledger:
             call.send = LedgerSend(call.send, self._view)
@@ -192,7 +198,12 @@ class Exchange:
 
     def _view(self) -> RequestView:
         """The ledger just before the last bytes leave."""
+        self._note_digest()
         return self._service.book.view(self._entry, about_to=self._status(None))
+
+    def _note_digest(self) -> None:
+        tokens = [token for job in self.jobs for token in job.answer.whole.token_ids]
+        self._entry.digest = digest_of(tokens)
 
     def _status(self, error: BaseException | None) -> str:
         """How it ended, in a word."""
@@ -287,7 +298,12 @@ class Exchange:
 
     def _close(self, status: str) -> None:
         self._service.open.discard(self)
+        self._service.accounts.explain(self._entry, self.jobs)
         self._entry.close(status, time.monotonic())
+        if self._call.wants_ledger:
+            self._note_digest()
+        if self._service.capture is not None:
+            self._service.capture.keep(self._call.id, self.jobs)
         self.abort()  # whatever is left
         for timer in self._timers:
             timer.cancel()

@@ -7,13 +7,16 @@ A request on its way is an `Exchange`, which this file does not know. Belongs to
 
 import asyncio
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 
 from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer_reader import LoopWaker
+from cairn.serve.capture import Capture
 from cairn.serve.http.batches.runner import BatchRunner
+from cairn.serve.http.ledger.accounts import Accounts, energy_of
 from cairn.serve.http.ledger.book import Book
 from cairn.serve.http.ledger.engine_view import EngineLook
 from cairn.serve.http.ledger.floor import Floors
@@ -30,6 +33,7 @@ from cairn.serve.http.server.counts import (
 )
 from cairn.serve.http.server.health import Progress
 from cairn.serve.http.server.keys import Keys
+from cairn.serve.http.server.loop_lag import LoopLag
 from cairn.serve.http.server.response_store import ResponseStore
 from cairn.serve.http.server.settings import ServerConfig
 from cairn.serve.serving import ModelNotServed, Serving
@@ -65,15 +69,28 @@ class Service:
         self._traces: Traces | None = None
         if config.otel_endpoint is not None:
             self.send_traces(open_traces(config.otel_endpoint, self.model))
+        self._closing = ExitStack()
+        facts = serving.facts
+        self.accounts = Accounts(
+            serving.limits.page_size,
+            config.key_tokens_per_day,
+            serving.tokenizer.decode if config.ledger_text and serving.has_tokenizer else None,
+            energy_of(facts.device, facts.ranks, self._closing),
+        )
+        self.book.on_settled.append(self.accounts.settle)
+        self.lag = LoopLag()
         self.look = EngineLook(serving, self.book, self.gaps, self.admission, self.health)
         self._totals = EngineTotals(self.model)
         self.responses = ResponseStore(config.store_responses)
+        self.capture: Capture | None = None
+        if config.capture is not None:
+            self.capture = Capture(config.capture, config.engine(), serving.facts.device)
         self.batches: BatchRunner | None = None  # where there is a folder for them
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
         self._same_thread = False  # do updates come in the event loop's own thread?
-        self._ticking: asyncio.Task[None] | None = None
+        self._ticking: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[None] | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -83,7 +100,10 @@ class Service:
         loop = asyncio.get_running_loop()
         self._waker = LoopWaker(loop)
         self._same_thread = self.serving.engine.deliver_in(loop)
-        self._ticking = asyncio.create_task(self._tick())
+        self._ticking = [
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(self.lag.watch()),
+        ]
         if self.serving.has_tokenizer:
             self.serving.grammars.warm_up()  # in its own thread
         if self.batches is not None:
@@ -91,13 +111,16 @@ class Service:
 
     async def stop(self) -> None:
         """Everything has been answered, or has had its time."""
-        if self._ticking is not None:
-            self._ticking.cancel()
+        for task in self._ticking:
+            task.cancel()
         if self.batches is not None:
             await self.batches.stop()
+        self._closing.close()
         await asyncio.to_thread(self.serving.close)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
+        if self.capture is not None:
+            await asyncio.to_thread(self.capture.close)
 
     def send_traces(self, traces: Traces) -> None:
         """Every request that ends from now on becomes a span."""
@@ -124,6 +147,7 @@ class Service:
             stats = self.serving.engine.stats()
             self.look.sample(stats)
             self._totals.count(self.metrics, stats)
+            self.accounts.tick(stats, self.book.running())
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
@@ -151,6 +175,8 @@ class Service:
         held = facts.weights_bytes * facts.ranks
         show_engine(self.metrics, self.model, stats, self.admission.inside, held)
         self._totals.count(self.metrics, stats)
+        self.accounts.count(self.metrics, self.model)
+        self.metrics.set("cairn_event_loop_lag_seconds", self.lag.worst_s, model=self.model)
         return self.metrics.render()
 
     def check_model(self, name: str | None) -> str:

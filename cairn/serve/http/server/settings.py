@@ -47,12 +47,18 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """serve POST /pause, /resume, /update_weights and /reset_prefix_cache to whoever may generate"""
     store_responses: int = 0
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
+    capture: Path | None = None
+    """write every request with its tokens, parameters and seed into this folder, for `cairn replay`; by default none"""
     batch_folder: Path | None = None
     """where /v1/files and /v1/batches keep their files; unfinished batches go on after a restart; by default none"""
     api_key_file: Path | None = None
     """a file with API keys, one on a line, each after an optional name; CAIRN_API_KEYS has them, too"""
     key_requests_per_minute: int | None = None
     """most requests that one API key may make in a minute"""
+    key_tokens_per_day: int | None = None
+    """most tokens, of prompts and answers, that one API key may use in a day (UTC); more requests get 429"""
+    ledger_text: bool = False
+    """show in a request's ledger the words around the token at which its prompt left a cached one"""
     key_concurrent_requests: int | None = None
     """most requests of one API key at a time"""
     public_metrics: bool = False

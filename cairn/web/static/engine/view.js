@@ -5,6 +5,7 @@ import { count } from "../format.js";
 import { lines, stackedBars } from "./charts.js";
 import { batchBar, figures } from "./figures.js";
 import { floorView } from "./floor.js";
+import { keysTable } from "./keys.js";
 import { pageMap } from "./page_map.js";
 
 // From the bottom of a bar up: what the machine works, then what the host adds.
@@ -25,6 +26,7 @@ export function makeView({ feed }) {
   const pages = pageMap();
   const batch = batchBar();
   const floor = floorView();
+  const keys = keysTable();
   const holders = { speed: h("div", { class: "plot" }), load: h("div", { class: "plot" }), steps: h("div", { class: "plot" }) };
   const body = h("div", { class: "cards" },
     card("Tokens per second", "over the last two minutes", holders.speed),
@@ -33,7 +35,8 @@ export function makeView({ feed }) {
     h("div", { class: "stack" },
       card("The newest batch", null, batch.element),
       card("Distance to the floor", "measured beside what this machine needs at least", floor.element)),
-    wide("Steps", "where each step's time went, in milliseconds; the line is the floor", holders.steps));
+    wide("Steps", "where each step's time went, in milliseconds; the line is the floor", holders.steps),
+    wide("Keys", "tokens, and each key's share of the device's time and energy", keys.element));
   const element = h("section", { class: "inside", "aria-label": "Engine" },
     h("div", { class: "head" }, h("h1", {}, "Engine"), state), top.element, body);
   let charts = null;
@@ -50,6 +53,7 @@ export function makeView({ feed }) {
     pages.show(latest.pages);
     batch.show(latest.batch);
     floor.show(latest.recent);
+    keys.refresh();
     const column = (name) => history.map((sample) => sample[name]);
     charts.speed.show([column("time"), column("output"), column("prompt")]);
     charts.load.show([column("time"), column("running"), column("waiting")]);

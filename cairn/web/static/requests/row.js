@@ -57,13 +57,18 @@ function inside(view) {
     ["Whole", seconds(view.e2e_s)],
     ["Prompt", plural(view.prompt_tokens, "token")],
     ["Found in the cache", percent(view.cached_tokens, view.prompt_tokens)],
+    view.cache_miss ? ["Not found", view.cache_miss] : null,
     ["Output", plural(view.output_tokens, "token")],
     ["Preempted", view.preemptions ? plural(view.preemptions, "time") : "never"],
     view.steps ? ["Steps", count(view.steps)] : null,
+    view.key ? ["Key", view.key] : null,
+    view.device_s ? ["Device, its share", seconds(view.device_s)] : null,
+    view.joules ? ["Energy, its share", `${figure(view.joules)} J`] : null,
     view.answers > 1 ? ["Answers at once", count(view.answers)] : null,
   ];
   return [
     view.text_of_reason && h("p", { class: "why" }, view.text_of_reason),
+    view.cache_miss && view.cache_miss !== "hit" && h("p", { class: "why" }, `Prefix cache: ${view.text_of_miss}.`),
     waterfall(view),
     facts(rows),
     h("div", { class: "foot" },

@@ -1,0 +1,210 @@
+"""How fast does a GGUF file serve on a CPU beside llama.cpp: one stream, eight, a prompt, memory, time to ready?
+
+    python benchmarks/cpu_gguf.py FILE.gguf ... --out benchmarks/cpu/gguf.json
+
+Each side is a process of its own that answers commands; they take turns on the same file with the same random prompts,
+and a ratio is taken within a round, because on a shared machine only that means something. llama.cpp runs through the
+package llama-cpp-python, built for this CPU (CMAKE_ARGS=-DGGML_NATIVE=ON). With --busy, eight streams run once more
+beside as many busy loops as there are threads.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from multiprocessing import Process
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cairn.bench.record import add_arguments, record
+
+CASES = {"one_stream": (1, 32, 48), "eight_streams": (8, 32, 32), "prefill": (1, 512, 1)}
+CONTEXT = 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count() or 1)
+    parser.add_argument("--busy", action="store_true", help="eight streams beside busy loops, too")
+    parser.add_argument("--side", choices=("cairn", "llama.cpp"), help="internal: serve commands")
+    add_arguments(parser)
+    options = parser.parse_args()
+    if options.side:
+        serve_commands(options.side, options.files[0], options.threads)
+        return
+    record({"threads": options.threads, "rounds": options.rounds,
+            "files": {file.name: compare(file, options) for file in options.files}}, options)  # fmt: skip
+
+
+# -- the two that are compared, each in a process of its own ------------------------------------------
+
+
+def serve_commands(side: str, file: Path, threads: int) -> None:
+    """Lines of JSON in: prompts and how many tokens to answer each with; lines of seconds out."""
+    run = (start_cairn if side == "cairn" else start_llama_cpp)(file, threads)
+    run([[1, 2, 3]], 2)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        began = time.perf_counter()
+        run(command["prompts"], command["outputs"])
+        print(time.perf_counter() - began, flush=True)
+
+
+def start_cairn(file: Path, threads: int) -> Any:
+    import torch
+
+    from cairn import LLM, SamplingParams
+
+    torch.set_num_threads(threads)
+    llm = LLM(
+        str(file),
+        device="cpu",
+        max_num_seqs=8,
+        max_model_len=CONTEXT,
+        enable_prefix_caching=False,
+        weights="packed",
+    )
+
+    def run(prompts: list[list[int]], outputs: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=outputs, ignore_eos=True)
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        found = llm.generate(asked, params, use_tqdm=False)
+        assert all(len(one.outputs[0].token_ids) == outputs for one in found)
+
+    return run
+
+
+def start_llama_cpp(file: Path, threads: int) -> Any:
+    """Greedy, eight sequences in one batch, as its server does it."""
+    import llama_cpp.llama_cpp as ll
+
+    ll.llama_backend_init()
+    model = ll.llama_model_load_from_file(str(file).encode(), ll.llama_model_default_params())
+    params = ll.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_seq_max = CONTEXT * 8, 2048, 8
+    params.n_threads = params.n_threads_batch = threads
+    context = ll.llama_init_from_model(model, params)
+    width = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model))
+    import numpy as np
+
+    batch = ll.llama_batch_init(2048, 0, 1)
+
+    def fill(rows: list[tuple[int, int, int, bool]]) -> None:
+        batch.n_tokens = len(rows)
+        for i, (token, place, sequence, wanted) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, place, 1
+            batch.seq_id[i][0], batch.logits[i] = sequence, int(wanted)
+        assert ll.llama_decode(context, batch) == 0
+
+    def likeliest(index: int) -> int:
+        logits = np.ctypeslib.as_array(ll.llama_get_logits_ith(context, index), (width,))
+        return int(logits.argmax())
+
+    def run(prompts: list[list[int]], outputs: int) -> None:
+        ll.llama_memory_clear(ll.llama_get_memory(context), True)
+        fill([(token, place, s, place == len(prompt) - 1) for s, prompt in enumerate(prompts)
+              for place, token in enumerate(prompt)])  # fmt: skip
+        ends = [sum(map(len, prompts[: s + 1])) - 1 for s in range(len(prompts))]
+        tokens = [likeliest(end) for end in ends]
+        for step in range(outputs - 1):
+            rows = enumerate(zip(tokens, prompts, strict=True))
+            fill([(token, len(prompt) + step, s, True) for s, (token, prompt) in rows])
+            tokens = [likeliest(s) for s in range(len(prompts))]
+
+    return run
+
+
+# -- the comparison -----------------------------------------------------------------------------------
+
+
+class Side:
+    """One of the two, and what it took to be ready."""
+
+    def __init__(self, name: str, file: Path, threads: int) -> None:
+        began = time.perf_counter()
+        command = [sys.executable, __file__, str(file), "--side", name, "--threads", str(threads)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.wait("ready")
+        self.ready_s = round(time.perf_counter() - began, 2)
+
+    def wait(self, expected: str | None = None) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if expected is None or line.strip() == expected:
+                return line
+        raise SystemExit(f"{self.process.args} ended")
+
+    def seconds(self, prompts: list[list[int]], outputs: int) -> float:
+        assert self.process.stdin is not None
+        print(
+            json.dumps({"prompts": prompts, "outputs": outputs}),
+            file=self.process.stdin,
+            flush=True,
+        )
+        return float(self.wait())
+
+    def resident_mb(self) -> dict[str, int]:
+        memory = psutil.Process(self.process.pid).memory_info()
+        return {"resident": memory.rss >> 20, "file": memory.shared >> 20}
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def compare(file: Path, options: argparse.Namespace) -> dict[str, Any]:
+    sides = {name: Side(name, file, options.threads) for name in ("cairn", "llama.cpp")}
+    found: dict[str, Any] = {"file_mb": file.stat().st_size >> 20}
+    found["ready_s"] = {name: side.ready_s for name, side in sides.items()}
+    for case in CASES:
+        found[case] = turns(sides, case, options.rounds)
+    if options.busy:
+        loops = [Process(target=busy, daemon=True) for _ in range(options.threads)]
+        for loop in loops:
+            loop.start()
+        found["eight_streams_busy"] = turns(sides, "eight_streams", options.rounds)
+        for loop in loops:
+            loop.terminate()
+    found["memory_mb"] = {name: side.resident_mb() for name, side in sides.items()}
+    for side in sides.values():
+        side.close()
+    return found
+
+
+def turns(sides: dict[str, Side], case: str, rounds: int) -> dict[str, Any]:
+    streams, prompt, outputs = CASES[case]
+    chance, rates = random.Random(streams), {name: [] for name in sides}
+    for number in range(rounds + 1):  # the first warms up
+        prompts = [[chance.randrange(100, 40_000) for _ in range(prompt)] for _ in range(streams)]
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            tokens = streams * (prompt if outputs == 1 else outputs)
+            rate = tokens / sides[name].seconds(prompts, outputs)
+            print(f"{case} round {number}: {name} {rate:.1f} tokens/s", file=sys.stderr, flush=True)
+            rates[name] += [round(rate, 1)] if number else []
+    ratios = [a / b for a, b in zip(*rates.values(), strict=True)]
+    medians = {name: statistics.median(rate) for name, rate in rates.items()}
+    return {"tokens_per_s": medians, "ratio": round(statistics.median(ratios), 2), "rounds": rates}
+
+
+def busy() -> None:
+    while True:
+        pass
+
+
+if __name__ == "__main__":
+    main()

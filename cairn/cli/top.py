@@ -1,0 +1,95 @@
+"""`cairn top`: a server, live in the terminal."""
+
+import json
+import os
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+
+import msgspec
+import tyro
+
+from cairn.cli.top_screen import screen
+from cairn.core.config import load
+from cairn.core.errors import CairnError, UsageError
+
+TIMEOUT_S = 10.0
+HOME_AND_CLEAR = "\033[H\033[J"
+ALTERNATE, ORDINARY = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+
+
+class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Show a server of `cairn serve` live: requests, rates, caches, keys, and how far steps are from their floor."""
+
+    url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")] = (
+        "http://127.0.0.1:8000"
+    )
+    """where the server listens"""
+    every: float = 1.0
+    """seconds between two looks"""
+    once: bool = False
+    """print one screen and leave, as where the output is no terminal"""
+    json: bool = False
+    """print what the screen is made of, once, as JSON"""
+
+
+def run(args: list[str]) -> int:
+    options = load(Top, args=args, env_prefix="CAIRN_TOP_").value
+    if not options.url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"'{options.url}' is no address of a server", hint="such as http://127.0.0.1:8000"
+        )
+    if options.json:
+        print(json.dumps(_documents(options.url), indent=1))
+        return 0
+    if options.once or not sys.stdout.isatty():
+        print("\n".join(_drawn(options.url)))
+        return 0
+    sys.stdout.write(ALTERNATE)
+    try:
+        while True:
+            sys.stdout.write(HOME_AND_CLEAR + "\n".join(_drawn(options.url)))
+            sys.stdout.flush()
+            time.sleep(max(options.every, 0.1))
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        sys.stdout.write(ORDINARY)
+        sys.stdout.flush()
+
+
+def _drawn(url: str) -> list[str]:
+    found, size = _documents(url), shutil.get_terminal_size((80, 24))
+    return screen(found["engine"], found["usage"], found["requests"], size.columns, size.lines)
+
+
+def _documents(url: str) -> dict[str, Any]:
+    base = url.rstrip("/").removesuffix("/v1")
+    return {
+        "engine": _get(f"{base}/cairn/engine"),
+        "usage": _get(f"{base}/cairn/usage"),
+        "requests": _get(f"{base}/cairn/requests?limit=50")["requests"],
+    }
+
+
+def _get(url: str) -> dict[str, Any]:
+    key = os.environ.get("CAIRN_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    asked = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        error.close()
+        hint = (
+            "set CAIRN_API_KEY to a key that it knows"
+            if error.code == 401
+            else "is it a Cairn server?"
+        )
+        raise CairnError(f"{url} answered {error.code}", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise CairnError(
+            f"cannot look at {url}: {error}", hint="is it running? `cairn serve` starts one"
+        ) from None

@@ -1,0 +1,113 @@
+"""What `cairn top` draws: one screen of text from the documents of a server. Pure, so that a test can read it.
+
+model, status, rates      batch and pages as bars       latency      keys      the newest requests
+"""
+
+from typing import Any
+
+from cairn.core.units import format_duration
+
+Document = dict[str, Any]
+BAR = 30
+SHORTEST = 24  # lines that a terminal has at least
+WIDEST_ID = 20
+
+
+def screen(
+    engine: Document, usage: Document, requests: list[Document], width: int = 80, height: int = 24
+) -> list[str]:
+    """At most `height` lines of at most `width` characters."""
+    head = [*_head(engine, usage), *_bars(engine), *_latency(engine), _floor(engine), ""]
+    keys = _keys(usage["keys"])
+    rest = max(height - len(head), 4)
+    shown_keys = keys[: max(min(len(keys), rest // 3), 2)]
+    lines = [*head, *shown_keys, "", *_requests(requests)]
+    return [line[:width] for line in lines[:height]]
+
+
+def _head(engine: Document, usage: Document) -> list[str]:
+    rate = engine["rate"]
+    return [
+        f"{engine['model']}  {engine['status']}  {engine['running']} running  {engine['waiting']} waiting  "
+        f"{engine['preempted']} preempted",
+        f"tokens/s  output {rate['output_tokens_per_s']:,.0f}  prompt {rate['prompt_tokens_per_s']:,.0f}   "
+        f"loop lag {_time(usage['event_loop_lag_s'])}   power {_watts(usage)}",
+    ]
+
+
+def _watts(usage: Document) -> str:
+    found = [key["joules"] for key in usage["keys"] if key["joules"] is not None]
+    joules = sum(found) + (usage["idle_joules"] or 0.0)
+    return f"{joules / 1e3:,.1f} kJ since start" if found or usage["idle_joules"] else "not known"
+
+
+def _bars(engine: Document) -> list[str]:
+    pages, batch, prefix = engine["pages"], engine["batch"], engine["prefix"]
+    total = max(pages["total"], 1)
+    held = f"{pages['used']} held, {pages['cached']} findable of {pages['total']} pages"
+    tokens = batch["decode_tokens"] + batch["prefill_tokens"]
+    looked = prefix["looked_up_tokens"]
+    share = prefix["hit_tokens"] / looked if looked else 0.0
+    return [
+        f"pages   {_bar(pages['used'] / total, pages['cached'] / total)} {held}",
+        f"step    {_bar(tokens / max(batch['budget_tokens'], 1))} {batch['sequences']} sequences, "
+        f"{batch['decode_tokens']} + {batch['prefill_tokens']} tokens",
+        f"prefix  {_bar(share)} {share:.0%} of {looked:,} prompt tokens found",
+    ]
+
+
+def _bar(share: float, more: float = 0.0) -> str:
+    full = round(min(max(share, 0.0), 1.0) * BAR)
+    half = min(round(max(more, 0.0) * BAR), BAR - full)
+    return "[" + "#" * full + ":" * half + "." * (BAR - full - half) + "]"
+
+
+def _latency(engine: Document) -> list[str]:
+    found = []
+    for name, label in (("ttft_s", "first token"), ("itl_s", "per token"), ("e2e_s", "request")):
+        part = engine["latency"][name]
+        found.append(f"{label} {_time(part['p50'])} / {_time(part['p99'])}")
+    return ["p50 / p99   " + "   ".join(found)]
+
+
+def _floor(engine: Document) -> str:
+    """The newest steps beside what this machine needs for them at least."""
+    known = [step for step in engine["recent"] if step["floor_s"]]
+    if not known:
+        return "floor   not known yet (`cairn calibrate` measures it)"
+    took, least = sum(s["total_s"] for s in known), sum(s["floor_s"] for s in known)
+    limits = [step["limited_by"] for step in known if step["limited_by"]]
+    by = f", limited by {max(set(limits), key=limits.count)}" if limits else ""
+    return f"floor   {least / took:.0%} of {_time(took / len(known))} a step is the least for this machine{by}"
+
+
+def _keys(keys: list[Document]) -> list[str]:
+    names = ("requests", "prompt", "cached", "output", "device", "left today")
+    widths = (8, 10, 10, 10, 9, 11)
+    headings = (f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    lines = [" ".join([f"{'key':<12}", *headings])]
+    for key in sorted(keys, key=lambda one: -one["device_s"]):
+        left = "-" if key["today_left"] is None else f"{key['today_left']:,}"
+        lines.append(
+            f"{key['key'][:12]:<12} {key['requests']:>8,} {key['prompt_tokens']:>10,} {key['cached_tokens']:>10,} "
+            f"{key['output_tokens']:>10,} {_time(key['device_s']):>9} {left:>11}"
+        )
+    return lines
+
+
+def _requests(requests: list[Document]) -> list[str]:
+    lines = [
+        f"{'request':<{WIDEST_ID}} {'status':<8} {'in':>6} {'hit':>6} {'out':>5} {'first':>8} {'total':>8} why"
+    ]
+    for one in requests:
+        why = one.get("cache_miss") or one.get("reason") or ""
+        lines.append(
+            f"{one['id'][:WIDEST_ID]:<{WIDEST_ID}} {one['status'][:8]:<8} {one['prompt_tokens']:>6} "
+            f"{one['cached_tokens']:>6} {one['output_tokens']:>5} {_time(one['ttft_s']):>8} "
+            f"{_time(one['e2e_s']):>8} {why}"
+        )
+    return lines
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)

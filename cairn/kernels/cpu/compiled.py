@@ -1,0 +1,115 @@
+"""The C kernels of this folder, compiled once by the system's compiler and kept in the user's cache.
+
+A library for this CPU alone (-march=native) has instructions that a packaged one leaves out. Its name is a hash of the
+sources, the flags, the compiler and the CPU, so that a change of any of them compiles again. Where there is no compiler
+`obstacle` says so, and weights are multiplied in the forms that torch has.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from cairn.core.errors import HardwareError
+from cairn.hw.host import read_cpu
+
+HERE = Path(__file__).parent
+SOURCES = ("product.c", "pool.h", "blocks.h", "dot.h", "dot512.h")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = (
+    *("-O3", "-std=gnu11", "-shared", "-fPIC", "-march=native"),
+    *("-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"),
+)
+COMPILE_TIMEOUT_S = 300
+
+
+def cache_folder() -> Path:
+    """CAIRN_CACHE, or the folder where this system keeps what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("CAIRN_CACHE") or Path(base) / "cairn") / "kernels"
+
+
+@lru_cache(maxsize=1)
+def obstacle() -> str | None:
+    """Why there are no compiled kernels here, or None; compiles them when it is asked first."""
+    try:
+        library()
+    except HardwareError as error:
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """Loaded into this process; compiled before if nobody has done it yet."""
+    if platform.system() not in ("Linux", "Darwin"):
+        raise HardwareError(f"no compiled CPU kernels for {platform.system()}")
+    compiler = _compiler()
+    made = cache_folder() / f"product-{_fingerprint(compiler)}.so"
+    if not made.is_file():
+        _compile(compiler, made)
+    try:
+        return ctypes.CDLL(str(made))
+    except OSError as error:
+        raise HardwareError(
+            f"{made} cannot be loaded: {error}", hint="delete it, and it is compiled again"
+        ) from None
+
+
+def _compiler() -> str:
+    asked = os.environ.get("CC")
+    found = next(
+        (path for name in (asked, *COMPILERS) if name and (path := shutil.which(name))), None
+    )
+    if found is None:
+        raise HardwareError(
+            "there is no C compiler on this machine", hint="install gcc or clang, or set CC"
+        )
+    return found
+
+
+def _fingerprint(compiler: str) -> str:
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((HERE / name).read_bytes())
+    cpu, stat = read_cpu(Path("/")), Path(compiler).resolve().stat()
+    about = (FLAGS, compiler, stat.st_size, int(stat.st_mtime), cpu.model, cpu.features)
+    digest.update(repr(about).encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Into a file beside it first: another process may do the same at the same time."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            command = [
+                compiler,
+                *FLAGS,
+                str(HERE / SOURCES[0]),
+                "-o",
+                str(made),
+                "-lm",
+                "-lpthread",
+            ]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+            )
+            if done.returncode:
+                raise HardwareError(
+                    f"{compiler} cannot compile the CPU kernels: {_first_line(done.stderr)}",
+                    hint="weights are multiplied by torch instead",
+                )
+            made.replace(target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HardwareError(f"the CPU kernels cannot be compiled: {error}") from None
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.splitlines() if "error" in line), text.strip()[:200])

@@ -1,0 +1,168 @@
+"""Products with matrices that stay packed as a GGUF file has them, by the compiled kernels.
+
+    y = x @ w.T + bias       with an RMS norm of x before it, and a gate or a sum onto y behind it, in one call
+
+x is rounded to 8 bits, 32 values to a scale. `rows` dequantises single rows: the lookup of an embedding, or a tile for
+a product in float32.
+"""
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.cpu.compiled import library
+
+# Codes of GGUF's block types that have a kernel; the numbers are the format's.
+TYPES = {
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23,
+}  # fmt: skip
+GATES = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "relu": 4}
+COLUMNS = 32  # a row has whole blocks of at least so many values
+
+
+class Blocks(NamedTuple):
+    """The rows of one matrix [N, K] as bytes, perhaps a view of a mapped file."""
+
+    kind: str  # a key of TYPES
+    bytes_NB: Tensor  # uint8, contiguous
+    columns: int
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("rows", ctypes.c_int32),
+        ("row_bytes", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("parts", ctypes.c_void_p), ("count", ctypes.c_int32), ("columns", ctypes.c_int32),
+        ("bias", ctypes.c_void_p), ("gate", ctypes.c_int32), ("add", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+
+class Pool:
+    """Threads of this process that share the rows of a product; as many as torch has when it is made."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.library = threads, library()
+        self.library.cairn_pool_new.restype = ctypes.c_void_p
+        self.address = ctypes.c_void_p(self.library.cairn_pool_new(threads))
+        self._end = weakref.finalize(self, _free, self.library, self.address, os.getpid())
+
+
+def _free(owner: ctypes.CDLL, address: ctypes.c_void_p, process: int) -> None:
+    if os.getpid() == process:  # a forked process has the memory, and none of the threads
+        owner.cairn_pool_free(address)
+
+
+class _Pools(threading.local):
+    """One pool for each thread that multiplies: engines of one process do not wait for each other."""
+
+    pool: Pool | None = None
+    process = 0
+
+
+_POOLS = _Pools()
+
+
+def pool() -> Pool:
+    threads = torch.get_num_threads()
+    held = _POOLS.pool
+    if held is None or held.threads != threads or _POOLS.process != os.getpid():
+        _POOLS.pool = held = Pool(threads)
+        _POOLS.process = os.getpid()
+    return held
+
+
+class NormWeight:
+    """The weights of an RMS norm that runs before a product."""
+
+    def __init__(self, weight_K: Tensor, eps: float) -> None:
+        self.weight_K = weight_K.detach().float().contiguous()
+        self.struct = _Norm(self.weight_K.data_ptr(), eps)
+        self.reference = ctypes.byref(self.struct)
+
+
+class PackedMatrix:
+    """Matrices of one input side by side, each packed in its own way."""
+
+    def __init__(self, blocks: Sequence[Blocks]) -> None:
+        self.blocks = list(blocks)
+        self.columns = blocks[0].columns
+        self.part_rows = [len(one.bytes_NB) for one in blocks]
+        self.outputs = sum(self.part_rows)
+        self._parts = (_Part * len(blocks))(*map(_part, blocks))
+        self._no_norm = ctypes.byref(_Norm(None, 0.0))
+        self._made: dict[tuple[int, bool, int], tuple[_Matrix, Tensor | None]] = {}
+        owner = library()
+        self._product, self._rows = owner.cairn_product, owner.cairn_rows
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.bytes_NB.nbytes for one in self.blocks)
+
+    def product(
+        self,
+        x_MK: Tensor,
+        bias_N: Tensor | None = None,
+        gate: str | None = None,
+        norm: NormWeight | None = None,
+        onto_MN: Tensor | None = None,
+    ) -> Tensor:
+        """[M, N], or of a gate [M, N / 2]; `onto_MN` is added to in place, and returned."""
+        x_MK = x_MK.contiguous()
+        width = self.part_rows[0] if gate else self.outputs
+        y_MN = x_MK.new_empty(len(x_MK), width) if onto_MN is None else onto_MN
+        matrix = self._matrix(bias_N, gate, onto_MN is not None)
+        failed = self._product(
+            pool().address,
+            ctypes.byref(matrix),
+            self._no_norm if norm is None else norm.reference,
+            ctypes.c_void_p(x_MK.data_ptr()),
+            len(x_MK),
+            ctypes.c_void_p(y_MN.data_ptr()),
+        )
+        if failed:
+            raise MemoryError(f"no memory for {len(x_MK)} rows of {self.columns} activations")
+        return y_MN
+
+    def rows(self, part: int, rows_R: Tensor, out_RK: Tensor | None = None) -> Tensor:
+        """Rows of one part in float32."""
+        rows_R = rows_R.long().contiguous()
+        if out_RK is None:
+            out_RK = torch.empty(len(rows_R), self.columns)
+        self._rows(
+            pool().address,
+            ctypes.byref(self._parts[part]),
+            self.columns,
+            ctypes.c_void_p(rows_R.data_ptr()),
+            len(rows_R),
+            ctypes.c_void_p(out_RK.data_ptr()),
+        )
+        return out_RK
+
+    def _matrix(self, bias_N: Tensor | None, gate: str | None, add: bool) -> _Matrix:
+        key = (0 if bias_N is None else bias_N.data_ptr(), add, GATES[gate] if gate else 0)
+        if key not in self._made:
+            parts = ctypes.addressof(self._parts)
+            made = _Matrix(parts, len(self.blocks), self.columns, key[0] or None, key[2], add)
+            self._made[key] = made, bias_N  # which keeps the bias alive
+        return self._made[key][0]
+
+
+def _part(blocks: Blocks) -> _Part:
+    rows, size = blocks.bytes_NB.shape
+    return _Part(blocks.bytes_NB.data_ptr(), TYPES[blocks.kind], rows, size)

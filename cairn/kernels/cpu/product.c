@@ -1,0 +1,183 @@
+/* Products with matrices whose rows stay packed as a GGUF file has them.
+ *
+ *     y = x @ w.T + bias        a norm before it, a gate behind it or a sum onto the residual in the same pass
+ *
+ * A row of weights is unpacked into the first-level cache once and multiplied with every row of x. Threads share the rows
+ * of the weights in chunks.
+ */
+#include <math.h>
+
+#include "pool.h"
+
+#include "dot512.h"
+
+typedef struct {
+    const uint8_t *data;
+    int32_t type, rows;
+    int64_t row_bytes;
+} Part;
+
+enum { NO_GATE, SILU, GELU, GELU_TANH, RELU };
+
+typedef struct {
+    const Part *parts;
+    int32_t count, columns;
+    const float *bias; /* of all parts side by side, or NULL */
+    int32_t gate;      /* the first part goes through an activation and is multiplied with the second */
+    int32_t add;       /* y holds the residual */
+} Matrix;
+
+typedef struct {
+    const float *weight; /* NULL: no norm */
+    float eps;
+} Norm;
+
+typedef struct {
+    const Matrix *matrix;
+    const Activation *x;
+    int rows_of_x, rows_of_chunk, outputs;
+    float *y;
+} Product;
+
+static int padded(int columns) { return (columns + STRIDE - 1) / STRIDE * STRIDE; }
+
+/* Memory of one unpacked row; the groups beyond the last are zero. */
+#define ROW_OF(name, columns)                                                                       \
+    _Alignas(64) uint8_t name##_level[padded(columns)];                                             \
+    _Alignas(64) float name##_scale[padded(columns) / GROUP], name##_offset[padded(columns) / GROUP]; \
+    memset(name##_level, 0, sizeof name##_level);                                                   \
+    memset(name##_scale, 0, sizeof name##_scale), memset(name##_offset, 0, sizeof name##_offset);   \
+    Row name = {name##_level, name##_scale, name##_offset}
+
+static float activate(float x, int gate) {
+    switch (gate) {
+    case SILU: return x / (1.f + expf(-x));
+    case GELU: return 0.5f * x * (1.f + erff(x * 0.70710678f));
+    case GELU_TANH: return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    case RELU: return x > 0 ? x : 0;
+    default: return x;
+    }
+}
+
+static void multiply_row(const Product *p, int part_number, int row, int first_of_part, Row room, float *y) {
+    const Matrix *m = p->matrix;
+    const Part *part = m->parts + part_number;
+    const uint8_t *packed = part->data + part->row_bytes * row;
+#ifdef HAS_DOT512
+    int done = packed_dots(part->type, packed, p->x, p->rows_of_x, m->columns, y);
+#else
+    int done = 0;
+#endif
+    if (!done) {
+        unpack(part->type, packed, m->columns, room);
+        dot(room, p->x, p->rows_of_x, m->columns, signed_levels(part->type), y);
+    }
+    if (m->bias)
+        for (int t = 0; t < p->rows_of_x; t++) y[t] += m->bias[first_of_part + row];
+}
+
+static void multiply_chunk(void *given, int chunk) {
+    const Product *p = given;
+    const Matrix *m = p->matrix;
+    ROW_OF(room, m->columns);
+    float found[p->rows_of_x], gated[p->rows_of_x];
+    int first = chunk * p->rows_of_chunk, last = first + p->rows_of_chunk;
+    if (last > p->outputs) last = p->outputs;
+    int part = 0, start = 0; /* of the part that the row belongs to */
+    for (int n = first; n < last; n++) {
+        while (!m->gate && n >= start + m->parts[part].rows) start += m->parts[part++].rows;
+        multiply_row(p, part, n - start, start, room, found);
+        if (m->gate) multiply_row(p, 1, n, m->parts[0].rows, room, gated);
+        for (int t = 0; t < p->rows_of_x; t++) {
+            float *y = p->y + (int64_t)t * p->outputs + n;
+            float value = m->gate ? activate(found[t], m->gate) * gated[t] : found[t];
+            *y = m->add ? *y + value : value;
+        }
+    }
+}
+
+/* x / sqrt(mean(x^2) + eps) * weight */
+static void norm_row(const float *restrict x, int columns, const Norm *norm, float *restrict y) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int k = 0; k < columns; k++) squares += x[k] * x[k];
+    float factor = 1.f / sqrtf(squares / (float)columns + norm->eps);
+#pragma omp simd
+    for (int k = 0; k < columns; k++) y[k] = x[k] * factor * norm->weight[k];
+}
+
+static int64_t activation_bytes(int columns) { return padded(columns) + 2 * (int64_t)sizeof(float) * padded(columns) / GROUP; }
+
+typedef struct {
+    const float *x;
+    int columns;
+    const Norm *norm;
+    Activation *out;
+} Rounding;
+
+static void round_chunk(void *given, int t) {
+    const Rounding *r = given;
+    const float *x = r->x + (int64_t)t * r->columns;
+    float normed[r->norm->weight ? r->columns : 1];
+    if (r->norm->weight) norm_row(x, r->columns, r->norm, normed), x = normed;
+    round_row(x, r->columns, r->out[t]);
+}
+
+static int rows_of_chunk(int outputs, int columns, int rows_of_x, int threads) {
+    int64_t fine = 262144 / ((int64_t)columns * (rows_of_x + 1)) + 1; /* tens of microseconds of work */
+    int64_t even = outputs / (threads * 4) + 1;
+    int64_t rows = fine < even ? fine : even;
+    return (int)(rows < 4 ? 4 : rows);
+}
+
+/* x [M, K] in rows without gaps, y [M, N] likewise. Returns 0, or -1 where memory is missing. */
+int cairn_product(Pool *pool, const Matrix *matrix, const Norm *norm, const float *x, int rows_of_x, float *y) {
+    int columns = matrix->columns, outputs = 0;
+    int64_t each = activation_bytes(columns);
+    char *room = NULL;
+    if (posix_memalign((void **)&room, 64, (size_t)(each + (int64_t)sizeof(Activation)) * rows_of_x)) return -1;
+    memset(room, 0, (size_t)each * rows_of_x);
+    Activation *rounded = (Activation *)(room + each * rows_of_x);
+    for (int t = 0; t < rows_of_x; t++) {
+        float *scale = (float *)(room + each * t + padded(columns));
+        rounded[t] = (Activation){(int8_t *)(room + each * t), scale, scale + padded(columns) / GROUP};
+    }
+    Rounding rounding = {x, columns, norm, rounded};
+    if (rows_of_x < 4) for (int t = 0; t < rows_of_x; t++) round_chunk(&rounding, t);
+    else run(pool, round_chunk, &rounding, rows_of_x);
+    for (int i = 0; i < matrix->count; i++) outputs += matrix->parts[i].rows;
+    if (matrix->gate) outputs = matrix->parts[0].rows;
+    Product product = {matrix, rounded, rows_of_x, 0, outputs, y};
+    product.rows_of_chunk = rows_of_chunk(outputs, columns, rows_of_x, pool->threads);
+    run(pool, multiply_chunk, &product, (outputs + product.rows_of_chunk - 1) / product.rows_of_chunk);
+    free(room);
+    return 0;
+}
+
+typedef struct {
+    const Part *part;
+    int columns;
+    const int64_t *rows;
+    float *out;
+} Lookup;
+
+static void look_up(void *given, int i) {
+    const Lookup *l = given;
+    ROW_OF(room, l->columns);
+    unpack(l->part->type, l->part->data + l->part->row_bytes * l->rows[i], l->columns, room);
+    float *out = l->out + (int64_t)i * l->columns;
+    for (int group = 0; group < l->columns / GROUP; group++) {
+        float scale = room.scale[group], offset = room.offset[group];
+        const uint8_t *level = room.level + GROUP * group;
+        if (signed_levels(l->part->type))
+            for (int k = 0; k < GROUP; k++) out[GROUP * group + k] = scale * (float)(int8_t)level[k];
+        else
+            for (int k = 0; k < GROUP; k++) out[GROUP * group + k] = scale * (float)level[k] + offset;
+    }
+}
+
+/* The given rows in float32, [count, K]. */
+void cairn_rows(Pool *pool, const Part *part, int columns, const int64_t *rows, int count, float *out) {
+    Lookup lookup = {part, columns, rows, out};
+    run(pool, look_up, &lookup, count);
+}

@@ -1,0 +1,88 @@
+"""Weights as the blocks of a GGUF file, which stay where the file is mapped: the form that serves those files on a CPU.
+
+    few rows of x    rounded to 8 bits, multiplied with the packed blocks            kernels/cpu/packed_product.py
+    many rows        tiles of the weights are dequantised and multiplied in float32, so that x is not rounded
+
+There is no copy of the weights: what a product reads comes from the page cache of the system, and processes that serve
+the same file share it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cairn.kernels.cpu.packed_product import GATES, Blocks, NormWeight, PackedMatrix
+from cairn.models.activation import Gate
+from cairn.models.linear.form import PLAIN, Epilogue, finished
+
+FLOAT_ROWS = 32  # of x, from which on dequantised tiles are faster
+TILE_VALUES = 1 << 20  # of the weights that are dequantised at once: 4 MB
+
+
+class BlocksForm:
+    """One map, or several of one input side by side."""
+
+    def __init__(self, blocks: Sequence[Blocks]) -> None:
+        self.matrix = PackedMatrix(blocks)
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    def covers(self, rows: int) -> bool:
+        return True
+
+    def after(self, weight_K: Tensor) -> None:
+        return None
+
+    def product(
+        self, x_MK: Tensor, bias_N: Tensor | None = None, epilogue: Epilogue = PLAIN
+    ) -> Tensor:
+        return self.fused(x_MK, bias_N, gate=epilogue.gate)
+
+    def fused(
+        self,
+        x_MK: Tensor,
+        bias_N: Tensor | None = None,
+        gate: Gate | None = None,
+        norm: NormWeight | None = None,
+        onto_MN: Tensor | None = None,
+    ) -> Tensor:
+        """The product with a norm before it, and a gate or a sum onto the residual behind it."""
+        if len(x_MK) < FLOAT_ROWS:
+            gated = gate is not None and gate.gated and len(set(self.matrix.part_rows)) == 1
+            if gate is None or (
+                gated and len(self.matrix.blocks) == 2 and gate.activation in GATES
+            ):
+                name = None if gate is None else gate.activation
+                return self.matrix.product(x_MK, bias_N, name, norm, onto_MN)
+            y_MN = self.matrix.product(x_MK, bias_N, None, norm)
+            return gate.in_place(y_MN)
+        y_MN = self.tiled(x_MK if norm is None else _normed(x_MK, norm))
+        y_MN = finished(y_MN, bias_N, Epilogue(gate=gate))
+        return y_MN if onto_MN is None else onto_MN.add_(y_MN)
+
+    def tiled(self, x_MK: Tensor) -> Tensor:
+        """In float32, one tile of the weights after another."""
+        x_MK, columns = x_MK.contiguous(), self.matrix.columns
+        y_MN = x_MK.new_empty(len(x_MK), self.matrix.outputs)
+        most = max(1, TILE_VALUES // columns)
+        room_RK = torch.empty(min(most, max(self.matrix.part_rows)), columns)
+        start = 0
+        for part, rows in enumerate(self.matrix.part_rows):
+            for first in range(0, rows, most):
+                count = min(most, rows - first)
+                tile_RK = room_RK[:count]
+                self.matrix.rows(part, torch.arange(first, first + count), tile_RK)
+                torch.mm(x_MK, tile_RK.t(), out=y_MN[:, start + first : start + first + count])
+            start += rows
+        return y_MN
+
+    def rows(self, rows_T: Tensor) -> Tensor:
+        """Rows of the first map in float32: the lookup of an embedding."""
+        return self.matrix.rows(0, rows_T)
+
+
+def _normed(x_MK: Tensor, norm: NormWeight) -> Tensor:
+    return torch.nn.functional.rms_norm(x_MK, norm.weight_K.shape, norm.weight_K, norm.struct.eps)

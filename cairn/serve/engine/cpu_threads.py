@@ -1,0 +1,32 @@
+"""How many threads compute on a CPU: as many as the container may use, which torch does not ask for.
+
+A quota of two CPUs on a machine of 64 stops all 64 threads of a product for most of every period. Whoever sets
+OMP_NUM_THREADS has decided for himself.
+"""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from cairn.hw.host import read_cpu
+
+
+def allowed_threads(usable: int | None, quota: float | None, now: int) -> int:
+    """No more than now, than the process may run on, and than whole CPUs of the quota."""
+    limits = [now, *([usable] if usable else []), *([math.floor(quota)] if quota else [])]
+    return max(1, min(limits))
+
+
+def limit_threads(root: Path = Path("/")) -> str | None:
+    """Lowers torch's threads, whose number the compiled kernels take over; says so."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    cpu, now = read_cpu(root), torch.get_num_threads()
+    allowed = allowed_threads(cpu.usable_threads, cpu.quota, now)
+    if allowed == now:
+        return None
+    torch.set_num_threads(allowed)
+    quota = "no quota" if cpu.quota is None else f"a quota of {cpu.quota:g} CPUs"
+    return f"{allowed} threads instead of {now}: {cpu.usable_threads} CPUs are usable, with {quota}"

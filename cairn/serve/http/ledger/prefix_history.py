@@ -1,0 +1,155 @@
+"""Why was so little of a prompt found in the prefix cache? Compares it with the prompts that came before. Pure Python.
+
+    hit          all that could be found was found
+    never seen   no prompt before began like this
+    evicted      a prompt before began like this, and its pages have been taken for something else since
+    changed      the prompt is that of an earlier one up to token N, and another from there on
+    new text     an earlier prompt is the beginning of this one: the rest is new
+    salt         the same prompt is known under another salt or adapter, whose pages are never shared
+
+Chunks of tokens are known by a hash of all tokens up to their end, without the salt. Bounded: the newest prompts are
+remembered, with their tokens, which leave this object only as a number and, if asked for, as a few tokens around it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+Cause = Literal["hit", "never seen", "evicted", "changed", "new text", "salt", "off"]
+CHUNK = 64  # tokens that one hash stands for
+PROMPTS = 512
+TOKENS = 1_000_000  # of all prompts that are remembered
+AROUND = 6  # tokens on each side of a change
+
+
+class Seen(NamedTuple):
+    """A prompt that came before."""
+
+    prompt: Sequence[int]
+    owner: bytes  # salt and identity: pages are shared within one of them
+    at: float
+
+
+class Miss(NamedTuple):
+    cause: Cause
+    known: int = 0  # tokens of the prompt that a prompt before had, too
+    age_s: float | None = None  # of that prompt
+    before: tuple[int, ...] = ()  # tokens of the other prompt around the change
+    now: tuple[int, ...] = ()  # and of this one
+
+
+class PrefixHistory:
+    def __init__(self, page_size: int, prompts: int = PROMPTS, tokens: int = TOKENS) -> None:
+        self.page_size, self._prompts, self._tokens = page_size, prompts, tokens
+        self._seen: OrderedDict[int, Seen] = OrderedDict()  # by number, oldest first
+        self._held = 0  # tokens in it
+        self._next = 0
+        self._by_hash: dict[int, list[int]] = {}  # which prompts have this chunk
+
+    def explain(self, prompt: Sequence[int], owner: bytes, cached: int, now: float) -> Miss:
+        """`cached`: tokens that the engine found. The prompt is remembered by `add`, afterwards."""
+        most = (len(prompt) - 1) // self.page_size * self.page_size
+        if cached >= most:
+            return Miss("hit", cached)
+        found = self._longest(prompt)
+        own = [(n, seen) for n, seen in found if seen.owner == owner]
+        other = [(n, seen) for n, seen in found if seen.owner != owner]
+        known, seen = max(own, key=_by_length, default=(0, None))
+        apart, stranger = max(other, key=_by_length, default=(0, None))
+        if stranger is not None and self._pages(apart) > max(self._pages(known), cached):
+            return Miss("salt", apart, now - stranger.at)
+        if seen is None or not self._pages(known):
+            return Miss("never seen", known)
+        if self._pages(known) > cached:
+            return Miss("evicted", known, now - seen.at)
+        if known >= len(seen.prompt):
+            return Miss("new text", known, now - seen.at)
+        around = slice(max(known - AROUND, 0), known + AROUND)
+        before, after = tuple(seen.prompt[around]), tuple(prompt[around])
+        return Miss("changed", known, now - seen.at, before, after)
+
+    def add(self, prompt: Sequence[int], owner: bytes, now: float) -> None:
+        number, self._next = self._next, self._next + 1
+        self._seen[number] = Seen(prompt, owner, now)
+        self._held += len(prompt)
+        for digest in _hashes(prompt):
+            self._by_hash.setdefault(digest, []).append(number)
+        while len(self._seen) > self._prompts or self._held > self._tokens:
+            self._forget()
+
+    def _forget(self) -> None:
+        number, seen = self._seen.popitem(last=False)
+        self._held -= len(seen.prompt)
+        for digest in _hashes(seen.prompt):
+            numbers = self._by_hash[digest]
+            numbers.remove(number)
+            if not numbers:
+                del self._by_hash[digest]
+
+    def _pages(self, tokens: int) -> int:
+        return tokens // self.page_size * self.page_size
+
+    def _longest(self, prompt: Sequence[int]) -> list[tuple[int, Seen]]:
+        """For each owner the prompts that share most with this one, and how many tokens that is; newest last."""
+        best: dict[bytes, tuple[int, Seen]] = {}
+        deepest: list[int] = []
+        chunks = 0
+        for digest in _hashes(prompt):
+            numbers = self._by_hash.get(digest)
+            if numbers is None:
+                break
+            deepest, chunks = numbers, chunks + 1
+            for number in numbers[-4:]:  # the newest of each chunk stand for the rest
+                seen = self._seen[number]
+                best[seen.owner] = (chunks * CHUNK, seen)
+        tried = deepest[-16:] if chunks else list(self._seen)[-32:]
+        for number in tried:
+            seen = self._seen[number]
+            shared = common_length(seen.prompt, prompt, chunks * CHUNK)
+            if shared >= best.get(seen.owner, (0, seen))[0]:
+                best[seen.owner] = (shared, seen)
+        return list(best.values())
+
+
+def common_length(a: Sequence[int], b: Sequence[int], start: int = 0) -> int:
+    """How many tokens two prompts begin with, of which `start` are known to be the same."""
+    most = min(len(a), len(b))
+    at = min(start, most)
+    while at < most and a[at] == b[at]:
+        at += 1
+    return at
+
+
+def _hashes(prompt: Sequence[int]) -> Iterator[int]:
+    """Of all tokens up to the end of each whole chunk."""
+    digest = 0
+    for end in range(CHUNK, len(prompt) + 1, CHUNK):
+        digest = hash((digest, *prompt[end - CHUNK : end]))
+        yield digest
+
+
+def _by_length(pair: tuple[int, Seen]) -> tuple[int, float]:
+    return pair[0], pair[1].at
+
+
+def sentence(miss: Miss, words: tuple[str, str] | None = None) -> str:
+    """`words`: the text around a change, before and now, if it may be shown."""
+    age = "" if miss.age_s is None else f"{miss.age_s:.0f} s ago"
+    match miss.cause:
+        case "evicted":
+            return f"{miss.known} tokens were known {age}, and have been evicted since"
+        case "changed":
+            shown = f": {words[0]!r} became {words[1]!r}" if words else ""
+            return (
+                f"the prompt of {age} is the same up to token {miss.known} and changed there{shown}"
+            )
+        case "new text":
+            return f"the first {miss.known} tokens were known, the rest is new"
+        case "salt":
+            return f"{miss.known} tokens are known under another salt or adapter, whose pages are not shared"
+        case "never seen":
+            return "no prompt that is remembered begins like this"
+        case "off":
+            return "the prefix cache is off, or the request needs its whole prompt"
+        case "hit":
+            return "all that could be found was found"

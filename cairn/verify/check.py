@@ -1,0 +1,265 @@
+"""From evidence to a verdict: compares with the plain path, tries the hypotheses, and says what was found.
+
+texts   agree --> fine
+        differ --> which change of the spec, of the prompt or of the weights explains it?
+chat    the model is known by now: what still differs is the template
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from cairn.models.spec import ModelSpec
+from cairn.models.tokenizer import Tokenizer
+from cairn.verify.agreement import Agreement, agreement
+from cairn.verify.chat_templates import of_template
+from cairn.verify.evidence import Evidence, Observation
+from cairn.verify.explain import (
+    LEVELS,
+    SAME,
+    Fit,
+    Level,
+    best,
+    fit,
+    level_of,
+    mean_distance,
+    within,
+)
+from cairn.verify.hypotheses import Hypothesis, of_prompt, of_spec, of_weights
+from cairn.verify.plain_path import PlainPath
+from cairn.verify.probes import CHAT_PROBE, LONG
+
+Watch = Callable[[str], None]
+Status = Literal["agrees", "differs"]
+SIZES = Hypothesis("rounding", "computed in bfloat16", "weights", bits="bfloat16")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    name: str  # the cause, such as "norm epsilon"
+    says: str
+    explained: float  # share of the difference
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of probe: the texts, or the chat."""
+
+    part: str
+    places: int
+    top1: float
+    kl: float
+    largest_kl: float
+    distance: float
+    level: Level | None  # the least rounding that makes a difference of this size
+    finding: Finding | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    status: Status
+    says: str
+    expected: Level
+    parts: list[Part]
+    tried: int  # hypotheses that were computed
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [part.finding for part in self.parts if part.finding is not None]
+
+
+class Check:
+    """One model, checked against evidence about it."""
+
+    def __init__(
+        self,
+        path: PlainPath,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        watch: Watch = lambda said: None,
+    ) -> None:
+        self.path, self.spec, self.tokenizer, self.watch = path, spec, tokenizer, watch
+        self.tried = 0
+        self._sizes: dict[Level, float] = {}
+
+    def verdict(self, evidence: Evidence, expected: Level) -> Verdict:
+        seen = [one for one in evidence.observations if any(one.rows)]
+        texts = [one for one in seen if one.probe != CHAT_PROBE]
+        chat = [one for one in seen if one.probe == CHAT_PROBE]
+        parts: list[Part] = []
+        cause: Hypothesis | None = None
+        if texts:
+            part, cause = self._texts(texts, expected)
+            parts.append(part)
+        if chat:
+            parts.append(self._chat(chat, cause, expected, alone=not texts))
+        return _judged(parts, expected, self.tried)
+
+    # -- texts -----------------------------------------------------------------------------------
+
+    def _texts(self, texts: list[Observation], expected: Level) -> tuple[Part, Hypothesis | None]:
+        plain = self.path.expected(texts)
+        distance = mean_distance(texts, plain)
+        agreed = agreement(texts, plain)
+        if distance <= SAME:
+            return _part("texts", agreed, distance, "float32", None), None
+        sizes = self._measure_sizes(texts, plain)
+        found = self._named(texts, plain, self._about_texts())
+        level = level_of(distance, sizes)
+        finding = None if found is None else _finding(found)
+        if finding is None and not within(level, expected):
+            finding = self._unexplained(level, expected)
+        cause = None if found is None else found.hypothesis
+        return _part("texts", agreed, distance, level, finding), cause
+
+    def _about_texts(self) -> list[Hypothesis]:
+        hypotheses = list(of_spec(self.spec))
+        if self.tokenizer is not None:
+            bos = self.tokenizer.bos_id
+            starts = bos is not None and self.tokenizer.encode("a")[:1] == [bos]
+            hypotheses += of_prompt(bos, starts)
+        return hypotheses + list(of_weights())
+
+    def _measure_sizes(
+        self, texts: list[Observation], plain: list[Observation]
+    ) -> dict[Level, float]:
+        """How far each way of rounding is from the plain path, on the first text."""
+        first, base = texts[:1], plain[:1]
+        for one in (SIZES, *of_weights()):
+            under = self._expected(first, one)
+            level: Level = one.bits or "bfloat16"
+            self._sizes[level] = fit(one, first, base, under).size
+        self._sizes["int8"] = max(self._sizes["int8"], self._sizes["bfloat16"])
+        self._sizes["int4"] = max(self._sizes["int4"], self._sizes["int8"])
+        return self._sizes
+
+    def _named(
+        self,
+        texts: list[Observation],
+        plain: list[Observation],
+        hypotheses: Sequence[Hypothesis],
+    ) -> Fit | None:
+        """Each is tried on one text; the best then has to explain all of them."""
+        fits = []
+        for one in hypotheses:
+            at = _screened(texts, one)
+            if at is None:
+                continue
+            tried = [texts[at]]
+            fits.append(fit(one, tried, [plain[at]], self._expected(tried, one)))
+        for candidate in sorted((f for f in fits if f.named), key=lambda f: -f.explained)[:2]:
+            whole = fit(
+                candidate.hypothesis, texts, plain, self._expected(texts, candidate.hypothesis)
+            )
+            if whole.named:
+                return whole
+        return None
+
+    def _unexplained(self, level: Level | None, expected: Level) -> Finding:
+        if level is not None:
+            says = f"as far off as {_weights_of(level)} make it, where {_weights_of(expected)} were expected"
+            return Finding("quantisation", says, 0.0)
+        return Finding(
+            "unknown",
+            f"further off than 4-bit weights, and none of {self.tried} causes explains it",
+            0.0,
+        )
+
+    # -- chat ------------------------------------------------------------------------------------
+
+    def _chat(
+        self, chat: list[Observation], cause: Hypothesis | None, expected: Level, alone: bool
+    ) -> Part:
+        """`cause`: what the texts have named already, which holds here, too. `alone`: there were no texts."""
+        known = cause if cause is not None and cause.concern in ("spec", "weights") else None
+        plain = self.path.expected(chat, known)
+        distance = mean_distance(chat, plain)
+        agreed = agreement(chat, plain)
+        if distance <= SAME:
+            return _part("chat", agreed, distance, "float32", None)
+        if not self._sizes:
+            self._measure_sizes(chat, plain)
+        level = level_of(distance, self._sizes)
+        if within(level, expected) and not alone:
+            return _part("chat", agreed, distance, level, None)
+        hypotheses = [] if self.tokenizer is None else list(of_template(self.tokenizer))
+        if alone:
+            hypotheses += [one for one in self._about_texts() if not one.probe]
+        found = best([fit(one, chat, plain, self._expected(chat, one)) for one in hypotheses])
+        finding = None if found is None else _finding(found)
+        if finding is None and not within(level, expected):
+            finding = self._unexplained(level, expected)
+            if not alone and cause is None:
+                says = "the texts agree and the chat does not: a template that is not known here"
+                finding = Finding("chat template", says, 0.0)
+        return _part("chat", agreed, distance, level, finding)
+
+    def _expected(
+        self, observed: Iterable[Observation], hypothesis: Hypothesis
+    ) -> list[Observation]:
+        self.tried += 1
+        self.watch(hypothesis.says)
+        return self.path.expected(observed, hypothesis)
+
+
+def _screened(texts: list[Observation], hypothesis: Hypothesis) -> int | None:
+    """On which text a hypothesis is tried: the one that it shows in, or the first short one."""
+    for at, one in enumerate(texts):
+        if one.probe == hypothesis.probe or (not hypothesis.probe and one.probe != LONG):
+            return at
+    return None
+
+
+def _part(
+    name: str, agreed: Agreement, distance: float, level: Level | None, finding: Finding | None
+) -> Part:
+    return Part(
+        part=name,
+        places=agreed.places,
+        top1=agreed.top1,
+        kl=agreed.kl,
+        largest_kl=agreed.largest_kl,
+        distance=distance,
+        level=level,
+        finding=finding,
+    )
+
+
+def _finding(found: Fit) -> Finding:
+    return Finding(found.hypothesis.name, found.hypothesis.says, found.explained)
+
+
+def _weights_of(level: Level) -> str:
+    return {
+        "float32": "float32 sums",
+        "bfloat16": "bfloat16 products",
+        "int8": "8-bit weights",
+        "int4": "4-bit weights",
+    }[level]
+
+
+def _judged(parts: list[Part], expected: Level, tried: int) -> Verdict:
+    findings = [part.finding for part in parts if part.finding is not None]
+    allowed = [one for one in findings if not _is_expected(one, expected)]
+    if not parts:
+        says = "nothing was observed: the source gave no log-probabilities"
+        return Verdict(status="differs", says=says, expected=expected, parts=[], tried=tried)
+    if allowed:
+        says = "; ".join(dict.fromkeys(f"{one.name}: {one.says}" for one in allowed))
+        return Verdict(status="differs", says=says, expected=expected, parts=parts, tried=tried)
+    levels = [part.level for part in parts if part.level is not None]
+    worst: Level = max(levels, key=_rank) if levels else "float32"
+    says = f"computes this model, up to what {_weights_of(worst)} round"
+    return Verdict(status="agrees", says=says, expected=expected, parts=parts, tried=tried)
+
+
+def _is_expected(finding: Finding, expected: Level) -> bool:
+    """A rounding that the caller allowed is no difference."""
+    eight = "8 bits" in finding.says
+    return (
+        finding.name == "quantisation"
+        and finding.explained > 0
+        and (expected == "int4" or (expected == "int8" and eight))
+    )
+
+
+def _rank(level: Level) -> int:
+    return LEVELS.index(level)

@@ -1,0 +1,100 @@
+"""Which cause explains what was observed? Hypothesis tests over log-probabilities. Pure arithmetic.
+
+    explained = 1 - distance(observed, plain path under the hypothesis) / distance(observed, plain path)
+
+taken over the places at which the hypothesis says something else than the plain path. A cause is named if it explains
+more than half. Rounding explains nothing of the sort: its errors point nowhere, so what is left after every
+hypothesis is judged by its size, against the sizes that bfloat16, 8-bit and 4-bit weights would make.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from cairn.verify.agreement import matched, roots, squared
+from cairn.verify.evidence import Observation
+from cairn.verify.hypotheses import Hypothesis
+
+Level = Literal["float32", "bfloat16", "int8", "int4"]
+LEVELS: tuple[Level, ...] = ("float32", "bfloat16", "int8", "int4")
+SAME = (
+    1e-10  # mean distance up to which two float32 computations are the same: sums in another order
+)
+MARGIN = 6.0  # times the size that a level predicts: activations are rounded, too, and texts differ
+NAMED = 0.5  # of the difference, above which a cause is named
+FEWEST = 6  # places that a cause has to be seen at
+MASS = 0.9  # of what a hypothesis changes; the places with the rest of it hold mostly noise
+
+
+class Fit(NamedTuple):
+    hypothesis: Hypothesis
+    explained: float  # of the difference: 1 all of it, 0 nothing, below 0 it is further away than the plain path
+    size: float  # mean distance between the plain path and the path under the hypothesis
+    places: int  # at which it was judged
+
+    @property
+    def named(self) -> bool:
+        return self.explained > NAMED and self.places >= FEWEST
+
+
+def mean_distance(observed: Sequence[Observation], expected: Sequence[Observation]) -> float:
+    found = [_apart(seen, known) for seen, known in matched(observed, expected)]
+    return math.fsum(found) / len(found) if found else 0.0
+
+
+def _apart(seen: dict[int, float], known: dict[int, float]) -> float:
+    tokens = [token for token in seen if token in known]
+    return squared(roots(seen, tokens), roots(known, tokens))
+
+
+def fit(
+    hypothesis: Hypothesis,
+    observed: Sequence[Observation],
+    plain: Sequence[Observation],
+    under: Sequence[Observation],
+) -> Fit:
+    """All three have the same probes, and the rows of `plain` and `under` have every token that was observed."""
+    places = []
+    for seen, expected, changed in zip(observed, plain, under, strict=True):
+        for row, plain_row, under_row in zip(seen.rows, expected.rows, changed.rows, strict=True):
+            if not row:
+                continue
+            a, p, h = (roots(one, list(row)) for one in (row, plain_row, under_row))
+            places.append((squared(p, h), squared(a, p), squared(a, h)))
+    size = math.fsum(place[0] for place in places)
+    if not places or size == 0.0:
+        return Fit(hypothesis, 0.0, 0.0, 0)
+    judged = _most_of(places, size)
+    before = math.fsum(place[1] for place in judged)
+    after = math.fsum(place[2] for place in judged)
+    return Fit(hypothesis, 1 - after / max(before, 1e-300), size / len(places), len(judged))
+
+
+def _most_of(places: list[tuple[float, float, float]], size: float) -> list[tuple[float, ...]]:
+    """The places with most of the change that a hypothesis predicts, largest first."""
+    judged: list[tuple[float, ...]] = []
+    mass = 0.0
+    for place in sorted(places, reverse=True):
+        if mass >= MASS * size and len(judged) >= FEWEST:
+            break
+        judged.append(place)
+        mass += place[0]
+    return judged
+
+
+def best(fits: Sequence[Fit]) -> Fit | None:
+    """The cause that explains most, if one does."""
+    named = [one for one in fits if one.named]
+    return max(named, key=lambda one: one.explained, default=None)
+
+
+def level_of(distance: float, sizes: Mapping[Level, float]) -> Level | None:
+    """The least rounding that makes a difference as large as this one; None: none does."""
+    for level in LEVELS:
+        if distance <= max(SAME, MARGIN * sizes.get(level, 0.0)):
+            return level
+    return None
+
+
+def within(level: Level | None, expected: Level) -> bool:
+    return level is not None and LEVELS.index(level) <= LEVELS.index(expected)

@@ -1,0 +1,133 @@
+"""What a server may compute differently, each as a change that the plain path can be computed under. No torch.
+
+    spec       another norm epsilon, rope base or factor, window, scale: the model's shape with one field changed
+    weights    fewer bits: rounded to nearest, as most quantisers begin
+    prompt     other tokens in front or around a text: begin-of-text, chat template
+
+The list holds what goes wrong in practice; each entry says in a sentence what it would mean.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from cairn.models.spec import ModelSpec, Rope
+
+Concern = Literal["spec", "weights", "prompt", "template"]
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3)
+BASES = (10_000.0, 500_000.0, 1_000_000.0, 100_000.0)
+FACTORS = (2.0, 4.0, 8.0)
+
+
+class Hypothesis(NamedTuple):
+    name: str  # the cause: "norm epsilon", "rope factor", ...
+    says: str  # what would be computed, with values
+    concern: Concern
+    spec: ModelSpec | None = None
+    bits: Literal["int8", "int4", "bfloat16"] | None = None
+    probe: str = ""  # it shows only there; empty: in every text
+    ids: Callable[[list[int]], list[int]] | None = None  # the tokens in place of those of the text
+
+
+def of_spec(spec: ModelSpec) -> Iterator[Hypothesis]:
+    yield from _of_norms(spec)
+    if spec.positions == "rope":
+        yield from _of_rope(spec)
+    yield from _of_windows(spec)
+    yield from _of_scales(spec)
+
+
+def of_weights() -> Iterator[Hypothesis]:
+    yield Hypothesis("quantisation", "weights rounded to 8 bits a row", "weights", bits="int8")
+    yield Hypothesis(
+        "quantisation", "weights rounded to 4 bits in groups of 32", "weights", bits="int4"
+    )
+
+
+def of_prompt(bos_id: int | None, starts: bool) -> Iterator[Hypothesis]:
+    """`starts`: the tokenizer puts begin-of-text before a text."""
+    if bos_id is None:
+        return
+    bos = bos_id
+    if starts:
+        yield Hypothesis(
+            "begin of text", "the begin-of-text token is missing", "prompt", ids=lambda ids: ids[1:]
+        )
+    yield Hypothesis(
+        "begin of text", "one begin-of-text token too many", "prompt", ids=lambda ids: [bos, *ids]
+    )
+
+
+def _changed(spec: ModelSpec, name: str, says: str, probe: str = "", **fields: Any) -> Hypothesis:
+    return Hypothesis(name, says, "spec", msgspec.structs.replace(spec, **fields), probe=probe)
+
+
+def _of_norms(spec: ModelSpec) -> Iterator[Hypothesis]:
+    own = spec.norm_eps
+    for eps in EPSILONS:
+        if abs(eps / own - 1) > 1e-3:
+            yield _changed(
+                spec, "norm epsilon", f"norm epsilon {eps:g} instead of {own:g}", norm_eps=eps
+            )
+    if spec.norm == "rms":
+        other = "w" if spec.norm_plus_one else "1 + w"
+        yield _changed(
+            spec,
+            "norm weight",
+            f"norms multiply with {other}",
+            norm_plus_one=not spec.norm_plus_one,
+        )
+
+
+def _of_rope(spec: ModelSpec) -> Iterator[Hypothesis]:
+    own, replace = spec.rope, msgspec.structs.replace
+    for theta in BASES:
+        if theta != own.theta:
+            said = f"rope base {theta:g} instead of {own.theta:g}"
+            yield _changed(spec, "rope base", said, rope=replace(own, theta=theta))
+    if own.kind != "default":
+        said = f"the {own.kind} scaling of rope by {own.factor:g} is left out"
+        yield _changed(spec, "rope factor", said, rope=Rope(theta=own.theta))
+    for factor in FACTORS:
+        if own.kind == "default" or factor != own.factor:
+            kind = "linear" if own.kind == "default" else own.kind
+            was = "no scaling" if own.kind == "default" else f"{own.factor:g}"
+            said = f"rope factor {factor:g} ({kind}) instead of {was}"
+            yield _changed(spec, "rope factor", said, rope=replace(own, kind=kind, factor=factor))
+    if spec.rope_local is not None:
+        said = "windowed layers rotate as the others do"
+        yield _changed(spec, "rope of windowed layers", said, rope_local=None)
+
+
+def _of_windows(spec: ModelSpec) -> Iterator[Hypothesis]:
+    if not any(spec.windows):
+        return
+    own = max(spec.windows)
+    for change, said in ((1, "one token too wide"), (-1, "one token too narrow")):
+        windows = tuple(window + change if window else 0 for window in spec.windows)
+        says = f"window off by one: {own + change} instead of {own}, {said}"
+        yield _changed(spec, "window", says, "long", windows=windows)
+    none = tuple(0 for _ in spec.windows)
+    yield _changed(spec, "window", f"the window of {own} is left out", "long", windows=none)
+    if 0 in spec.windows:
+        every = tuple(own for _ in spec.windows)
+        yield _changed(spec, "window", "every layer has the window", "long", windows=every)
+
+
+def _of_scales(spec: ModelSpec) -> Iterator[Hypothesis]:
+    if spec.embedding_scale != 1.0:
+        yield _changed(spec, "embedding scale", "embeddings are not scaled", embedding_scale=1.0)
+    if spec.query_scale and abs(spec.query_scale - spec.head_dim**-0.5) > 1e-9:
+        yield _changed(
+            spec, "query scale", "scores are scaled by the head size alone", query_scale=0.0
+        )
+    if spec.attention_softcap:
+        yield _changed(spec, "soft-cap", "attention scores are not capped", attention_softcap=0.0)
+    if spec.logit_softcap:
+        yield _changed(spec, "soft-cap", "logits are not capped", logit_softcap=0.0)
+    if spec.activation in ("gelu", "gelu_tanh"):
+        other = "gelu" if spec.activation == "gelu_tanh" else "gelu_tanh"
+        yield _changed(
+            spec, "activation", f"{other} instead of {spec.activation}", activation=other
+        )

@@ -1,0 +1,122 @@
+"""The plain float32 path of a model, as it is and under a hypothesis: what the log-probabilities should be.
+
+The model is loaded once. A hypothesis about the spec builds the model again around the same parameters, which costs no
+memory; one about the weights rounds a copy of the matrices.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from cairn.models.attend import Packed
+from cairn.models.build import Build
+from cairn.models.linear.maps import Linear, linears
+from cairn.models.linear.packed import GROUP, INT8_MOST, Levels
+from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
+from cairn.verify.evidence import Observation, Row
+from cairn.verify.hypotheses import Hypothesis
+from cairn.verify.probes import TOP
+
+
+class Prompted(NamedTuple):
+    """The tokens that are run, and the first of them that is scored."""
+
+    ids: list[int]
+    first: int
+
+
+class PlainPath:
+    def __init__(self, model: Transformer) -> None:
+        """`model`: in float32, not fused."""
+        self.model = model
+
+    def expected(
+        self, observed: Iterable[Observation], hypothesis: Hypothesis | None = None
+    ) -> list[Observation]:
+        """The same probes as this path computes them: rows have the tokens observed there and the likeliest ones."""
+        model = self.model if hypothesis is None else self._under(hypothesis)
+        return [self._one(model, one, hypothesis) for one in observed]
+
+    def _under(self, hypothesis: Hypothesis) -> Transformer:
+        if hypothesis.spec is not None:
+            return with_spec(self.model, hypothesis.spec)
+        return self.model if hypothesis.bits is None else rounded(self.model, hypothesis.bits)
+
+    def _one(
+        self, model: Transformer, observed: Observation, hypothesis: Hypothesis | None
+    ) -> Observation:
+        ids, first = observed.ids, observed.first
+        prompt = prompt_of(observed, hypothesis)
+        logprobs_RV = score(model, prompt.ids, prompt.first)
+        return Observation(observed.probe, ids, first, _rows(logprobs_RV, observed.rows))
+
+
+def prompt_of(observed: Observation, hypothesis: Hypothesis | None) -> Prompted:
+    """Which tokens are run. In a chat only the answer is scored, so all before it are replaced."""
+    if hypothesis is None or hypothesis.ids is None:
+        return Prompted(observed.ids, observed.first)
+    if hypothesis.probe:
+        before = hypothesis.ids(observed.ids[: observed.first])
+        return Prompted([*before, *observed.ids[observed.first :]], len(before))
+    ids = hypothesis.ids(observed.ids)
+    return Prompted(ids, max(observed.first + len(ids) - len(observed.ids), 1))
+
+
+@torch.inference_mode()
+def score(model: Transformer, ids: Sequence[int], first: int) -> Tensor:
+    """Log-probabilities of every token at each of the places `first`.., [R, V], in float32."""
+    device = model.embedding.weight.device
+    tokens_T = torch.tensor(ids[:-1], dtype=torch.long, device=device)
+    attend = Packed([len(tokens_T)], device)
+    hidden_TD = model(tokens_T, attend.positions_T(), attend)
+    return model.logits(hidden_TD[first - 1 :]).float().log_softmax(-1).cpu()
+
+
+def _rows(logprobs_RV: Tensor, observed: Sequence[Row]) -> list[Row]:
+    """Of each place the likeliest tokens and those that were observed there."""
+    likeliest = logprobs_RV.topk(min(TOP, logprobs_RV.shape[1]), dim=1)
+    made = [
+        dict(zip(tokens, values, strict=True))
+        for tokens, values in zip(
+            likeliest.indices.tolist(), likeliest.values.tolist(), strict=True
+        )
+    ]
+    rows = [row for row, seen in enumerate(observed) for _ in seen]
+    tokens = [token for seen in observed for token in seen]
+    values = logprobs_RV[rows, tokens].tolist() if rows else []
+    for row, token, value in zip(rows, tokens, values, strict=True):
+        made[row][token] = value
+    return made
+
+
+def with_spec(model: Transformer, spec: ModelSpec) -> Transformer:
+    """The same parameters in a model of another spec."""
+    build = Build("meta", model.build.dtype, model.build.shards, model.build.fused)
+    made = Transformer(spec, build)
+    made.load_state_dict(model.state_dict(), assign=True)
+    return made.eval()
+
+
+@torch.inference_mode()
+def rounded(model: Transformer, bits: str) -> Transformer:
+    """A copy whose matrices are rounded to so many bits; in bfloat16 the whole model computes."""
+    made = with_spec(model, model.spec)
+    if bits == "bfloat16":
+        return made.to(torch.bfloat16)
+    for part in linears(made):
+        if part is made.embedding:
+            continue
+        for owner in part.owners():
+            weight_NK = cast(Tensor, owner.weight)
+            owner.weight = nn.Parameter(_rounded(weight_NK, bits, part), requires_grad=False)
+    return made
+
+
+def _rounded(weight_NK: Tensor, bits: str, part: Linear) -> Tensor:
+    if bits == "int4" and weight_NK.shape[1] % GROUP == 0:
+        return Levels(weight_NK).weight_NK()
+    step_N1 = weight_NK.abs().amax(1, keepdim=True).clamp(min=1e-12) / INT8_MOST
+    return (weight_NK / step_N1).round() * step_N1

@@ -1,0 +1,180 @@
+"""One captured request, run again: on the fast path as it was served, and on the plain path.
+
+    fast    the engine with the settings of the server, the request alone; hidden states are tapped behind each layer
+    plain   float32, one operation after another, over the same tokens
+
+Both give tokens, which are compared with those that were captured; and hidden states, which say in which layer the two
+paths part. A request alone may differ from one in a crowd by rounding; the batch-invariant mode rules that out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from cairn.core.errors import ConfigError
+from cairn.models.attend import Packed
+from cairn.models.linear.maps import linears
+from cairn.models.linear.transposed import Transposed
+from cairn.models.transformer import Transformer
+from cairn.serve.capture import Captured, CapturedAnswer, digest_of
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.runner import Runner
+from cairn.serve.engine.start import start
+from cairn.verify.departure import (
+    PACKED_TOLERANCE,
+    TOLERANCE,
+    Departure,
+    departure,
+    first_difference,
+)
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one answer."""
+
+    tokens: int
+    digest: str  # as captured
+    fast_digest: str
+    plain_digest: str
+    differs_at: int | None  # the first token at which the fast path differs from what was captured
+    plain_differs_at: (
+        int | None
+    )  # the first token at which the plain path differs from the fast one
+    departure: Departure | None  # the layer at which the fast path leaves the plain one
+    errors: list[float]  # relative, behind each layer, at the place that was looked at
+    place: int  # which token of the sequence that is
+
+    @property
+    def same(self) -> bool:
+        return self.differs_at is None and self.departure is None
+
+
+class Taps:
+    """Hidden states behind every layer at every place of one request, as the engine's own form computes them."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.layers = range(runner.model.spec.layers)
+        self.by_place: dict[int, list[Tensor]] = {}
+        self._compute = runner.compute
+        runner.compute = self.compute  # type: ignore[method-assign]
+
+    def compute(self, model: Any, logits: Any, inputs: Any, attend: Any, staged: Any) -> Any:
+        return self._compute(self._tapped(model), logits, inputs, attend, staged)
+
+    def _tapped(self, model: Any) -> Callable[[Tensor, Tensor, Any], Tensor]:
+        form = model if hasattr(model, "tapped") else model.model
+
+        def run(tokens_T: Tensor, positions_T: Tensor, attend: Any) -> Tensor:
+            hidden_TD, tapped = form.tapped(tokens_T, positions_T, attend, self.layers)
+            for row, place in enumerate(positions_T.tolist()):
+                self.by_place[place] = [x_TD[row].float().cpu() for x_TD in tapped]
+            return hidden_TD
+
+        return run
+
+
+def replay(
+    captured: Captured,
+    config: EngineConfig | None = None,
+    prepare: Callable[[Engine], None] = lambda engine: None,
+) -> list[Replayed]:
+    """`config`: other settings than those of the server that captured it. `prepare` is given the fast engine."""
+    config = one_request(config or captured.engine)
+    fast = start(config).engine
+    prepare(fast)
+    taps, runs = [], []
+    for answer in captured.answers:
+        taps.append(Taps(fast.runner))
+        runs.append(run_alone(fast, answer))
+        fast.runner.compute = taps[-1]._compute  # type: ignore[method-assign]
+    packed = _is_packed(fast.runner.model)
+    dtype = str(fast.runner.model.embedding.weight.dtype).removeprefix("torch.")
+    del fast
+    plain = start(plain_of(config)).engine
+    tolerance = PACKED_TOLERANCE if packed else TOLERANCE[dtype]
+    return [
+        _compared(answer, tokens, tap, plain, tolerance)
+        for answer, tokens, tap in zip(captured.answers, runs, taps, strict=True)
+    ]
+
+
+def one_request(config: EngineConfig) -> EngineConfig:
+    """Without graphs, whose layers cannot be tapped, and in this process."""
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"the request was served by {config.tensor_parallel_size} ranks, and is replayed by one",
+            hint="give --tensor-parallel-size 1, if the model fits one device",
+        )
+    return msgspec.structs.replace(config, enforce_eager=True, enable_prefix_caching=False)
+
+
+def plain_of(config: EngineConfig) -> EngineConfig:
+    return msgspec.structs.replace(
+        config, plain=True, dtype="float32", weights="float", batch_invariant=False
+    )
+
+
+def run_alone(engine: Engine, answer: CapturedAnswer) -> list[int]:
+    """The tokens that the engine gives to this request with nobody beside it."""
+    count = len(answer.tokens)
+    if not count:
+        return []
+    params = msgspec.structs.replace(
+        answer.params, max_tokens=count, ignore_eos=True, stop=[], stop_token_ids=[], n=1
+    )
+    request = Request(0, answer.prompt, params)
+    engine.add(request)
+    list(engine.run())
+    if request.error is not None:
+        raise ConfigError(f"the request cannot be replayed here: {request.error}")
+    return list(request.outputs[:count])
+
+
+def _compared(
+    answer: CapturedAnswer, fast: list[int], taps: Taps, plain: Engine, tolerance: float
+) -> Replayed:
+    slow = run_alone(plain, answer)
+    differs, plain_differs = first_difference(answer.tokens, fast), first_difference(fast, slow)
+    ids = [*answer.prompt, *fast]
+    # The token that came out differently was chosen behind the one before it; else the last one is looked at.
+    place = len(answer.prompt) - 1 + (len(fast) - 1 if plain_differs is None else plain_differs)
+    place = min(max(place, 0), max(taps.by_place, default=0))
+    errors = _errors(plain.runner.model, ids[: place + 1], taps, place)
+    return Replayed(
+        tokens=len(fast),
+        digest=answer.digest,
+        fast_digest=digest_of(fast),
+        plain_digest=digest_of(slow),
+        differs_at=differs,
+        plain_differs_at=plain_differs,
+        departure=departure(errors, tolerance),
+        errors=errors,
+        place=place,
+    )
+
+
+@torch.inference_mode()
+def _errors(model: Transformer, ids: Sequence[int], taps: Taps, place: int) -> list[float]:
+    """Relative, behind each layer: the largest over all places up to this one."""
+    device = model.embedding.weight.device
+    attend = Packed([len(ids)], device)
+    tokens_T = torch.tensor(ids, dtype=torch.long, device=device)
+    _, hidden = model.tapped(tokens_T, attend.positions_T(), attend, taps.layers)
+    places = [at for at in sorted(taps.by_place) if at <= place]
+    errors = []
+    for layer, x_TD in enumerate(hidden):
+        fast_RD = torch.stack([taps.by_place[at][layer] for at in places])
+        plain_RD = x_TD.float().cpu()[places]
+        off_R = (fast_RD - plain_RD).norm(dim=-1) / plain_RD.norm(dim=-1).clamp(min=1e-12)
+        errors.append(float(off_R.max()))
+    return errors
+
+
+def _is_packed(model: Transformer) -> bool:
+    """Whether the matrices have fewer bits than their type says."""
+    return any(not isinstance(part.form, Transposed | None) for part in linears(model))

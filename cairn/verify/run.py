@@ -1,0 +1,100 @@
+"""Gathers evidence from where it is asked for and judges it: what `cairn verify` does, without its text."""
+
+import msgspec
+import torch
+
+from cairn.core.errors import TokenizerError
+from cairn.models.build import Build
+from cairn.models.checkpoint import default_device
+from cairn.models.runnable import DTYPES, OpenModel
+from cairn.models.tokenizer import Tokenizer
+from cairn.models.transformer import Transformer
+from cairn.models.weights import random_model
+from cairn.serve.llm import LLM
+from cairn.verify.agreement import Agreement, agreement
+from cairn.verify.ask import fingerprint, from_engine, probes_of
+from cairn.verify.check import Check, Verdict, Watch
+from cairn.verify.evidence import Evidence
+from cairn.verify.explain import Level
+from cairn.verify.plain_path import PlainPath
+from cairn.verify.server_source import Server, from_server
+
+SAME_KL = 1e-7  # between two records: the same computation
+ROUNDING_KL = 5e-3  # between two records: other kernels, another type
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """How the engine of this machine is started."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    weights: str = "auto"
+
+
+def tokenizer_of(opened: OpenModel) -> Tokenizer:
+    if opened.tokenizer is None:
+        raise TokenizerError(
+            f"{opened.name} has no tokenizer, so the fixed texts cannot be read",
+            hint="use a checkpoint folder with tokenizer.json, or a GGUF file",
+        )
+    return opened.tokenizer
+
+
+def gather(opened: OpenModel, engine: Engine, server: Server | None) -> Evidence:
+    probes = probes_of(opened.spec, tokenizer_of(opened))
+    if server is not None:
+        found = from_server(server, probes, tokenizer_of(opened))
+    else:
+        options = {"device": engine.device, "dtype": engine.dtype, "weights": engine.weights}
+        room = max(len(probe.ids) + probe.answer for probe in probes)
+        with LLM(opened.name, max_num_seqs=8, max_model_len=room + 1, **options) as llm:
+            found = from_engine(llm, probes)
+    return msgspec.structs.replace(found, fingerprint=fingerprint(opened))
+
+
+def expected_level(opened: OpenModel, engine: Engine | None) -> Level:
+    """How far rounding may go: as the file was quantised, or as the engine was asked to."""
+    if engine is not None and engine.weights in ("int4", "int8"):
+        return "int4" if engine.weights == "int4" else "int8"
+    if engine is not None and engine.weights == "fp8":
+        return "int4"
+    quantised = opened.checkpoint is not None and opened.checkpoint.stored_bits() < 16
+    return "int8" if quantised else "bfloat16"
+
+
+def judge(
+    opened: OpenModel, evidence: Evidence, expected: Level, watch: Watch, device: str = "auto"
+) -> Verdict:
+    """Against the plain float32 path of this model."""
+    device = default_device() if device == "auto" else device
+    path = PlainPath(_plain_model(opened, device))
+    return Check(path, opened.spec, opened.tokenizer, watch).verdict(evidence, expected)
+
+
+def _plain_model(opened: OpenModel, device: str) -> Transformer:
+    if opened.checkpoint is None:
+        return random_model(opened.spec, Build(device, DTYPES["float32"])).eval()
+    return opened.checkpoint.load(device, torch.float32, fused=False)
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """Two records side by side."""
+
+    status: str  # same | rounding | differs
+    agreement: Agreement
+    notes: list[str]
+
+
+def compare(evidence: Evidence, record: Evidence) -> Compared:
+    found = agreement(evidence.observations, record.observations)
+    notes = []
+    if record.fingerprint and evidence.fingerprint and record.fingerprint != evidence.fingerprint:
+        notes.append("the files of the weights are not the same")
+    for name, value in evidence.versions.items():
+        before = record.versions.get(name)
+        if before is not None and before != value:
+            notes.append(f"{name} was {before} and is {value}")
+    if found.empty:
+        notes.append("no place is in both records")
+    status = "same" if found.kl <= SAME_KL else "rounding" if found.kl <= ROUNDING_KL else "differs"
+    return Compared(status="differs" if found.empty else status, agreement=found, notes=notes)

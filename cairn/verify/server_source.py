@@ -1,0 +1,239 @@
+"""Evidence from any OpenAI-compatible server: log-probabilities of texts and of a chat, over HTTP.
+
+    /v1/completions  echo, logprobs      every token of a text, where the server gives those of a prompt
+    /v1/completions  logprobs            else a few greedy tokens behind each text
+    /v1/chat/completions logprobs        a greedy answer, through the server's own template
+
+A server gives tokens as texts; ids are found by the vocabulary of the model. A text that several ids share is left
+out. A token that no id has ends the reading of that answer.
+"""
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cairn.bench.load_answer import error_text
+from cairn.bench.load_client import place
+from cairn.core.errors import CairnError
+from cairn.models.tokenizer import Tokenizer
+from cairn.verify.evidence import Evidence, Observation, Row
+from cairn.verify.probes import CHAT, CHAT_PROBE, TOP, Probe
+
+TIMEOUT_S = 300.0
+Spelled = dict[bytes, float]  # log-probabilities by the bytes of a token
+LEAST = -1000.0  # what stands for minus infinity where JSON has none
+
+
+class Refused(CairnError):
+    """The server does not offer this."""
+
+
+class Server:
+    """One server, asked one thing at a time."""
+
+    def __init__(self, url: str, model: str = "", key: str | None = None) -> None:
+        self.url, self._place, self._key = url, place(url), key
+        self.model = model or self._first_model()
+
+    def _first_model(self) -> str:
+        listed = self.ask("GET", "/v1/models", None).get("data")
+        names = [one.get("id") for one in listed or [] if isinstance(one, dict)]
+        if not names:
+            raise CairnError(f"{self.url} names no model", hint="name one with --served-model")
+        return str(names[0])
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        host, port, tls, prefix = self._place
+        if tls:
+            context = ssl.create_default_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=TIMEOUT_S, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        headers = {"content-type": "application/json"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, prefix + path, data, headers)
+            response = connection.getresponse()
+            said = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise CairnError(
+                f"cannot ask {self.url}{path}: {error}", hint="is the server running?"
+            ) from None
+        finally:
+            connection.close()
+        return self._read(path, response.status, said)
+
+    def _read(self, path: str, status: int, said: bytes) -> dict[str, Any]:
+        if status in (401, 403):
+            hint = "set CAIRN_API_KEY or OPENAI_API_KEY to a key that this server knows"
+            raise CairnError(f"{self.url} answered {status}: {error_text(said)}", hint=hint)
+        if status != 200:
+            raise Refused(f"{self.url}{path} answered {status}: {error_text(said)}")
+        try:
+            found = json.loads(said)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise CairnError(f"{self.url}{path} answers something else than OpenAI's API")
+        return found
+
+
+def from_server(server: Server, probes: Sequence[Probe], tokenizer: Tokenizer) -> Evidence:
+    ids = TokenIds(tokenizer)
+    observations, refusals = [], []
+    for probe in probes:
+        try:
+            ask = _chat if probe.name == CHAT_PROBE else _text
+            observations.append(ask(server, probe, ids))
+        except Refused as error:
+            refusals.append(error.message)
+    if not any(any(one.rows) for one in observations):
+        reason = refusals[0] if refusals else "its answers have no log-probabilities"
+        hint = "log-probabilities have to be on: llama-cpp-python's server wants --logits_all true"
+        raise CairnError(f"{server.url} cannot be verified: {reason}", hint=hint)
+    return Evidence(
+        model=server.model, source=f"the server {server.url}", observations=observations
+    )
+
+
+class TokenIds:
+    """Ids of tokens by their bytes. Two ids with the same bytes cannot be told apart, so neither is used."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._by_bytes: dict[bytes, int | None] = {}
+        for id in range(tokenizer.vocab_size):
+            piece = tokenizer.piece(id)
+            if piece is not None:
+                key = piece if isinstance(piece, bytes) else piece.encode()
+                self._by_bytes[key] = None if key in self._by_bytes else id
+
+    def of(self, spelled: bytes) -> int | None:
+        found = self._by_bytes.get(spelled)
+        return found if found is not None else self._named(spelled.decode("utf-8", "replace"))
+
+    def _named(self, text: str) -> int | None:
+        """By its number, or as the vocabulary spells it: a special token has no text of its own."""
+        if text.startswith("token_id:") and text[9:].isdecimal():
+            return int(text[9:])
+        return self.tokenizer.backend.token_to_id(text)
+
+    def row(self, spelled: Spelled | None) -> Row:
+        found = {self.of(token): float(value) for token, value in (spelled or {}).items()}
+        return {id: value for id, value in found.items() if id is not None and value > LEAST}
+
+
+def _text(server: Server, probe: Probe, ids: TokenIds) -> Observation:
+    body = {
+        "model": server.model,
+        "prompt": probe.text,
+        "max_tokens": max(probe.answer, 1),
+        "temperature": 0,
+        "logprobs": TOP,
+    }
+    try:
+        answer = server.ask("POST", "/v1/completions", body | {"echo": True})
+    except Refused:  # no echo here: a few tokens behind the text have to do
+        answer = server.ask("POST", "/v1/completions", body)
+    found = _completion(answer)
+    echoed = len(found.tokens) > max(probe.answer, 1)  # some servers take `echo` and do without
+    return _echoed(probe, found, ids) if echoed else _continued(probe, found, ids)
+
+
+class Tokens(NamedTuple):
+    """What a server says of some tokens: how each is spelled, and its row; None: nothing comes before it."""
+
+    tokens: list[bytes]
+    rows: list[Spelled | None]
+
+
+def _completion(answer: dict[str, Any]) -> Tokens:
+    choice = (answer.get("choices") or [{}])[0]
+    logprobs = choice.get("logprobs") or {}
+    if "content" in logprobs:  # the chat's form, which some servers use everywhere
+        return _content(logprobs["content"] or [])
+    tokens = [str(token).encode() for token in logprobs.get("tokens") or []]
+    tops = logprobs.get("top_logprobs") or [None] * len(tokens)
+    values = logprobs.get("token_logprobs") or [None] * len(tokens)
+    rows: list[Spelled | None] = []
+    for token, top, value in zip(tokens, tops, values, strict=False):
+        row = {text.encode(): likely for text, likely in (top or {}).items()}
+        rows.append(None if value is None else {**row, token: value})
+    return Tokens(tokens, rows)
+
+
+def _content(content: Sequence[Mapping[str, Any]]) -> Tokens:
+    tokens = [_spelling(one) for one in content]
+    rows: list[Spelled | None] = []
+    for token, one in zip(tokens, content, strict=True):
+        row = {_spelling(top): top.get("logprob", LEAST) for top in one.get("top_logprobs") or []}
+        rows.append({**row, token: one.get("logprob", LEAST)})
+    return Tokens(tokens, rows)
+
+
+def _spelling(one: Mapping[str, Any]) -> bytes:
+    """By its bytes, where a server gives them: a text may have lost a space, or half of a character."""
+    raw = one.get("bytes")
+    return bytes(raw) if raw else str(one.get("token", "")).encode()
+
+
+def _echoed(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
+    """The tokens of the prompt are known: those of the answer behind it are read from their texts."""
+    tokens, rows = found
+    prompt = len(probe.ids)
+    hidden = _hidden(probe, tokens, ids)
+    answer = _read_ids(tokens[prompt - hidden :][: probe.answer], ids)
+    every = [*probe.ids, *answer]
+    scored = []
+    for at in range(probe.first, len(every)):
+        spelled = rows[at - hidden] if at - hidden >= 0 else None
+        row = ids.row(spelled)
+        own = None if spelled is None else spelled.get(tokens[at - hidden])
+        if own is not None:
+            row[every[at]] = float(own)
+        scored.append(row)
+    return Observation(probe.name, every, probe.first, scored)
+
+
+def _hidden(probe: Probe, tokens: Sequence[bytes], ids: TokenIds) -> int:
+    """How many tokens the server leaves out of what it echoes: begin-of-text has no text."""
+    bos = ids.tokenizer.bos_id
+    second = probe.ids[1] if len(probe.ids) > 1 else None
+    starts = bos is not None and probe.ids[:1] == [bos]
+    return int(starts and ids.of(tokens[0]) not in (bos, None) and ids.of(tokens[0]) == second)
+
+
+def _read_ids(tokens: Sequence[bytes], ids: TokenIds) -> list[int]:
+    """Up to the first token that cannot be told."""
+    read: list[int] = []
+    for token in tokens:
+        id = ids.of(token)
+        if id is None:
+            break
+        read.append(id)
+    return read
+
+
+def _continued(probe: Probe, found: Tokens, ids: TokenIds) -> Observation:
+    answer = _read_ids(found.tokens, ids)
+    rows = [ids.row(row) for row in found.rows[: len(answer)]]
+    return Observation(probe.name, [*probe.ids, *answer], len(probe.ids), rows)
+
+
+def _chat(server: Server, probe: Probe, ids: TokenIds) -> Observation:
+    body = {
+        "model": server.model,
+        "messages": CHAT,
+        "max_tokens": probe.answer,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": TOP,
+    }
+    found = _completion(server.ask("POST", "/v1/chat/completions", body))
+    return _continued(probe, found, ids)

@@ -1,0 +1,109 @@
+"""Evidence over HTTP: from this server, from one without echo, and from one that answers chats only."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import live_server
+import msgspec
+import pytest
+import torch
+
+from cairn.cli.main import main
+from cairn.core.errors import CairnError
+from cairn.models.runnable import open_model
+from cairn.verify.ask import probes_of
+from cairn.verify.check import Check
+from cairn.verify.plain_path import PlainPath
+from cairn.verify.server_source import Server, from_server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return live_server.make_folder(tmp_path_factory.mktemp("models") / "wide", context=768)
+
+
+@pytest.fixture(scope="module")
+def wide(folder):
+    with live_server.live(folder, num_gpu_blocks_override=96, dtype="float32") as made:
+        yield made
+
+
+class Limited(BaseHTTPRequestHandler):
+    """Passes requests on, and gives less back: no echo, as llama.cpp's own server; or no completions at all."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body.pop("echo", None)
+        status, said = 404, b'{"error": {"message": "no such endpoint"}}'
+        if not (self.server.chat_only and self.path.endswith("/v1/completions")):
+            answer = self.server.behind.http.post(f"{self.server.behind.url}{self.path}", json=body)
+            status, said = answer.status_code, answer.content
+        self.send_response(status)
+        self.send_header("content-length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *args):
+        pass
+
+
+def limited(wide, chat_only):
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Limited)
+    made.behind, made.chat_only = wide, chat_only
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    return made
+
+
+def verdict_of(folder, evidence):
+    opened = open_model(str(folder))
+    path = PlainPath(opened.checkpoint.load("cpu", torch.float32))
+    return Check(path, opened.spec, opened.tokenizer).verdict(evidence, "float32")
+
+
+def test_a_server_that_echoes_gives_every_token_and_agrees(wide, folder):
+    opened = open_model(str(folder))
+    probes = probes_of(opened.spec, opened.tokenizer)
+    evidence = from_server(Server(wide.url), probes, opened.tokenizer)
+    assert evidence.places > sum(len(probe.ids) - 1 for probe in probes if probe.name != "chat")
+    assert verdict_of(folder, evidence).status == "agrees"
+
+
+@pytest.mark.parametrize("chat_only", [False, True])
+def test_a_server_that_gives_less_is_verified_by_its_answers(wide, folder, chat_only):
+    opened = open_model(str(folder))
+    probes = probes_of(opened.spec, opened.tokenizer)
+    less = limited(wide, chat_only)
+    try:
+        url = f"http://127.0.0.1:{less.server_port}"
+        evidence = from_server(Server(url, wide.service.model), probes, opened.tokenizer)
+    finally:
+        less.shutdown()
+        less.server_close()
+    assert 6 <= evidence.places <= sum(probe.answer for probe in probes)
+    assert ("prose" in [one.probe for one in evidence.observations]) is not chat_only
+    assert verdict_of(folder, evidence).status == "agrees"
+
+
+def test_the_verb_records_compares_and_leaves_with_a_status(wide, folder, tmp_path, capsys):
+    record = tmp_path / "today.json"
+    args = ["verify", str(folder), "--url", wide.url, "--json", "--device", "cpu"]
+    assert main([*args, "--record", str(record)]) == 0
+    assert main([*args, "--against", str(record)]) == 0
+    out = capsys.readouterr().out
+    compared = msgspec.json.decode(out[out.rindex('{\n  "verdict"') :])["compared"]
+    assert compared["status"] == "same"
+    config = json.loads((folder / "config.json").read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folder.iterdir():
+        (other / file.name).symlink_to(file)
+    (other / "config.json").unlink()
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    assert main(["verify", str(other), "--url", wide.url, "--device", "cpu"]) == 1
+    assert "differs: norm epsilon" in capsys.readouterr().out
+
+
+def test_a_server_that_cannot_be_reached_or_says_nothing_is_an_error(folder):
+    with pytest.raises(CairnError, match="cannot ask"):
+        Server("http://127.0.0.1:9")

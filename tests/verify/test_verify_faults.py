@@ -1,0 +1,161 @@
+"""Planted faults are named; healthy deployments are left alone."""
+
+import functools
+
+import pytest
+import torch
+from planted import TINY, WINDOW, copy, quantised, windowed
+
+from cairn.models.build import Build
+from cairn.models.runnable import open_model
+from cairn.models.spec import ModelSpec, Rope
+from cairn.models.weights import random_model
+from cairn.serve.llm import LLM
+from cairn.verify.ask import from_engine, probes_of
+from cairn.verify.check import Check
+from cairn.verify.evidence import Evidence, Observation
+from cairn.verify.plain_path import PlainPath, rounded, score
+from cairn.verify.probes import CHAT
+
+ALPACA = "{% for m in messages %}### Instruction:\n{{ m.content }}\n\n{% endfor %}### Response:\n"
+
+
+@functools.cache
+def opened(folder):
+    model = open_model(str(folder))
+    return model, PlainPath(model.checkpoint.load("cpu", torch.float32))
+
+
+def observed(served, claimed, bits=None):
+    """What a server would say that computes the one folder and is asked about the other: texts, and its own chat."""
+    model, path = opened(served)
+    run = path.model if bits is None else rounded(path.model, bits)
+    said = []
+    for probe in probes_of(*_claims(claimed)):
+        if probe.name in ("code", "numbers"):
+            continue  # the other texts do
+        ids = list(probe.ids)
+        own = model.tokenizer.encode_chat(CHAT) if probe.name == "chat" else list(ids)
+        answer = greedy(run, own, probe.answer if probe.name == "chat" else 0)
+        scored = score(run, [*own, *answer], probe.first if answer == [] else len(own))
+        said.append(Observation(probe.name, [*ids, *answer], probe.first, rows_of(scored)))
+    return Evidence(model="served", source="a test", observations=said)
+
+
+def rows_of(logprobs_RV):
+    top = logprobs_RV.topk(5)
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return [dict(zip(*pair, strict=True)) for pair in pairs]
+
+
+def _claims(folder):
+    model, _ = opened(folder)
+    return model.spec, model.tokenizer
+
+
+def greedy(model, ids, count):
+    answer = []
+    for _ in range(count):
+        answer.append(int(score(model, [*ids, *answer, 0], len(ids) + len(answer))[-1].argmax()))
+    return answer
+
+
+def judged(claimed, evidence, expected="bfloat16"):
+    model, path = opened(claimed)
+    return Check(path, model.spec, model.tokenizer).verdict(evidence, expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "says"),
+    [
+        ({"rms_norm_eps": 1e-5}, "norm epsilon", "1e-05 instead of 1e-06"),
+        ({"rope_theta": 500_000.0}, "rope base", "500000 instead of 10000"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope factor", "2 (linear)"),
+    ],
+)
+def test_a_changed_config_is_named(config, name, says, tmp_path):
+    served = copy(tmp_path / "served", config)
+    verdict = judged(TINY, observed(served, TINY))
+    assert verdict.status == "differs"
+    assert [one.name for one in verdict.findings] == [name]
+    assert says in verdict.findings[0].says
+    assert verdict.findings[0].explained > 0.9
+
+
+def test_a_window_that_is_off_by_one_is_named(tmp_path):
+    claimed = windowed(tmp_path / "claimed", WINDOW)
+    served = windowed(tmp_path / "served", WINDOW - 1)
+    verdict = judged(claimed, observed(served, claimed))
+    assert [one.name for one in verdict.findings] == ["window"]
+    assert "too narrow" in verdict.says
+
+
+def test_another_chat_template_is_named_and_the_model_is_not_blamed(tmp_path):
+    served = copy(tmp_path / "served", template=ALPACA)
+    verdict = judged(TINY, observed(served, TINY))
+    texts, chat = verdict.parts
+    assert texts.finding is None
+    assert chat.finding.name == "chat template"
+    assert "Alpaca" in chat.finding.says
+
+
+def test_four_bits_for_sixteen_are_named(tmp_path):
+    served = quantised(tmp_path / "served", 4)
+    evidence = observed(served, TINY)
+    verdict = judged(TINY, evidence)
+    assert [one.name for one in verdict.findings][:1] == ["quantisation"]
+    assert "4-bit weights" in verdict.says
+    assert judged(TINY, evidence, "int4").status == "agrees"
+
+
+def test_a_fault_is_named_beneath_bfloat16_rounding(tmp_path):
+    served = copy(tmp_path / "served", {"rope_theta": 500_000.0})
+    verdict = judged(TINY, observed(served, TINY, "bfloat16"))
+    assert [one.name for one in verdict.findings] == ["rope base"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_engine_computes_the_model(dtype):
+    with LLM(str(TINY), max_num_seqs=4, num_gpu_blocks_override=64, dtype=dtype) as llm:
+        evidence = from_engine(llm, probes_of(*_claims(TINY)))
+    verdict = judged(TINY, evidence)
+    assert verdict.status == "agrees"
+    assert verdict.findings == []
+    assert verdict.parts[0].places > 400
+    if dtype == "float32":
+        assert verdict.tried == 0
+
+
+def test_fifty_healthy_runs_raise_no_alarm():
+    """Models of random shapes, rounded in ways that are allowed: nothing is named, whatever the seed."""
+    for seed in range(50):
+        spec = small_spec(seed)
+        path = PlainPath(random_model(spec, Build("cpu", torch.float32), seed).eval())
+        with torch.no_grad():
+            for parameter in path.model.parameters():
+                parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
+        bits = (None, "bfloat16", "int8")[seed % 3]
+        run = path.model if bits is None else rounded(path.model, bits)
+        chance = torch.Generator().manual_seed(seed)
+        ids = torch.randint(spec.vocab, (40,), generator=chance).tolist()
+        seen = Observation("prose", ids, 1, rows_of(score(run, ids, 1)))
+        seen = Evidence(model="m", source="s", observations=[seen])
+        verdict = Check(path, spec, None).verdict(seen, "int8" if bits == "int8" else "bfloat16")
+        assert verdict.status == "agrees", (seed, bits, verdict.says)
+
+
+def small_spec(seed):
+    return ModelSpec(
+        family="llama",
+        vocab=97 + seed,
+        hidden=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        intermediate=96,
+        context=64,
+        norm_eps=(1e-5, 1e-6)[seed % 2],
+        rope=Rope(theta=(10_000.0, 500_000.0)[seed // 2 % 2]),
+        windows=() if seed % 4 else (8, 8),
+    )
