@@ -67,7 +67,7 @@ def _variant(tiles: GroupTiles, shape: Shape, parts: bool = False) -> Variant:
         **dict.fromkeys(("stride_x", "tokens", "N", "K"), "i32"),
     }
     fixed: dict[str, Any] = {
-        **constants(tiles, COUNT, PER_TOKEN, shape.k, not parts, shape.swiglu),
+        **constants(tiles, COUNT, PER_TOKEN, shape.k, shape.swiglu, shape.swiglu),
         "OVERLAP": True,
     }
     if parts:
@@ -92,7 +92,7 @@ def tuned_variants() -> Iterator[Variant]:
     for entry, how in shipped("grouped_matmul"):
         numbers, swiglu = numbers_of(entry), entry.endswith("swiglu")
         shape = Shape("gate_up" if swiglu else "down", numbers["n"], numbers["k"], swiglu)
-        yield _variant(GroupTiles(**how), shape)
+        yield _variant(GroupTiles(**how), shape, parts=not swiglu and numbers["pairs"] <= 4096)
 
 
 def choices(tokens: int, zipf: bool = False) -> Tensor:

@@ -22,7 +22,7 @@ from cairn.kernels.matmul.matmul_fp8 import (
 )
 from cairn.kernels.quantize.quantize import by_largest
 from cairn.kernels.tiles import Tiles
-from cairn.kernels.tuned import Tuning
+from cairn.kernels.tuned import Tuning, shipped
 
 KERNEL = "cairn.kernels.matmul.matmul_fp8"
 
@@ -69,6 +69,13 @@ VARIANTS = [
     _variant(LARGE, per_row=0),
     _variant(LARGE._replace(stages=3), c="fp32"),
 ]
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("matmul_fp8"):
+        if how["impl"] == "triton":
+            tiles = LARGE._replace(**{name: how[name] for name in Tiles._fields if name in how})
+            yield _variant(tiles, per_row=int(entry.endswith("row-wise")))
 
 
 SHAPES = [(8192, 8192, 8192), (64, 24576, 4096), (256, 24576, 4096)]
