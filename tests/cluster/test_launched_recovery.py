@@ -122,7 +122,7 @@ def test_what_is_lost_and_who_hangs_costs_steps_and_nothing_else_and_a_slow_rank
     # Two, and one more where the machine was too busy to move for 8 s.
     hangs = sum(one.cause == "hang" and one.rung == "heal" for one in ledger.incidents)
     assert f'incidents_total{{cause="hang",rung="heal"}} {hangs}' in ettr.scrape(folder)
-    assert 'part="productive",cause="straggler"' in ettr.scrape(folder)
+    assert 'cause="straggler",part="productive"' in ettr.scrape(folder)
     assert jobs.run(["why", "survives"]) == 0
     said = capsys.readouterr().out
     assert "answered by spare" in said

@@ -262,8 +262,8 @@ def test_the_reference_joins_shards_of_the_vocabulary(sizes, smoothing):
     for rank, part in enumerate(logits.split(sizes, dim=1)):
         found.append(part.clone())
         joined = losses_of(rank, found[-1], lambda _: torch.stack(sums).sum(0))
-        assert relative_error(joined, wanted) < 1e-9
-    assert relative_error(torch.cat(found, 1), whole) < 1e-9
+        assert relative_error(joined, wanted) < 1e-7
+    assert relative_error(torch.cat(found, 1), whole) < 1e-7
 
 
 def test_a_single_shard_is_the_whole_vocabulary():

@@ -259,7 +259,6 @@ def test_the_multimodal_gemma_points_to_the_text_model():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("quantization_config", {"quant_method": "awq", "bits": 4}),
         ("attention_chunk_size", 8192),
         ("partial_rotary_factor", 0.5),
         ("add_cross_attention", True),

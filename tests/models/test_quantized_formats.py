@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from cairn.core.errors import CairnError, UnsupportedModel, WeightsError
 from cairn.models.attend import Packed
 from cairn.models.checkpoint import Checkpoint, open_checkpoint
-from cairn.models.linear.maps import linears
+from cairn.models.linear.maps import Vocabulary, linears
 from cairn.models.quantized.gguf_blocks import BLOCKS, block_planes
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.scheme import quantization_of
@@ -158,17 +158,19 @@ def test_blocks_of_gguf_are_dequantised_as_the_gguf_package_does(block):
     [("llama", "Q8_0", 8), ("llama", "Q5_1", 8), ("qwen3_moe", "Q4_0", 6), ("gpt2", "Q8_0", 0)],
 )
 def test_a_gguf_file_stays_packed_where_it_can(tmp_path, name, kind, kept):
-    """q and k of llama have their rows in another order; experts and GPT-2's transposed matrices are floats."""
+    """q and k of llama have their rows in another order; experts and GPT-2's transposed matrices are floats.
+
+    On a CPU the blocks are multiplied as they lie in the file, by activations that are rounded to 8 bits.
+    """
     model, tensors = tiny_gguf.checkpoint(name)
     path = tiny_gguf.convert(model.config, tensors, tmp_path / "x.gguf", GGMLQuantizationType[kind])
     checkpoint, notes = open_checkpoint(path), []
     assert checkpoint.method() == "gguf"
     packed = checkpoint.load("cpu", torch.float32, notes=notes)
     held = [part for part in linears(packed) if part.form is not None]
-    assert len(held) >= kept if kept else not held
-    assert "held in floating point" in notes[0]  # the lookup, at least
-    plain = checkpoint.load("cpu", torch.float32)
-    torch.testing.assert_close(logits_of(packed), logits_of(plain), atol=1e-4, rtol=1e-4)
+    assert len([part for part in held if not isinstance(part, Vocabulary)]) >= kept
+    exact = logits_of(checkpoint.load("cpu", torch.float32))
+    assert (logits_of(packed) - exact).norm() < 0.03 * exact.norm()
 
 
 # -- rules of a config ----------------------------------------------------------------------------

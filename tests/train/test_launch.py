@@ -179,7 +179,7 @@ def test_a_signal_to_the_parent_saves_and_resumes_exactly(tmp_path, number, grou
     process = train_in_a_child(tmp_path / "a")
     wait_for_steps(tmp_path / "a")
     (os.killpg if group else os.kill)(process.pid, number)
-    process.join(60)
+    process.join(90)
     assert process.exitcode == 10
     (step,) = folders.complete_steps(tmp_path / "a" / "checkpoints")
     assert step == read_log(tmp_path / "a")[-1].step >= 5

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
+from cairn.core.errors import RequestError
 from cairn.models.infill import ExtraFile, infill_ids
+from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.prompts import Prompt
 
@@ -22,8 +24,12 @@ async def infill_prompt(
         service.check_length(file.text, "input_extra")
     tokenizer = service.tokenizer
     long = len(before) + len(after) + sum(len(file.text) for file in files) > LONG_TEXT
-    if long:
-        ids = await asyncio.to_thread(infill_ids, tokenizer, before, after, files)
-    else:
-        ids = infill_ids(tokenizer, before, after, files)
+    try:
+        if long:
+            ids = await asyncio.to_thread(infill_ids, tokenizer, before, after, files)
+        else:
+            ids = infill_ids(tokenizer, before, after, files)
+    except RequestError as error:
+        message = f"{error.message} (hint: {error.hint})" if error.hint else error.message
+        raise Refusal(400, message, param=fields[1]) from None
     return Prompt(before, ids)

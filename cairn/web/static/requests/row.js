@@ -68,7 +68,7 @@ function inside(view) {
   ];
   return [
     view.text_of_reason && h("p", { class: "why" }, view.text_of_reason),
-    view.cache_miss && view.cache_miss !== "hit" && h("p", { class: "why" }, `Prefix cache: ${view.text_of_miss}.`),
+    view.cache_miss && view.cache_miss !== "hit" && h("p", { class: "miss" }, `Prefix cache: ${view.text_of_miss}.`),
     waterfall(view),
     facts(rows),
     h("div", { class: "foot" },
