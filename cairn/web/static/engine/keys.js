@@ -10,7 +10,7 @@ const HEADINGS = ["Key", "Requests", "Prompt", "Cached", "Output", "Device", "En
 export function keysTable() {
   const rows = h("tbody", {});
   const heading = h("tr", {}, HEADINGS.map((name) => h("th", { scope: "col" }, name)));
-  const element = h("div", { class: "table-holder" }, h("table", { class: "keys" }, h("thead", {}, heading), rows));
+  const element = h("table", { class: "keys" }, h("thead", {}, heading), rows);
   let asked = 0;
 
   async function refresh() {
