@@ -16,7 +16,7 @@ from cairn.kernels.matmul.skinny_fp8 import E4M3, _default, cost, fp8_plan, skin
 from cairn.kernels.matmul.skinny_matmul import KERNELS
 from cairn.kernels.matmul.skinny_plans import PIECE, Plan, candidates, row_block
 from cairn.kernels.quantize.quantize import Quantized, quantize
-from cairn.kernels.tuned import Tuning
+from cairn.kernels.tuned import Tuning, numbers_of, shipped
 
 KERNEL = "cairn.kernels.matmul.skinny_fp8"
 BATCHES = (1, 8, 16, 64)  # one row is not quantised
@@ -59,6 +59,12 @@ _SHIPPED = [
     _variant(fp8_plan(8, 24576, 4096, False), 8, 4096, swiglu=True),
 ]
 VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
+
+
+def tuned_variants() -> Iterator[Variant]:
+    for entry, how in shipped("skinny_fp8"):
+        numbers = numbers_of(entry)
+        yield _variant(Plan(**how), numbers.get("m", 1), numbers["k"])
 
 
 def _operands(m: int, n: int, k: int) -> tuple[Tensor | Quantized, Quantized]:
