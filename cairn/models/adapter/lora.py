@@ -164,3 +164,8 @@ def adapters(model: nn.Module) -> Iterator[LoRA | EmbeddingLoRA]:
     for module in model.modules():
         if isinstance(module, LoRA | EmbeddingLoRA):
             yield module
+
+
+def adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    for one in adapters(model):
+        yield from one.parameters()
