@@ -200,7 +200,9 @@ def assemble(
     notes = [f"{layout}{form}", *chosen, *_shadowed(config), *_idle(config)]
     if adapter is not None:
         trained = spec.parameters() - frozen
-        notes.append(f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay")
+        notes.append(
+            f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"
+        )
     elif frozen:
         notes.append(f"{frozen / spec.parameters():.0%} of the weights are frozen (model.frozen)")
     state = _state(config, spec, parallel, device, by_kernels, _base(config, start))

@@ -57,7 +57,9 @@ def adapted_model(checkpoint: Path) -> tuple[Transformer, Base]:
     """The base of a run with the adapter that it has trained."""
     about = read_about(checkpoint)
     if about.base is None or about.base.adapter is None:
-        raise DataError(f"{checkpoint} has no adapter", hint="its model is whole: cairn train --export-only")
+        raise DataError(
+            f"{checkpoint} has no adapter", hint="its model is whole: cairn train --export-only"
+        )
     model = base_model(about, about.base)
     made = attach(model, about.spec, about.base.adapter, model.build._replace(device="meta"))
     for one in made:

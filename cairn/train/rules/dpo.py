@@ -1,4 +1,4 @@
-"""Direct preference optimisation (arXiv:2305.18290): -log sigmoid(beta * (gain of the chosen - gain of the rejected))."""
+"""Direct preference optimisation (arXiv:2305.18290): -log sigmoid(beta * (gain of chosen - gain of rejected))."""
 
 import torch.nn.functional as F
 
