@@ -18,11 +18,19 @@ def test_lora_flag():
 
 def test_tune_info_merge(tmp_path, capsys):
     base, out = str(checkpoint("mistral-full")), tmp_path / "run"
-    flags = [
-        "tune", "tiny-cpu", "--lora", "2", "--model.checkpoint", base, "--data.sources", "random",
-        "--data.sequence", "32", "--data.sequences", "2", "--data.microbatch", "2", "--steps", "2",
-        "--device", "cpu", "--out", str(out), "--validation.share", "0", "--json",
-    ]  # fmt: skip
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f"""steps = 2
+device = "cpu"
+model.checkpoint = "{base}"
+[data]
+sources = ["random"]
+sequence = 32
+sequences = 2
+microbatch = 2
+"""
+    )
+    flags = ["tune", str(recipe), "--lora", "2", "--out", str(out), "--json"]
     assert main(flags) == 0
     capsys.readouterr()
     assert main(["adapter", "info", str(out / "adapter"), "--json"]) == 0
