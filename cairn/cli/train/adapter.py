@@ -75,8 +75,7 @@ def _info(args: list[str]) -> int:
 
 def _merge(args: list[str]) -> int:
     options = load(Merge, args=args, env_prefix="CAIRN_ADAPTER_").value
-    from cairn.models.adapter.folder import read_adapter
-    from cairn.models.adapter.merge import merge
+    from cairn.models.adapter.merge import merge_folder
     from cairn.models.adapter.peft_config import read_config
     from cairn.models.checkpoint import open_checkpoint
     from cairn.models.export import export
@@ -87,10 +86,7 @@ def _merge(args: list[str]) -> int:
         raise ConfigError(f"{options.adapter} names no base model", hint="name it with --base")
     opened = open_checkpoint(resolve(base))
     model = opened.load("cpu")
-    import torch
-
-    read_adapter(model, options.adapter, torch.float32)
-    report = merge(model)
+    report = merge_folder(model, options.adapter)
     export(model, options.out, like=opened.path if opened.path.is_dir() else None)
     if options.json:
         print(msgspec.json.encode(report._asdict()).decode())

@@ -6,14 +6,17 @@ bfloat16 has 8 bits of mantissa, so an update far smaller than the weight may be
 of the update is lost.
 """
 
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
+from cairn.models.adapter.folder import read_adapter
 from cairn.models.adapter.lora import EmbeddingLoRA, LoRA
 from cairn.models.linear.maps import Linear, Vocabulary
+from cairn.models.transformer import Transformer
 
 
 class MergeError(NamedTuple):
@@ -22,6 +25,12 @@ class MergeError(NamedTuple):
     maps: int
     largest: float  # absolute, of any weight
     lost: float  # length of what was lost / length of the update
+
+
+def merge_folder(model: Transformer, folder: Path) -> MergeError:
+    """Merges the adapter in a folder into a model, whose type it may not have."""
+    read_adapter(model, folder, torch.float32)
+    return merge(model)
 
 
 @torch.no_grad()
