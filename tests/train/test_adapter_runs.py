@@ -11,7 +11,7 @@ from tiny_checkpoints import folder as checkpoint
 from cairn.core.errors import ConfigError
 from cairn.train.checkpoint.export import adapted_model
 from cairn.train.checkpoint.folder import newest
-from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Schedule, Train
+from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Precision, Schedule, Train
 from cairn.train.launch import run_local
 from cairn.train.parallel.layout import Layout
 from cairn.train.run import run
@@ -72,6 +72,13 @@ def test_layouts_agree(layout, tmp_path):
         return run(config, rank, quiet).outcome.last_loss
 
     assert run_local(2, one_rank, "cpu") == pytest.approx(one.outcome.last_loss, abs=2e-5)
+
+
+def test_fused_form_agrees(tmp_path):
+    plain = run(recipe(tmp_path / "p", steps=2), log_line=quiet)
+    precision = Precision(kernels="fused")
+    fused = run(recipe(tmp_path / "f", steps=2, precision=precision), log_line=quiet)
+    assert fused.outcome.last_loss == pytest.approx(plain.outcome.last_loss, abs=1e-5)
 
 
 def test_mistakes(tmp_path):
