@@ -89,7 +89,7 @@ class FusedLayers:
         self.dynamic = any(kind.kind == "dynamic" for kind in kinds)
 
     def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
-        if vocabulary.shards.size > 1:
+        if vocabulary.shards.size > 1 or vocabulary.lookup_addend is not None:
             return vocabulary(tokens_T)
         return embedding(tokens_T, vocabulary.matrix())
 
