@@ -1,13 +1,15 @@
 """Puts an adapter onto a model, a stage of one, or takes it out of the sum for a while.
 
     attach(model, spec)         every map that the spec covers gets an addend, with blank parameters
+    addends(model, spec)        the same addends, which nobody adds yet: an engine chooses among several of them
     with adapter_off(model):    the base model: what a reference says in preference training
 
 The maps find their names in a checkpoint by `checkpoint_names`, so that patterns mean what they mean to PEFT.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple, cast
 
 from torch import nn
 
@@ -23,6 +25,11 @@ ADAPTED = "*.adapter.*"  # the names of an adapter's tensors in our checkpoints
 EMBEDDING = "embedding"
 
 
+class Addend(NamedTuple):
+    home: Linear
+    lora: LoRA | EmbeddingLoRA
+
+
 def attach(
     model: nn.Module,
     spec: ModelSpec,
@@ -31,16 +38,42 @@ def attach(
     names: Sequence[str] | None = None,
 ) -> list[LoRA | EmbeddingLoRA]:
     """Adapters on all maps that `adapter` covers, with blank parameters. `names`: all maps, where `model` is a part."""
+    made = addends(model, spec, adapter, build, names)
+    hang(made.values())
+    return [one.lora for one in made.values()]
+
+
+def addends(
+    model: nn.Module,
+    spec: ModelSpec,
+    adapter: AdapterSpec,
+    build: Build,
+    names: Sequence[str] | None = None,
+) -> dict[str, Addend]:
+    """By the path of the map that each belongs to."""
     check_targets(adapter, map_names(model, spec) if names is None else names)
     if adapter.dora and build.shards.size > 1:
         raise ConfigError(
             f"DoRA with tensor parallel {build.shards.size}: no rank has whole rows to measure",
             hint="use plain LoRA, or fsdp in place of tp",
         )
-    made = [one for path, part in _maps(model) if (one := _adapt(path, part, spec, adapter, build))]
+    made = {}
+    for path, home in _maps(model):
+        if (lora := _adapt(path, home, spec, adapter, build)) is not None:
+            made[path] = Addend(home, lora)
     if not made and names is None:
         raise ConfigError("the adapter covers no map of this model", hint="widen its targets")
     return made
+
+
+def hang(made: Iterable[Addend]) -> None:
+    """Each becomes a part of its map, and of every product from now on."""
+    for home, lora in made:
+        home.adapter = lora
+        if isinstance(lora, EmbeddingLoRA):
+            cast(Vocabulary, home).lookup_addend = lora.forward
+        else:
+            home.addend = lora.forward
 
 
 def map_names(model: nn.Module, spec: ModelSpec) -> list[str]:
@@ -102,10 +135,7 @@ def _adapt(
             f"{place.tensor} holds several maps, which would share one matrix A",
             hint="choose other targets, such as c_proj and c_fc",
         )
-    made = LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
-    home.adapter = made
-    home.addend = made.forward
-    return made
+    return LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
 
 
 def _parts(path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec) -> list[Part]:
@@ -139,12 +169,8 @@ def _adapt_vocabulary(
             hint="leave it out of the targets, or use fsdp in place of tp",
         )
     if path != EMBEDDING:
-        made = LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
-        home.adapter, home.addend = made, made.forward
-        return made
+        return LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
     if adapter.dora:
         raise UnsupportedModel(f"DoRA on {name}", hint="leave the embedding out of the targets")
     vocab, width = home.shape
-    lookup = EmbeddingLoRA(build, vocab, width, adapter.rank_of(name), adapter.scale_of(name))
-    home.adapter, home.lookup_addend = lookup, lookup.forward
-    return lookup
+    return EmbeddingLoRA(build, vocab, width, adapter.rank_of(name), adapter.scale_of(name))

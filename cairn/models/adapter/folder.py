@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
-from cairn.models.adapter.attach import attach, map_names
+from cairn.models.adapter.attach import Addend, addends, hang, map_names
 from cairn.models.adapter.lora import EmbeddingLoRA, LoRA
 from cairn.models.adapter.peft_config import FILE, read_config, to_peft
 from cairn.models.adapter.spec import AdapterSpec
@@ -35,22 +35,32 @@ LOOKUP_KINDS = {"a": "lora_embedding_A", "b": "lora_embedding_B"}
 
 def read_adapter(model: Transformer, folder: Path, dtype: torch.dtype | None = None) -> AdapterSpec:
     """Attaches the adapter in a folder to a whole model. `dtype`: of its weights; by default the model's."""
+    spec, made = read_addends(model, folder, dtype)
+    hang(made.values())
+    return spec
+
+
+def read_addends(
+    model: Transformer, folder: Path, dtype: torch.dtype | None = None
+) -> tuple[AdapterSpec, dict[str, Addend]]:
+    """The adapter in a folder, checked against this model and loaded, which nobody adds yet."""
     spec, _ = read_config(folder)
     stored = read_tensors(folder)
-    build = model.build._replace(
-        device=model.embedding.weight.device, dtype=dtype or model.build.dtype
-    )
-    names = map_names(model, model.spec)
-    made = attach(model, model.spec, spec, build._replace(device="meta"), names)
-    homes = dict(_homes(model, made))
-    needed = {PREFIX + peft_name(model.spec, slot.name): slot for slot in _slots(homes)}
-    _check(stored, needed, folder)
-    for one in made:
-        one.to_empty(device=build.device)
+    device = model.embedding.weight.device
+    blank = model.build._replace(device="meta", dtype=dtype or model.build.dtype)
+    made = addends(model, model.spec, spec, blank, map_names(model, model.spec))
+    needed = {
+        PREFIX + peft_name(model.spec, f"{path}.adapter.{slot.name}"): (one.lora, slot)
+        for path, one in made.items()
+        for slot in one.lora.slots()
+    }
+    _check(stored, {name: slot for name, (_, slot) in needed.items()}, folder)
+    for one in made.values():
+        one.lora.to_empty(device=device)
     with torch.no_grad():
-        for name, slot in needed.items():
-            model.get_parameter(slot.parameter)[slot.index].copy_(slot.share(stored[name]))
-    return spec
+        for name, (lora, slot) in needed.items():
+            lora.get_parameter(slot.parameter)[slot.index].copy_(slot.share(stored[name]))
+    return spec, made
 
 
 def write_adapter(model: Transformer, spec: AdapterSpec, folder: Path, base: str = "") -> None:
@@ -104,13 +114,9 @@ def peft_name(spec: ModelSpec, slot: str) -> str:
     return f"{path.removesuffix('.weight')}.{kinds[kind]}"
 
 
-def _homes(
-    model: nn.Module, made: list[LoRA | EmbeddingLoRA] | None = None
-) -> Iterator[tuple[str, LoRA | EmbeddingLoRA]]:
-    wanted = None if made is None else set(made)
+def _homes(model: nn.Module) -> Iterator[tuple[str, LoRA | EmbeddingLoRA]]:
     for path, module in model.named_modules():
-        is_adapter = isinstance(module, LoRA | EmbeddingLoRA)
-        if is_adapter and (wanted is None or module in wanted):
+        if isinstance(module, LoRA | EmbeddingLoRA):
             yield path, module
 
 

@@ -37,6 +37,7 @@ class LoRA(Holder):
         super().__init__()
         self.home = (home,)  # in a tuple: it is not a module inside this one
         self.parts, self.dora, self.enabled = parts, dora, True
+        self.gain_N: Tensor | None = None  # of a DoRA adapter that is trained no further
         self.shards = build.shards
         width = home.shape_NK()[1]
         self.a_RK = build.parameter(sum(part.rank for part in parts), width)
@@ -84,8 +85,17 @@ class LoRA(Holder):
     def _with_magnitudes(self, x_MK: Tensor, lora_MN: Tensor) -> Tensor:
         home = self.home[0]
         base_MN = cast(Tensor, home._multiply(x_MK, Epilogue(), biased=False))
-        gain_N = torch.cat([self._gain(part, w) for part, w in self._weights()])
+        gain_N = self._gains() if self.gain_N is None else self.gain_N
         return (gain_N - 1) * base_MN + gain_N * lora_MN
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Training is over: what depends on the weights alone is computed once."""
+        self.requires_grad_(False)
+        self.gain_N = self._gains() if self.dora else None
+
+    def _gains(self) -> Tensor:
+        return torch.cat([self._gain(part, weight) for part, weight in self._weights()])
 
     def _gain(self, part: Part, weight_NK: Tensor) -> Tensor:
         """m / |W + sBA| of each row; 1 where the part has no adapter."""
