@@ -35,7 +35,9 @@ class Attention(Sublayer):
                 hint="run it without tensor parallelism",
             )
         widths = (queries, keys) if self.norms_width else (spec.head_dim, spec.head_dim)
-        norms = [Norm(build, spec, width, build.shards) if spec.qk_norm else None for width in widths]
+        norms = [
+            Norm(build, spec, width, build.shards) if spec.qk_norm else None for width in widths
+        ]
         self.q_norm, self.k_norm = norms
         self.out = Rows(build, queries, spec.hidden, spec.out_bias)
         self.rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)

@@ -218,9 +218,7 @@ class LeanResidual(NamedTuple):
     x_TD: Tensor
     form: Lean
 
-    def normed(
-        self, norm: Norm | Unnormed, post_norm: Norm | Scaled | None = None
-    ) -> "LeanInput":
+    def normed(self, norm: Norm | Unnormed, post_norm: Norm | Scaled | None = None) -> "LeanInput":
         onto = self.x_TD if post_norm is None else None
         return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm, onto)
 

@@ -35,7 +35,9 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn: round the corrected range outwards to whole dimensions
-    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies up to the trained length
+    short_factors: tuple[
+        float, ...
+    ] = ()  # longrope: divisors of the frequencies up to the trained length
     long_factors: tuple[float, ...] = ()  # longrope: those of a model whose context is longer
     rotated: int = 0  # columns of a head that are rotated; 0: all
     # Queries are multiplied by 1 + temperature * log(1 + position // original_context); 0: they are not.
