@@ -41,6 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "tie_encoder_decoder": (False,),
     "torchscript": (False,),
+    "use_bias": (False,),
     "use_bidirectional_attention": (None, False),
 }
 

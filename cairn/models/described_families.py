@@ -7,6 +7,8 @@ What they compute differently are fields of `ModelSpec`; how their tensors are n
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cairn.models.config_fields import Fields
 from cairn.models.families import _by_type, _everywhere, _layer_windows, _llama_like, _rope
 from cairn.models.spec import Experts, ModelSpec, Rope
@@ -216,6 +218,89 @@ def _phi3(fields: Fields) -> ModelSpec:
     return _read(fields, "phi3", rope=Rope(**found), windows=windows)
 
 
+def _hunyuan(fields: Fields) -> ModelSpec:
+    """A fixed alpha stretches the base once, whatever the name `dynamic` says."""
+    fields.seen.add("eod_token_id")
+    given = dict(fields.take("rope_parameters", dict, {}))
+    given = dict(fields.take("rope_scaling", dict, {}) or given)
+    rope = Fields(given, "rope_parameters")
+    alpha, size = rope.take("alpha", float, 0.0), _head_dim(fields)
+    rest: dict[str, Any] = {"qk_norm": True, "qk_norm_rotated": True, "head_dim": size}
+    if alpha > 0 and size > 2:
+        theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
+        rest["rope"] = Rope(theta=theta * alpha ** (size / (size - 2)))
+        rope.seen |= {"type", "rope_type", "factor", "mscale", "mscale_all_dim"}
+        rope.seen |= {"beta_fast", "beta_slow"}
+        rope.finish()
+    return _read(fields, "hunyuan_v1_dense", **rest)
+
+
+def _minimax_m2(fields: Fields) -> ModelSpec:
+    size = _head_dim(fields, 128)
+    rotated = fields.take("rotary_dim", int, size)
+    experts = Experts(
+        count=fields.take("num_local_experts", int, 256),
+        per_token=fields.take("num_experts_per_tok", int, 8),
+        intermediate=fields.take("intermediate_size", int),
+        gate="sigmoid",
+        choice_bias=True,
+    )
+    return _read(
+        fields,
+        "minimax_m2",
+        eps=1e-6,
+        experts=experts,
+        head_dim=size,
+        qk_norm=True,
+        qk_norm_over="width",
+        **_partial(fields, rotated / size, 5e6),
+    )
+
+
+def _ernie4_5_moe(fields: Fields) -> ModelSpec:
+    layers = fields.take("num_hidden_layers", int)
+    width = fields.take("moe_intermediate_size", int, 1536)
+    every = fields.take_positive("moe_layer_interval", int, 1)
+    first = fields.take("moe_layer_start_index", int, 1)
+    last = fields.take("moe_layer_end_index", int, -1)
+    last = layers - 1 if last == -1 else last
+    fields.seen.add("moe_norm_min")  # it keeps a sum of zero from dividing
+    dense = tuple(i for i in range(layers) if (i + 1) % every or not first <= i <= last)
+    experts = Experts(
+        count=fields.take("moe_num_experts", int, 64),
+        per_token=fields.take("moe_k", int, 6),
+        intermediate=width,
+        choice_bias=True,
+        shared_intermediate=width * fields.take("moe_num_shared_experts", int, 2),
+        dense_layers=dense,
+    )
+    tied = fields.take("tie_word_embeddings", bool, True)
+    return _read(fields, "ernie4_5_moe", 5e5, tied=tied, experts=experts)
+
+
+def _ministral3(fields: Fields) -> ModelSpec:
+    context = fields.take("max_position_embeddings", int)
+    given = dict(fields.take("rope_parameters", dict, MINISTRAL_ROPE))
+    given.pop("max_position_embeddings", None)  # the reference reads it nowhere
+    inner = Fields(given, "rope_parameters")
+    temperature = inner.take("llama_4_scaling_beta", float, 0.0)
+    given.pop("llama_4_scaling_beta", None)
+    found = _rope(Fields({"rope_parameters": given}), context, 1e6)
+    if temperature and found["rope"].original_context:
+        found["rope"] = msgspec.structs.replace(found["rope"], temperature=temperature)
+    windows = _everywhere(fields, fields.take("sliding_window", int, 0))
+    return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **found)
+
+
+MINISTRAL_ROPE = {
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 DESCRIBED: dict[str, Callable[[Fields], ModelSpec]] = {
     "phi3": _phi3,
     "smollm3": _smollm3,
@@ -226,4 +311,8 @@ DESCRIBED: dict[str, Callable[[Fields], ModelSpec]] = {
     "glm4": _glm4,
     "glm4_moe": _glm4_moe,
     "dots1": _dots1,
+    "hunyuan_v1_dense": _hunyuan,
+    "ministral3": _ministral3,
+    "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie4_5_moe,
 }
