@@ -65,7 +65,7 @@ def _tiny_lora() -> Train:
         optim=Optim(lr=2e-3, weight_decay=0.0),
         schedule=Schedule(kind="linear", warmup=4, final=0.1),
         adapter=Adapter(rank=8, alpha=16.0),
-        validation=Validation(share=0.05, every=30, prompts=["Once upon a time"], tokens=24),
+        validation=Validation(share=0.05, every=60, prompts=["Once upon a time"], tokens=24),
         checkpoint=Checkpoint(every=0),
         log=Log(every=5),
     )
