@@ -30,7 +30,7 @@ from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
 from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
-from cairn.train.corpus import Corpus, open_corpus
+from cairn.train.corpus import Corpus, open_corpus, open_preferences
 from cairn.train.data import procedural
 from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
@@ -38,6 +38,7 @@ from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
 from cairn.train.optim.optimizer import make_optimizer
+from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize, with_choice_bias
@@ -56,6 +57,7 @@ from cairn.train.refuse import (
     check_memory,
     check_room,
 )
+from cairn.train.rules.choose import rule_of
 from cairn.train.state import TrainState
 from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
@@ -96,9 +98,12 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     start = _open_start(config.model)
     spec = start.spec if start else shape_of(config.model)
     learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    corpus = open_corpus(
-        config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
-    )
+    if config.objective.kind == "sft":
+        corpus = open_corpus(
+            config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
+        )
+    else:
+        corpus = open_preferences(config.data, config.seed, config.objective.kind == "kto", learnt)
     spec = _fitted(spec, corpus, config, start is not None)
     return corpus, with_choice_bias(spec, config.balance), start
 
@@ -283,6 +288,8 @@ def _state(
         parallel.matrices(),
     )
     loss: Loss = Objective(spec, NextToken(config.precision.z_loss), fused)
+    if config.objective.kind != "sft":
+        loss = PairObjective(spec, rule_of(config.objective), fused)
     if config.distill.teacher:
         loss = Distillation(spec, config.distill, config.precision.z_loss)
     return TrainState(config, spec, parallel, optimizer, loss, device, base)
