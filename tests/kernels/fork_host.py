@@ -11,7 +11,7 @@ import hypothesis  # noqa: F401
 import pytest
 import torch  # noqa: F401
 
-import cairn.kernels.interpret  # isort: skip  # noqa: F401
+import cairn.kernels.interpret  # isort: skip
 import cairn.kernels.accuracy  # noqa: F401
 
 ALREADY_IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
