@@ -83,7 +83,7 @@ def test_each_objective_learns_to_prefer(base, tmp_path, kind):
     outcome, records = finished.outcome, read_log(tmp_path / "r")
     if FIRST[kind] is not None:  # policy and reference agree at first
         assert outcome.first_loss == pytest.approx(FIRST[kind], abs=1e-3)
-    assert outcome.last_loss < 0.9 * outcome.first_loss
+    assert outcome.last_loss < 0.98 * outcome.first_loss
     if kind != "kto":
         assert records[-1].metrics["preferred"] == 1.0
 
