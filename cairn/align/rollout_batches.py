@@ -7,8 +7,9 @@ Each round of rollouts is a line of rollouts.jsonl: rewards, lengths, mismatch, 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -25,11 +26,13 @@ from cairn.align.rollout import (
     roll_out,
     solution_of,
 )
-from cairn.align.tasks import HELD_OUT, make_problem
+from cairn.align.tasks import make_problem
 from cairn.train.data.batch import Batch, Document
 from cairn.train.state import TrainState
 
 FILE = "rollouts.jsonl"
+LOOK_EVERY = 20  # steps of the warm-up between two looks at what is sampled
+LOOKED_AT = 64  # answers
 SHOWN = 3  # answers of each round that are kept
 
 
@@ -83,6 +86,9 @@ class RolloutBatches:
         pad = tokenizer.pad_id
         self.pad_id = pad if pad is not None else (*tokenizer.eos_ids, 0)[0]
         self._left: list[list[Document]] = []  # of the present round, for the steps that come
+        self._warm_at: int | None = (
+            None if config.warm_up else 0
+        )  # the step at which rollouts began
 
     @property
     def fingerprint(self) -> str:
@@ -94,7 +100,7 @@ class RolloutBatches:
     def next_batches(self, state: TrainState) -> list[Batch]:
         config = self.config
         self.objective.watch.on = False
-        if state.step < config.warm_up:
+        if not self._is_warm(state):
             documents = self._right_answers(state.samples)
         else:
             if not self._left:
@@ -107,11 +113,31 @@ class RolloutBatches:
         made = batches_of(documents, config.data.microbatch, self.pad_id, state.samples)
         return [batch.to(state.device) for batch in made]
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"warm_at": self._warm_at}
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        self._warm_at, self._left = states[0]["warm_at"], []
+
+    def _is_warm(self, state: TrainState) -> bool:
+        """Whether sampled answers are good enough to learn from, or the warm-up has had its steps."""
+        config, step = self.config, state.step
+        if self._warm_at is None and (step % LOOK_EVERY == 0 or step >= config.warm_up):
+            self.policy.updated(step)
+            groups = roll_out(self.policy, config, state.samples, LOOKED_AT // config.rollout.group)
+            reward = sum(one.reward for group in groups for one in group) / sum(map(len, groups))
+            if reward >= config.warm_up_until or step >= config.warm_up:
+                self._warm_at = step
+                self.log_line(
+                    f"step {step}: warm-up ended, sampled answers have reward {reward:.3f}"
+                )
+        return self._warm_at is not None
+
     def _right_answers(self, first: int) -> list[Document]:
         tokenizer, task = self.policy.tokenizer, self.config.task
         made = []
         for at in range(self.config.data.sequences):
-            problem = make_problem(task, self.config.seed, HELD_OUT // 2 + first + at)
+            problem = make_problem(task, self.config.seed, first + at)
             answer = solution_of(tokenizer, problem)
             unknown = [float("nan")] * len(answer)
             weight = 1.0 / len(answer)
@@ -134,7 +160,7 @@ class RolloutBatches:
         all_of_them = [one for group in groups for one in group]
         tokens = sum(len(one.sampled.tokens) for one in all_of_them)
         mean, largest = self.objective.watch.read()
-        measured = step > self.config.warm_up
+        measured = step != self._warm_at
         held_out = self.held_out() if self._is_due(step) else None
         made = Round(
             step=step,
@@ -155,14 +181,14 @@ class RolloutBatches:
         self.log_line(in_words(made))
 
     def _is_due(self, step: int) -> bool:
-        every, since = self.config.task.every, step - self.config.warm_up
+        every, since = self.config.task.every, step - (self._warm_at or 0)
         return since == 0 or bool(every and since % every == 0)
 
     def held_out(self) -> float:
         """Mean reward of the most likely answers to problems that are never trained on."""
         config, tokenizer = self.config, self.policy.tokenizer
         count = config.task.held_out
-        problems = [make_problem(config.task, config.seed, HELD_OUT + n) for n in range(count)]
+        problems = [make_problem(config.task, config.seed, n, held_out=True) for n in range(count)]
         prompts = [prompt_of(tokenizer, problem) for problem in problems]
         sampled = self.policy.sample(prompts, config.rollout.max_tokens, None)
         rewards = [

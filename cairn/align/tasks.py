@@ -10,6 +10,7 @@ Knows no model and no tokens.
 
 import ast
 import re
+import zlib
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from cairn.align.config import Task
 from cairn.train.data import arithmetic
 from cairn.train.data.chance import Dice
 
-HELD_OUT = 1 << 40  # numbers of problems that are never trained on begin here
+HELD_OUT = 8  # one of so many prompts is never trained on, whatever its number
 LONGEST = 200  # characters of an expression that is worked out
 FORMAT_HINT = "Write the answer between <answer> and </answer>."
 
@@ -29,12 +30,18 @@ class Problem(NamedTuple):
     key: str  # what the reward compares with
 
 
-Make = Callable[[Task, Dice, int], Problem]
+Make = Callable[[Task, Dice], Problem]
 Reward = Callable[[Problem, str], float]
 
 
-def make_problem(task: Task, seed: int, number: int) -> Problem:
-    return _KINDS[task.kind][0](task, Dice(seed, number, 7), number)
+def make_problem(task: Task, seed: int, number: int, held_out: bool = False) -> Problem:
+    """Problem `number` of those that are trained on, or of those that are not: they have no prompt in common."""
+    make, attempt = _KINDS[task.kind][0], 0
+    while True:
+        problem = make(task, Dice(seed, number, 7 + attempt))
+        if (zlib.crc32(problem.prompt.encode()) % HELD_OUT == 0) == held_out:
+            return problem
+        attempt += 1
 
 
 def reward_of(task: Task, problem: Problem, answer: str) -> float:
@@ -42,7 +49,7 @@ def reward_of(task: Task, problem: Problem, answer: str) -> float:
     return _KINDS[task.kind][1](problem, answer)
 
 
-def _sorting(task: Task, dice: Dice, number: int) -> Problem:
+def _sorting(task: Task, dice: Dice) -> Problem:
     digits = [dice.below(10) for _ in range(task.numbers)]
     ordered = " ".join(map(str, sorted(digits)))
     return Problem(f"sort {' '.join(map(str, digits))} :", f" {ordered}", ordered)
@@ -52,7 +59,7 @@ def _sorted_right(problem: Problem, answer: str) -> float:
     return float(answer.split() == problem.key.split())
 
 
-def _arithmetic(task: Task, dice: Dice, number: int) -> Problem:
+def _arithmetic(task: Task, dice: Dice) -> Problem:
     made = arithmetic.problem(dice.below(1 << 62), 0)
     return Problem(made.question, made.solution, str(made.answer))
 
@@ -61,7 +68,7 @@ def _last_number_right(problem: Problem, answer: str) -> float:
     return float(arithmetic.is_right(arithmetic.Problem("", "", int(problem.key)), answer))
 
 
-def _format(task: Task, dice: Dice, number: int) -> Problem:
+def _format(task: Task, dice: Dice) -> Problem:
     made = arithmetic.problem(dice.below(1 << 62), 0)
     right = f"<answer>{made.answer}</answer>"
     return Problem(f"{made.question} {FORMAT_HINT}", right, str(made.answer))
@@ -74,7 +81,7 @@ def _formatted_right(problem: Problem, answer: str) -> float:
     return 0.5 + 0.5 * (found.group(1) == problem.key)
 
 
-def _countdown(task: Task, dice: Dice, number: int) -> Problem:
+def _countdown(task: Task, dice: Dice) -> Problem:
     """The target is reached by construction: the numbers joined one after the other."""
     numbers = [dice.between(1, 9) for _ in range(task.numbers)]
     text, total = str(numbers[0]), numbers[0]

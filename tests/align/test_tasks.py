@@ -17,6 +17,7 @@ def test_solutions_are_right(kind, number, numbers):
     assert problem == make_problem(task, 3, number)
     assert reward_of(task, problem, problem.solution) == 1.0
     assert reward_of(task, problem, "") == 0.0
+    assert make_problem(task, 3, number, held_out=True).prompt != problem.prompt
 
 
 @given(st.sampled_from(KINDS), st.text(max_size=60))
