@@ -158,6 +158,8 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the adapter counts alpha / sqrt(rank) instead"""
     dora: bool = False
     """train the length of each row beside the adapter"""
+    base: Literal["float", "nf4"] = "float"
+    """nf4: the frozen weights of the layers are kept in 4 bits (QLoRA)"""
     merge: bool = True
     """with checkpoint.export: leave the merged model beside the adapter"""
 
@@ -353,6 +355,12 @@ def _check_adapter(config: Train) -> None:
     if config.adapter.rank and config.qat.scheme != "none":
         raise ConfigError(
             f"qat.scheme {config.qat.scheme} with an adapter", hint="leave one of them out"
+        )
+    cut = config.parallel.tp * config.parallel.fsdp
+    if config.adapter.rank and config.adapter.base == "nf4" and (config.adapter.dora or cut > 1):
+        raise ConfigError(
+            "adapter.base nf4 with dora, tp or fsdp: rows of 4-bit weights are neither measured nor cut",
+            hint="leave them out, or use adapter.base float",
         )
     if config.adapter.rank and not config.adapter.targets:
         raise ConfigError("adapter.targets is empty", hint='use ["all-linear"]')

@@ -199,6 +199,7 @@ def assemble(
         balance=config.balance,
         trainable=trainable,
         adapter=adapter,
+        quantized=adapter is not None and config.adapter.base == "nf4",
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
@@ -220,11 +221,13 @@ def _base(config: Train, start: Checkpoint | None) -> Base | None:
     adapter = adapter_of(config)
     if not frozen and adapter is None:
         return None
+    nf4 = adapter is not None and config.adapter.base == "nf4"
     if start is None:
-        return Base(seed=config.seed, frozen=frozen, adapter=adapter)
+        return Base(seed=config.seed, frozen=frozen, adapter=adapter, nf4=nf4)
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     digest = digest_of(start.path) if is_first else ""
-    return Base(path=str(config.model.checkpoint), digest=digest, frozen=frozen, adapter=adapter)
+    path = str(config.model.checkpoint)
+    return Base(path=path, digest=digest, frozen=frozen, adapter=adapter, nf4=nf4)
 
 
 def adapter_of(config: Train) -> AdapterSpec | None:
