@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
-from cairn.train.config import Amount, Count, Positive, Share, Train
+from cairn.train.config import Amount, Count, Positive, Rate, Share, Train
 
 Kind = Literal["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo"]
 # Clips of the ratio, below and above 1, where the recipe names none: those of the papers.
@@ -73,6 +73,8 @@ class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """at most so many steps on right answers before the first rollout, for a model that begins with random weights"""
     warm_up_until: Share = 0.3
     """the warm-up ends when sampled answers have this reward"""
+    warm_up_lr: Rate = 3e-3
+    """learning rate of the warm-up; that of rollouts is optim.lr"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -31,7 +31,7 @@ from cairn.train.data.batch import Batch, Document
 from cairn.train.state import TrainState
 
 FILE = "rollouts.jsonl"
-LOOK_EVERY = 20  # steps of the warm-up between two looks at what is sampled
+LOOK_EVERY = 10  # steps of the warm-up between two looks at what is sampled
 LOOKED_AT = 64  # answers
 SHOWN = 3  # answers of each round that are kept
 
@@ -100,7 +100,9 @@ class RolloutBatches:
     def next_batches(self, state: TrainState) -> list[Batch]:
         config = self.config
         self.objective.watch.on = False
+        state.lr_scale = 1.0
         if not self._is_warm(state):
+            state.lr_scale = config.warm_up_lr / config.optim.lr
             documents = self._right_answers(state.samples)
         else:
             if not self._left:

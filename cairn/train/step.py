@@ -47,7 +47,7 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
         norm = scale.shrink(parallel.grad_norm())
         limit = state.watch.limit()
         factor = veto(scale.shrink(clip_factor(norm, config.optim.max_norm)), loss, limit)
-        lr = config.optim.lr * rate(config.schedule, state.step, config.steps)
+        lr = config.optim.lr * rate(config.schedule, state.step, config.steps) * state.lr_scale
         state.optimizer.update(parallel.gradients(), state.step + 1, lr, factor)
         scale.update(~norm.isfinite())
         parallel.zero_grad()
