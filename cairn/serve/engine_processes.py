@@ -18,6 +18,7 @@ from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.client import EngineClient
 from cairn.serve.engine.loop import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, spawn_worker
 from cairn.serve.engine.request import RequestId
@@ -50,7 +51,7 @@ class EngineProcesses:
             remote = RemoteJob(self.client.new_number(), job, self._leave)
             self._open[request.id] = remote  # first, because it may end at once
             asked = Submit(remote.id, list(request.prompt), request.params, request.priority, request.salt,
-                           sorted(request.eos_ids), job.guide, request.identity)  # fmt: skip
+                           sorted(request.eos_ids), job.guide, request.identity, request.outputs)  # fmt: skip
             try:
                 self.client.submit(remote, asked)
             except CairnError as problem:
@@ -93,6 +94,9 @@ class EngineProcesses:
 
     def page_map(self) -> PageMap:
         return self.client.pages
+
+    def follow_pages(self) -> PageEvents | None:
+        return None  # pages are told in the engine's own process only
 
     def restarting(self) -> str | None:
         return self.client.restarting

@@ -58,6 +58,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     eos_ids: list[int] = []
     guide: Guide | None = None  # of what its constraint is made, in every rank
     identity: bytes = b""  # as `Request.identity`
+    outputs: list[int] = []  # as `Request.outputs` when it is submitted
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):

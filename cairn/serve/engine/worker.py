@@ -30,6 +30,7 @@ import msgspec
 import zmq
 
 from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import (
@@ -217,6 +218,7 @@ class Worker:
             salt=command.salt,
             eos_ids=command.eos_ids,
             identity=command.identity,
+            outputs=command.outputs,
         )
         try:
             if self.stop_at is not None:
@@ -237,6 +239,7 @@ class Worker:
         """Other ranks than the first may have to wait for the rest of their own compilation."""
         try:
             request.constraint = compiled.result().start()
+            follow(request.constraint, request.outputs)
             self.engine.add(request)
         except RequestError as problem:
             return self._refuse(request, problem)

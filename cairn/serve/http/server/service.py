@@ -31,6 +31,7 @@ from cairn.serve.http.server.counts import (
     server_metrics,
     show_engine,
 )
+from cairn.serve.http.server.followers import Followers
 from cairn.serve.http.server.health import Progress
 from cairn.serve.http.server.keys import Keys
 from cairn.serve.http.server.loop_lag import LoopLag
@@ -86,6 +87,7 @@ class Service:
         if config.capture is not None:
             self.capture = Capture(config.capture, config.engine(), serving.facts.device)
         self.batches: BatchRunner | None = None  # where there is a folder for them
+        self.pulse = Followers(serving, lambda: self.health().status, config.role)
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None

@@ -1,0 +1,88 @@
+"""What a fleet is made of, as its TOML file says: the router, and servers that are started or already run.
+
+    [router]                        [[servers]]
+    port = 8000                     model = "cairn-tiny"        # started here, `count` times
+    policy = "seconds"              count = 2
+
+                                    [[servers]]
+                                    urls = ["http://10.0.0.5:8000"]     # somebody else's
+
+A typo is an error with the name that was meant. Nothing here starts anything.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from cairn.core import toml
+from cairn.core.errors import ConfigError, did_you_mean
+from cairn.fleet.choose import POLICIES
+
+MOST_PORT = 65535
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=MOST_PORT)] = 8000  # 0 takes a free one
+    policy: str = "seconds"
+    hold_s: Annotated[float, Meta(ge=0)] = 30.0  # a request waits so long while no server is up
+    stall_s: Annotated[float, Meta(gt=0)] = 3.0  # a server that is silent for so long is given up
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 8  # servers that one request is sent to at most
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            near = did_you_mean(self.policy, POLICIES, otherwise=f"one of {', '.join(POLICIES)}")
+            raise ConfigError(f"policy is {self.policy!r}", hint=near)
+
+
+class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Servers of one kind: started by the fleet (`model`), or already there (`urls`)."""
+
+    model: str = ""
+    count: Annotated[int, Meta(ge=1, le=1024)] = 1
+    args: list[str] = []  # more flags of `cairn serve`
+    urls: list[str] = []
+
+    def __post_init__(self) -> None:
+        if bool(self.model) == bool(self.urls):
+            raise ConfigError(
+                f"a group of servers has model {self.model!r} and {len(self.urls)} urls",
+                hint="give `model`, to start servers, or `urls` of servers that run already",
+            )
+        for url in self.urls:
+            if not url.startswith("http://"):
+                raise ConfigError(f"the url {url!r} is not http://", hint="http://HOST:PORT")
+
+
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    servers: list[ServerGroup]
+    router: RouterConfig = RouterConfig()
+    name: str = "fleet"
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ConfigError("the fleet has no servers", hint="write a [[servers]] table")
+
+
+def read_fleet(path: Path) -> FleetConfig:
+    """The fleet of a file; every way in which it cannot be read is a ConfigError."""
+    values = toml.read(path).values
+    _refuse_unknown(values, FleetConfig, "", path)
+    for at, group in enumerate(values.get("servers") or ()):
+        _refuse_unknown(group, ServerGroup, f"servers[{at}].", path)
+    _refuse_unknown(values.get("router") or {}, RouterConfig, "router.", path)
+    try:
+        return msgspec.convert(values, FleetConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}", hint="docs/fleet.md has every field") from None
+
+
+def _refuse_unknown(values: Any, schema: type[msgspec.Struct], prefix: str, path: Path) -> None:
+    known = schema.__struct_fields__
+    for key in values if isinstance(values, dict) else ():
+        if key not in known:
+            hint = did_you_mean(key, known, otherwise=f"known here: {', '.join(known)}")
+            raise ConfigError(f"unknown field '{prefix}{key}' in {path}", hint=hint)
