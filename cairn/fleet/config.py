@@ -16,8 +16,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from cairn.cluster.spec import NAME
 from cairn.core import toml
 from cairn.core.errors import ConfigError, did_you_mean
+from cairn.core.units import parse_bytes
 from cairn.fleet.choose import POLICIES
 
 MOST_PORT = 65535
@@ -39,19 +41,28 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Servers of one kind: started by the fleet (`model`), or already there (`urls`)."""
+    """Servers of one kind: started by the fleet (`model`), or already there (`urls`, `dns`)."""
 
     model: str = ""
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
     args: list[str] = []  # more flags of `cairn serve`
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 0  # of each server
+    cpus: Annotated[float, Meta(gt=0)] = 1.0
+    memory: str = "4GiB"
     urls: list[str] = []
+    dns: str = ""  # host:port; every address of the host is a server, as of a headless Service
 
     def __post_init__(self) -> None:
-        if bool(self.model) == bool(self.urls):
+        if bool(self.model) + bool(self.urls) + bool(self.dns) != 1:
             raise ConfigError(
-                f"a group of servers has model {self.model!r} and {len(self.urls)} urls",
-                hint="give `model`, to start servers, or `urls` of servers that run already",
+                f"a group of servers has model {self.model!r}, {len(self.urls)} urls and dns {self.dns!r}",
+                hint="give `model`, to start servers; or `urls` or `dns` of servers that run already",
             )
+        if self.dns and not self.dns.rpartition(":")[2].isdigit():
+            raise ConfigError(
+                f"dns is {self.dns!r}", hint='HOST:PORT, such as "servers.default:8000"'
+            )
+        parse_bytes(self.memory)
         for url in self.urls:
             if not url.startswith("http://"):
                 raise ConfigError(f"the url {url!r} is not http://", hint="http://HOST:PORT")
@@ -61,10 +72,15 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     servers: list[ServerGroup]
     router: RouterConfig = RouterConfig()
     name: str = "fleet"
+    image: str = "cairn:cuda"  # where servers run in containers
 
     def __post_init__(self) -> None:
         if not self.servers:
             raise ConfigError("the fleet has no servers", hint="write a [[servers]] table")
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"name is {self.name!r}", hint="small letters, digits and -, up to 40"
+            )
 
 
 def read_fleet(path: Path) -> FleetConfig:

@@ -65,7 +65,7 @@ class Front(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(400, "this is no HTTP request", "bad_request")
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         gone, self.on_gone = self.on_gone, None
         if gone is not None:

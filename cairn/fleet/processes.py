@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 
 from cairn.core.errors import CairnError
 from cairn.fleet.config import FleetConfig, ServerGroup
@@ -24,8 +25,12 @@ STOP_S = 30.0
 
 
 class ServerProcess:
-    def __init__(self, group: ServerGroup, name: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, group: ServerGroup, name: str, say: Callable[[str], None], first_gpu: int = 0
+    ) -> None:
+        """`first_gpu`: of those that the fleet may use; the server sees its own only."""
         self.name, self._say, self._group = name, say, group
+        self._gpus = range(first_gpu, first_gpu + group.gpus)
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.pid: int | None = None
@@ -39,6 +44,19 @@ class ServerProcess:
         place = ["--host", "127.0.0.1", "--port", str(self.port)]
         own = [self._group.model, *self._group.args, *place]
         return [sys.executable, "-m", "cairn", "serve", *own]
+
+    def _environment(self) -> dict[str, str]:
+        if not self._gpus:
+            return dict(os.environ)
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        known = allowed.split(",") if allowed else [str(at) for at in range(self._gpus.stop)]
+        if len(known) < self._gpus.stop:
+            raise CairnError(
+                f"{self.name} needs GPU {self._gpus.stop - 1}, and CUDA_VISIBLE_DEVICES is {allowed}",
+                hint="fewer servers, or more GPUs",
+            )
+        own = ",".join(known[at] for at in self._gpus)
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": own}
 
     async def run(self) -> None:
         """Until `stop`; raises when it ends without ever having been ready."""
@@ -66,6 +84,7 @@ class ServerProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            env=self._environment(),
         )
         self.pid = self._process.pid
         assert self._process.stderr is not None
@@ -94,7 +113,11 @@ class ServerProcess:
 
 def processes_of(config: FleetConfig, say: Callable[[str], None]) -> list[ServerProcess]:
     groups = [group for group in config.servers if group.model for _ in range(group.count)]
-    return [ServerProcess(group, f"server-{at}", say) for at, group in enumerate(groups)]
+    firsts = accumulate((group.gpus for group in groups), initial=0)
+    return [
+        ServerProcess(group, f"server-{at}", say, first)
+        for at, (group, first) in enumerate(zip(groups, firsts, strict=False))
+    ]
 
 
 def _free_port() -> int:

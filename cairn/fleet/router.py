@@ -14,7 +14,8 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,7 @@ from cairn.fleet.index import KeyIndex
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.relay import Exchange
 from cairn.fleet.upstream import Pool
-from cairn.fleet.views import Decision, Views
+from cairn.fleet.views import Choice, Views
 from cairn.fleet.worker import Worker
 from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
 
@@ -40,15 +41,16 @@ class Router:
     def __init__(self, config: RouterConfig, urls: Sequence[str]) -> None:
         self.config = config
         self.policy = POLICIES[config.policy]
-        self.workers = [Worker(number, url) for number, url in enumerate(urls)]
+        self.workers: list[Worker] = []
         self.index, self.pool = KeyIndex(), Pool()
-        self.pulses = [PulseClient(one, self.index, config.stall_s) for one in self.workers]
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
         self.views = Views(self)
         self.draining = False
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
+        self._urls = list(urls)
         self._listening: asyncio.Server | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -63,9 +65,7 @@ class Router:
             config.port,
             backlog=2048,
         )
-        for pulse in self.pulses:
-            self._spawn(pulse.run())
-            self._spawn(self._watch(pulse))
+        self.use(self._urls)
         self._spawn(self._tick())
         host, port = self._listening.sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
@@ -82,10 +82,28 @@ class Router:
             task.cancel()
         self.pool.close()
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def use(self, urls: Sequence[str]) -> None:
+        """These servers from now on. One that is not among them any more finishes what it has and gets nothing new."""
+        for worker in [one for one in self.workers if one.url not in urls]:
+            self.workers.remove(worker)
+            for task in self._following.pop(worker.url):
+                task.cancel()
+            self.index.forget(worker.number)
+        known = {worker.url for worker in self.workers}
+        for url in [url for url in dict.fromkeys(urls) if url not in known]:
+            taken = {worker.number for worker in self.workers}
+            taken |= {one.worker.number for one in self.open if one.worker is not None}
+            number = next(at for at in itertools.count() if at not in taken)
+            worker = Worker(number, url)
+            self.workers.append(worker)
+            pulse = PulseClient(worker, self.index, self.config.stall_s)
+            self._following[url] = [self._spawn(pulse.run()), self._spawn(self._watch(pulse))]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _watch(self, pulse: PulseClient) -> None:
         """When a server goes down, its requests go elsewhere; when one comes up, those that wait are placed."""
@@ -154,7 +172,7 @@ class Router:
         exchange.sent_to(chosen, max(exchange.ask.prompt_tokens - cached, 1))
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
-        self.views.note(exchange, Decision.of(self.config.policy, chosen, able, candidates, costs))
+        self.views.note(exchange, Choice(self.config.policy, chosen, able, candidates, costs))
         if (upstream := self.pool.take(chosen)) is not None:
             exchange.connected(upstream, "")
         else:
@@ -185,13 +203,13 @@ class Router:
             return None
         names: set[str] = set()
         for one in self.workers:
-            if one.hello is None:
+            if one.hello is None or model in one.hello.models:
                 return None
             names |= set(one.hello.models)
         near = did_you_mean(
             model, sorted(names), otherwise=f"there are: {', '.join(sorted(names))}"
         )
-        return None if model in names else f"no server has the model {model[:200]!r}; {near}"
+        return f"no server has the model {model[:200]!r}; {near}"
 
     def _why_nobody(self) -> str:
         states = "; ".join(f"{one.name} is {one.state}: {one.reason}" for one in self.workers)

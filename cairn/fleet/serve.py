@@ -5,58 +5,108 @@ import gc
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from typing import Protocol
 
-from cairn.fleet.config import FleetConfig
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.fleet.choose import POLICIES
+from cairn.fleet.config import FleetConfig, ServerGroup
+from cairn.fleet.discovery import Discovery
 from cairn.fleet.processes import processes_of
 from cairn.fleet.router import Router
 
 Say = Callable[[str], None]
 
 
-async def serve_fleet(config: FleetConfig, say: Say, stop: asyncio.Event) -> None:
+class Reload(Protocol):
+    """Reads the fleet's file again; raises a ConfigError where it is wrong."""
+
+    def __call__(self) -> FleetConfig: ...
+
+
+async def serve_fleet(
+    config: FleetConfig, say: Say, stop: asyncio.Event, reload: asyncio.Event, read: Reload
+) -> None:
     """Until `stop` is set; raises when a server of its own cannot be started at all."""
     processes = processes_of(config, say)
-    urls = [process.url for process in processes]
-    urls += [url for group in config.servers for url in group.urls]
-    router = Router(config.router, urls)
+    own = [process.url for process in processes]
+    router = Router(config.router, own)
+    discovery = Discovery(config, own, router.use)
     address = await router.start()
-    say(f"router at {address} in front of {len(urls)} servers, policy {config.router.policy}")
+    await discovery.look()
+    say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
     running = [asyncio.create_task(process.run()) for process in processes]
-    ready = asyncio.create_task(_say_ready(router, address, say))
-    ended = asyncio.create_task(stop.wait())
+    running.append(asyncio.create_task(_wait(stop)))
+    beside = [
+        asyncio.create_task(discovery.run()),
+        asyncio.create_task(_say_ready(router, address, say)),
+        asyncio.create_task(_reload(router, discovery, reload, read, say)),
+    ]
     gc.freeze()
     try:
-        done, _ = await asyncio.wait([*running, ended], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        ready.cancel()
         await router.stop()
         await asyncio.gather(*(process.stop() for process in processes))
-        for task in [*running, ended]:
+        for task in [*running, *beside]:
             task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        await asyncio.gather(*running, *beside, return_exceptions=True)
+
+
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _reload(
+    router: Router, discovery: Discovery, reload: asyncio.Event, read: Reload, say: Say
+) -> None:
+    """After SIGHUP: addresses and the policy of the file as it is now. A wrong file changes nothing."""
+    while True:
+        await reload.wait()
+        reload.clear()
+        try:
+            config = read()
+        except CairnError as error:
+            say(f"the file was not taken: {error}")
+            continue
+        if _started(config) != _started(discovery.config):
+            say("servers that the fleet starts itself change with a restart only")
+        discovery.config = config
+        router.policy = POLICIES[config.router.policy]
+        router.config = msgspec.structs.replace(router.config, policy=config.router.policy)
+        await discovery.look()
+        say(f"the file was taken: {len(router.workers)} servers, policy {config.router.policy}")
+
+
+def _started(config: FleetConfig) -> list[ServerGroup]:
+    return [group for group in config.servers if group.model]
 
 
 async def _say_ready(router: Router, address: str, say: Say) -> None:
     """The same words as of a single server, so that whoever waits for one finds them."""
-    while not all(worker.state == "up" for worker in router.workers):
+    while not router.workers or any(worker.state != "up" for worker in router.workers):
         await asyncio.sleep(0.05)
     say(f"ready: {len(router.workers)} servers are up at {address}")
 
 
-def run_fleet(config: FleetConfig) -> None:
-    """In an event loop of its own, until SIGTERM or Ctrl-C."""
+def run_fleet(config: FleetConfig, read: Reload) -> None:
+    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again."""
 
     async def main() -> None:
-        stop = asyncio.Event()
+        stop, reload = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
-        await serve_fleet(config, lambda text: print(text, file=sys.stderr, flush=True), stop)
+        await serve_fleet(config, _print, stop, reload, read)
 
     import uvloop
 
     uvloop.run(main())
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

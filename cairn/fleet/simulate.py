@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 import msgspec
 
@@ -18,7 +19,6 @@ from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
 from cairn.fleet.choose import POLICIES, Ask, order
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.worker import Worker
-from cairn.plan.slo import Slo
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
@@ -27,6 +27,16 @@ from cairn.serve.pulse import Events, Hello, KeyBook, Load, Outbox
 
 StepSeconds = Callable[[Step], float]
 PROBE_ROWS, PROBE_CONTEXT = 64, 4096  # of the step that a decoded token's cost is taken from
+
+
+class Slo(Protocol):
+    """What a good request holds."""
+
+    @property
+    def ttft_s(self) -> float: ...
+
+    @property
+    def tpot_s(self) -> float: ...
 
 
 class Speed(msgspec.Struct, frozen=True):

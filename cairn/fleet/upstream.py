@@ -51,8 +51,8 @@ class Upstream(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._lose(f"it does not speak HTTP: {error}")
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lose(str(error) if error is not None else "the connection was closed")
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(str(exc) if exc is not None else "the connection was closed")
 
     def send(self, reader: Reader, request: bytes, body: bytes) -> None:
         self.reader = reader

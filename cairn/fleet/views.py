@@ -1,7 +1,7 @@
 """What the router shows of itself: health, metrics, its servers, and why a request went where it went."""
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -38,28 +38,43 @@ class Decision(msgspec.Struct, frozen=True):
     server: str
     considered: list[Considered]
 
-    @staticmethod
-    def of(
-        policy: str,
-        chosen: "Worker",
-        able: "Sequence[Worker]",
-        candidates: "Sequence[Candidate]",
-        costs: "Sequence[float]",
-    ) -> "Decision":
+
+class Choice(NamedTuple):
+    """A decision as it was made; its view is only written when somebody asks."""
+
+    policy: str
+    chosen: "Worker"
+    able: "Sequence[Worker]"
+    candidates: "Sequence[Candidate]"
+    costs: "Sequence[float]"
+
+    def view(self) -> Decision:
         considered = [
             Considered(
                 worker.name, cost, one.cached_tokens, one.queued_tokens, one.running, one.waiting
             )
-            for worker, one, cost in zip(able, candidates, costs, strict=True)
+            for worker, one, cost in zip(self.able, self.candidates, self.costs, strict=True)
         ]
-        return Decision(policy, chosen.name, considered)
+        return Decision(self.policy, self.chosen.name, considered)
 
 
-class Remembered(msgspec.Struct):
+class RequestView(msgspec.Struct, frozen=True):
     id: str
     prompt_tokens: int
-    decisions: list[Decision] = []  # one for each server that it was sent to
-    ended: bool = False
+    ended: bool
+    decisions: list[Decision]  # one for each server that it was sent to
+
+
+class Remembered:
+    __slots__ = ("choices", "ended", "id", "prompt_tokens")
+
+    def __init__(self, id: str, prompt_tokens: int) -> None:
+        self.id, self.prompt_tokens, self.ended = id, prompt_tokens, False
+        self.choices: list[Choice] = []
+
+    def view(self) -> RequestView:
+        decisions = [choice.view() for choice in self.choices]
+        return RequestView(self.id, self.prompt_tokens, self.ended, decisions)
 
 
 class Views:
@@ -68,7 +83,7 @@ class Views:
         self._requests: OrderedDict[str, Remembered] = OrderedDict()
         self.total = self.moved = 0
 
-    def note(self, exchange: "Exchange", decision: Decision) -> None:
+    def note(self, exchange: "Exchange", choice: Choice) -> None:
         known = self._requests.get(exchange.id)
         if known is None or exchange.attempts == 1:
             known = Remembered(exchange.id, exchange.ask.prompt_tokens)
@@ -78,7 +93,7 @@ class Views:
                 self._requests.popitem(last=False)
         else:
             self.moved += 1
-        known.decisions.append(decision)
+        known.choices.append(choice)
 
     def ended(self, exchange: "Exchange") -> None:
         known = self._requests.get(exchange.id)
@@ -101,7 +116,7 @@ class Views:
             if known is None:
                 said = f"this request is not remembered; the last {REMEMBERED} are"
                 return 404, *error_body(404, said, "request_not_found")
-            return 200, JSON, msgspec.json.encode(known)
+            return 200, JSON, msgspec.json.encode(known.view())
         return None
 
     def fleet(self) -> dict[str, object]:

@@ -12,7 +12,8 @@ from cairn.core.config import load
 class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Start the servers of a fleet file and a router in front of them. See docs/fleet.md for the file.
 
-    Ctrl-C and SIGTERM let running requests finish. A server that dies is started again; its requests go on elsewhere.
+    Ctrl-C and SIGTERM let running requests finish; SIGHUP reads the file again. A server that dies is started again,
+    and its requests go on elsewhere.
     """
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
@@ -27,14 +28,18 @@ def run(args: list[str]) -> int:
     options = load(
         FleetServe, args=args, env_prefix="CAIRN_FLEET_SERVE_", prog="cairn fleet serve"
     ).value
-    from cairn.fleet.config import read_fleet
+    from cairn.fleet.config import FleetConfig, read_fleet
 
-    config = read_fleet(options.file)
-    changes = {"port": options.port, "policy": options.policy}
-    router = msgspec.structs.replace(
-        config.router, **{key: value for key, value in changes.items() if value is not None}
-    )
+    def read() -> FleetConfig:
+        config = read_fleet(options.file)
+        changes = {"port": options.port, "policy": options.policy}
+        given = {key: value for key, value in changes.items() if value is not None}
+        return msgspec.structs.replace(
+            config, router=msgspec.structs.replace(config.router, **given)
+        )
+
+    config = read()
     from cairn.fleet.serve import run_fleet
 
-    run_fleet(msgspec.structs.replace(config, router=router))
+    run_fleet(config, read)
     return 0

@@ -40,7 +40,9 @@ class Constraint(Protocol):
 
 def follow(constraint: Constraint | None, tokens: Iterable[int]) -> None:
     """Go on by tokens that were drawn elsewhere; RequestError where the grammar does not allow one of them."""
-    for token in tokens if constraint is not None else ():
+    if constraint is None:
+        return
+    for token in tokens:
         if (why := constraint.accept(token)) is not None:
             raise RequestError(
                 f"the answer so far does not follow its grammar at token {token}: {why}",
