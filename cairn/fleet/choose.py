@@ -41,6 +41,7 @@ class Candidate(msgspec.Struct, gc=False):
     used_share: float = 0.0  # of the pages of its cache
     step_s: float = 0.02  # of a step that only decodes
     token_s: float = 25e-6  # what a prompt token adds to a step
+    row_s: float = 1e-4  # what a request adds to a step
 
     @property
     def requests(self) -> int:
@@ -64,9 +65,9 @@ def _seconds(ask: Ask, one: Candidate) -> float:
     full = max(0, one.requests + 1 - one.rows)
     row_s = full * OUTPUT_TOKENS * one.step_s / max(one.rows, 1)
     own_s = queue_s + prefill_s + one.step_s + row_s
-    # Everybody who decodes waits while the prompt is computed; a step grows with the share of rows in it.
+    # Everybody who decodes waits while the prompt is computed, and for one row more in every step after that.
     delayed_s = one.running * prefill_s
-    longer_s = ask.output_tokens * one.step_s * one.requests / max(one.rows, 1)
+    longer_s = ask.output_tokens * one.row_s * one.requests
     return own_s + delayed_s + longer_s
 
 

@@ -45,6 +45,12 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: str = ""
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
+    least: Annotated[int, Meta(ge=0, le=1024)] | None = None  # of servers, where they are scaled
+    most: Annotated[int, Meta(ge=1, le=1024)] | None = None  # scaled up to so many
+    ttft_s: Annotated[float, Meta(gt=0)] = 2.0  # a longer wait for a first token starts one more
+    idle_s: Annotated[float, Meta(gt=0)] = (
+        300.0  # without a request, until there are none (least = 0)
+    )
     args: list[str] = []  # more flags of `cairn serve`
     gpus: Annotated[int, Meta(ge=0, le=64)] = 0  # of each server
     cpus: Annotated[float, Meta(gt=0)] = 1.0
@@ -63,9 +69,20 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"dns is {self.dns!r}", hint='HOST:PORT, such as "servers.default:8000"'
             )
         parse_bytes(self.memory)
+        if (self.least is None) != (self.most is None) or (self.most and not self.model):
+            raise ConfigError(
+                f"a group of servers has least {self.least} and most {self.most}",
+                hint="both, for servers that the fleet starts, or none",
+            )
+        if self.least is not None and self.least > (self.most or 0):
+            raise ConfigError(f"least is {self.least}, most is {self.most}", hint="least <= most")
         for url in self.urls:
             if not url.startswith("http://"):
                 raise ConfigError(f"the url {url!r} is not http://", hint="http://HOST:PORT")
+
+    @property
+    def scaled(self) -> bool:
+        return self.most is not None
 
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +94,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if not self.servers:
             raise ConfigError("the fleet has no servers", hint="write a [[servers]] table")
+        if sum(group.scaled for group in self.servers) > 1:
+            raise ConfigError("two groups of servers are scaled", hint="one group may have `most`")
         if not NAME.fullmatch(self.name):
             raise ConfigError(
                 f"name is {self.name!r}", hint="small letters, digits and -, up to 40"

@@ -28,13 +28,19 @@ class Discovery:
         self, config: FleetConfig, own: Sequence[str], use: Callable[[list[str]], None]
     ) -> None:
         self.config, self._own, self._use = config, list(own), use
+        self.scaled: list[str] = []  # servers that come and go with the load
         self._found: dict[str, list[str]] = {}
         self._last: list[str] = []
 
     def urls(self) -> list[str]:
         given = [url for group in self.config.servers for url in group.urls]
         named = [group.dns for group in self.config.servers if group.dns]
-        return [*self._own, *given, *(url for name in named for url in self._found.get(name, ()))]
+        return [
+            *self._own,
+            *self.scaled,
+            *given,
+            *(url for name in named for url in self._found.get(name, ())),
+        ]
 
     async def run(self) -> None:
         while True:

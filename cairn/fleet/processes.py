@@ -112,7 +112,9 @@ class ServerProcess:
 
 
 def processes_of(config: FleetConfig, say: Callable[[str], None]) -> list[ServerProcess]:
-    groups = [group for group in config.servers if group.model for _ in range(group.count)]
+    """Of groups with a fixed number; those that are scaled are `autoscale`'s."""
+    fixed = [group for group in config.servers if group.model and not group.scaled]
+    groups = [group for group in fixed for _ in range(group.count)]
     firsts = accumulate((group.gpus for group in groups), initial=0)
     return [
         ServerProcess(group, f"server-{at}", say, first)

@@ -26,6 +26,7 @@ from cairn.fleet.front import Front, HttpRequest, error_body
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.relay import Exchange
+from cairn.fleet.scale import LoadMeter
 from cairn.fleet.upstream import Pool
 from cairn.fleet.views import Choice, Views
 from cairn.fleet.worker import Worker
@@ -46,6 +47,7 @@ class Router:
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
         self.views = Views(self)
+        self.meter = LoadMeter(time.monotonic())
         self.draining = False
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,6 +161,7 @@ class Router:
             else:
                 exchange.tried.clear()
                 self.held[exchange] = None
+                self.meter.last_s = now
             return
         self._send(exchange, fresh, now)
 
@@ -169,7 +172,9 @@ class Router:
         ranked, costs = order(self.policy, exchange.ask, candidates)
         chosen = able[ranked[0]]
         cached = candidates[ranked[0]].cached_tokens
-        exchange.sent_to(chosen, max(exchange.ask.prompt_tokens - cached, 1))
+        new = max(exchange.ask.prompt_tokens - cached, 1)
+        exchange.sent_to(chosen, new)
+        self.meter.arrived(now, new * candidates[ranked[0]].token_s)
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
         self.views.note(exchange, Choice(self.config.policy, chosen, able, candidates, costs))
@@ -199,7 +204,7 @@ class Router:
 
     def _unknown_model(self, model: str | None) -> str | None:
         """Of a name that no server has; None as long as one of them has not told its names."""
-        if model is None:
+        if model is None or not self.workers:
             return None
         names: set[str] = set()
         for one in self.workers:

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.core.errors import CairnError
+from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.choose import POLICIES
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
@@ -38,6 +39,10 @@ async def serve_fleet(
     say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
     running = [asyncio.create_task(process.run()) for process in processes]
     running.append(asyncio.create_task(_wait(stop)))
+    scalers = [
+        LocalScaler(group, router, discovery, say) for group in config.servers if group.scaled
+    ]
+    running += [asyncio.create_task(scaler.run()) for scaler in scalers]
     beside = [
         asyncio.create_task(discovery.run()),
         asyncio.create_task(_say_ready(router, address, say)),
@@ -50,7 +55,7 @@ async def serve_fleet(
             task.result()
     finally:
         await router.stop()
-        await asyncio.gather(*(process.stop() for process in processes))
+        await asyncio.gather(*(one.stop() for one in (*processes, *scalers)))
         for task in [*running, *beside]:
             task.cancel()
         await asyncio.gather(*running, *beside, return_exceptions=True)

@@ -44,6 +44,7 @@ class Speed(msgspec.Struct, frozen=True):
 
     step_s: float  # of a step that only decodes
     token_s: float  # what a prompt token adds
+    row_s: float  # what a request adds to a step that decodes
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +108,7 @@ class Replica:
         self.scheduler = Scheduler(limits)
         self.worker = Worker(number, f"http://sim:{number + 1}")
         self.worker.up(Hello(0, ["m"], limits.page_size, True, limits.rows))
-        self.worker.told(Load(step_s=speed.step_s, token_s=speed.token_s))
+        self.worker.told(Load(step_s=speed.step_s, token_s=speed.token_s, row_s=speed.row_s))
         self.now = self.busy = 0.0
         self._step_seconds = step_seconds
         self._book = KeyBook(limits.page_size)
@@ -171,27 +172,58 @@ def run_policy(
     """The whole trace, at the rate that makes this load."""
     speed = speed_of(step_seconds)
     replicas = [Replica(number, limits, step_seconds, speed) for number in range(servers)]
-    index, rule = KeyIndex(), POLICIES[policy]
-    for number in range(servers):
-        index.note(number, Events(0))
-    slower = span_s(prompts, speed, servers, load) / max(prompts[-1].traced.at_s, 1e-9)
-    requests = []
-    for number, prompt in enumerate(prompts):
-        at_s = prompt.traced.at_s * slower
-        for replica in replicas:
-            replica.advance(at_s)
-            if (events := replica.events()) is not None:
-                index.note(replica.worker.number, events)
-        found = index.match(prompt.keys, prompt.tokens, at_s)
-        candidates = [one.worker.candidate(found.get(one.worker.number, 0)) for one in replicas]
-        ask = Ask(number, prompt.traced.input_tokens, prompt.traced.output_tokens)
-        place = order(rule, ask, candidates)[0][0]
-        index.expect(place, prompt.keys, at_s)
-        requests.append(_request(number, prompt, limits))
-        replicas[place].add(requests[-1], prompt, candidates[place].cached_tokens, at_s)
+    simulated = Simulated(policy, limits)
     for replica in replicas:
-        replica.advance(float("inf"))
-    return _outcome(policy, load, requests, replicas, slo)
+        simulated.join(replica)
+    slower = span_s(prompts, speed, servers, load) / max(prompts[-1].traced.at_s, 1e-9)
+    for prompt in prompts:
+        at_s = prompt.traced.at_s * slower
+        simulated.advance(at_s)
+        simulated.place(prompt, at_s, at_s)
+    simulated.advance(float("inf"))
+    return outcome_of(policy, load, simulated.requests, replicas, slo)
+
+
+class Simulated:
+    """A router over replicas that come and go."""
+
+    def __init__(self, policy: str, limits: Limits) -> None:
+        self.rule, self.limits = POLICIES[policy], limits
+        self.index = KeyIndex()
+        self.replicas: list[Replica] = []  # that take requests
+        self.leaving: list[Replica] = []  # that finish what they have
+        self.requests: list[Request] = []
+
+    def join(self, replica: Replica) -> None:
+        self.replicas.append(replica)
+        self.index.note(replica.worker.number, Events(0))
+
+    def leave(self, replica: Replica) -> None:
+        self.replicas.remove(replica)
+        self.leaving.append(replica)
+        self.index.forget(replica.worker.number)
+
+    def advance(self, until_s: float) -> None:
+        for replica in (*self.replicas, *self.leaving):
+            replica.advance(until_s)
+        for replica in self.replicas:
+            if (events := replica.events()) is not None:
+                self.index.note(replica.worker.number, events)
+
+    def place(self, prompt: Prompt, arrived_s: float, now_s: float) -> int:
+        """Returns how many tokens of the prompt have to be computed."""
+        found = self.index.match(prompt.keys, prompt.tokens, now_s)
+        seen = [one.worker.candidate(found.get(one.worker.number, 0)) for one in self.replicas]
+        number = len(self.requests)
+        ask = Ask(number, prompt.traced.input_tokens, prompt.traced.output_tokens)
+        place = order(self.rule, ask, seen)[0][0]
+        chosen = self.replicas[place]
+        self.index.expect(chosen.worker.number, prompt.keys, now_s)
+        request = _request(number, prompt, self.limits)
+        self.requests.append(request)
+        chosen.add(request, prompt, seen[place].cached_tokens, now_s)
+        request.ledger.arrived = arrived_s
+        return max(prompt.traced.input_tokens - seen[place].cached_tokens, 1)
 
 
 def _request(number: int, prompt: Prompt, limits: Limits) -> Request:
@@ -223,7 +255,9 @@ def speed_of(step_seconds: StepSeconds) -> Speed:
         return step_seconds(made)
 
     decode = step(PROBE_ROWS, 0)
-    return Speed(decode, (step(PROBE_ROWS, PROBE_CONTEXT) - decode) / PROBE_CONTEXT)
+    half = PROBE_ROWS // 2
+    row_s = (decode - step(half, 0)) / (PROBE_ROWS - half)
+    return Speed(decode, (step(PROBE_ROWS, PROBE_CONTEXT) - decode) / PROBE_CONTEXT, row_s)
 
 
 def span_s(prompts: Sequence[Prompt], speed: Speed, servers: int, load: float) -> float:
@@ -236,7 +270,7 @@ def span_s(prompts: Sequence[Prompt], speed: Speed, servers: int, load: float) -
     return work_s / (servers * load)
 
 
-def _outcome(
+def outcome_of(
     policy: str, load: float, requests: Sequence[Request], replicas: Sequence[Replica], slo: Slo
 ) -> Outcome:
     first = [one.ledger.first_token - one.ledger.arrived for one in requests]

@@ -14,7 +14,7 @@ from cairn.fleet.choose import Candidate
 from cairn.serve.pulse import Hello, Load
 
 State = Literal["starting", "up", "draining", "down"]
-STEP_S, TOKEN_S = 0.02, 25e-6  # of a server that has not told yet
+STEP_S, TOKEN_S, ROW_S = 0.02, 25e-6, 1e-4  # of a server that has not told yet
 MOST_FAILURES = 3  # in a row, after which it is given a rest
 REST_S = 1.0
 
@@ -71,4 +71,5 @@ class Worker:
             used_share=1 - load.free_share,
             step_s=load.step_s or STEP_S,
             token_s=load.token_s or TOKEN_S,
+            row_s=load.row_s or ROW_S,
         )

@@ -11,6 +11,7 @@ turns events of pages into events of keys. Pure: no socket, no clock.
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,6 +46,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     free_share: float = 1.0  # of the pages of the cache
     step_s: float = 0.0  # of a step that only decodes
     token_s: float = 0.0  # what a prompt token adds to a step
+    row_s: float = 0.0  # what a request adds to a step that decodes
 
 
 Frame = Hello | Events | Load
@@ -57,14 +59,37 @@ def framed(frame: Frame) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def speeds(times: Sequence[StepTimes]) -> tuple[float, float]:
-    """(seconds of a decode step, seconds that a prompt token adds), as medians over recent steps; 0: not known."""
+class Speeds(NamedTuple):
+    """Of an engine, in seconds; 0: not known."""
+
+    step: float = 0.0  # of a step that only decodes
+    token: float = 0.0  # what a prompt token adds to a step
+    row: float = 0.0  # what a request adds to a step that decodes
+
+
+def speeds(times: Sequence[StepTimes]) -> Speeds:
+    """As medians over recent steps; what a request adds, as the slope of a line through steps of several sizes."""
     recent = [step for step in times[-FITTED:] if step.tokens]
-    decode = _median([step.total for step in recent if not step.prefill])
+    decoding = [step for step in recent if not step.prefill and step.sampled]
+    decode = _median([step.total for step in decoding])
     prompts = [
         max(step.total - decode, 0.0) / step.prefill for step in recent if step.prefill >= 16
     ]
-    return decode, _median(prompts)
+    return Speeds(
+        decode, _median(prompts), _slope([(s.sampled, s.total) for s in decoding], decode)
+    )
+
+
+def _slope(points: Sequence[tuple[int, float]], level: float) -> float:
+    """At least 0; a quarter of the level where all points have the same size."""
+    if not points:
+        return 0.0
+    middle = sum(size for size, _ in points) / len(points)
+    spread = sum((size - middle) ** 2 for size, _ in points)
+    if not spread:
+        return level / (4 * max(middle, 1))
+    mean = sum(seconds for _, seconds in points) / len(points)
+    return max(sum((size - middle) * (took - mean) for size, took in points) / spread, 0.0)
 
 
 def _median(values: list[float]) -> float:

@@ -10,7 +10,10 @@ from cairn.core.config import load
 from cairn.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from cairn.fleet.simulate import Outcome
+    from collections.abc import Sequence
+
+    from cairn.fleet.simulate import Outcome, Prompt, Slo, StepSeconds
+    from cairn.serve.engine.request import Limits
 
 
 class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +40,10 @@ class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """that each server runs on"""
     slo: str = "ttft=2s,tpot=50ms"
     """what a good request holds"""
+    scale: str = ""
+    """servers that come and go with the load, LEAST-MOST such as 0-8, beside MOST that always run; by `seconds`"""
+    start_s: float = 20.0
+    """seconds until a server that is started answers, with --scale"""
     json: bool = False
     """print one JSON document"""
 
@@ -76,6 +83,8 @@ def run(args: list[str]) -> int:
             f"no request of the trace fits into {limit.context} tokens", hint="use another --model"
         )
     prompts, slo = prompts_of(kept, limit.page_size), parse_slo(options.slo)
+    if options.scale:
+        return _scaled(options, prompts, loads, limit, step_seconds(served), slo)
     found: list[Outcome] = []
     for share in loads:
         for name in names:
@@ -84,33 +93,51 @@ def run(args: list[str]) -> int:
             )
             print(f"load {share:g}: {name}", file=sys.stderr)
     if options.json:
-        print(
-            msgspec.json.encode(
-                {
-                    "trace": str(options.trace or "made up"),
-                    "model": options.model,
-                    "servers": options.servers,
-                    "slo": options.slo,
-                    "outcomes": found,
-                }
-            ).decode()
-        )
+        _print_json(options, outcomes=found)
         return 0
     from cairn.cli.columns import lines
 
-    headings = (
-        "policy",
-        "load",
-        "TTFT p50",
-        "p99",
-        "TPOT p99",
-        "good",
-        "goodput/s",
-        "cached",
-        "busiest",
-    )
+    headings = ("policy", "load", "TTFT p50", "p99", "TPOT p99", "good", "goodput/s", "cached", "busiest")  # fmt: skip
     print("\n".join(lines(headings, [_row(one) for one in found])))
     return 0
+
+
+def _scaled(
+    options: SimulateFleet,
+    prompts: "Sequence[Prompt]",
+    loads: list[float],
+    limit: "Limits",
+    step: "StepSeconds",
+    slo: "Slo",
+) -> int:
+    from cairn.cli.columns import lines
+    from cairn.fleet.scale import Rules
+    from cairn.fleet.simulate_scale import run_scaled
+
+    least, _, most = options.scale.partition("-")
+    if not (least.isdigit() and most.isdigit() and int(least) <= int(most) and int(most)):
+        raise UsageError(f"--scale is {options.scale!r}", hint="LEAST-MOST, such as 0-8")
+    rows, found = [], []
+    for share in loads:
+        for low in (int(most), int(least)):
+            rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s / 2, start_s=options.start_s)
+            one = run_scaled(prompts, share, rules, limit, step, slo)
+            found.append({"least": low, "most": int(most), "scaled": one})
+            shown = (f"{one.outcome.good_share:.1%}", f"{one.server_hours:.3f}",
+                     f"{one.good_per_server_hour:.0f}", str(one.most_servers), str(one.changes))  # fmt: skip
+            rows.append([f"{low} to {most}", f"{share:g}", *shown])
+    if options.json:
+        _print_json(options, start_s=options.start_s, scaled=found)
+        return 0
+    headings = ("servers", "load", "good", "server-hours", "good per hour", "most", "changes")
+    print("\n".join(lines(headings, rows)))
+    return 0
+
+
+def _print_json(options: SimulateFleet, **more: object) -> None:
+    asked = {"trace": str(options.trace or "made up"), "model": options.model,
+             "servers": options.servers, "slo": options.slo}  # fmt: skip
+    print(msgspec.json.encode({**asked, **more}).decode())
 
 
 def _row(one: "Outcome") -> list[str]:

@@ -83,9 +83,9 @@ class Followers:
 
     def load(self) -> Load:
         stats: Stats = self.serving.engine.stats()
-        step_s, token_s = speeds(self.serving.engine.recent())
+        speed = speeds(self.serving.engine.recent())
         free = 1 - stats.pages_used / max(stats.pages, 1)
-        return Load(self._status(), stats.running, stats.waiting, round(free, 2), step_s, token_s)
+        return Load(self._status(), stats.running, stats.waiting, round(free, 2), *speed)
 
     def collect(self) -> None:
         """What the engine has dropped since."""
