@@ -114,7 +114,7 @@ class EngineProcesses:
         return self.client.pages
 
     def follow_pages(self) -> PageEvents | None:
-        return None  # pages are told in the engine's own process only
+        return self.client.follow_pages()
 
     def restarting(self) -> str | None:
         return self.client.restarting

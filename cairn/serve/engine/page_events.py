@@ -30,6 +30,10 @@ class PageEvents:
     def cleared(self) -> None:
         self._log.append(PageEvent(False, b""))
 
+    def extend(self, events: Iterable[tuple[bool, bytes]]) -> None:
+        """Of an engine in another process."""
+        self._log.extend(PageEvent(*event) for event in events)
+
     def take(self) -> list[PageEvent]:
         """What is new since the last call, in order."""
         log = self._log

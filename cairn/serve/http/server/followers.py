@@ -8,6 +8,7 @@ Binding happens after an answer, off its path, and only while somebody follows. 
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ from cairn.serve.pulse import Events, Frame, Hello, KeyBook, Load, Outbox, speed
 from cairn.serve.serving import Serving
 from cairn.serve.text_keys import PromptKeys, prompt_keys, read_asked, token_counts, with_answer
 
+WATCH_S = 4.0
 QUIET = 8  # looks after which the load is told, changed or not
 
 
@@ -53,6 +55,7 @@ class Followers:
         self.book = KeyBook(serving.limits.page_size)
         self._pages: PageEvents | None = None
         self._followers: list[Follower] = []
+        self._watched_s = 0.0
 
     @property
     def followed(self) -> bool:
@@ -82,13 +85,19 @@ class Followers:
         )
 
     def load(self) -> Load:
+        now = time.monotonic()
+        if (
+            now > self._watched_s + WATCH_S / 2
+        ):  # an engine elsewhere tells more often while it is watched
+            self._watched_s = now
+            self.serving.engine.watch(WATCH_S)
         stats: Stats = self.serving.engine.stats()
         speed = speeds(self.serving.engine.recent())
         free = 1 - stats.pages_used / max(stats.pages, 1)
         return Load(self._status(), stats.running, stats.waiting, round(free, 2), *speed)
 
     def collect(self) -> None:
-        """What the engine has dropped since."""
+        """What the engine has dropped since. Called at least once a second, also while nobody follows any more."""
         if self._pages is None:
             return
         removed, cleared = self.book.note(self._pages.take())

@@ -155,6 +155,7 @@ class Service:
             self.health()  # so that it is known since when nothing moves
             stats = self.serving.engine.stats()
             self.look.sample(stats)
+            self.pulse.collect()
             self._totals.count(self.metrics, stats)
             self.accounts.tick(stats, self.book.running())
             if self.adapters is not None:
