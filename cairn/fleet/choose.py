@@ -2,7 +2,7 @@
 
     Ask (prompt tokens, ...) + Candidate (what is cached there, queued, running, how fast) -> order of preference
 
-    seconds      seconds until its first token, and the delay that it causes to those who run there. No weights
+    seconds      seconds until its first token, and the delay that it causes to others there. No weights
     lmetric      new prompt tokens x requests there (arXiv 2603.15202)
     dynamo       blocks to prefill + blocks that decode (NVIDIA Dynamo's KV router, default weights)
     llmd         queue 2, cache use 2, prefix 3, each scaled to 0..1 (llm-d's default profile)
@@ -53,22 +53,21 @@ Policy = Callable[[Ask, Sequence[Candidate]], Costs]
 
 
 def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
-    """Own time to the first token + what its prompt costs those who decode there + what its decoding costs them."""
+    """Its own time to the first token + what its prompt costs those who come behind it + its rows in others' steps."""
     return [_seconds(ask, one) for one in candidates]
 
 
 def _seconds(ask: Ask, one: Candidate) -> float:
     new = max(ask.prompt_tokens - one.cached_tokens, 1)
     prefill_s = new * one.token_s
-    queue_s = one.queued_tokens * one.token_s
     # Without a free row it waits until one of the running ends, which happens rows times in an answer's time.
     full = max(0, one.requests + 1 - one.rows)
     row_s = full * OUTPUT_TOKENS * one.step_s / max(one.rows, 1)
-    own_s = queue_s + prefill_s + one.step_s + row_s
-    # Everybody who decodes waits while the prompt is computed, and for one row more in every step after that.
-    delayed_s = one.running * prefill_s
+    own_s = one.queued_tokens * one.token_s + prefill_s + one.step_s + row_s
+    # Whoever comes next waits for this prompt as well: about as many as wait there now.
+    behind_s = one.waiting * prefill_s
     longer_s = ask.output_tokens * one.row_s * one.requests
-    return own_s + delayed_s + longer_s
+    return own_s + behind_s + longer_s
 
 
 def lmetric(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
