@@ -23,16 +23,28 @@ class Unfollowed(Exception):
     """The server cannot be followed, for a reason."""
 
 
+class Stopping(Exception):
+    """The server has said goodbye."""
+
+
 class PulseClient:
     def __init__(self, worker: Worker, index: KeyIndex, stall_s: float) -> None:
         self.worker, self.index, self._stall_s = worker, index, stall_s
         self.changed = asyncio.Event()  # a server came up or went down
+        self.silent = (
+            False  # it went down without a word: its connections do not break by themselves
+        )
 
     async def run(self) -> None:
         while True:
             try:
                 await self._follow()
-            except (OSError, TimeoutError, EOFError, Unfollowed, msgspec.MsgspecError) as problem:
+            except Stopping:
+                self.index.forget(self.worker.number)  # it finishes what it has
+            except TimeoutError:
+                self.silent = True
+                self._down(f"it has been silent for {self._stall_s:g} s")
+            except (OSError, EOFError, Unfollowed, msgspec.MsgspecError) as problem:
                 self._down(str(problem) or type(problem).__name__)
             await asyncio.sleep(AGAIN_S)
 
@@ -77,7 +89,7 @@ class PulseClient:
                 buffer += await reader.readexactly(size)
                 await reader.readexactly(2)
             if not size:
-                raise Unfollowed("the server is stopping")
+                raise Stopping
             while len(buffer) >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(buffer)
                 if length > LARGEST_FRAME:
@@ -93,6 +105,7 @@ class PulseClient:
         if isinstance(frame, Hello):
             self.index.forget(worker.number)
             worker.up(frame)
+            self.silent = False
             self.changed.set()
         elif isinstance(frame, Load):
             before = worker.state

@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from cairn.fleet.router import Router
 
 MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
+OWN = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
 HOP_BY_HOP = frozenset(
-    b"connection keep-alive transfer-encoding content-length te upgrade expect trailer x-request-id".split()
+    (
+        *b"connection keep-alive transfer-encoding content-length te upgrade expect trailer".split(),
+        *OWN,
+    )
 )
 BUSY = (429, 503)  # another server may have room
 
@@ -57,6 +61,7 @@ class Exchange:
         self._followed = True  # every chunk so far told its tokens
         self._ended = False  # the last chunk has come
         self._status, self._headers = 0, list[tuple[bytes, bytes]]()
+        self._error = b""  # the body of an answer that is no success, as far as it came in chunks
         front.on_gone, front.on_slow = self._gone, self._slow
 
     # -- towards a server ------------------------------------------------------------------------
@@ -118,11 +123,12 @@ class Exchange:
     # -- from the server -------------------------------------------------------------------------
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._status, self._headers = status, headers
+        self._status, self._headers, self._error = status, headers, b""
 
     def chunk(self, body: bytes) -> None:
-        if self._status != 200:
-            return  # an error in chunks: its end says what happens
+        if self._status != 200:  # an error in chunks: its end says what happens
+            self._error += body
+            return
         self._note_first()
         if not self._begun:
             self._begun = True
@@ -140,7 +146,7 @@ class Exchange:
         return body
 
     def end(self, body: bytes) -> None:
-        worker, status = self._leave(), self._status
+        worker, status, body = self._leave(), self._status, body or self._error
         assert worker is not None
         if status in BUSY and self.router.can_retry(self, worker):
             self.tried.add(worker.number)

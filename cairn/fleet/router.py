@@ -108,11 +108,14 @@ class Router:
         return task
 
     async def _watch(self, pulse: PulseClient) -> None:
-        """When a server goes down, its requests go elsewhere; when one comes up, those that wait are placed."""
+        """Requests of a server that hangs go elsewhere; when one comes up, those that wait are placed.
+
+        Connections of a server that died break by themselves, and one that is stopped finishes what it has.
+        """
         while True:
             await pulse.changed.wait()
             pulse.changed.clear()
-            if pulse.worker.state == "down":
+            if pulse.worker.state == "down" and pulse.silent:
                 for exchange in [one for one in self.open if one.worker is pulse.worker]:
                     if exchange.upstream is not None:
                         exchange.upstream.drop()
