@@ -58,15 +58,15 @@ def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
 
 
 def _seconds(ask: Ask, one: Candidate) -> float:
-    new = max(ask.prompt_tokens - one.cached_tokens, 1)
-    prefill_s = new * one.token_s
-    # Without a free row it waits until one of the running ends, which happens rows times in an answer's time.
-    full = max(0, one.requests + 1 - one.rows)
-    row_s = full * OUTPUT_TOKENS * one.step_s / max(one.rows, 1)
-    own_s = one.queued_tokens * one.token_s + prefill_s + one.step_s + row_s
+    prefill_s = max(ask.prompt_tokens - one.cached_tokens, 1) * one.token_s
+    own_s = one.queued_tokens * one.token_s + prefill_s + one.step_s
+    requests = one.running + one.waiting
+    if requests >= one.rows:
+        # It waits until one of the running ends, which happens `rows` times in the time of an answer.
+        own_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
     # Whoever comes next waits for this prompt as well: about as many as wait there now.
     behind_s = one.waiting * prefill_s
-    longer_s = ask.output_tokens * one.row_s * one.requests
+    longer_s = ask.output_tokens * one.row_s * requests
     return own_s + behind_s + longer_s
 
 
@@ -129,8 +129,11 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def order(policy: Policy, ask: Ask, candidates: Sequence[Candidate]) -> tuple[list[int], Costs]:
-    """Places of the candidates, best first, and what each of them costs."""
+def best(policy: Policy, ask: Ask, candidates: Sequence[Candidate]) -> tuple[int, Costs]:
+    """The place of the best candidate, and what each of them costs."""
     costs = policy(ask, candidates)
-    ranked = sorted(range(len(candidates)), key=lambda at: (costs[at], candidates[at].requests, at))
-    return ranked, costs
+    least = min(costs)
+    if costs.count(least) == 1:
+        return costs.index(least), costs
+    equal = [at for at, cost in enumerate(costs) if cost == least]
+    return min(equal, key=lambda at: candidates[at].requests), costs

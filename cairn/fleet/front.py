@@ -36,7 +36,10 @@ class HttpRequest:
         return self.target.partition(b"?")[0]
 
     def header(self, wanted: bytes) -> bytes | None:
-        return next((value for name, value in self.headers if name == wanted), None)
+        for name, value in self.headers:
+            if name == wanted:
+                return value
+        return None
 
 
 Handle = Callable[["Front", HttpRequest], None]

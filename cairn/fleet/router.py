@@ -11,7 +11,7 @@ One event loop, no task on the way of a request. What a decision was based on is
 
 import asyncio
 import itertools
-import secrets
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from cairn.core.errors import did_you_mean
-from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Ask, order
+from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Ask, best
 from cairn.fleet.config import RouterConfig
 from cairn.fleet.front import Front, HttpRequest, error_body
 from cairn.fleet.index import KeyIndex
@@ -144,22 +144,23 @@ class Router:
         exchange = Exchange(self, front, request, _id(request), ask, keys, asked.model)
         exchange.deadline_s = time.monotonic() + self.config.hold_s
         self.open.add(exchange)
-        if (refusal := self._unknown_model(asked.model)) is not None:
-            exchange.give_up(404, refusal, "model_not_found")
-            return
         self.place(exchange)
 
     def place(self, exchange: Exchange) -> None:
         """To the best server, or to the waiting room while there is none."""
         now = time.monotonic()
-        able = [one for one in self.workers if one.eligible(now, exchange.model)]
-        fresh = [one for one in able if one.number not in exchange.tried]
+        tried, model = exchange.tried, exchange.model
+        fresh = [
+            one for one in self.workers if one.number not in tried and one.eligible(now, model)
+        ]
         if exchange.attempts >= self.config.attempts * max(len(self.workers), 1):
             said = f"{exchange.attempts} attempts have failed"
             exchange.give_up(502, said, "no_server_answers")
             return
         if not fresh:
-            if now >= exchange.deadline_s:
+            if (refusal := self._unknown_model(model)) is not None:
+                exchange.give_up(404, refusal, "model_not_found")
+            elif now >= exchange.deadline_s:
                 exchange.give_up(503, self._why_nobody(), "no_server")
             else:
                 exchange.tried.clear()
@@ -172,12 +173,11 @@ class Router:
         keys = exchange.keys
         found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
         candidates = [one.candidate(found.get(one.number, 0)) for one in able]
-        ranked, costs = order(self.policy, exchange.ask, candidates)
-        chosen = able[ranked[0]]
-        cached = candidates[ranked[0]].cached_tokens
-        new = max(exchange.ask.prompt_tokens - cached, 1)
+        place, costs = best(self.policy, exchange.ask, candidates)
+        chosen = able[place]
+        new = max(exchange.ask.prompt_tokens - candidates[place].cached_tokens, 1)
         exchange.sent_to(chosen, new)
-        self.meter.arrived(now, new * candidates[ranked[0]].token_s)
+        self.meter.arrived(now, new * candidates[place].token_s)
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
         self.views.note(exchange, Choice(self.config.policy, chosen, able, candidates, costs))
@@ -236,7 +236,10 @@ def _read(request: HttpRequest) -> Asked:
 
 def _id(request: HttpRequest) -> str:
     """The client's own, if a server would take it; it is the same at every server that works on the request."""
-    text = (request.header(b"x-request-id") or b"").decode("latin-1")
+    given = request.header(b"x-request-id")
+    if given is None:
+        return os.urandom(12).hex()
+    text = given.decode("latin-1")
     plain = text.replace("-", "").replace("_", "")
     fine = 0 < len(text) <= LONGEST_ID and text.isascii() and plain.isalnum()
-    return text if fine else secrets.token_hex(12)
+    return text if fine else os.urandom(12).hex()

@@ -86,12 +86,12 @@ class LoadMeter:
     def arrived(self, now_s: float, prefill_s: float) -> None:
         self.last_s = now_s
         self._arrivals.append((now_s, prefill_s))
+        self._forget(now_s)
 
     def seen(
         self, now_s: float, *, ready: int, starting: int, held: int, in_flight: int, wait_s: float
     ) -> Seen:
-        while self._arrivals and self._arrivals[0][0] < now_s - 2 * WINDOW_S:
-            self._arrivals.popleft()
+        self._forget(now_s)
         recent = sum(cost for at, cost in self._arrivals if at >= now_s - WINDOW_S)
         before = sum(cost for at, cost in self._arrivals if at < now_s - WINDOW_S)
         return Seen(
@@ -106,3 +106,7 @@ class LoadMeter:
             idle_s=now_s - self.last_s,
             calm_s=now_s - self.changed_s,
         )
+
+    def _forget(self, now_s: float) -> None:
+        while self._arrivals and self._arrivals[0][0] < now_s - 2 * WINDOW_S:
+            self._arrivals.popleft()

@@ -49,6 +49,9 @@ async def serve_fleet(
         asyncio.create_task(_reload(router, discovery, reload, read, say)),
     ]
     gc.freeze()
+    gc.set_threshold(
+        10_000, 50, 100
+    )  # a request leaves few cycles; looking for them often costs more
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
-from cairn.fleet.choose import POLICIES, Ask, order
+from cairn.fleet.choose import POLICIES, Ask, best
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.worker import Worker
 from cairn.serve.engine.request import Limits, Request
@@ -216,7 +216,7 @@ class Simulated:
         seen = [one.worker.candidate(found.get(one.worker.number, 0)) for one in self.replicas]
         number = len(self.requests)
         ask = Ask(number, prompt.traced.input_tokens, prompt.traced.output_tokens)
-        place = order(self.rule, ask, seen)[0][0]
+        place, _ = best(self.rule, ask, seen)
         chosen = self.replicas[place]
         self.index.expect(chosen.worker.number, prompt.keys, now_s)
         request = _request(number, prompt, self.limits)

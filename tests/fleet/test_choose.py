@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.core.errors import ConfigError
-from cairn.fleet.choose import POLICIES, Ask, Candidate, order, seconds
+from cairn.fleet.choose import POLICIES, Ask, Candidate, best, seconds
 from cairn.fleet.config import read_fleet
 
 candidates = st.lists(
@@ -12,10 +12,14 @@ candidates = st.lists(
 
 
 @given(candidates, st.integers(1, 20_000), st.integers(0, 1000), st.sampled_from(sorted(POLICIES)))
-def test_every_policy_ranks_every_server_once(servers, prompt, number, name):
-    ranked, costs = order(POLICIES[name], Ask(number, prompt), servers)
-    assert sorted(ranked) == list(range(len(servers)))
-    assert costs[ranked[0]] == min(costs)
+def test_every_policy_has_a_cost_for_every_server_and_ties_go_to_the_idlest(
+    servers, prompt, number, name
+):
+    place, costs = best(POLICIES[name], Ask(number, prompt), servers)
+    assert len(costs) == len(servers)
+    equal = [one.requests for one, cost in zip(servers, costs, strict=True) if cost == min(costs)]
+    assert costs[place] == min(costs)
+    assert servers[place].requests == min(equal)
 
 
 @given(
@@ -36,9 +40,9 @@ def test_more_cached_and_less_queued_never_cost_more_seconds(one, prompt):
 
 def test_seconds_leaves_a_warm_server_only_when_its_queue_costs_more_than_computing():
     warm, cold = Candidate(cached_tokens=8000, queued_tokens=1000), Candidate()
-    assert order(seconds, Ask(0, 8192), [cold, warm])[0][0] == 1
+    assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 1
     warm.queued_tokens = 20_000
-    assert order(seconds, Ask(0, 8192), [cold, warm])[0][0] == 0
+    assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 0
 
 
 @pytest.mark.parametrize(
