@@ -1,6 +1,8 @@
 """What the router shows of itself: health, metrics, its servers, and why a request went where it went."""
 
+import itertools
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from cairn.fleet.worker import Worker
 
 REMEMBERED = 1000
+SHOWN = 50  # requests of the page
+PAGE = Path(__file__).with_name("fleet_page.html")
+HTML: Headers = [(b"content-type", b"text/html; charset=utf-8")]
 JSON: Headers = [(b"content-type", b"application/json")]
 TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 REQUESTS = b"/cairn/fleet/requests/"
@@ -111,6 +116,13 @@ class Views:
             return 200, TEXT, self.metrics().encode()
         if path == b"/cairn/fleet":
             return 200, JSON, msgspec.json.encode(self.fleet())
+        if path == b"/fleet":
+            return 200, HTML, PAGE.read_bytes()
+        if path == REQUESTS[:-1]:
+            newest = [
+                one.view() for one in itertools.islice(reversed(self._requests.values()), SHOWN)
+            ]
+            return 200, JSON, msgspec.json.encode({"requests": newest})
         if path.startswith(REQUESTS):
             known = self._requests.get(path[len(REQUESTS) :].decode("latin-1"))
             if known is None:

@@ -173,8 +173,11 @@ def test_the_router_answers_for_itself_and_explains_its_decisions():
             url, ("POST /v1/completions", body), *own, headers=b"x-request-id: r-1\r\n"
         )
         assert raw.count(b"HTTP/1.1 200") == 4
-        assert b'"considered"' in raw
         assert b"cairn_router_requests_total 1" in raw
+        assert b'"considered"' in raw
+        raw = await exchange(url, ("GET /fleet", b""), ("GET /cairn/fleet/requests", b""))
+        assert b"<title>Fleet</title>" in raw
+        assert b'{"requests":[{"id":"r-1"' in raw
         status, _, raw = await ask(url, "x", 1, model="fkae")
         assert status == 404
         assert b"did you mean 'fake'" in raw
