@@ -19,8 +19,8 @@ def recipe(name: str) -> Align:
 def _tiny_sort() -> Align:
     """A small model that imitates right answers until it sorts some lists, and learns the rest by trying."""
     return Align(
-        steps=200,
-        warm_up=120,
+        steps=260,
+        warm_up=160,
         model=Model(
             preset="tiny-qwen3",
             layers=2,
@@ -31,11 +31,11 @@ def _tiny_sort() -> Align:
             intermediate=192,
             context=64,
         ),
-        data=Data(sequence=48, sequences=64, microbatch=64),
-        optim=Optim(lr=2e-4, weight_decay=0.0),
+        data=Data(sequence=48, sequences=32, microbatch=32),
+        optim=Optim(lr=5e-4, weight_decay=0.0),
         schedule=Schedule(kind="constant", warmup=10),
         task=Task(kind="sorting", numbers=3, held_out=64, every=20),
-        rollout=Rollout(group=8, max_tokens=12),
+        rollout=Rollout(group=8, max_tokens=10),
         algorithm=Algorithm(kind="dr_grpo"),
         checkpoint=Checkpoint(every=0),
         log=Log(every=20),
