@@ -11,7 +11,10 @@ from cairn.align.recipes import recipe
 from cairn.align.rollout import batches_of, documents_of, roll_out
 from cairn.align.run import prepare
 from cairn.models.adapter.spec import AdapterSpec
-from cairn.models.runnable import open_model
+from cairn.models.attend import Packed
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.export import export
+from cairn.models.runnable import OpenModel, Runnable, open_model
 from cairn.serve.config import EngineConfig
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -28,12 +31,14 @@ NAME, PROMPT = "random:tiny", list(range(5, 69))
 def test_adapters_in_one_step_with_their_base(tmp_path):
     """In float32 the first tokens are those of the merged model."""
     base = open_model(NAME).load("cpu", "float32").model
+    export(base, tmp_path / "base")  # random weights depend on the kind of device
     merged = tiny_adapters.write(base, AdapterSpec(rank=4, alpha=8), tmp_path / "a").to("cuda")
-    opened = open_model(NAME)
+    net = open_checkpoint(tmp_path / "base").load("cuda", torch.float32)
     config = EngineConfig(
         model=NAME, device="cuda", dtype="float32", max_model_len=512, max_num_seqs=8
     )
-    engine = start_with(opened, opened.load("cuda", "float32"), config).engine
+    opened = OpenModel(NAME, net.spec, None, (), None)
+    engine = start_with(opened, Runnable(NAME, net, "a test"), config).engine
     engine.load_adapter(1, engine.read_adapter(str(tmp_path / "a")))
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0)
     asked = [Request(n, PROMPT, params, adapter=n % 2, identity=b"%d" % (n % 2)) for n in range(4)]
@@ -43,8 +48,6 @@ def test_adapters_in_one_step_with_their_base(tmp_path):
     assert asked[0].outputs == asked[2].outputs
     assert asked[1].outputs == asked[3].outputs != asked[0].outputs
     with torch.inference_mode():
-        from cairn.models.attend import Packed
-
         tokens_T = torch.tensor(PROMPT, device="cuda")
         hidden_TD = merged(
             tokens_T, torch.arange(len(PROMPT), device="cuda"), Packed([len(PROMPT)], "cuda")
