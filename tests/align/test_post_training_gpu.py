@@ -4,10 +4,10 @@ import msgspec
 import pytest
 import tiny_adapters
 import torch
+from tiny_align import BASE
 
 from cairn.align.objective import PolicyObjective
 from cairn.align.policy import Policy
-from cairn.align.recipes import recipe
 from cairn.align.rollout import batches_of, documents_of, roll_out
 from cairn.align.run import prepare
 from cairn.models.adapter.spec import AdapterSpec
@@ -61,7 +61,7 @@ def test_engine_and_trainer_agree_on_one_copy(tmp_path, rank):
     shape = Model(preset="tiny-qwen3", layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64,
                   intermediate=512, context=128)  # fmt: skip
     config = msgspec.structs.replace(
-        recipe("tiny-sort"), out=tmp_path, device="cuda", model=shape, adapter=Adapter(rank=rank),
+        BASE, out=tmp_path, device="cuda", model=shape, adapter=Adapter(rank=rank),
         precision=Precision(kind="bfloat16"),
     )  # fmt: skip
     prepared = prepare(config)
