@@ -18,7 +18,7 @@ export function mapOf(map) {
 }
 
 function course({ id, en, zh, months, requires, sections }) {
-  const when = months ? ` · ${word("months")} ${months[0]}-${months[1]}` : "";
+  const when = months ? ` · ${word("months").replace("{0}", months[0]).replace("{1}", months[1])}` : "";
   const needs = requires.length ? ` · ${word("requires")}: ${requires.join(", ")}` : "";
   return h("section", { class: "card course", "aria-label": id },
     h("h2", {}, `${id} ${said({ en, zh })}`), h("p", { class: "soft" }, `${when}${needs}`.slice(3)),
