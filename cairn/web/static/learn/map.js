@@ -12,6 +12,8 @@ export function mapOf(map) {
       h("p", { class: "soft", "data-figure": "done" }, `${map.done}/${map.topics} ${word("of")}`)),
     h("ul", { class: "legend" }, STATES.map((state) => h("li", {}, h("i", { class: `state ${state}` }), word(state)))),
     h("div", { class: "topic-chips next" }, h("span", {}, word("next")), map.next.map((id) => chip(names.get(id)))),
+    h("p", { class: "topic-chips" }, [["graph", "graph"], ["exercises", "exercises"], ["interview", "interview"]].map(([place, name]) =>
+      h("a", { class: "chip", href: `#/learn/${place}:` }, word(name)))),
     map.courses.map(course),
     plan("week", map.plans.week), plan("year", map.plans.year),
   ].flat();
