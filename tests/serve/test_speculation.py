@@ -5,6 +5,7 @@ in part and not at all, in one batch with prompts and with requests of every kin
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,13 @@ class EveryThird:
             return f"token {token} at {self.count}"
         self.count += 1
         return None
+
+    def forced(self) -> list[int]:
+        return []
+
+    def followed(self, tokens: Sequence[int]) -> int:
+        wrong = (n for n, token in enumerate(tokens) if token % 3 != (self.count + n) % 3)
+        return next(wrong, len(tokens))
 
     def copy(self) -> "EveryThird":
         return EveryThird(self.count)
@@ -148,6 +156,52 @@ def test_whatever_else_happens_to_them(how, overlap):
 def test_families_with_windows_learned_positions_and_experts(family):
     engine = drafting(family, 0.8, overlap=True)
     assert outcome(engine, ask(engine)) == without_drafts(family)
+
+
+@pytest.mark.parametrize(
+    ("speculate", "drafts", "how"),
+    [
+        ("ngram", 4, {}),
+        ("ngram", "auto", dict(tight=True, overlap=True)),
+        ("suffix", 3, dict(chunked=True, rows=3, overlap=True)),
+        ("auto", "auto", dict(overlap=True)),
+    ],
+)
+def test_drafters_that_are_served_change_no_token(speculate, drafts, how):
+    """Each has drafts that hold and drafts that do not; the second time, finished answers are known."""
+    engine = tiny_engine(FAMILY, speculate=speculate, draft_tokens=drafts, **how)
+    if speculate == "suffix":
+        assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    counts = engine.scheduler.speculation.counts
+    assert 0 < counts.accepted < counts.drafted
+    assert not engine.scheduler.speculation._acceptance
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 1.0])
+def test_where_drafts_are_waited_for_nothing_runs_ahead_of_them(accuracy):
+    engine = drafting(FAMILY, accuracy, overlap=True)
+    engine.scheduler.speculation.waits = True
+    assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    assert engine.scheduler.speculation.accepted > 100
+
+
+def test_a_drafter_that_dies_ends_nothing():
+    class Mortal(NoisyDrafter):
+        def propose(self, asks):
+            if self.asked > 20:
+                raise RuntimeError("out of ideas")
+            return super().propose(asks)
+
+    answers = {id: outputs for id, (outputs, *_) in enumerate(without_drafts(FAMILY))}
+    engine = tiny_engine(FAMILY, drafter=Mortal(answers, 0.8, VOCABULARY, whole=True), drafts=3)
+    heard: list[Exception] = []
+    engine.scheduler.speculation._on_failure = heard.append
+    assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    assert [str(problem) for problem in heard] == ["out of ideas"]
+    assert engine.scheduler.speculation.failed
+    at_rest(engine)
 
 
 def test_invariant_runs_agree_bit_by_bit():

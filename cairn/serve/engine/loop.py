@@ -19,6 +19,7 @@ from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
 from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
 from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_budget import Pace
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
@@ -102,6 +103,7 @@ class Engine:
         launched = self.clock()
         if self.pace is not None:  # a CPU computes in `launch`
             self.pace.note(step.tokens, launched - scheduled)
+        self._note_seconds(step, launched - scheduled)
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
@@ -210,6 +212,14 @@ class Engine:
             host,
             device,
         )
+
+    def _note_seconds(self, step: Step, seconds: float) -> None:
+        """By these the number of drafts is chosen. Only a CPU has computed when a step is launched."""
+        speculation = self.scheduler.speculation
+        if speculation is None or step.prefill or not step.chunks:
+            return
+        if isinstance(speculation.seconds, MeasuredSeconds):
+            speculation.seconds.note(step.tokens, seconds)
 
     def _launch(self, step: Step) -> tuple[list[Output], Flight | None]:
         if not step.chunks:

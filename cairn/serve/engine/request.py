@@ -19,6 +19,7 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
+from cairn.serve.config import MOST_DRAFTS
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -29,7 +30,6 @@ State = Literal["waiting", "running", "finished"]
 Finish = Literal["stop", "length", "abort", "error"]
 Policy = Literal["fcfs", "shortest"]
 LARGEST_VOCABULARY = 2**31
-MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 
@@ -107,6 +107,8 @@ class Ledger(msgspec.Struct):
     requeued: float = 0.0  # seconds without a row after preemptions
     prefill: Spent = NOTHING  # what the engine did from its admission to its first token
     decode: Spent = NOTHING  # and from there to its end
+    drafted: int = 0  # drafts of it that were verified
+    accepted: int = 0  # of those, that held
 
 
 class Request:

@@ -1,0 +1,139 @@
+"""How much faster does a CPU answer with drafts, and are the answers the same?
+
+    python benchmarks/cpu_speculate.py                      # SmolLM2-135M-Instruct from its package
+    python benchmarks/cpu_speculate.py --model cairn-tiny --rounds 1 --outputs 32
+
+Prompts ask to repeat or to edit a text, which n-gram drafts are for, and two ask for something new. One engine answers
+all of them with and without drafts in turns, greedily; best of the rounds. On a shared machine only the ratio within
+one run means something.
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from cairn.bench.record import add_arguments, record
+from cairn.models.hub import default_model
+from cairn.models.runnable import OpenModel
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.loop import Engine
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start
+
+CODE = """def area_of_rectangle(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("width and height must not be negative")
+    area = width * height
+    print("the area of the rectangle is", area)
+    return area
+
+
+def area_of_square(side):
+    area = area_of_rectangle(side, side)
+    print("the area of the square is", area)
+    return area
+"""
+LETTER = """Dear Ms. Okafor, thank you for your letter of the third of May. We have looked at the two pumps that you \
+sent back to us. The first pump works as it should. The second pump has a broken seal, which we have replaced at no \
+cost. Both pumps will be sent to your office in Leeds on Monday. Please call us if they have not arrived by Friday."""
+TASKS = {
+    "repeat": [
+        f"Repeat this text exactly, word for word:\n\n{LETTER}",
+        f"Repeat this program exactly:\n\n{CODE}",
+    ],
+    "edit": [
+        f"Rewrite this program, but name the first argument of every function `first`:\n\n{CODE}",
+        f"Write this letter again, but to Mr. Tanaka instead of Ms. Okafor:\n\n{LETTER}",
+    ],
+    "new": [
+        "Tell me a short story about a lighthouse.",
+        "Why is the sky blue? Answer in a few sentences.",
+    ],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--speculate", default="ngram")
+    parser.add_argument("--draft-tokens", default="auto")
+    parser.add_argument("--weights", default="auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--outputs", type=int, default=128)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    add_arguments(parser)
+    options = parser.parse_args()
+    drafts = options.draft_tokens
+    config = EngineConfig(
+        model=options.model or default_model().name,
+        device="cpu",
+        weights=options.weights,
+        max_model_len=1024,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        speculate=options.speculate,
+        draft_tokens="auto" if drafts == "auto" else int(drafts),
+    )
+    started = start(config)
+    results = {}
+    for task in options.tasks:
+        results[task] = compare(started.engine, prompts(started.opened, TASKS[task]), options)
+        print(task, results[task], flush=True)
+    record(
+        {"model": config.model, "speculate": config.speculate, "draft_tokens": drafts,
+         "threads": torch.get_num_threads()} | results,
+        options,
+    )  # fmt: skip
+
+
+def prompts(opened: OpenModel, texts: list[str]) -> list[list[int]]:
+    tokenizer = opened.tokenizer
+    assert tokenizer is not None
+    if not tokenizer.templates:
+        return [tokenizer.encode(text) for text in texts]
+    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+
+def compare(engine: Engine, asked: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
+    """Of one task, all prompts one after another: decoded tokens per second, prompts not counted."""
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    rates: dict[str, list[float]] = {"off": [], "on": []}
+    answers: dict[str, list[list[int]]] = {}
+    before = (speculation.counts.runs, speculation.counts.accepted)
+    for _ in range(options.rounds):
+        for way in rates:
+            engine.scheduler.speculation = speculation if way == "on" else None
+            found = [answer(engine, prompt, options.outputs) for prompt in asked]
+            tokens = sum(len(outputs) - 1 for outputs, _ in found)
+            rates[way].append(tokens / sum(seconds for _, seconds in found))
+            answers[way] = [outputs for outputs, _ in found]
+    engine.scheduler.speculation = speculation
+    runs, accepted = speculation.counts.runs - before[0], speculation.counts.accepted - before[1]
+    best = {way: max(values) for way, values in rates.items()}
+    ratios = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+    return {
+        "tokens_per_s": {way: round(value, 2) for way, value in best.items()},
+        "speedup": round(statistics.median(ratios), 3),
+        "length": round(1 + accepted / runs, 2) if runs else 1.0,
+        "equal": answers["on"] == answers["off"],
+        "output_tokens": sum(map(len, answers["on"])),
+    }
+
+
+def answer(engine: Engine, prompt: list[int], most: int) -> tuple[list[int], float]:
+    request = Request(
+        time.monotonic_ns(), prompt, SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+    )
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return request.outputs, request.ledger.finished - request.ledger.first_token
+
+
+if __name__ == "__main__":
+    main()
