@@ -11,10 +11,10 @@ import tyro
 from cairn.core.errors import ConfigError
 from cairn.models.linear.registry import NAMES
 from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
+from cairn.serve.engine.request import MOST_DRAFTS
 
 DEFAULT_SEQUENCES = 256
-MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
-SPECULATE = "ngram, suffix, grammar, auto or off"
+SPECULATE = "ngram, suffix, grammar, auto, off or a model"
 # What other engines take under names that are not here, and what does it instead.
 INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",
@@ -96,7 +96,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculate: str = "off"
     """guess several tokens and verify them in one step, with the same answers: ngram (what followed the last tokens
     before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice
-    about), auto (suffix) or off"""
+    about), a smaller MODEL with the same tokens, auto (suffix) or off"""
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to pay"""
     load_in_advance: bool = False

@@ -12,7 +12,7 @@ from cairn.core.errors import UsageError
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate.acceptance import Acceptance, Counts
-from cairn.serve.engine.speculate.controller import Prospect, choose_drafts, expected, widest
+from cairn.serve.engine.speculate.controller import Prospect, choose_drafts, expected
 from cairn.serve.engine.speculate.drafter import Ask
 from cairn.serve.engine.speculate.ngram import NgramDrafter
 from cairn.serve.engine.speculate.occurrences import LONGEST, Occurrences
@@ -201,12 +201,6 @@ def test_padded_rows_share_a_width():
     assert choose_drafts([sure], flat, wait_s=100.0) == [0]
 
 
-def test_where_no_draft_can_pay_nobody_is_asked():
-    assert widest(4, 7, lambda tokens: 1.0) == 7
-    assert widest(4, 7, lambda tokens: float(tokens)) == 0
-    assert widest(4, 7, lambda tokens: 1.0 if tokens <= 12 else tokens) == 2
-
-
 def test_acceptance_follows_what_happens():
     acceptance = Acceptance()
     start = acceptance.rate
@@ -270,3 +264,64 @@ def test_synthetic_rates():
         lengths[len(run)] += 1
         request.outputs.append(0)
     assert all(abs(lengths[n] / 4000 - 0.25) < 0.04 for n in (1, 2, 3, 4))
+
+
+# -- a model that drafts ---------------------------------------------------------------------------
+
+
+def test_a_model_that_drafts_for_itself_is_always_right():
+    """Greedy and seeded: the noise of a draw is the same in both engines."""
+    from tiny_engines import prompt_of, submit, tiny_engine
+
+    from cairn.serve.engine.speculate.draft_model import ModelDrafter
+
+    own = tiny_engine("qwen3", rows=4)
+    engine = tiny_engine("qwen3", rows=4, drafter=ModelDrafter(own), drafts=3)
+    kinds = [{}, dict(temperature=1.1, seed=5), dict(temperature=0.8, top_k=30, seed=6)]
+    plain = tiny_engine("qwen3", rows=4)
+    found, wanted = (
+        [
+            submit(which, [prompt_of(20 + n, n)], max_tokens=21, **kind)[0]
+            for n, kind in enumerate(kinds)
+        ]
+        for which in (engine, plain)
+    )
+    engine.run(), plain.run()
+    assert [r.outputs for r in found] == [r.outputs for r in wanted]
+    counts = engine.scheduler.speculation.counts
+    assert counts.accepted == counts.drafted == 3 * 15
+    assert not own.scheduler.requests
+
+
+def test_a_text_that_the_draft_model_cannot_hold_goes_without_drafts():
+    from tiny_engines import prompt_of, tiny_engine
+
+    from cairn.serve.engine.speculate.draft_model import ModelDrafter
+
+    drafter = ModelDrafter(tiny_engine("qwen3", rows=2, pages=3))
+    short, long = request_of(prompt_of(8, 1)), request_of(prompt_of(60, 2))
+    found = drafter.propose([Ask(long, [], 3), Ask(short, [], 3)])
+    assert [len(tokens) for tokens in found] == [0, 3]
+
+
+def test_other_tokens_are_refused_with_the_first_difference():
+    from cairn.core.errors import ConfigError
+    from cairn.models.runnable import OpenModel, open_model
+    from cairn.serve.engine.speculate.draft_model import check_same_tokens
+
+    target, draft = open_model("random:tiny"), open_model("random:qwen3-0.6b")
+    check_same_tokens(target, target)
+    with pytest.raises(ConfigError, match="151936 tokens against"):
+        check_same_tokens(target, draft)
+
+    class Words:
+        def __init__(self, words):
+            self.backend = self
+            self.get_vocab = lambda: {word: n for n, word in enumerate(words)}
+
+    ours, theirs = (
+        OpenModel(name, target.spec, Words(words), (), None)  # type: ignore[arg-type]
+        for name, words in (("large", "abcd"), ("small", "abxd"))
+    )
+    with pytest.raises(ConfigError, match="small cannot draft for large: token 2 is 'x', not 'c'"):
+        check_same_tokens(ours, theirs)

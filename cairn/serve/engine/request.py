@@ -19,7 +19,6 @@ import msgspec
 
 from cairn.core.errors import RequestError
 from cairn.models.cache import ONE_GROUP, CacheGroup, most_pages
-from cairn.serve.config import MOST_DRAFTS
 from cairn.serve.engine.constraint import Constraint
 from cairn.serve.engine.pieces import Piece, check_pieces
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -30,6 +29,7 @@ State = Literal["waiting", "running", "finished"]
 Finish = Literal["stop", "length", "abort", "error"]
 Policy = Literal["fcfs", "shortest"]
 LARGEST_VOCABULARY = 2**31
+MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
 
 

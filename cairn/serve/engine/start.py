@@ -140,7 +140,7 @@ def start_with(
     verify. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
-    chosen = choose_drafter(config) if drafter is None else None
+    chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted

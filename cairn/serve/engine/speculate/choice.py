@@ -3,8 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.core.errors import ConfigError
-from cairn.serve.config import SPECULATE
+from cairn.serve.engine.speculate.draft_model import open_draft_model
 from cairn.serve.engine.speculate.drafter import Drafter
 from cairn.serve.engine.speculate.grammar_tokens import GrammarDrafter
 from cairn.serve.engine.speculate.ngram import NgramDrafter
@@ -15,7 +14,7 @@ from cairn.serve.engine.speculate.suffix import SuffixDrafter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cairn.models.runnable import Runnable
+    from cairn.models.runnable import OpenModel, Runnable
     from cairn.serve.config import EngineConfig
     from cairn.serve.engine.speculate.controller import Seconds
 
@@ -32,18 +31,18 @@ class Chosen(NamedTuple):
     note: str
 
 
-def choose_drafter(config: "EngineConfig") -> Chosen | None:
-    """None: nothing is drafted."""
+def choose_drafter(config: "EngineConfig", target: "OpenModel") -> Chosen | None:
+    """None: nothing is drafted. A draft model is loaded here, before the memory that is left is counted."""
     if config.speculate == "off":
         return None
     auto = config.draft_tokens == "auto"
     drafts = AUTO_DRAFTS if config.draft_tokens == "auto" else config.draft_tokens
-    drafter, what = _drafter(config)
+    drafter, what = _drafter(config, target)
     many = f"up to {drafts}, as many as are expected to pay" if auto else f"up to {drafts}"
     return Chosen(drafter, drafts, f"drafts: {what}; {many}, in a step")
 
 
-def _drafter(config: "EngineConfig") -> tuple[Drafter, str]:
+def _drafter(config: "EngineConfig", target: "OpenModel") -> tuple[Drafter, str]:
     """Whatever else drafts, what a grammar leaves no choice about comes first."""
     match config.speculate:
         case "grammar":
@@ -53,7 +52,7 @@ def _drafter(config: "EngineConfig") -> tuple[Drafter, str]:
         case "suffix" | "auto":
             others, what = SuffixDrafter(), "what most often followed the last tokens (suffix)"
         case name:
-            raise ConfigError(f"speculate is {name}", hint=f"it has to be {SPECULATE}")
+            others, what = open_draft_model(config, target), f"what {name} would say"
     return GrammarDrafter(others), what
 
 

@@ -45,14 +45,7 @@ def choose_drafts(
 
 def expected(chance: float, drafts: int) -> float:
     """Tokens that a request is expected to get from a step with so many drafts, the one always drawn included."""
-    return sum(chance**n for n in range(drafts + 1))
-
-
-def widest(rows: int, most: int, seconds: Seconds) -> int:
-    """The most drafts of each of so many requests that would pay if all of them held; 0: none is worth asking for."""
-    plain = 1 / seconds(rows)
-    worth = [k for k in range(1, most + 1) if (1 + k) / seconds(rows * (1 + k)) > plain]
-    return max(worth, default=0)
+    return drafts + 1.0 if chance >= 1 else (1 - chance ** (drafts + 1)) / (1 - chance)
 
 
 def _packed(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.errors import ConfigError
 from cairn.serve.engine.speculate.acceptance import Acceptance, Counts
-from cairn.serve.engine.speculate.controller import Prospect, Seconds, choose_drafts, widest
+from cairn.serve.engine.speculate.controller import Prospect, Seconds, choose_drafts
 from cairn.serve.engine.speculate.drafter import Ask, Drafter, accepted
 
 if TYPE_CHECKING:
@@ -76,21 +76,24 @@ class Speculation:
         self._planned.clear()
         if not decoding or self.failed:
             return
-        if self.seconds is not None:
-            most = widest(len(decoding), most, self.seconds)
-            if not most:
-                return
+        if not any(self._choose(decoding, [most] * len(decoding))):
+            return  # whatever is proposed
         asks = [_ask(request, most) for request in decoding]
         proposed = self._propose(asks)
         guesses = [_behind(ask.request, tokens) for ask, tokens in zip(asks, proposed, strict=True)]
         rooms = [min(most, request.end - request.total - 1) for request in decoding]
         counts = [max(min(len(g), room), 0) for g, room in zip(guesses, rooms, strict=True)]
-        if self.seconds is not None and any(counts):
-            prospects = [Prospect(self.rate(r), n) for r, n in zip(decoding, counts, strict=True)]
-            counts = choose_drafts(prospects, self.seconds, self.widths, self.wait_s)
+        counts = self._choose(decoding, counts)
         for request, own, count in zip(decoding, guesses, counts, strict=True):
             if own:
                 self._planned[request] = Planned(own, count)
+
+    def _choose(self, decoding: Sequence["Request"], proposed: Sequence[int]) -> Sequence[int]:
+        """How many drafts of each are worth their time; where nothing says how long a step takes, all."""
+        if self.seconds is None or not any(proposed):
+            return proposed
+        prospects = [Prospect(self.rate(r), n) for r, n in zip(decoding, proposed, strict=True)]
+        return choose_drafts(prospects, self.seconds, self.widths, self.wait_s)
 
     def planned(self, request: "Request") -> Planned:
         return self._planned.pop(request, NOTHING)

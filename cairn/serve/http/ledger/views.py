@@ -187,6 +187,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     text_of_miss: str = ""
     digest: str | None = None  # of the answers' tokens: the same tokens have the same one
     prefill_chunks: int = 0
+    drafted_tokens: int = 0  # that a drafter guessed and a step verified
+    accepted_tokens: int = 0  # of those, that were right
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
