@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cairn.core.errors import ConfigError, RequestError
+from cairn.models.cache import cache_groups
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.speculate.drafter import Ask
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from cairn.serve.engine.loop import Engine
 
 PAGE = 16  # tokens: what the last page holds is computed again for every draft
-PAGED_TOKENS = 65536  # of all requests that the draft model remembers at once
+PAGED_TOKENS = 65536  # of all requests that the draft model remembers at once on a GPU
+CPU_PAGED_TOKENS = 4096  # and on a CPU, besides one of the longest
 
 
 class ModelDrafter:
@@ -80,6 +82,10 @@ def open_draft_model(config: "EngineConfig", target: "OpenModel") -> ModelDrafte
     opened = open_model(config.speculate)
     check_same_tokens(target, opened)
     context = min(opened.spec.context, target.spec.context)
+    if isinstance(config.max_model_len, int):
+        context = min(context, config.max_model_len)
+    runnable = opened.load(config.device, config.dtype)
+    paged = context + CPU_PAGED_TOKENS if runnable.device == "cpu" else PAGED_TOKENS
     own = msgspec.structs.replace(
         config,
         model=config.speculate,
@@ -89,14 +95,13 @@ def open_draft_model(config: "EngineConfig", target: "OpenModel") -> ModelDrafte
         weights="auto",
         max_model_len=context,
         block_size=PAGE,
-        num_gpu_blocks_override=max(PAGED_TOKENS, 2 * context) // PAGE,
+        num_gpu_blocks_override=len(cache_groups(opened.spec)) * max(paged, context + PAGE) // PAGE,
         enable_prefix_caching=True,
         load_in_advance=False,
         step_ms=0.0,
         kv_cache_dtype="auto",
         head="auto",
     )
-    runnable = opened.load(config.device, config.dtype)
     engine = start_with(opened, runnable, own, sole=True).engine
     engine.overlap = False
     return ModelDrafter(engine)

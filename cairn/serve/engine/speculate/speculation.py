@@ -74,6 +74,7 @@ class Speculation:
     def plan(self, decoding: Sequence["Request"], most: int) -> None:
         """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
         self._planned.clear()
+        decoding = [request for request in decoding if request.params.pooling is None]
         if not decoding or self.failed:
             return
         if not any(self._choose(decoding, [most] * len(decoding))):
