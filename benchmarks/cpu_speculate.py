@@ -3,7 +3,8 @@
     python benchmarks/cpu_speculate.py                      # SmolLM2-135M-Instruct from its package
     python benchmarks/cpu_speculate.py --model cairn-tiny --rounds 1 --outputs 32
 
-Prompts ask to repeat or to edit a text, which n-gram drafts are for, and two ask for something new. One engine answers
+Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which forces
+most of its tokens (--speculate grammar drafts nothing else), and for something new. One engine answers
 all of them with and without drafts in turns, greedily; best of the rounds. On a shared machine only the ratio within
 one run means something.
 """
@@ -22,7 +23,9 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.engine.start import start
+from cairn.serve.engine.start import Started, start
+from cairn.serve.grammar import Grammar, grammars_for
+from cairn.serve.guide import schema_guide
 
 CODE = """def area_of_rectangle(width, height):
     if width < 0 or height < 0:
@@ -49,10 +52,27 @@ TASKS = {
         f"Rewrite this program, but name the first argument of every function `first`:\n\n{CODE}",
         f"Write this letter again, but to Mr. Tanaka instead of Ms. Okafor:\n\n{LETTER}",
     ],
+    "json": [
+        "Describe a cat that lives in Lisbon as a JSON object.",
+        "Describe a dog of Oslo as a JSON object.",
+    ],
     "new": [
         "Tell me a short story about a lighthouse.",
         "Why is the sky blue? Answer in a few sentences.",
     ],
+}
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animal_kind": {"enum": ["cat", "dog", "bird"]},
+        "age_in_years": {"type": "integer", "minimum": 1, "maximum": 20},
+        "city_name": {"type": "string", "maxLength": 12},
+        "lives_indoors": {"type": "boolean"},
+        "favourite_colour": {"enum": ["red", "green", "blue"]},
+    },
+    "required": ["animal_kind", "age_in_years", "city_name", "lives_indoors", "favourite_colour"],
+    "additionalProperties": False,
 }
 
 
@@ -81,13 +101,21 @@ def main() -> None:
     started = start(config)
     results = {}
     for task in options.tasks:
-        results[task] = compare(started.engine, prompts(started.opened, TASKS[task]), options)
+        grammar = grammar_of(started) if task == "json" else None
+        asked = prompts(started.opened, TASKS[task])
+        results[task] = compare(started.engine, asked, options, grammar)
         print(task, results[task], flush=True)
     record(
         {"model": config.model, "speculate": config.speculate, "draft_tokens": drafts,
          "threads": torch.get_num_threads()} | results,
         options,
     )  # fmt: skip
+
+
+def grammar_of(started: Started) -> Grammar:
+    grammars = grammars_for(started.opened, started.opened.spec.vocab)
+    assert grammars is not None
+    return grammars.compile(schema_guide(SCHEMA, "the schema"))
 
 
 def prompts(opened: OpenModel, texts: list[str]) -> list[list[int]]:
@@ -98,7 +126,9 @@ def prompts(opened: OpenModel, texts: list[str]) -> list[list[int]]:
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
-def compare(engine: Engine, asked: list[list[int]], options: argparse.Namespace) -> dict[str, Any]:
+def compare(
+    engine: Engine, asked: list[list[int]], options: argparse.Namespace, grammar: Grammar | None
+) -> dict[str, Any]:
     """Of one task, all prompts one after another: decoded tokens per second, prompts not counted."""
     speculation = engine.scheduler.speculation
     assert speculation is not None
@@ -108,7 +138,7 @@ def compare(engine: Engine, asked: list[list[int]], options: argparse.Namespace)
     for _ in range(options.rounds):
         for way in rates:
             engine.scheduler.speculation = speculation if way == "on" else None
-            found = [answer(engine, prompt, options.outputs) for prompt in asked]
+            found = [answer(engine, prompt, options.outputs, grammar) for prompt in asked]
             tokens = sum(len(outputs) - 1 for outputs, _ in found)
             rates[way].append(tokens / sum(seconds for _, seconds in found))
             answers[way] = [outputs for outputs, _ in found]
@@ -125,10 +155,12 @@ def compare(engine: Engine, asked: list[list[int]], options: argparse.Namespace)
     }
 
 
-def answer(engine: Engine, prompt: list[int], most: int) -> tuple[list[int], float]:
-    request = Request(
-        time.monotonic_ns(), prompt, SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
-    )
+def answer(
+    engine: Engine, prompt: list[int], most: int, grammar: Grammar | None
+) -> tuple[list[int], float]:
+    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=grammar is None)
+    constraint = None if grammar is None else grammar.start()
+    request = Request(time.monotonic_ns(), prompt, params, constraint=constraint)
     engine.add(request)
     while engine.has_work:
         engine.step()

@@ -90,7 +90,7 @@ class GPURunner(Runner):
         return staged, done
 
     def _shared_tokens(self, step: Step) -> int:
-        verifies = bool(step.drafts) or any(chunk.ahead for chunk in step.chunks)
+        verifies = self.limits.drafts and (step.drafts or any(c.ahead for c in step.chunks))
         if step.prefill or step.admitted or verifies:
             self.shared.forget()
             return 0
