@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from noisy_drafter import NoisyDrafter
-from tiny_engines import VOCABULARY, at_rest, prompt_of, submit, tiny_engine
+from tiny_engines import (
+    VOCABULARY,
+    all_logits,
+    at_rest,
+    greedy,
+    model,
+    prompt_of,
+    submit,
+    tiny_engine,
+)
 
 from cairn.core.errors import RequestError
 from cairn.serve.answer import Answer
@@ -273,3 +282,35 @@ def test_accepted_is_the_run_of_draws_that_were_drafted():
 def test_more_drafts_than_a_kernel_compares_are_refused():
     with pytest.raises(RequestError, match="drafts is 32"):
         Limits(rows=1, step_tokens=64, context=64, pages=9, page_size=16, vocabulary=9, drafts=32)
+
+
+def test_draws_behind_drafts_have_the_distribution_of_the_model():
+    """Chi-square at temperature 1, with no other run to compare with: what follows the likeliest token, if drafted."""
+    prompt = prompt_of(12, seed=5)
+    likeliest = greedy(FAMILY, prompt, 3)
+
+    class Fixed:
+        def propose(self, asks):
+            return [
+                likeliest[len(ask.request.outputs) + len(ask.hoped) :][: ask.most] for ask in asks
+            ]
+
+        def finish(self, request):
+            pass
+
+    engine = tiny_engine(FAMILY, rows=64, pages=600, drafter=Fixed(), drafts=2)
+    requests = submit(engine, [prompt], temperature=1.0, max_tokens=3, seed=0)
+    for seed in range(1, 1200):
+        requests += submit(engine, [prompt], temperature=1.0, max_tokens=3, seed=seed)
+    engine.run()
+    drawn = [r.outputs[1] for r in requests if r.outputs[0] == likeliest[0]]
+    logits_V = all_logits(model(FAMILY), [*prompt, likeliest[0]])[-1]
+    expected_V = len(drawn) * logits_V.double().softmax(-1).numpy()
+    counted_V = np.bincount(drawn, minlength=VOCABULARY)
+    common = expected_V >= 5
+    sums = [np.append(own[common], own[~common].sum()) for own in (counted_V, expected_V)]
+    statistic = float((((sums[0] - sums[1]) ** 2) / np.maximum(sums[1], 1e-9)).sum())
+    freedom = len(sums[0]) - 1
+    assert len(drawn) > 100
+    assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+    assert engine.scheduler.speculation.accepted > 50
