@@ -41,6 +41,15 @@ class PagesView(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupView] = []  # where there are several
 
 
+class DraftsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding since the start; a run is a request's drafts in one step."""
+
+    runs: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()  # how often the first, second, .. draft of a run held
+
+
 class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens since the start: looked for in the prefix cache, and found there."""
 
@@ -110,6 +119,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchView
     latency: LatencyView
     recent: list[StepView]  # oldest first
+    drafts: DraftsView = DraftsView()
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
