@@ -5,14 +5,13 @@
 
 Prompts ask to repeat or to edit a text, which n-gram drafts are for, for a JSON object of a given schema, which forces
 most of its tokens (--speculate grammar drafts nothing else), and for something new. One engine answers
-all of them with and without drafts in turns, greedily; best of the rounds. On a shared machine only the ratio within
-one run means something.
+all of them with and without drafts in turns, greedily. On a shared machine only the ratios within one run mean
+something, and that of CPU time, with OMP_NUM_THREADS=1, most.
 """
 
 import argparse
-import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -126,45 +125,56 @@ def prompts(opened: OpenModel, texts: list[str]) -> list[list[int]]:
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
+class Answered(NamedTuple):
+    tokens: list[int]
+    seconds: float  # from the first token to the last
+    cpu_seconds: float  # of this process, which others on the machine cannot lengthen much
+
+
 def compare(
     engine: Engine, asked: list[list[int]], options: argparse.Namespace, grammar: Grammar | None
 ) -> dict[str, Any]:
-    """Of one task, all prompts one after another: decoded tokens per second, prompts not counted."""
+    """Of one task: each prompt without and with drafts in turns; decoded tokens per second, prompts not counted."""
     speculation = engine.scheduler.speculation
     assert speculation is not None
-    rates: dict[str, list[float]] = {"off": [], "on": []}
-    answers: dict[str, list[list[int]]] = {}
+    found: dict[str, list[Answered]] = {"off": [], "on": []}
     before = (speculation.counts.runs, speculation.counts.accepted)
-    for _ in range(options.rounds):
-        for way in rates:
+    for prompt in asked * options.rounds:
+        for way in found:
             engine.scheduler.speculation = speculation if way == "on" else None
-            found = [answer(engine, prompt, options.outputs, grammar) for prompt in asked]
-            tokens = sum(len(outputs) - 1 for outputs, _ in found)
-            rates[way].append(tokens / sum(seconds for _, seconds in found))
-            answers[way] = [outputs for outputs, _ in found]
+            found[way].append(answer(engine, prompt, options.outputs, grammar))
     engine.scheduler.speculation = speculation
     runs, accepted = speculation.counts.runs - before[0], speculation.counts.accepted - before[1]
-    best = {way: max(values) for way, values in rates.items()}
-    ratios = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
     return {
-        "tokens_per_s": {way: round(value, 2) for way, value in best.items()},
-        "speedup": round(statistics.median(ratios), 3),
+        "tokens_per_s": {way: round(rate(many, "seconds"), 2) for way, many in found.items()},
+        "speedup": speedup(found, "seconds"),
+        "speedup_in_cpu_time": speedup(found, "cpu_seconds"),
         "length": round(1 + accepted / runs, 2) if runs else 1.0,
-        "equal": answers["on"] == answers["off"],
-        "output_tokens": sum(map(len, answers["on"])),
+        "equal": [a.tokens for a in found["on"]] == [a.tokens for a in found["off"]],
+        "output_tokens": sum(len(one.tokens) for one in found["on"]),
     }
 
 
-def answer(
-    engine: Engine, prompt: list[int], most: int, grammar: Grammar | None
-) -> tuple[list[int], float]:
+def rate(answers: list[Answered], clock: str) -> float:
+    tokens = sum(len(one.tokens) - 1 for one in answers)
+    return tokens / sum(getattr(one, clock) for one in answers)
+
+
+def speedup(found: dict[str, list[Answered]], clock: str) -> float:
+    return round(rate(found["on"], clock) / rate(found["off"], clock), 3)
+
+
+def answer(engine: Engine, prompt: list[int], most: int, grammar: Grammar | None) -> Answered:
     params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=grammar is None)
     constraint = None if grammar is None else grammar.start()
     request = Request(time.monotonic_ns(), prompt, params, constraint=constraint)
     engine.add(request)
+    while not request.outputs:
+        engine.step()
+    began, began_cpu = time.perf_counter(), time.process_time()
     while engine.has_work:
         engine.step()
-    return request.outputs, request.ledger.finished - request.ledger.first_token
+    return Answered(request.outputs, time.perf_counter() - began, time.process_time() - began_cpu)
 
 
 if __name__ == "__main__":
