@@ -285,8 +285,8 @@ def test_more_drafts_than_a_kernel_compares_are_refused():
 
 
 def test_draws_behind_drafts_have_the_distribution_of_the_model():
-    """Chi-square at temperature 1, with no other run to compare with: what follows the likeliest token, if drafted."""
-    prompt = prompt_of(12, seed=5)
+    """Chi-square at temperature 0.4, with no other run to compare with: what follows the likeliest token, if drafted."""
+    prompt = prompt_of(12, seed=3)
     likeliest = greedy(FAMILY, prompt, 3)
 
     class Fixed:
@@ -299,13 +299,13 @@ def test_draws_behind_drafts_have_the_distribution_of_the_model():
             pass
 
     engine = tiny_engine(FAMILY, rows=64, pages=600, drafter=Fixed(), drafts=2)
-    requests = submit(engine, [prompt], temperature=1.0, max_tokens=3, seed=0)
+    requests = submit(engine, [prompt], temperature=0.4, max_tokens=3, seed=0)
     for seed in range(1, 1200):
-        requests += submit(engine, [prompt], temperature=1.0, max_tokens=3, seed=seed)
+        requests += submit(engine, [prompt], temperature=0.4, max_tokens=3, seed=seed)
     engine.run()
     drawn = [r.outputs[1] for r in requests if r.outputs[0] == likeliest[0]]
     logits_V = all_logits(model(FAMILY), [*prompt, likeliest[0]])[-1]
-    expected_V = len(drawn) * logits_V.double().softmax(-1).numpy()
+    expected_V = len(drawn) * (logits_V.double() / 0.4).softmax(-1).numpy()
     counted_V = np.bincount(drawn, minlength=VOCABULARY)
     common = expected_V >= 5
     sums = [np.append(own[common], own[~common].sum()) for own in (counted_V, expected_V)]

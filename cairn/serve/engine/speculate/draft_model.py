@@ -109,15 +109,16 @@ def open_draft_model(config: "EngineConfig", target: "OpenModel") -> ModelDrafte
 
 def check_same_tokens(target: "OpenModel", draft: "OpenModel") -> None:
     """Refuse a draft model that means other texts by the same numbers; the first difference is named."""
-    if target.tokenizer is None or draft.tokenizer is None:
+    large, small = target.tokenizer, draft.tokenizer
+    if large is None or small is None:
         if target.spec.vocab != draft.spec.vocab:
             raise _other_tokens(
                 target, draft, f"{draft.spec.vocab} tokens against {target.spec.vocab}"
             )
         return
     texts = [
-        {number: text for text, number in opened.tokenizer.backend.get_vocab().items()}
-        for opened in (target, draft)
+        {number: text for text, number in tokenizer.backend.get_vocab().items()}
+        for tokenizer in (large, small)
     ]
     for number in range(min(target.spec.vocab, draft.spec.vocab)):
         ours, theirs = (own.get(number) for own in texts)
