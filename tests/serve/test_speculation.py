@@ -285,7 +285,7 @@ def test_more_drafts_than_a_kernel_compares_are_refused():
 
 
 def test_draws_behind_drafts_have_the_distribution_of_the_model():
-    """Chi-square at temperature 0.4, with no other run to compare with: what follows the likeliest token, if drafted."""
+    """Chi-square, with no other run to compare with: what follows the likeliest token, where that was drafted."""
     prompt = prompt_of(12, seed=3)
     likeliest = greedy(FAMILY, prompt, 3)
 

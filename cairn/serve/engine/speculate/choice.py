@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from cairn.serve.engine.speculate.controller import Seconds
 
 AUTO_DRAFTS = 7  # with the token before them, rows of 8
-WAIT_S = (
-    150e-6  # on a GPU, a step that verifies is waited for, instead of overlapping with the next
-)
+WAIT_S = 500e-6  # of the host for a step that verifies, on an H200: nothing overlaps with it
 log = logging.getLogger("cairn")
 
 
