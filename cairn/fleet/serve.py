@@ -14,7 +14,7 @@ from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.choose import POLICIES
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.processes import processes_of
+from cairn.fleet.processes import Gpus, processes_of
 from cairn.fleet.router import Router
 
 Say = Callable[[str], None]
@@ -30,7 +30,8 @@ async def serve_fleet(
     config: FleetConfig, say: Say, stop: asyncio.Event, reload: asyncio.Event, read: Reload
 ) -> None:
     """Until `stop` is set; raises when a server of its own cannot be started at all."""
-    processes = processes_of(config, say)
+    gpus = Gpus.of_machine()
+    processes = processes_of(config, say, gpus)
     own = [process.url for process in processes]
     router = Router(config.router, own)
     discovery = Discovery(config, own, router.use)
@@ -40,7 +41,7 @@ async def serve_fleet(
     running = [asyncio.create_task(process.run()) for process in processes]
     running.append(asyncio.create_task(_wait(stop)))
     scalers = [
-        LocalScaler(group, router, discovery, say) for group in config.servers if group.scaled
+        LocalScaler(group, router, discovery, say, gpus) for group in config.servers if group.scaled
     ]
     running += [asyncio.create_task(scaler.run()) for scaler in scalers]
     beside = [
