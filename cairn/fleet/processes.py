@@ -14,11 +14,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
+from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
 from cairn.fleet.config import FleetConfig, ServerGroup
-from cairn.hw.gpus import read_gpus
 
 LAST_LINES = 12
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 10.0
@@ -83,6 +82,7 @@ class ServerProcess:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             env=self._environment(),
+            preexec_fn=die_with_parent,  # a router that is killed leaves no servers behind
         )
         self.pid = self._process.pid
         assert self._process.stderr is not None
@@ -110,18 +110,10 @@ class ServerProcess:
 
 
 class Gpus:
-    """Those of this machine that no server of the fleet has."""
+    """Those of the machine that no server of the fleet has."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._free = list(names)
-
-    @staticmethod
-    def of_machine() -> "Gpus":
-        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if allowed is not None:
-            return Gpus([name for name in allowed.split(",") if name])
-        found, _ = read_gpus(Path("/"))
-        return Gpus([str(at) for at in range(len(found))])
 
     def take(self, count: int) -> list[str] | None:
         """None: there are not so many."""
