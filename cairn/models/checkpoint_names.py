@@ -24,7 +24,7 @@ class Source(NamedTuple):
 class Style(NamedTuple):
     outside: dict[str, str]
     layer: str  # prefix of layer N
-    inside: dict[str, str]  # "*" stands for the number of an expert
+    inside: dict[str, str]  # "*" stands for the number of an expert; a name with its kind wins
     transposed: frozenset[str] = frozenset()
     thirds: tuple[str, ...] = ()  # stored together, in this order
 
@@ -45,6 +45,7 @@ LLAMA = Style(
         "feed_forward.inner.up": "mlp.up_proj",
         "feed_forward.down": "mlp.down_proj",
         "feed_forward.router": "mlp.gate",
+        "feed_forward.router.bias": "mlp.gate.e_score_correction_bias",
         "feed_forward.*.gate": "mlp.experts.*.gate_proj",
         "feed_forward.*.up": "mlp.experts.*.up_proj",
         "feed_forward.*.down": "mlp.experts.*.down_proj",
@@ -54,6 +55,7 @@ MIXTRAL = LLAMA._replace(
     inside=LLAMA.inside
     | {
         "feed_forward.router": "block_sparse_moe.gate",
+        "feed_forward.router.bias": "block_sparse_moe.gate.e_score_correction_bias",
         "feed_forward.*.gate": "block_sparse_moe.experts.*.w1",
         "feed_forward.*.up": "block_sparse_moe.experts.*.w3",
         "feed_forward.*.down": "block_sparse_moe.experts.*.w2",
@@ -65,6 +67,29 @@ GEMMA = LLAMA._replace(
         "attention_post_norm": "post_attention_layernorm",
         "feed_forward_norm": "pre_feedforward_layernorm",
         "feed_forward_post_norm": "post_feedforward_layernorm",
+    }
+)
+DEEPSEEK = LLAMA._replace(
+    inside=LLAMA.inside
+    | {
+        "attention.query_down.q": "self_attn.q_a_proj",
+        "attention.query_norm": "self_attn.q_a_layernorm",
+        "attention.query.up": "self_attn.q_b_proj",
+        "attention.query.q": "self_attn.q_proj",  # queries in one product, as in the Lite models
+        "attention.down.kv": "self_attn.kv_a_proj_with_mqa",
+        "attention.norm": "self_attn.kv_a_layernorm",
+        "attention.expansion": "self_attn.kv_b_proj",
+        "feed_forward.shared.inner.gate": "mlp.shared_experts.gate_proj",
+        "feed_forward.shared.inner.up": "mlp.shared_experts.up_proj",
+        "feed_forward.shared.down": "mlp.shared_experts.down_proj",
+    }
+)
+GPT_OSS = LLAMA._replace(
+    inside=LLAMA.inside
+    | {
+        "attention.sinks": "self_attn.sinks",
+        "feed_forward.router": "mlp.router",
+        "feed_forward.router.logit_bias": "mlp.router.bias",
     }
 )
 GPT2 = Style(
@@ -88,8 +113,15 @@ GPT2 = Style(
     transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
     thirds=("attention.qkv.q", "attention.qkv.k", "attention.qkv.v"),
 )
-CHOICE_BIAS = "e_score_correction_bias"  # of a router: DeepSeek's name
-STYLES = {"mixtral": MIXTRAL, "gemma2": GEMMA, "gemma3": GEMMA, "gpt2": GPT2}
+STYLES = {
+    "mixtral": MIXTRAL,
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "gpt2": GPT2,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "gpt_oss": GPT_OSS,
+}
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
 LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
@@ -103,14 +135,15 @@ def source(family: str, slot: str) -> Source:
     number, inner = re.fullmatch(r"layers\.(\d+)\.(.+)", path).groups()  # type: ignore[union-attr]
     expert = re.search(r"\.(\d+)\.", inner)
     pattern = inner.replace(expert.group(), ".*.") if expert else inner
+    whole = style.inside.get(f"{pattern}.{kind}")
+    if whole is not None:
+        return Source(f"{style.layer}{number}.{whole}")
     if pattern not in style.inside:
         raise UnsupportedModel(
             f"the format of {family} checkpoints has no place for {slot}",
             hint="choose a family whose layers have this part",
         )
     theirs = style.inside[pattern]
-    if inner == "feed_forward.router" and kind == "bias":
-        return Source(f"{style.layer}{number}.{theirs}.{CHOICE_BIAS}")
     name = theirs.replace("*", expert.group(1)) if expert else theirs
     full = f"{style.layer}{number}.{name}.{kind}"
     transposed = kind == "weight" and theirs in style.transposed

@@ -12,6 +12,7 @@ from typing import Any
 
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
+from cairn.models.sparse_families import deepseek, gpt_oss
 from cairn.models.spec import Activation, Experts, ModelSpec, Rope
 
 ACTIVATION_NAMES: dict[str, Activation] = {
@@ -32,6 +33,8 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 
 
@@ -227,6 +230,11 @@ def _gemma3(fields: Fields) -> ModelSpec:
     )
 
 
+def _gpt_oss(fields: Fields) -> ModelSpec:
+    windows = _layer_windows(fields, fields.take("sliding_window", int, 128), every=2)
+    return gpt_oss(fields, _llama_like, _rope, windows)
+
+
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -237,6 +245,9 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "gpt2": _gpt2,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "deepseek_v2": lambda fields: deepseek(fields, "deepseek_v2", _llama_like, _rope),
+    "deepseek_v3": lambda fields: deepseek(fields, "deepseek_v3", _llama_like, _rope),
+    "gpt_oss": _gpt_oss,
 }
 
 

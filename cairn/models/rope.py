@@ -41,7 +41,7 @@ def frequencies(
     rope: Rope, spec: ModelSpec, device: torch.device, lengths_T: Tensor | None = None
 ) -> tuple[Tensor, float]:
     """Radians per position for each pair, [C/2] (dynamic: [T, C/2]), and a factor on cos and sin."""
-    size = spec.head_dim
+    size = spec.rotary_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     trained = rope.original_context or spec.context
     if rope.kind == "dynamic" and lengths_T is not None:

@@ -16,7 +16,8 @@ import msgspec
 from cairn.core.errors import ConfigError
 from cairn.models.mixer import MIXERS, MixerShape
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_silu"]
+CLAMPED_ALPHA = 1.702  # of clamped_silu: x * sigmoid(alpha x)
 SIZES = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "context")
 
 
@@ -49,8 +50,28 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choice_bias: bool = (
         False  # a bias per expert is added to the scores for choosing, not for weighing
     )
+    groups: int = 1  # of experts; a token chooses among the best `groups_per_token` of them
+    groups_per_token: int = 1
+    logit_bias: bool = False  # the router's product has a bias
+    biases: bool = False  # the experts' products have biases
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
+
+
+class Latent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Latent attention (MLA, arXiv:2405.04434): keys and values of all heads are products of one narrow row."""
+
+    rank: int  # columns of the row that keys and values are made of
+    unrotated: int  # columns of a head's queries and keys without positions
+    rotated: int  # columns with rotary positions, the same key for all heads
+    value: int  # columns of a head's values
+    query_rank: int = 0  # queries go through a product of this rank; 0: they are one product
+    interleaved: bool = True  # rotary positions pair columns (0, 1), (2, 3) ..; else i and i + half
+
+    @property
+    def width(self) -> int:
+        """Columns that are cached for a token."""
+        return self.rank + self.rotated
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,9 +97,12 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mlp_bias: bool = False
     activation: Activation = "silu"
     gated: bool = True  # act(gate(x)) * up(x) rather than act(up(x))
+    activation_limit: float = 0.0  # of clamped_silu, on its inputs
     experts: Experts | None = None
     # positions and attention
     mixer: str = "attention"  # what a layer does along the sequence, by its name in `models.mixer`
+    latent: Latent | None = None  # of the mixer `latent`
+    sinks: bool = False  # each head has one more logit in its softmax, which no value belongs to
     positions: Literal["rope", "learned"] = "rope"
     rope: Rope = Rope()
     rope_local: Rope | None = None  # for windowed layers, where it differs
@@ -99,6 +123,11 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def scale(self) -> float:
         return self.query_scale or self.head_dim**-0.5
+
+    @property
+    def rotary_dim(self) -> int:
+        """Columns of a head that rotary positions rotate."""
+        return self.latent.rotated if self.latent else self.head_dim
 
     def window(self, layer: int) -> int:
         """How many tokens back a layer sees, itself included; 0 for all of them."""
@@ -144,7 +173,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         visited = experts.per_token if active else experts.count
         routed = (2 + self.gated) * self.hidden * visited * experts.intermediate
         shared = self._dense_parameters(experts.shared_intermediate)
-        return routed + shared + experts.count * (self.hidden + experts.choice_bias)
+        per_expert = ((1 + self.gated) * experts.intermediate + self.hidden) * experts.biases
+        router = experts.count * (self.hidden + experts.choice_bias + experts.logit_bias)
+        return routed + shared + visited * per_expert + router
 
     def _dense_parameters(self, width: int) -> int:
         """A feed-forward layer of this width, dense or shared; only routed experts have no biases."""
@@ -211,9 +242,9 @@ def _validate(spec: ModelSpec) -> None:
             f"{spec.heads} attention heads cannot share {spec.kv_heads} key/value heads evenly",
             hint="the number of heads is a multiple of the number of key/value heads",
         )
-    if spec.positions == "rope" and spec.head_dim % 2:
+    if spec.positions == "rope" and spec.rotary_dim % 2:
         raise ConfigError(
-            f"rotary positions need an even head size, not {spec.head_dim}",
+            f"rotary positions need an even head size, not {spec.rotary_dim}",
             hint="rotation turns pairs of dimensions",
         )
     for rope in (spec.rope, spec.rope_local or spec.rope):
@@ -222,6 +253,11 @@ def _validate(spec: ModelSpec) -> None:
                 f"rotary positions with theta {rope.theta} and factor {rope.factor}",
                 hint="both are above 0",
             )
+    if (spec.mixer == "latent") != (spec.latent is not None):
+        raise ConfigError(
+            f"mixer {spec.mixer} with latent sizes {spec.latent}",
+            hint="the mixer `latent` has sizes of its own, and no other one has",
+        )
     if spec.windows and len(spec.windows) != spec.layers:
         raise ConfigError(
             f"{len(spec.windows)} windows for {spec.layers} layers", hint="give one per layer"
@@ -235,4 +271,12 @@ def _validate(spec: ModelSpec) -> None:
         raise ConfigError(
             f"{spec.experts.per_token} of {spec.experts.count} experts per token",
             hint="a token visits between one and all of the experts",
+        )
+    if spec.experts and (
+        spec.experts.count % spec.experts.groups
+        or not 1 <= spec.experts.groups_per_token <= spec.experts.groups
+    ):
+        raise ConfigError(
+            f"{spec.experts.groups_per_token} of {spec.experts.groups} groups of {spec.experts.count} experts",
+            hint="groups are equally large, and a token chooses among one to all of them",
         )

@@ -8,6 +8,7 @@ from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.build import Build
 from cairn.models.families import from_hf
 from cairn.models.safetensors_file import SafetensorsFolder, read_json
+from cairn.models.stacked_experts import split_experts
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
 
@@ -18,7 +19,8 @@ families = pytest.mark.parametrize("name", tiny_checkpoints.FAMILY_NAMES)
 def load(name: str, **build) -> Transformer:
     folder = tiny_checkpoints.folder(name)
     spec = from_hf(read_json(folder / "config.json"))
-    return load_model(spec, SafetensorsFolder(folder), Build("cpu", torch.float32, **build)).eval()
+    tensors = split_experts(SafetensorsFolder(folder))
+    return load_model(spec, tensors, Build("cpu", torch.float32, **build)).eval()
 
 
 def tokens(count: int, seed: int = 0) -> torch.Tensor:

@@ -172,7 +172,7 @@ class Paged:
 
     def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
         """The same for q, k and v side by side; [T, H * C]."""
-        if not rule.softcap and self.single_token is not None:
+        if not rule.by_scores and self.single_token is not None:
             return self.single_token.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
         self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
@@ -181,10 +181,10 @@ class Paged:
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
-        if not others and singles is not None and not rule.softcap:
+        if not others and singles is not None and not rule.by_scores:
             return singles.attend(q_THC, rule)
         out_THC = q_THC.new_empty(q_THC.shape)
-        if singles is not None and not rule.softcap:
+        if singles is not None and not rule.by_scores:
             out_THC[singles.tokens_B] = singles.attend(q_THC[singles.tokens_B], rule)
         elif singles is not None:
             others = [*others, *singles.one_by_one()]
