@@ -108,7 +108,7 @@ CONFIGS: dict[str, Any] = {
         },
     ),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(
-        **_without("head_dim", "num_key_value_heads"), q_lora_rank=20, **_LATENT,
+        **_without("head_dim", num_key_value_heads=6), q_lora_rank=20, **_LATENT,
         n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2,
         num_mtp_layers=0,
     ),

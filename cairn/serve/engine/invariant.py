@@ -28,6 +28,7 @@ from cairn.kernels.paged.step_inputs import Inputs
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
+from cairn.models.latent import LatentTokens
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.batch import Staged
@@ -103,6 +104,12 @@ class FixedPages(Paged):
             found_GHC = _attend(q_GHC, keys, values, block, pages_P, rule)
             out_GHC[block.rows_R] = found_GHC[block.rows_R]
         return out_GHC
+
+
+    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+        """Every row in the absorbed form: which form a token takes must not depend on its neighbours."""
+        rows_G1E = tokens.rows_TE[:, None]
+        return tokens.restored(self(tokens.absorbed(tokens.q_THC), rows_G1E, rows_G1E, rule))
 
 
 def _attend(
