@@ -133,6 +133,9 @@ def reference(name: str) -> transformers.PreTrainedModel:
             CONFIGS[name](), attn_implementation="eager"
         )
     with torch.no_grad():
+        for name_of, buffer in model.named_buffers():
+            if name_of.endswith("e_score_correction_bias"):  # a weight in all but name
+                buffer.add_(torch.randn_like(buffer) * 0.3)
         for parameter in model.parameters():
             # Norms and biases start as ones and zeros, which would hide one that is not applied.
             noise = torch.randn_like(parameter) * (0.12 if parameter.ndim > 1 else 0.3)

@@ -112,6 +112,9 @@ def test_logits_with_a_cache_equal_the_reference_step_by_step(name):
 @families
 def test_counted_parameters_are_those_of_the_reference(name):
     model = load(name)
-    unique = {p.data_ptr(): p.numel() for p in tiny_checkpoints.reference(name).parameters()}
+    reference = tiny_checkpoints.reference(name)
+    unique = {p.data_ptr(): p.numel() for p in reference.parameters()}
+    buffers = reference.named_buffers()
+    unique |= {b.data_ptr(): b.numel() for n, b in buffers if n.endswith("e_score_correction_bias")}
     assert model.spec.parameters() == sum(unique.values())
     assert model.spec.parameters() == sum(p.numel() for p in model.parameters())
