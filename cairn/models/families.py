@@ -33,8 +33,6 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 
 

@@ -24,7 +24,9 @@ def deepseek(fields: Fields, family: str, llama_like: LlamaLike, rope: RopeReade
     heads = fields.take("num_attention_heads", int)
     for name in ("head_dim", "qk_head_dim", "num_key_value_heads", "num_nextn_predict_layers"):
         fields.take(name, int, 0)
-    fields.take("num_mtp_layers", int, 0)  # layers beside the decoder's own, which predict further tokens
+    fields.take(
+        "num_mtp_layers", int, 0
+    )  # layers beside the decoder's own, which predict further tokens
     return llama_like(
         fields,
         family,
@@ -66,7 +68,12 @@ def _deepseek_experts(fields: Fields, family: str) -> Experts:
     shared = fields.take("n_shared_experts", int, 1 if third else 2)
     dense = fields.take("first_k_dense_replace", int, 3 if third else 0)
     method = fields.take("topk_method", str, "noaux_tc" if third else "greedy")
-    _expect(fields, "topk_method", method, ("noaux_tc",) if third else ("greedy", "group_limited_greedy"))
+    _expect(
+        fields,
+        "topk_method",
+        method,
+        ("noaux_tc",) if third else ("greedy", "group_limited_greedy"),
+    )
     score = fields.take("scoring_func", str, "sigmoid" if third else "softmax")
     _expect(fields, "scoring_func", score, ("sigmoid",) if third else ("softmax",))
     _expect(fields, "moe_layer_freq", fields.take("moe_layer_freq", int, 1), (1,))

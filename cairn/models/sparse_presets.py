@@ -85,9 +85,7 @@ def gpt_oss(layers: int, experts: int) -> ModelSpec:
         ),
         sinks=True,
         windows=(128, 0) * (layers // 2),
-        rope=Rope(
-            theta=150_000.0, kind="yarn", factor=32.0, original_context=4096, truncate=False
-        ),
+        rope=Rope(theta=150_000.0, kind="yarn", factor=32.0, original_context=4096, truncate=False),
         bos_id=199_998,
         eos_ids=(200_002,),
     )

@@ -1,9 +1,9 @@
 """Experts that a checkpoint stores in one tensor, under the names that one expert each would have.
 
-    experts.gate_up_proj       [E, D, 2F]   columns of gate and up alternate      -> experts.N.gate_proj.weight [F, D] ..
-    experts.gate_up_proj_bias  [E, 2F]                                            -> experts.N.gate_proj.bias [F] ..
+    experts.gate_up_proj       [E, D, 2F]   columns of gate and up alternate     -> experts.N.gate_proj.weight [F, D] ..
+    experts.gate_up_proj_bias  [E, 2F]                                           -> experts.N.gate_proj.bias [F] ..
     experts.down_proj          [E, F, D]                                          -> experts.N.down_proj.weight [D, F]
-    experts.down_proj_bias     [E, D]                                             -> experts.N.down_proj.bias [D]
+    experts.down_proj_bias     [E, D]                                            -> experts.N.down_proj.bias [D]
 
 This is how gpt-oss stores them, in floating point; its blocks in MXFP4 are read by `quantized.source`.
 """

@@ -1,7 +1,7 @@
 """DeepSeek and gpt-oss through the engine: pages, prefix cache and chunks change no token."""
 
 import pytest
-from tiny_engines import answers, greedy, prompt_of, tiny_engine
+from tiny_engines import at_rest, greedy, prompt_of, submit, tiny_engine
 
 FAMILIES = ("deepseek_v2-groups", "deepseek_v3", "gpt_oss")
 
@@ -16,5 +16,8 @@ def test_the_engine_answers_as_the_contiguous_reference(family, switches):
     shared = prompt_of(34, 1)  # two full pages, which the prefix cache finds again
     prompts = [shared, [*shared, 5, 6], prompt_of(3, 2), shared]
     engine = tiny_engine(family, **switches)
-    assert answers(engine, prompts) == [greedy(family, prompt) for prompt in prompts]
-    assert answers(engine, prompts[:2]) == [greedy(family, prompt) for prompt in prompts[:2]]
+    for again in (prompts, prompts[:2]):
+        requests = submit(engine, again)
+        engine.run()
+        assert [r.outputs for r in requests] == [greedy(family, prompt) for prompt in again]
+    at_rest(engine)

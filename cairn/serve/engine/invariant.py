@@ -105,7 +105,6 @@ class FixedPages(Paged):
             out_GHC[block.rows_R] = found_GHC[block.rows_R]
         return out_GHC
 
-
     def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
         """Every row in the absorbed form: which form a token takes must not depend on its neighbours."""
         rows_G1E = tokens.rows_TE[:, None]
@@ -128,7 +127,9 @@ def _attend(
     hidden_MN = ~block.visible(rule.window).repeat(heads // kv_heads, 1)
     scores_KMN = scores_KMN.masked_fill(hidden_MN, -torch.inf)
     if rule.sinks_H is not None:
-        sinks_KM = rule.sinks_H.float().unflatten(0, (kv_heads, -1)).repeat_interleave(len(q_GHC), 1)
+        sinks_KM = (
+            rule.sinks_H.float().unflatten(0, (kv_heads, -1)).repeat_interleave(len(q_GHC), 1)
+        )
         scores_KMN = torch.cat((scores_KMN, sinks_KM[..., None]), -1)
     weights_KMN = scores_KMN.softmax(-1)[..., : len(k_NKC)].to(q_GHC.dtype)
     out_KMC = torch.bmm(weights_KMN, v_NKC.transpose(0, 1))

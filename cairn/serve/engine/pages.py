@@ -111,7 +111,9 @@ class PagePool:
     @cached_property
     def rows(self) -> list[Tensor]:
         """Of each layer, pages of keys and behind them those of values, a row for each."""
-        return [self.cache[place].view(-1, self.cache[place, 0, 0].numel()) for place in self._place_of]
+        return [
+            self.cache[place].view(-1, self.cache[place, 0, 0].numel()) for place in self._place_of
+        ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
