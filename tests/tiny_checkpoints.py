@@ -121,6 +121,8 @@ CONFIGS: dict[str, Any] = {
     ),
 }  # fmt: skip
 FAMILY_NAMES = list(CONFIGS)
+# Families that we also write; DeepSeek and gpt-oss are only read.
+WRITTEN_NAMES = [name for name in CONFIGS if not name.startswith(("deepseek", "gpt_oss"))]
 
 
 @functools.cache

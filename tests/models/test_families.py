@@ -52,7 +52,7 @@ def refusal(config: dict) -> CairnError:
 # -- fields -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tiny_checkpoints.FAMILY_NAMES)
+@pytest.mark.parametrize("name", tiny_checkpoints.WRITTEN_NAMES)
 def test_the_fields_of_a_config_arrive_in_the_spec(name):
     config = tiny_checkpoints.CONFIGS[name]()
     spec = from_hf(config.to_dict())

@@ -27,7 +27,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model, random_model
 
-families = pytest.mark.parametrize("name", tiny_checkpoints.FAMILY_NAMES)
+families = pytest.mark.parametrize("name", tiny_checkpoints.WRITTEN_NAMES)
 layouts = pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 MODEL_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
