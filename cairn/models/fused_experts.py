@@ -24,8 +24,9 @@ MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a 
 
 
 def has_kernels(layer: ExpertLayer, x_TD: Tensor) -> bool:
-    fits = layer.shards.size == 1 and layer.experts.count <= MOST_EXPERTS
-    fits = fits and layer.experts.groups == 1  # `route` chooses among all experts
+    experts = layer.experts
+    plain = experts.groups == 1 and not experts.biases and not experts.logit_bias
+    fits = plain and layer.shards.size == 1 and experts.count <= MOST_EXPERTS
     return (
         fits and obstacle(x_TD, layer.inner_EFD) is None and obstacle(x_TD, layer.down_EDF) is None
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.core.errors import ConfigError
+from cairn.models.sparse_presets import deepseek_v2_lite, deepseek_v3, gpt_oss
 from cairn.models.spec import Experts, ModelSpec, Rope
 
 
@@ -166,6 +167,10 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "gemma-3-4b": lambda: _gemma3(2560, 34, 8, 4, 10_240),
     "gemma-3-12b": lambda: _gemma3(3840, 48, 16, 8, 15_360),
     "gemma-3-27b": lambda: _gemma3(5376, 62, 32, 16, 21_504, head_dim=128, query_scale=168**-0.5),
+    "deepseek-v2-lite": deepseek_v2_lite,
+    "deepseek-v3": deepseek_v3,
+    "gpt-oss-20b": lambda: gpt_oss(24, 32),
+    "gpt-oss-120b": lambda: gpt_oss(36, 128),
     "gpt2": lambda: _gpt2(768, 12, 12),
     "gpt2-medium": lambda: _gpt2(1024, 24, 16),
     "gpt2-large": lambda: _gpt2(1280, 36, 20),

@@ -61,6 +61,7 @@ class Varlen:
             window=rule.window,
             softcap=rule.softcap,
             scale=rule.scale,
+            sinks_H=rule.sinks_H,
         )
         return cast(Tensor, out)
 

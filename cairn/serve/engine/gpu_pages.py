@@ -97,7 +97,7 @@ class PagedOnGPU(Paged):
         v_TKC = qkv_TE[:, (heads.q + heads.kv) * size :].unflatten(-1, (heads.kv, size))
         out = attention(
             q_THC, k_TKC, v_TKC, self.bounds_B1, max_length=self.extent.max_query,
-            window=rule.window, softcap=rule.softcap, scale=rule.scale,
+            window=rule.window, softcap=rule.softcap, scale=rule.scale, sinks_H=_sinks(rule),
         )  # fmt: skip
         return out if isinstance(out, Tensor) else out[0]
 
@@ -124,20 +124,25 @@ class PagedOnGPU(Paged):
         k_scale, v_scale = self._scales(rule)
         if self.extent.invariant:
             call = checked(q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
-                           self.extent.max_query, rule.scale, rule.window, rule.softcap,
+                           self.extent.max_query, rule.scale, rule.window, rule.softcap, _sinks(rule),
                            k_scale=k_scale, v_scale=v_scale)  # fmt: skip
             prefill(call)
             return call.out_THC
-        if self.cascade is not None and not rule.window:
+        if self.cascade is not None and not rule.window and rule.sinks_H is None:
             return cascade_attention(q_THC, keys, values, self.cascade, scale=rule.scale,
                                      softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale,
                                      workspace=self.workspace)  # fmt: skip
         return paged_attention(
             q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
-            softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale, workspace=self.workspace, prefetch=True,
+            softcap=rule.softcap, sinks_H=_sinks(rule), k_scale=k_scale, v_scale=v_scale,
+            workspace=self.workspace, prefetch=True,
             shares_chip=self.extent.shares_chip,
         )  # fmt: skip
+
+
+def _sinks(rule: Rule) -> Tensor | None:
+    return None if rule.sinks_H is None else rule.sinks_H.detach()
 
 
 def stored(new_TKC: Tensor, scale_1: Tensor) -> Tensor:

@@ -47,7 +47,12 @@ class GPURunner(Runner):
                 f"batch_invariant is not to be had on a GPU for this model: {why_not}",
                 hint="run it on a CPU, or without batch_invariant",
             )
-        keys, _ = layer_planes(model.spec, 0)
+        if model.spec.mixer == "latent":
+            raise ConfigError(
+                f"latent attention of a {model.spec.family} model has no kernels for a GPU",
+                hint="serve it with --device cpu",
+            )
+        keys = layer_planes(model.spec, 0)[0]
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (keys.width - 1).bit_length()
