@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.core.errors import ConfigError
-from cairn.models.sparse_presets import deepseek_v2_lite, deepseek_v3, gpt_oss
+from cairn.models.sparse_presets import (
+    deepseek_v2_lite,
+    deepseek_v3,
+    gpt_oss,
+    tiny_deepseek,
+    tiny_gpt_oss,
+)
 from cairn.models.spec import Experts, ModelSpec, Rope
 
 
@@ -190,6 +196,8 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
         activation="gelu_tanh", embedding_scale=48**0.5, windows=(8, 8, 0),
         rope=Rope(theta=1_000_000.0), rope_local=Rope(),
     ),
+    "tiny-deepseek": tiny_deepseek,
+    "tiny-gpt-oss": tiny_gpt_oss,
     "tiny-gpt2": lambda: _tiny(
         "gpt2", kv_heads=4, hidden=64, intermediate=256, tied=True, norm="layer", qkv_bias=True,
         out_bias=True, mlp_bias=True, activation="gelu_tanh", gated=False, positions="learned",

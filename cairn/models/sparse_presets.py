@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import msgspec
+
 from cairn.models.spec import Experts, Latent, ModelSpec, Rope
 
 
@@ -88,4 +90,38 @@ def gpt_oss(layers: int, experts: int) -> ModelSpec:
         rope=Rope(theta=150_000.0, kind="yarn", factor=32.0, original_context=4096, truncate=False),
         bos_id=199_998,
         eos_ids=(200_002,),
+    )
+
+
+def tiny_deepseek() -> ModelSpec:
+    """Latent attention and experts, small enough for any machine."""
+    sizes = dict(vocab=512, hidden=64, layers=3, heads=4, kv_heads=4, head_dim=24, intermediate=128)
+    return ModelSpec(
+        family="deepseek_v2",
+        **sizes,
+        context=512,
+        mixer="latent",
+        latent=Latent(rank=32, unrotated=16, rotated=8, value=16),
+        experts=Experts(8, 2, 32, renormalize=False, shared_intermediate=64, dense_layers=(0,)),
+        bos_id=1,
+        eos_ids=(2,),
+    )
+
+
+def tiny_gpt_oss() -> ModelSpec:
+    """Sinks, windows, biases and experts, small enough for any machine."""
+    return msgspec.structs.replace(
+        gpt_oss(4, 8),
+        vocab=512,
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        intermediate=32,
+        context=512,
+        experts=Experts(8, 2, 32, logit_bias=True, biases=True),
+        windows=(16, 0, 16, 0),
+        rope=Rope(theta=150_000.0),
+        bos_id=1,
+        eos_ids=(2,),
     )

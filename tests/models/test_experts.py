@@ -1,5 +1,7 @@
 """The layer of experts is what its few lines of definition say, for every kind of gate."""
 
+from typing import cast
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,9 +10,13 @@ from hypothesis import strategies as st
 from cairn.models.activation import ACTIVATIONS
 from cairn.models.attend import Packed
 from cairn.models.build import Build
+from cairn.models.experts import ExpertLayer
+from cairn.models.fused_experts import experts_product
 from cairn.models.grouped_product import masked_product, split_product
+from cairn.models.linear.form import Kernels
+from cairn.models.presets import preset
 from cairn.models.spec import Experts, ModelSpec
-from cairn.models.transformer import Transformer
+from cairn.models.transformer import Layer, Transformer
 from cairn.models.weights import random_model
 
 
@@ -129,3 +135,16 @@ def test_a_bias_steers_the_choice_and_not_the_weights():
     assert (chosen_TN == 4).any(-1).all()
     assert torch.equal(weights_TN, router.scores(x_TD).gather(1, chosen_TN))
     assert "layers.0.feed_forward.router.bias" in {s.name for s in a_model(experts).slots()}
+
+
+def test_biases_and_a_clamped_gate_are_the_same_through_the_kernels():
+    spec = preset("tiny-gpt-oss")
+    model = random_model(spec, Build("cpu", torch.float32, fused=True)).requires_grad_(False)
+    layer = cast(ExpertLayer, cast(Layer, model.layers[0]).feed_forward)
+    for name, parameter in layer.named_parameters():
+        parameter.normal_(0, 1 if "bias" in name or "router" in name else 0.3)
+    x_TD = torch.randn(9, spec.hidden)
+    found_TD = experts_product(layer, x_TD, x_TD, Kernels())
+    torch.testing.assert_close(found_TD, layer(x_TD), rtol=1e-5, atol=1e-5)
+    alone_TD = torch.cat([layer(x_1D) for x_1D in x_TD.split(1)])
+    torch.testing.assert_close(alone_TD, layer(x_TD), rtol=1e-5, atol=1e-5)

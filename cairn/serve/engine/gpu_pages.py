@@ -17,11 +17,13 @@ from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.kernels.layer.rope import Heads, Pages, rope
 from cairn.kernels.paged.cascade import Cascade, cascade_attention
 from cairn.kernels.paged.kv_write import rope_write
+from cairn.kernels.paged.latent_attention import latent_attention
 from cairn.kernels.paged.paged_attention import checked, paged_attention
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_prefill import prefill
 from cairn.kernels.quantize.quantize import rounded
 from cairn.models.attend import Rule
+from cairn.models.latent import LatentTokens
 from cairn.serve.engine.pages import Paged, PagePool
 
 
@@ -104,8 +106,25 @@ class PagedOnGPU(Paged):
     def _scales(self, rule: Rule) -> tuple[Tensor | None, Tensor | None]:
         return (None, None) if self.pool.scales is None else self.pool.scales.of_layer(rule.layer)
 
+    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+        """Store rows of latent attention, and attend: all tokens in the absorbed form, in one launch."""
+        cache, _ = self.pool.of_layer(rule.layer)
+        self._store(cache, tokens.rows_TE[:, None], rule)
+        out_THR = latent_attention(
+            tokens.absorbed(tokens.q_THC),
+            cache,
+            self._group_tables[self.pool.group_of[rule.layer]],
+            self.lengths_B,
+            self.bounds_B1,
+            rank=tokens.expansion.sizes.rank,
+            max_query=self.extent.max_query,
+            scale=rule.scale,
+        )
+        return tokens.expansion.restored(out_THR)
+
     def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
-        size, slots_T = cache.shape[1], self._slots_of(rule)
+        # Padding has slot -1; it goes to the null page, which nobody reads.
+        size, slots_T = cache.shape[1], self._slots_of(rule).clamp(min=0)
         new_TKC = new_TKC.to(cache.dtype)
         if cache.itemsize == 1:  # 8-bit floats cannot be indexed everywhere
             cache, new_TKC = cache.view(torch.uint8), new_TKC.view(torch.uint8)

@@ -47,10 +47,10 @@ class GPURunner(Runner):
                 f"batch_invariant is not to be had on a GPU for this model: {why_not}",
                 hint="run it on a CPU, or without batch_invariant",
             )
-        if model.spec.mixer == "latent":
+        if model.spec.latent and scales is not None:
             raise ConfigError(
-                f"latent attention of a {model.spec.family} model has no kernels for a GPU",
-                hint="serve it with --device cpu",
+                f"a {model.spec.family} model keeps latent rows, which are not stored in float8",
+                hint="serve it with the cache in the type of the model",
             )
         keys = layer_planes(model.spec, 0)[0]
         group = model.spec.heads // keys.heads
@@ -67,6 +67,7 @@ class GPURunner(Runner):
         # Of several tables, only that of the first group is compared and split.
         kinds = [group.kind for group in limits.groups]
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
+        self.can_share = self.can_share and not spec.latent
 
     def warm_up(self) -> None:
         """Capture the graphs of all common steps now, instead of when each is first needed."""
