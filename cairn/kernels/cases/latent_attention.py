@@ -37,7 +37,7 @@ def _variant(what: str, heads: int, tile_heads: int, queries: int, parts: int) -
 VARIANTS = [
     _variant("decode 16 heads", 16, 16, 1, 8),
     _variant("decode 128 heads", 128, 16, 1, 1),
-    _variant("prefill 16 heads", 16, 16, 4, 1),
+    _variant("prefill 16 heads", 16, 16, 2, 1),
 ]
 
 

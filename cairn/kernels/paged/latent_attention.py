@@ -30,7 +30,8 @@ from cairn.kernels.paged.paged_tiles import (
 )
 
 MOST_PARTS = 32  # of the rows that a tile sees
-MOST_ROWS = 64  # queries x heads of a tile
+LEAST_ROWS = 16  # queries x heads of a tile: what a product takes
+MOST_ROWS = 32  # queries x heads of a tile: more would not fit the registers
 
 
 class Latents(NamedTuple):
@@ -229,15 +230,13 @@ def _added_up(out_STHR: Tensor, lse_STH: Tensor, dtype: torch.dtype) -> Tensor:
 
 def plan_of(heads: int, max_query: int, tokens: int, sequences: int, on: Tensor) -> Plan:
     """Few tiles are cut into parts, so that every multiprocessor has one."""
-    tile_heads = next(size for size in (64, 32, 16, 8, 4, 2, 1) if heads % size == 0)
-    if max_query == 1:
-        tile_heads = min(tile_heads, 16)
-    queries = max(16 // tile_heads, 1) if max_query == 1 else max(MOST_ROWS // tile_heads, 1)
+    tile_heads = next(size for size in (16, 8, 4, 2, 1) if heads % size == 0)
+    queries = (LEAST_ROWS if max_query == 1 else MOST_ROWS) // tile_heads
     tiles = (tokens // queries + sequences) * (heads // tile_heads)
     chip = multiprocessors(on.device) if on.is_cuda else 4
     parts = min(MOST_PARTS, power_of_2(max(1, chip // max(tiles, 1))))
     block = 16 if on.dtype == torch.float32 else 32
-    return Plan(tile_heads, queries, block, parts, warps=4 if tile_heads * queries <= 16 else 8)
+    return Plan(tile_heads, queries, block, parts, warps=4 if max_query == 1 else 8)
 
 
 def _checked(
