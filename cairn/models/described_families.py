@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
 from cairn.models.family_fields import (
     everywhere,
     layer_windows,
     llama_like,
+    rope_from,
     rope_of,
     windows_by_type,
 )
@@ -56,11 +58,18 @@ def _granite(fields: Fields) -> ModelSpec:
         "granite",
         eps=1e-6,
         mlp_bias=fields.take("mlp_bias", bool, False),
-        embedding_scale=fields.take("embedding_multiplier", float, 1.0),
-        query_scale=fields.take_positive("attention_multiplier", float, 1.0),
-        residual_scale=fields.take("residual_multiplier", float, 1.0),
-        logit_divisor=fields.take_positive("logits_scaling", float, 1.0),
+        **_multipliers(fields),
     )
+
+
+def _multipliers(fields: Fields) -> dict[str, float]:
+    """Granite's."""
+    return {
+        "embedding_scale": fields.take("embedding_multiplier", float, 1.0),
+        "query_scale": fields.take_positive("attention_multiplier", float, 1.0),
+        "residual_scale": fields.take("residual_multiplier", float, 1.0),
+        "logit_divisor": fields.take_positive("logits_scaling", float, 1.0),
+    }
 
 
 def _smollm3(fields: Fields) -> ModelSpec:
@@ -87,6 +96,60 @@ def _smollm3(fields: Fields) -> ModelSpec:
 def _olmo2(fields: Fields) -> ModelSpec:
     return _read(
         fields, "olmo2", pre_norms=False, post_norms=True, qk_norm=True, qk_norm_over="width"
+    )
+
+
+def _olmo3(fields: Fields) -> ModelSpec:
+    """OLMo 2 with windows; only the layers that see everything are stretched."""
+    window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
+    context = fields.take("max_position_embeddings", int)
+    theta = fields.take("rope_theta", float, 5e5)
+    given = dict(fields.take("rope_parameters", dict, {}))
+    scaling = fields.take("rope_scaling", dict, {})
+    kinds = Fields(given, "rope_parameters")
+    full = kinds.take("full_attention", dict, {}) | scaling
+    local = kinds.take("sliding_attention", dict, {})
+    kinds.finish()
+    found = rope_of(Fields({"rope_parameters": full}), context, theta)
+    rope_local = rope_from(Fields(local, "rope_parameters"), context, 5e5)
+    return _read(
+        fields,
+        "olmo3",
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        qk_norm_over="width",
+        windows=layer_windows(fields, window, every=4),
+        rope_local=None if rope_local == found["rope"] else rope_local,
+        **found,
+    )
+
+
+def _granite4(fields: Fields) -> ModelSpec:
+    """The dense models of Granite 4: attention in every layer, and its shared expert alone."""
+    layers = fields.take("num_hidden_layers", int)
+    kinds = set(fields.take_list("layer_types", str, ["mamba"] * layers))
+    if kinds - {"attention", "full_attention"}:
+        raise UnsupportedModel(
+            f"config.json: layer_types has {', '.join(sorted(kinds))}",
+            hint="of Granite 4, the models whose layers all have attention are supported",
+        )
+    if fields.take("num_local_experts", int, 8):
+        raise UnsupportedModel(
+            f"config.json: num_local_experts is {fields.config.get('num_local_experts')!r}",
+            hint="of Granite 4, the dense models are supported",
+        )
+    fields.take("num_experts_per_tok", int, 0)
+    fields.seen |= {name for name in fields.config if name.startswith("mamba_")}
+    fields.seen |= {"time_step_limit", "layers_block_type"}
+    rotates = fields.take("position_embedding_type", str, "nope") == "rope"
+    return _read(
+        fields,
+        "granitemoehybrid",
+        eps=1e-6,
+        intermediate=fields.take("shared_intermediate_size", int, 1024),
+        nope_layers=() if rotates else tuple(range(layers)),
+        **_multipliers(fields),
     )
 
 
@@ -308,7 +371,9 @@ DESCRIBED: dict[str, Callable[[Fields], ModelSpec]] = {
     "phi3": _phi3,
     "smollm3": _smollm3,
     "granite": _granite,
+    "granitemoehybrid": _granite4,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
     "glm4": _glm4,

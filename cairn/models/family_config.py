@@ -203,13 +203,16 @@ def _granite(spec: ModelSpec) -> Config:
 
 
 def _granite4(spec: ModelSpec) -> Config:
-    return _granite(spec) | {
-        "layer_types": ["attention"] * spec.layers,
+    fields = _granite(spec) | {
+        "layer_types": ["full_attention"] * spec.layers,
         "shared_intermediate_size": spec.intermediate,
         "num_local_experts": 0,
         "num_experts_per_tok": 0,
-        "position_embedding_type": "rope" if spec.positions == "rope" else "nope",
+        "mamba_n_heads": 1,  # there are none; by default they would have to divide the width
+        "position_embedding_type": None if spec.nope_layers else "rope",
     }
+    del fields["mlp_bias"]
+    return fields
 
 
 def _smollm3(spec: ModelSpec) -> Config:
@@ -225,7 +228,11 @@ def _smollm3(spec: ModelSpec) -> Config:
 
 
 def _olmo3(spec: ModelSpec) -> Config:
-    return _layer_types(spec) | {"attention_bias": spec.qkv_bias}
+    rope = {
+        "full_attention": _rope_parameters(spec.rope),
+        "sliding_attention": _rope_parameters(spec.rope_local or spec.rope),
+    }
+    return _layer_types(spec) | {"attention_bias": spec.qkv_bias, "rope_parameters": rope}
 
 
 def _seed_oss(spec: ModelSpec) -> Config:

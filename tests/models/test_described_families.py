@@ -34,7 +34,20 @@ CONFIGS = {
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
         logits_scaling=2.0,
     ),
+    "granitemoehybrid": dict(
+        layer_types=["full_attention"] * 2, num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=1,
+        shared_intermediate_size=24, position_embedding_type="rope", embedding_multiplier=3.0,
+        attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.0,
+    ),
     "olmo2": dict(),
+    "olmo3": dict(
+        sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=5e5),
+            full_attention=dict(
+                rope_type="yarn", rope_theta=5e5, factor=4.0, original_max_position_embeddings=16
+            ),
+        ),
+    ),
     "exaone4": dict(sliding_window=9, sliding_window_pattern=2),
     "seed_oss": dict(head_dim=16, attention_out_bias=True),
     "glm4": dict(head_dim=16),

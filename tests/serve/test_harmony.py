@@ -1,5 +1,7 @@
 """Messages in channels: what was thought, said and called, wherever the text is cut; and their grammars."""
 
+import itertools
+
 import pytest
 import tiny_tokenizers
 from hypothesis import given
@@ -61,14 +63,15 @@ def test_without_tools_a_call_is_a_thought():
     assert read([CALL], None) == ('{"a": 1}', "", [], "stop")
 
 
-words = st.lists(st.sampled_from([*MARKS, "<", "|", "final", "analysis", " to=functions.f ", "a"]), max_size=12)  # fmt: skip
+PIECES = (*MARKS, "<", "|", "final", "analysis", " to=functions.f ", "a")
+words = st.lists(st.sampled_from(PIECES), max_size=12)
 
 
 @given(words=words, cuts=st.lists(st.integers(0, 120), max_size=6))
 def test_no_cut_changes_the_result(words, cuts):
     text = "".join(words)
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]
     assert read(pieces) == read([text])
 
 
