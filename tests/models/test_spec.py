@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -17,6 +18,7 @@ from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.export import to_hf
 from cairn.models.presets import PRESETS, preset
 from cairn.models.spec import Experts, ModelSpec, Rope, _pairs
+from cairn.models.stretch import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 
@@ -74,6 +76,25 @@ def shapes(draw) -> ModelSpec:
         attention_softcap=draw(st.sampled_from([0.0, 5.0])),
         experts=draw(st.sampled_from([None, experts])),
     )  # fmt: skip
+
+
+# -- context ------------------------------------------------------------------------------------
+
+
+def test_a_context_is_stretched_by_yarn_or_by_the_factors_of_the_model():
+    llama = preset("tiny-llama")
+    assert stretched(llama, 100).rope == llama.rope
+    assert stretched(llama, 100).context == 100
+    longer = stretched(llama, 4 * llama.context)
+    assert longer.rope == Rope(kind="yarn", factor=4.0, original_context=llama.context)
+    assert stretched(longer, 8 * llama.context).rope.factor == 8.0
+    factors = dict(short_factors=(1.0,) * 8, long_factors=(2.0,) * 8)
+    phi = msgspec.structs.replace(llama, rope=Rope(kind="longrope", original_context=64, **factors))
+    assert stretched(phi, 64).context == 64  # where the short factors apply
+    gpt2, llama3 = preset("tiny-gpt2"), preset("llama-3.2-1b")
+    for spec, why in ((gpt2, "a table"), (llama3, "by llama3"), (phi, "for 256 tokens")):
+        with pytest.raises(ConfigError, match=why):
+            stretched(spec, 2 * spec.context)
 
 
 # -- parameters ---------------------------------------------------------------------------------

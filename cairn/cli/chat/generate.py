@@ -7,7 +7,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import tyro
@@ -59,6 +59,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """type to compute in; auto is what `cairn serve` would take"""
     weights: Literal["auto", "float", "int8", "int4", "packed"] = "auto"
     """on a CPU, how weights are multiplied with; auto: no fewer bits than the file has, as `cairn serve` does"""
+    context: int | None = None
+    """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
     chat_template: Path | None = None
     """with --chat: a file with the template to use instead of the model's"""
     plain: bool = False
@@ -112,7 +114,7 @@ def run(args: list[str]) -> int:
         seed=options.seed,
         max_tokens=options.max_tokens,
     )
-    opened = open_model(options.model)
+    opened = open_model(options.model, options.context)
     if options.chat_template is not None:
         use_template(opened, options.chat_template)
     prompt = _prompt_ids(options, opened)
@@ -213,7 +215,12 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     from cairn.serve.serving import runs_on_gpu
 
     began = time.perf_counter()
-    engine = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    engine: dict[str, Any] = {
+        "device": options.device,
+        "dtype": options.dtype,
+        "weights": options.weights,
+        "context": options.context,
+    }
     page = GPU_PAGE if runs_on_gpu(EngineConfig(model=options.model, **engine)) else CPU_PAGE
     tokens = len(show.prompt) + (sampling.max_tokens or 0)
     # A page holds one cache group's layers, and layers with a window are groups of their own.
