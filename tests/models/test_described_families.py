@@ -1,12 +1,16 @@
 """Families that differ from Llama in a few fields compute what `transformers` computes, and are written back for it."""
 
 import functools
+import json
 import warnings
 
+import numpy as np
 import pytest
 import tiny_checkpoints
 import torch
 import transformers
+from quantized_files import mxfp4_blocks
+from safetensors.torch import save_file
 
 from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.checkpoint import open_checkpoint
@@ -134,3 +138,38 @@ def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_p
             tmp_path / "ours", attn_implementation="eager"
         ).eval()
     assert torch.equal(again(tokens_T[None]).logits[0], expected_TV)
+
+
+@torch.no_grad()
+def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path):
+    """Blocks and scales as openai/gpt-oss-20b stores them; the oracle has the values that they stand for."""
+    config = transformers.GptOssConfig(
+        **SIZES | dict(hidden_size=64, intermediate_size=32, head_dim=16, sliding_window=9),
+        num_local_experts=3, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    chance, state = np.random.default_rng(4), model.state_dict()
+    for name in [name for name in state if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        experts, columns, rows = state[name].shape
+        made = [mxfp4_blocks(chance, rows, columns) for _ in range(experts)]
+        state[name].copy_(torch.stack([one.weight.t() for one in made]) / 16)
+        for part in ("blocks", "scales"):
+            stored = torch.stack([one.tensors[part] for one in made])
+            state[f"{name}_{part}"] = stored - 4 if part == "scales" else stored  # 2 ** -4
+    for name, value in state.items():
+        if name.endswith("bias"):
+            value.normal_(0, 0.3)
+    expected_TV = model(tokens(20)[None]).logits[0]
+    kept = {
+        k: v.contiguous() for k, v in state.items() if not k.endswith(("gate_up_proj", "down_proj"))
+    }
+    save_file(kept, tmp_path / "model.safetensors")
+    written = config.to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    opened = open_checkpoint(tmp_path)
+    for notes in (None, []):  # dequantised, and as a server asks for them
+        ours = opened.load("cpu", torch.float32, notes=notes).eval()
+        torch.testing.assert_close(logits(ours, tokens(20)), expected_TV, rtol=0, atol=2e-4)
