@@ -144,9 +144,10 @@ def _latent_kernel(
         tile_r = tl.load(
             at + RANK + rotated[None, :], mask=there & (rotated < ROTATED)[None, :], other=0.0
         )
-        precision: tl.constexpr = "ieee" if EXACT else "tf32"
-        scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision=precision)
-        scores = tl.dot(tile_qr, tl.trans(tile_r), scores, input_precision=precision)
+        scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision="ieee" if EXACT else "tf32")
+        scores = tl.dot(
+            tile_qr, tl.trans(tile_r), scores, input_precision="ieee" if EXACT else "tf32"
+        )
         scores = tl.where(key[None, :] < seen[:, None], scores * (scale * LOG2_E), float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -154,7 +155,10 @@ def _latent_kernel(
         shrink = tl.math.exp2(top - anchor)
         total = total * shrink + tl.sum(weights, 1)
         acc = tl.dot(
-            weights.to(tile_l.dtype), tile_l, acc * shrink[:, None], input_precision=precision
+            weights.to(tile_l.dtype),
+            tile_l,
+            acc * shrink[:, None],
+            input_precision="ieee" if EXACT else "tf32",
         )
         top = new_top
 
