@@ -1,5 +1,6 @@
 """Families that differ from Llama in a few fields compute what `transformers` computes, and are written back for it."""
 
+import copy
 import functools
 import json
 import warnings
@@ -15,7 +16,12 @@ from safetensors.torch import save_file
 from cairn.models.attend import Cached, KVCache, Packed
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
+from cairn.models.runnable import OpenModel, Runnable
 from cairn.models.transformer import Transformer
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start_with
 
 SIZES = dict(
     vocab_size=99, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
@@ -115,6 +121,22 @@ def greedy(model: Transformer, prompt_T: torch.Tensor, count: int) -> torch.Tens
     return found_T
 
 
+def served(model: Transformer, prompt: list[int], count: int) -> list[int]:
+    """The same through the engine, twice: pages, the lean form, and then the prefix cache."""
+    config = EngineConfig(model="tiny", device="cpu", max_model_len=128, num_gpu_blocks_override=32)
+    opened = OpenModel("tiny", model.spec, None, (), None)
+    engine = start_with(opened, Runnable("tiny", model, "a test"), config).engine
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    found = []
+    for number in range(2):
+        request = Request(number, prompt, params)
+        engine.add(request)
+        engine.run()
+        found.append(request.outputs)
+    assert found[0] == found[1]
+    return found[0]
+
+
 @pytest.mark.parametrize("name", [*CONFIGS, *tiny_checkpoints.SPARSE_NAMES])
 @torch.no_grad()
 def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_path):
@@ -130,6 +152,10 @@ def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_p
     found_T = greedy(model, tokens_T[:9], 40)
     best_T = reference(name)(found_T[None]).logits[0].argmax(-1)
     assert found_T[9:].tolist() == best_T[8:-1].tolist()
+
+    prompt = tokens_T[:20].tolist()
+    expected = greedy(model, tokens_T[:20], 12)[20:].tolist()
+    assert served(copy.deepcopy(model), prompt, 12) == expected
 
     export(model, tmp_path / "ours")
     with warnings.catch_warnings():

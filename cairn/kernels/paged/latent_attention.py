@@ -74,6 +74,12 @@ def latent_attention_reference(call: Latents) -> Tensor:
     for sequence, length in enumerate(call.lengths.tolist()):
         span = slice(starts[sequence], starts[sequence + 1])
         count = span.stop - span.start
+        fits = 0 <= count <= call.max_query and span.stop <= len(call.q_THE)
+        wanted = f"0 to {call.max_query} (max_query) queries of a sequence, within the rows of q"
+        require(fits, "cu_seqlens_q", wanted, list(starts))
+        room = call.block_tables.shape[1] * call.page_size
+        fits = 0 <= length <= room
+        require(fits, "lengths", f"at most the {room} tokens of a row of block_tables", length)
         if not length or not count:
             continue
         pages = call.block_tables[sequence, : -(-length // call.page_size)].long()

@@ -59,6 +59,8 @@ class GPURunner(Runner):
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (keys.width - 1).bit_length()
+        if model.spec.latent:  # its kernel has parts of its own
+            rows, columns = 16, 16
         self.workspace = lasting_workspace(self.device, rows, columns)
         self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
         spec = model.spec
