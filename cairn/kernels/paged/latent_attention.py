@@ -260,6 +260,7 @@ def _checked(
     require(heads >= 1, "q", "at least one head", heads)
     check("cache", cache, dtypes=(q_THE.dtype,), shape=(None, None, 1, width), beside=q_THE)
     require(cache.stride(3) == 1, "cache", "stride 1 in the last dimension", cache.stride())
+    require(cache.shape[0] > 0, "cache", "at least one page", 0)
     page = cache.shape[1]
     require(page >= 16 and page & (page - 1) == 0, "cache", "pages of a power of 2 from 16", page)
     check("lengths", lengths, dtypes=(torch.int32,), shape=(None,), beside=q_THE, packed=True)
