@@ -79,7 +79,10 @@ def _biased(
     if layer.inner_bias_EF is None:
         return wide_PF
     chosen_P = chosen_TK.flatten()
-    expert_P = chosen_P if isinstance(pairs, FewPairs) else chosen_P[pairs.order_P.long()]
+    if isinstance(pairs, FewPairs):
+        expert_P = chosen_P
+    else:  # behind the pairs of experts lie those of padding, whose order is not written
+        expert_P = chosen_P[pairs.order_P.long().clamp(0, chosen_P.numel() - 1)]
     return wide_PF + layer.inner_bias_EF.data[expert_P.clamp(min=0).long()]
 
 
