@@ -225,7 +225,8 @@ def read_config(model: object, options: Mapping[str, Any]) -> EngineConfig:
     if not isinstance(model, str | PathLike):
         raise ConfigError(f"model is {model!r}", hint="give a folder, a file or a name")
     try:
-        return msgspec.convert({"model": str(model), **options}, EngineConfig)
+        given = {"model": str(model), "load_in_advance": True, **options}
+        return msgspec.convert(given, EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"an argument of LLM is wrong: {error}") from None
 

@@ -214,6 +214,7 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
 
     began = time.perf_counter()
     engine = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    engine["load_in_advance"] = False  # one answer needs few graphs
     page = GPU_PAGE if runs_on_gpu(EngineConfig(model=options.model, **engine)) else CPU_PAGE
     tokens = len(show.prompt) + (sampling.max_tokens or 0)
     # A page holds one cache group's layers, and layers with a window are groups of their own.
