@@ -12,6 +12,7 @@ below 1 makes the same thing smaller for machines without a GPU. `everyday` has 
 about engines or models.
 """
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -39,12 +40,17 @@ def requests(name: str, scale: float = 1.0) -> list[Prompted]:
         raise UsageError(f"there is no workload '{name}'", hint=hint)
     if not 0 < scale <= 1:
         raise UsageError(f"the scale is {scale}", hint="it is above 0 and at most 1")
+    return in_small(list(_full_size(name)), scale)
+
+
+@functools.cache  # up to a million draws
+def _full_size(name: str) -> tuple[Prompted, ...]:
     generator = random.Random(0)
 
     def draw(count: int) -> list[int]:
         return [generator.randint(0, LARGEST_TOKEN) for _ in range(count)]
 
-    return in_small(WORKLOADS[name](generator, draw), scale)
+    return tuple(WORKLOADS[name](generator, draw))
 
 
 def in_small(full: list[Prompted], scale: float) -> list[Prompted]:

@@ -26,7 +26,7 @@ def test_decode_is_a_walk_over_all_tokens(shape):
     """Token by token, each with what the spec says that it costs; weights once a step."""
     spec = preset(shape)
     flops, kv, steps = 0, 0.0, 0
-    for prompt, output, _ in CHOSEN:
+    for prompt, output, *_ in CHOSEN:
         for step in range(1, output):
             flops += spec.forward_flops(1, cached=len(prompt) + step - 1)
             kv += cache_bytes(spec, len(prompt) + step, 4)
