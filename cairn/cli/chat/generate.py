@@ -214,14 +214,19 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
 
     began = time.perf_counter()
     engine = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
-    engine["load_in_advance"] = False  # one answer needs few graphs
     page = GPU_PAGE if runs_on_gpu(EngineConfig(model=options.model, **engine)) else CPU_PAGE
     tokens = len(show.prompt) + (sampling.max_tokens or 0)
     # A page holds one cache group's layers, and layers with a window are groups of their own.
     groups = cache_groups(opened.spec)
     pages = len(groups) * (-(-tokens // page) + 1)
     with span("load", model=options.model):
-        llm = LLM(options.model, max_num_seqs=1, num_gpu_blocks_override=pages, **engine)
+        llm = LLM(
+            options.model,
+            max_num_seqs=1,
+            num_gpu_blocks_override=pages,
+            load_in_advance=False,  # one answer needs few graphs
+            **engine,
+        )
     load_s = time.perf_counter() - began
     with llm:
         print(f"{llm.notes[0]}, loaded in {format_duration(load_s)}", file=sys.stderr)
