@@ -39,7 +39,7 @@ def test_decode_is_a_walk_over_all_tokens(shape):
 def test_prefill_computes_every_prompt_and_the_logits_of_its_last_token():
     spec = preset("tiny-qwen3")
     cost = prefill_cost(spec, CHOSEN, Bytes(2, 2))
-    assert cost.flops == sum(spec.forward_flops(len(p), logits=1) for p, _, _ in CHOSEN)
+    assert cost.flops == sum(spec.forward_flops(len(p), logits=1) for p, *_ in CHOSEN)
     assert cost.bytes == spec.matmul_parameters() * 2 + sum(
         cache_bytes(spec, n, 2) for n in (5, 9, 17)
     )
