@@ -7,6 +7,7 @@ bfloat16 at the size of its logits.
 
 import pytest
 import torch
+import triton
 from noisy_drafter import NoisyDrafter
 from tiny_engines import prompt_of
 
@@ -334,3 +335,20 @@ def test_pieces_through_graphs(loaded):
     shared = outputs[0].keys() & outputs[1].keys()
     assert len(shared) >= 3
     assert all(abs(outputs[0][token] - outputs[1][token]) < 0.1 for token in shared)
+
+
+def test_nobody_waits_for_a_capture_or_a_compilation(loaded, monkeypatch):
+    """Once an engine is ready, neither many prompts at once nor special parameters make it compile or capture."""
+    engine = engine_of(loaded, load_in_advance=True, max_num_batched_tokens=8192)
+    captured = set(engine.runner.graphs._captured)
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda **what: compiled.append(what["repr"])
+    )
+    prompts = [prompt_of(length, seed=length) for length in (500, 480, 333, 7, 65)]
+    for special in ({}, {"repetition_penalty": 1.2}, {"logprobs": 5}, {"logit_bias": {3: 1.0}}):
+        submit(engine, prompts, max_tokens=6, **special)
+        while engine.has_work:
+            engine.step()
+    assert compiled == []
+    assert set(engine.runner.graphs._captured) == captured
