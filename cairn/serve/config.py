@@ -89,7 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: int = 1
     """GPUs (or processes on a CPU) that share the model"""
     load_in_advance: bool = False
-    """before the first request, capture all graphs and compile what has none; LLM and the server do by default"""
+    """capture all common graphs before the first request, instead of when first needed; LLM and the server do"""
 
     def __post_init__(self) -> None:
         fine = 0 < self.gpu_memory_utilization <= 1

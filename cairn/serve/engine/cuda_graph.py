@@ -10,9 +10,8 @@ there are is pure arithmetic (`shape_of`): close together, so that little is com
     large      more tokens than that, as when many prompts come at once: a shape for each kind of step
 
 Decode and mixed graphs are captured in advance, or when first needed; a large one when its shape comes up for the
-second time, because most never do. What takes the device longer than its launches take the host (`largest`) has no
-graph, which would not make it faster: whoever waits for a step then never waits for a capture. The same is true where
-steps that share the device with decoding have a budget of time.
+second time, because most never do. Where steps that share the device with decoding have a budget of time, what is
+larger takes longer than its launches, and no graph would make it faster.
 
 All graphs share one pool of memory: they run one after another, and what one leaves is read before the next replays.
 """
@@ -92,7 +91,7 @@ def shape_of(chunks: Sequence[Chunk], limits: Limits, shared: bool = False) -> S
         shape = verify_shape(sizes[bisect_left(sizes, exact.sequences)], width, limits)
         fits = shape.layout.tokens <= 2 * limits.step_tokens and exact.pages <= shape.layout.pages
         return shape if fits else None
-    if exact.pages > most_new_pages(limits):
+    if exact.pages > _most_new_pages(limits):
         return None
     sizes = mixed_sizes(limits)
     if exact.tokens <= sizes[-1]:
@@ -111,12 +110,12 @@ def verify_shape(rows: int, width: int, limits: Limits) -> Shape:
 def mixed_shape(tokens: int, limits: Limits, verifies: bool = False) -> Shape:
     """Any chunks of so many tokens: room for all rows, and for one more that has the padding."""
     longest = 1 << (mixed_sizes(limits)[-1] - 1).bit_length()
-    rows, pages = limits.rows, most_new_pages(limits)
+    rows, pages = limits.rows, _most_new_pages(limits)
     samples = min(rows * (1 + limits.drafts), rows + tokens) if verifies else rows
     return Shape(Layout(rows + 1, tokens, pages, samples, max(2, longest), verifies))
 
 
-def most_new_pages(limits: Limits) -> int:
+def _most_new_pages(limits: Limits) -> int:
     return min(MOST_NEW_PAGES, most_pages(limits))
 
 
@@ -129,7 +128,7 @@ def _large_shape(exact: Layout, fresh: bool, limits: Limits) -> Shape | None:
     if sequences is None or sequences > 2 * limits.rows:
         return None
     samples = min(sequences, limits.rows) * (1 + limits.drafts if exact.verifies else 1)
-    pages = most_new_pages(limits)
+    pages = _most_new_pages(limits)
     return Shape(Layout(sequences, tokens, pages, samples, most, exact.verifies), fresh)
 
 
@@ -139,13 +138,9 @@ class Graphs:
         limits: Limits,
         blank: Callable[[Shape], object],
         step: Callable[[Shape], Forward],
-        largest: int = 0,
     ) -> None:
-        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there.
-
-        `largest`: tokens of a large step that still gains by a graph; 0: any.
-        """
-        self.limits, self.largest = limits, largest
+        """`blank`: put a step of this shape on the device that does nothing. `step`: launch what lies there."""
+        self.limits = limits
         self._blank, self._step = blank, step
         self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, Forward] | None] = {}
         self._seen: set[Shape] = set()
@@ -157,21 +152,11 @@ class Graphs:
         if shape is None:
             return None
         if shape not in self._captured:
-            if not self._worth(shape):
+            if shape.layout.tokens > mixed_sizes(self.limits)[-1] and shape not in self._seen:
+                self._seen.add(shape)
                 return None
             self.capture(shape)
         return shape if self._captured[shape] is not None else None
-
-    def _worth(self, shape: Shape) -> bool:
-        """Is it common, or, if it is large, short enough to gain and here for the second time?"""
-        tokens = shape.layout.tokens
-        if tokens <= mixed_sizes(self.limits)[-1]:
-            return True
-        if self.largest and tokens > self.largest:
-            return False
-        seen = shape in self._seen
-        self._seen.add(shape)
-        return seen
 
     def replay(self, shape: Shape) -> Forward:
         """Run the step that lies on the device; what it leaves is in the same tensors each time."""

@@ -5,7 +5,6 @@ by nobody. Graphs hold everything from the inputs to the sampled token. A step t
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -25,11 +24,8 @@ from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Forward, Runner
 from cairn.serve.engine.shared_prefix import SharedPrefix
 from cairn.serve.engine.step import Chunk, Step
-from cairn.serve.engine.step_budget import mixed_step_tokens
-from cairn.serve.engine.warm_up import draw_special, large_shapes, run_or_pass
 
 WIDEST_TILE = 64  # rows of queries that one program of the decode kernel holds
-LAUNCH_S = 0.015  # what the host needs, at most, to launch a step kernel by kernel
 
 
 class GPURunner(Runner):
@@ -59,11 +55,8 @@ class GPURunner(Runner):
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (keys.width - 1).bit_length()
         self.workspace = lasting_workspace(self.device, rows, columns)
-        spec, weight = model.spec, model.embedding.weight
-        largest = mixed_step_tokens(
-            spec, weight, model.build.shards.size, 1e3 * LAUNCH_S, limits.rows, limits.step_tokens
-        )
-        self.graphs = Graphs(limits, self._blank, self._step, largest) if graphs else None
+        self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
+        spec = model.spec
         self.halves = None
         if self.fused is not None and suits(spec, self.fused):
             other = lasting_workspace(self.device, rows, columns)
@@ -74,21 +67,10 @@ class GPURunner(Runner):
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
 
     def warm_up(self) -> None:
-        """Capture the graphs of all common steps now, and compile what steps without a graph need."""
-        with torch.inference_mode():
-            if self.graphs is not None:
+        """Capture the graphs of all common steps now, instead of when each is first needed."""
+        if self.graphs is not None:
+            with torch.inference_mode():
                 self.graphs.capture_common()
-            if self.pool.scales is None or self.pool.scales.is_known:
-                for shape in large_shapes(self.limits):
-                    run_or_pass(f"{shape.layout.tokens} tokens", partial(self._launch_blank, shape))
-            dtype = self.model.embedding.weight.dtype
-            special = partial(draw_special, self.sampler, dtype, self.limits.rows)
-            run_or_pass("special draws", special)
-        torch.cuda.synchronize(self.device)
-
-    def _launch_blank(self, shape: Shape) -> None:
-        self._blank(shape)
-        self._step(shape)
 
     def _run(self, step: Step) -> tuple[Staged, Forward]:
         if self.pool.scales is not None and not self.pool.scales.is_known:
@@ -113,7 +95,8 @@ class GPURunner(Runner):
         return staged, done
 
     def _shared_tokens(self, step: Step) -> int:
-        if step.prefill or step.admitted or self.limits.drafts:
+        verifies = self.limits.drafts and (step.drafts or any(c.ahead for c in step.chunks))
+        if step.prefill or step.admitted or verifies:
             self.shared.forget()
             return 0
         return self.shared.tokens(step.sampling) if self.can_share else 0
