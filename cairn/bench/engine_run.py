@@ -24,12 +24,14 @@ class Run(NamedTuple):
     steps: int
     times: list["StepTimes"]
     failure: str | None
+    length: float | None = None  # tokens of a step that verifies, of a request
 
 
 def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
     engine.scheduler.blocks.reset()
-    first = engine.steps
+    first, speculation = engine.steps, engine.scheduler.speculation
+    runs, accepted = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
     later = _followers(chosen)
     with quiet_collector():
         began = time.perf_counter()
@@ -44,9 +46,11 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
         seconds = time.perf_counter() - began
     steps = engine.steps - first
     times = list(islice(reversed(engine.times), steps))[::-1]
-    return Run(
-        seconds, steps, times, _failure([added.get(at) for at in range(len(chosen))], chosen)
-    )
+    failure = _failure([added.get(at) for at in range(len(chosen))], chosen)
+    length = None
+    if speculation is not None and (verified := speculation.counts.runs - runs):
+        length = 1 + (speculation.accepted - accepted) / verified
+    return Run(seconds, steps, times, failure, length)
 
 
 def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":

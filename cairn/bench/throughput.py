@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, req
 from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
+from cairn.serve.config import DEFAULT_SEQUENCES
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
@@ -78,6 +79,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: str = ""
     head: str = ""
     weight_bytes: float | None = None  # of one weight on average: the limit counts these
+    speculate: str = ""  # who drafts; "": nobody
+    draft_tokens: int = 0  # most of a request in a step
+    synthetic_acceptance: list[float] = []  # by position, where drafts hold by chance
+    acceptance_length: float | None = None  # tokens of a step that verifies, of a request
     notes: list[str] = []
     failure: str | None = None
     commit: str = ""
@@ -107,6 +112,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""  # of weights that are loaded or random in floating point; "" as they are
     kv_cache: str = ""
     head: str = ""
+    speculate: str = ""
+    draft_tokens: int | Literal["auto"] = "auto"
+    synthetic_acceptance: str = ""
+    max_num_seqs: int = DEFAULT_SEQUENCES
     repeats: int = 3
     cold: bool = False  # measure the first run, too; an engine then serves one workload
     workloads: list[str] = []  # that its engine is made for
@@ -124,6 +133,7 @@ class Bench(NamedTuple):
     rate: str  # whose matmul ceiling counts: the dtype, or fp8
     scale: float
     notes: list[str]
+    rates: list[float] = []  # noqa: RUF012  of synthetic acceptance
     context: int = CONTEXT  # of the longest request
     ready_seconds: float = 0.0
 
@@ -160,10 +170,14 @@ def prepare(setup: Setup) -> Bench:
         weights=setup.quantization or "auto",
         kv_cache_dtype=setup.kv_cache or "auto",
         head=setup.head or "auto",
+        speculate=setup.speculate or "off",
+        draft_tokens=setup.draft_tokens,
+        max_num_seqs=setup.max_num_seqs,
     )
     started = start_with(opened, runnable, config, sole=bool(setup.quantization))
     ready = time.perf_counter() - began
     each = _bytes(runnable.model, started.engine)
+    rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     return Bench(
         setup=setup,
         engine=started.engine,
@@ -174,6 +188,7 @@ def prepare(setup: Setup) -> Bench:
         rate=rate,
         scale=scale,
         notes=started.notes,
+        rates=rates,
         context=context,
         ready_seconds=ready,
     )
@@ -183,6 +198,18 @@ def _context(names: Sequence[str], scale: float, spec: "ModelSpec") -> int:
     """As long as the longest request of these workloads, as far as the model goes."""
     longest = [totals(requests(name, scale)).longest for name in names]
     return min(max([CONTEXT, *longest]), spec.context)
+
+
+def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
+    """Let drafts hold as often as is asked for; the rates by position."""
+    from cairn.serve.engine.speculate.synthetic import make_synthetic, read_rates
+
+    speculation, limits = engine.scheduler.speculation, engine.scheduler.limits
+    if not asked or speculation is None:
+        return []
+    rates = read_rates(asked, limits.drafts)
+    make_synthetic(speculation, rates, limits.vocabulary)
+    return rates
 
 
 def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
@@ -291,6 +318,9 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
         weight_bytes=bench.each.weight,
         ready_seconds=bench.ready_seconds,
         notes=notes,
+        speculate=bench.setup.speculate,
+        draft_tokens=bench.engine.scheduler.limits.drafts,
+        synthetic_acceptance=bench.rates,
     )
 
 
@@ -313,13 +343,18 @@ def _timed(blank: Row, runs: Sequence[Run], first: Run | None) -> Row:
         median_seconds=statistics.median(run.seconds for run in runs),
         fraction_of_limit=blank.limit_seconds / best.seconds,
         steps=best.steps,
+        acceptance_length=best.length,
         ledger=ledger(best.times),
     )
 
 
 def ledger(times: Sequence["StepTimes"]) -> StepLedger:
+    # Where drafts are waited for, a turn of the loop launches a step and the next one waits for it.
+    turns = len(times) / max(sum(step.sequences > 0 for step in times), 1)
+
     def median_ms(part: str) -> float:
-        return 1e3 * statistics.median(getattr(step, part) for step in times)
+        spent = [getattr(step, part) for step in times]
+        return 1e3 * (statistics.median(spent) if turns < 1.5 else turns * statistics.fmean(spent))
 
     parts = ("schedule", "launch", "wait", "update")
     return StepLedger(**{f"{part}_ms": median_ms(part) for part in parts})
@@ -327,7 +362,8 @@ def ledger(times: Sequence["StepTimes"]) -> StepLedger:
 
 def _key(row: Row) -> tuple[object, ...]:
     form = (row.dtype, row.quantization, row.kv_cache, row.head)
-    return row.shape, row.workload, *form, row.scale, row.plain
+    drafts = (row.speculate, row.draft_tokens, tuple(row.synthetic_acceptance))
+    return row.shape, row.workload, *form, row.scale, row.plain, *drafts
 
 
 def release() -> None:
