@@ -92,7 +92,8 @@ CHOICE_BIAS = "e_score_correction_bias"  # of a router: DeepSeek's name
 STYLES = {"mixtral": MIXTRAL, "gemma2": GEMMA, "gemma3": GEMMA, "gpt2": GPT2}
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
-LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
+# Masks and tables of old checkpoints, and the head of a classifier, which scores pooled states on the host.
+LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
 
 
 def source(family: str, slot: str) -> Source:

@@ -11,12 +11,14 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from cairn.core.errors import RequestError, TokenizerError
 from cairn.models.checkpoint import default_device
+from cairn.models.encoder.open import open_encoder
 from cairn.models.runnable import OpenModel, open_model
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Answer
@@ -34,9 +36,11 @@ from cairn.serve.grammar import Grammar, Grammars, grammars_for
 from cairn.serve.guide import read_guide
 from cairn.serve.job import Job
 from cairn.serve.prompts import params_of_answers
+from cairn.serve.text_vectors import TextVectors
 
 log = logging.getLogger("cairn")
 CLOSED = "the engine is closed"
+DECODER_POOLINGS = (None, "mean", "last")
 
 
 class EngineHost(Protocol):
@@ -107,6 +111,7 @@ class GenerateRequest(NamedTuple):
     salt: str = ""
     grammar: Grammar | None = None
     identity: bytes = b""  # of the `ServedModel`: its pages are found by no other
+    segment: int = 0  # where the second text of a pair begins; 0: there is one text
 
 
 class Serving:
@@ -135,6 +140,11 @@ class Serving:
     @property
     def name(self) -> str:
         return self.opened.name
+
+    @cached_property
+    def vectors(self) -> TextVectors:
+        """How pooled states become embeddings and scores."""
+        return TextVectors(self.opened)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; None is the first one."""
@@ -197,6 +207,10 @@ class Serving:
 
     def _check(self, request: GenerateRequest) -> None:
         prompt, params = request.prompt, request.params
+        if self.limits.generates and params.pooling not in DECODER_POOLINGS:
+            raise RequestError(
+                f"pooling is {params.pooling}, and a model that generates has mean and last"
+            )
         if params.stop and not self.has_tokenizer:
             raise RequestError(
                 f"stop is {params.stop}, and {self.name} has no tokenizer to find it with",
@@ -226,6 +240,7 @@ class Serving:
                 priority=request.priority,
                 salt=request.salt,
                 identity=request.identity,
+                segment=request.segment,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
             )
@@ -266,6 +281,10 @@ def open_serving(
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
     prefill and decode pair.
     """
+    if (encoder := open_encoder(config.model)) is not None:
+        from cairn.serve.encoder_serving import open_encoder_serving  # builds on this file
+
+        return open_encoder_serving(encoder, config, names)
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
     if not in_processes:

@@ -50,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     drafts: int = 0  # most drafted tokens of one request that a step verifies
+    generates: bool = True  # False: a text encoder, whose prompts may fill the context
 
     def __post_init__(self) -> None:
         for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
@@ -144,6 +145,7 @@ class Request:
         "published",
         "row",
         "salt",
+        "segment",
         "state",
         "states",
         "steps_in_flight",
@@ -163,6 +165,7 @@ class Request:
         identity: bytes = b"",
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
+        segment: int = 0,
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
     ) -> None:
@@ -175,6 +178,7 @@ class Request:
         self.identity = (
             identity  # of the weights and adapter that compute it; others' pages are not found
         )
+        self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else self.eos_ids
@@ -245,6 +249,10 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
     check_pieces(request.pieces, request.piece_rows, len(prompt), limits.arena_rows)
+    if not limits.generates:
+        _check_text(len(prompt), params, limits.context)
+        request.checked = True
+        return
     _check_context(len(prompt), params, limits.context)
     needed = most_pages(limits.groups, len(prompt), limits.page_size)
     if needed > limits.pages - 1:
@@ -266,6 +274,20 @@ def _check_place(priority: object, salt: object) -> None:
         raise RequestError(f"salt is {salt!r}", hint="it has to be a string")
     if not salt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in salt):
         raise RequestError("salt has half of a surrogate pair", hint="send characters whole")
+
+
+def _check_text(tokens: int, params: SamplingParams, context: int) -> None:
+    """Of a text encoder."""
+    if params.pooling is None:
+        raise RequestError(
+            "this model is a text encoder: it has embeddings and scores, and generates nothing",
+            hint="use /v1/embeddings, /v1/rerank, /score or /classify; LLM.embed, .rank or .score",
+        )
+    if tokens > context:
+        raise RequestError(
+            f"the text has {tokens} tokens, the longest that the model reads has {context}",
+            hint="shorten it, or have it cut with truncate_prompt_tokens: -1",
+        )
 
 
 def _check_context(prompt: int, params: SamplingParams, context: int) -> None:

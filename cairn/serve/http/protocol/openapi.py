@@ -10,6 +10,14 @@ from cairn import __version__
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
 from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from cairn.serve.http.endpoints.rerank import (
+    ClassificationList,
+    ClassifyRequest,
+    RerankList,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
     EngineView,
@@ -50,6 +58,11 @@ POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),
     "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
+    "/v1/rerank": (RerankRequest, RerankList, "documents, the best answer to a query first"),
+    "/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
+    "/score": (ScoreRequest, ScoreList, "how well texts of pairs belong together"),
+    "/v1/score": (ScoreRequest, ScoreList, "as /score"),
+    "/classify": (ClassifyRequest, ClassificationList, "labels of texts"),
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),

@@ -62,6 +62,14 @@ from cairn.serve.http.endpoints.ollama import (
     ollama_error,
 )
 from cairn.serve.http.endpoints.prefill import prefill
+from cairn.serve.http.endpoints.rerank import (
+    ClassifyRequest,
+    RerankRequest,
+    ScoreRequest,
+    classify,
+    rerank,
+    score,
+)
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
@@ -96,10 +104,10 @@ from cairn.serve.http.server.service import Service
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
 FIELDS = tuple({
     name for kind in (ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, EmbeddingRequest,
-                      TokenizeRequest)
+                      TokenizeRequest, RerankRequest, ScoreRequest, ClassifyRequest)
     for name in kind.__struct_fields__
 })  # fmt: skip
-PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
+PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
              "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
 ERROR_FORMATS = {
     "messages": anthropic_error,
@@ -112,14 +120,18 @@ GENERATING = (
     api_chat,
     api_generate,
     chat_completions,
+    classify,
     completion,
     completions,
     embeddings,
     infill,
     messages,
     prefill,
+    rerank,
     responses,
+    score,
 )
+POOLING = (classify, embeddings, rerank, score)  # what a text encoder can do
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -178,6 +190,7 @@ class Endpoint:
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
             if self.admits:
                 self._check_role()
+                self._check_generates()
                 service.admission.check()  # a text that has no place need not be read
             call = scope[CALL] = Call(scope, receive, send, holder, id)
             response = await self.handle(service, call, body)
@@ -202,6 +215,17 @@ class Endpoint:
         if (self.handle is prefill) != (self.service.config.role == "prefill"):
             said = f"{self.name} is not for a server of the role {self.service.config.role}"
             raise Refusal(404, said, code="wrong_role")
+
+    def _check_generates(self) -> None:
+        service = self.service
+        if not service.serving.limits.generates and self.handle not in POOLING:
+            raise Refusal(
+                400,
+                f"{service.model} is a text encoder: it has /v1/embeddings, /v1/rerank, /score and /classify, "
+                "and generates nothing",
+                param="model",
+                code="encoder_only",
+            )
 
 
 def _entry(scope: Scope) -> Entry | None:
@@ -293,6 +317,11 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
         post("/v1/embeddings", embeddings),
+        post("/v1/rerank", rerank),
+        post("/rerank", rerank),
+        post("/v1/score", score),
+        post("/score", score),
+        post("/classify", classify),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         post("/v1/responses", responses),
