@@ -26,7 +26,7 @@ from cairn.models.hub import resolve
 from cairn.models.spec import ModelSpec
 from cairn.models.weights import fill_random
 
-WORDS = ["river", "stone", "bread", "music", "code", "winter", "engine", "garden", "paper", "light", "window", "travel", "number"]
+WORDS = ["river", "stone", "bread", "music", "code", "winter", "engine", "garden", "paper"]
 SHAPES = {"bge-base": (30522, 768, 12, 12, 3072), "bge-large": (30522, 1024, 24, 16, 4096)}
 CONTEXT = 512
 
