@@ -33,7 +33,7 @@ def open_encoder_serving(
         pages=2,
         page_size=context,
         vocabulary=opened.spec.vocab,
-        generates=False,
+        answers="vectors",
     )
     facts = Facts(
         device=str(weight.device),

@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import msgspec
 import numpy as np
@@ -28,6 +28,8 @@ import numpy as np
 from cairn.core.errors import ConfigError, RequestError, did_you_mean
 from cairn.models.encoder.pooling_rules import Pooling
 from cairn.models.encoder.texts import TextIds, encode_texts
+from cairn.models.speech.sound_file import read_sound
+from cairn.models.speech.transcribe import Wanted
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
 from cairn.serve.answer import RequestOutput, readable_prompt
 from cairn.serve.config import INSTEAD, EngineConfig
@@ -36,6 +38,7 @@ from cairn.serve.job import Job
 from cairn.serve.progress import answer_bar
 from cairn.serve.prompts import Prompt, PromptLike, read_params, read_priorities, read_prompts
 from cairn.serve.serving import GenerateRequest, open_serving
+from cairn.serve.speech_thread import Speech, Transcript
 from cairn.serve.stream import Stream, vector_of
 from cairn.serve.text_vectors import Pair, matrix_of
 
@@ -177,6 +180,26 @@ class LLM:
         read = encode_texts(vectors.tokenizer, each, self._most_tokens(truncate))
         probs_BL = vectors.probabilities(self._pool(read, classifier.pooling, use_tqdm))
         return [dict(zip(classifier.labels, row, strict=True)) for row in probs_BL.tolist()]
+
+    def transcribe(
+        self,
+        sound: bytes | np.ndarray,
+        *,
+        language: str | None = None,
+        task: Literal["transcribe", "translate"] = "transcribe",
+    ) -> Transcript:
+        """What is said in a sound file, or in samples at 16 kHz; for models that hear."""
+        samples = read_sound(sound) if isinstance(sound, bytes) else sound.astype(np.float32)
+        params = SamplingParams(max_tokens=1, temperature=0, pooling="last")
+        speech = Speech(samples, Wanted(task, language))
+        countdown = _Countdown()
+        request = GenerateRequest([0], params, media=speech)
+        jobs = self.serving.jobs([request], countdown.on_update, streamed=False)
+        self._wait_for(jobs, countdown, show=False)
+        result = jobs[0].result
+        if not isinstance(result, Transcript):
+            raise RequestError(f"nothing was transcribed: {jobs[0].answer.whole.error}")
+        return result
 
     def close(self) -> None:
         """End everything that runs, and give the memory back once this object is gone."""

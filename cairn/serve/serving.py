@@ -19,7 +19,9 @@ import msgspec
 from cairn.core.errors import RequestError, TokenizerError
 from cairn.models.checkpoint import default_device
 from cairn.models.encoder.open import open_encoder
-from cairn.models.runnable import OpenModel, open_model
+from cairn.models.hub import resolve
+from cairn.models.runnable import RANDOM, OpenModel, open_model
+from cairn.models.speech.load import is_whisper
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Answer
 from cairn.serve.config import EngineConfig, RoleConfig
@@ -112,6 +114,7 @@ class GenerateRequest(NamedTuple):
     grammar: Grammar | None = None
     identity: bytes = b""  # of the `ServedModel`: its pages are found by no other
     segment: int = 0  # where the second text of a pair begins; 0: there is one text
+    media: object = None  # sound, for a model that hears
 
 
 class Serving:
@@ -207,7 +210,7 @@ class Serving:
 
     def _check(self, request: GenerateRequest) -> None:
         prompt, params = request.prompt, request.params
-        if self.limits.generates and params.pooling not in DECODER_POOLINGS:
+        if self.limits.answers == "text" and params.pooling not in DECODER_POOLINGS:
             raise RequestError(
                 f"pooling is {params.pooling}, and a model that generates has mean and last"
             )
@@ -241,6 +244,7 @@ class Serving:
                 salt=request.salt,
                 identity=request.identity,
                 segment=request.segment,
+                media=request.media,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
             )
@@ -281,10 +285,8 @@ def open_serving(
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
     prefill and decode pair.
     """
-    if (encoder := open_encoder(config.model)) is not None:
-        from cairn.serve.encoder_serving import open_encoder_serving  # builds on this file
-
-        return open_encoder_serving(encoder, config, names)
+    if (other := _open_other(config, names)) is not None:
+        return other
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
     if not in_processes:
@@ -303,6 +305,21 @@ def open_serving(
     processes = EngineProcesses(config, role=role)
     client = processes.client
     return Serving(opened, client.limits, processes, client.notes, client.facts, names)
+
+
+def _open_other(config: EngineConfig, names: Sequence[str]) -> Serving | None:
+    """A model that does not generate: a text encoder, or one that hears. They build on this file."""
+    if config.model.startswith(RANDOM):
+        return None
+    if (encoder := open_encoder(config.model)) is not None:
+        from cairn.serve.encoder_serving import open_encoder_serving
+
+        return open_encoder_serving(encoder, config, names)
+    if is_whisper(folder := resolve(config.model)):
+        from cairn.serve.speech_serving import open_speech_serving
+
+        return open_speech_serving(config.model, folder, config, names)
+    return None
 
 
 def runs_on_gpu(config: EngineConfig) -> bool:

@@ -9,7 +9,7 @@ import re
 import torch
 
 from cairn.core.errors import WeightsError
-from cairn.models.build import Build
+from cairn.models.build import Build, Slot
 from cairn.models.checkpoint_names import Source
 from cairn.models.encoder.model import Encoder
 from cairn.models.encoder.spec import EncoderSpec
@@ -56,7 +56,7 @@ def load_encoder(spec: EncoderSpec, tensors: TensorSource, build: Build) -> Enco
     """A model with a checkpoint's weights; `build` says where and in which type."""
     model = Encoder(spec, build._replace(device="meta"))
     slots = list(model.slots())
-    where = _locate(spec, [slot.name for slot in slots], tensors)
+    where = _locate(spec, slots, tensors)
     with torch.no_grad():
         shares = {slot.name: read_source(slot, where[slot.name], tensors) for slot in slots}
         fill_shares(model, shares, build.device)
@@ -89,14 +89,17 @@ def prefix_of(tensors: TensorSource, family: str) -> str:
     return found
 
 
-def _locate(spec: EncoderSpec, slots: list[str], tensors: TensorSource) -> dict[str, Source]:
+def _locate(spec: EncoderSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
     """Where each slot's tensor is; refuses a checkpoint that has too little or too much."""
     family, present = spec.shape.family, set(tensors.names())
     prefix = prefix_of(tensors, family)
     where = {}
     for slot in slots:
-        place = source_of(family, slot)
-        where[slot] = place._replace(tensor=_spelled(prefix + place.tensor, present))
+        place, rows = source_of(family, slot.name), slot.shape[0]
+        name = _spelled(prefix + place.tensor, present)
+        if place.parts > 1:  # all parts of a tensor are equally large
+            place = place._replace(start=rows * place.part, rows=rows * place.parts)
+        where[slot.name] = place._replace(tensor=name)
     needed = {place.tensor for place in where.values()}
     if missing := sorted(needed - present):
         raise WeightsError(

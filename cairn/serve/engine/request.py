@@ -28,6 +28,7 @@ RequestId = str | int
 State = Literal["waiting", "running", "finished"]
 Finish = Literal["stop", "length", "abort", "error"]
 Policy = Literal["fcfs", "shortest"]
+Answers = Literal["text", "vectors", "transcripts"]
 LARGEST_VOCABULARY = 2**31
 MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
@@ -50,7 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     drafts: int = 0  # most drafted tokens of one request that a step verifies
-    generates: bool = True  # False: a text encoder, whose prompts may fill the context
+    answers: Answers = "text"  # what comes of a request; a text encoder has vectors
 
     def __post_init__(self) -> None:
         for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
@@ -131,6 +132,7 @@ class Request:
         "identity",
         "ledger",
         "mark",
+        "media",
         "min_tokens",
         "more_blocks",
         "most_outputs",
@@ -166,6 +168,7 @@ class Request:
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
         segment: int = 0,
+        media: object = None,
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
     ) -> None:
@@ -178,6 +181,7 @@ class Request:
         self.identity = (
             identity  # of the weights and adapter that compute it; others' pages are not found
         )
+        self.media = media  # sound, for a model that hears
         self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
@@ -249,7 +253,7 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
     check_pieces(request.pieces, request.piece_rows, len(prompt), limits.arena_rows)
-    if not limits.generates:
+    if limits.answers != "text":
         _check_text(len(prompt), params, limits.context)
         request.checked = True
         return
@@ -280,8 +284,8 @@ def _check_text(tokens: int, params: SamplingParams, context: int) -> None:
     """Of a text encoder."""
     if params.pooling is None:
         raise RequestError(
-            "this model is a text encoder: it has embeddings and scores, and generates nothing",
-            hint="use /v1/embeddings, /v1/rerank, /score or /classify; LLM.embed, .rank or .score",
+            "this model generates no text: it embeds and scores texts, or transcribes speech",
+            hint="use LLM.embed, .rank, .score and .classify, or .transcribe",
         )
     if tokens > context:
         raise RequestError(

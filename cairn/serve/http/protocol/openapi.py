@@ -53,6 +53,7 @@ from cairn.serve.http.protocol.requests import (
     TokenizeRequest,
 )
 from cairn.serve.http.protocol.responses import ModelResponse, ResponsesRequest
+from cairn.serve.http.protocol.transcripts import FORMATS
 
 POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),
@@ -122,6 +123,18 @@ QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 ANY: dict[str, Any] = {}  # a document of any form
+SOUND: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "model": {"type": "string"},
+        "language": {"type": "string"},
+        "prompt": {"type": "string"},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        "response_format": {"enum": list(FORMATS)},
+    },
+    "required": ["file"],
+}
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 MISTAKES = {
     400: "a field is wrong; `param` is its name",
@@ -206,6 +219,14 @@ def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None
     upload = _operation("a file for a batch", file, error, [400, 401, 404, 408, 413, 429])
     upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     paths["/v1/files"]["post"] = upload
+    for task in ("transcriptions", "translations"):
+        heard = _operation(f"speech as text: {task}", ANY, error, [*MISTAKES])
+        heard["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": SOUND}},
+        }
+        heard["responses"]["200"]["content"] = {"*/*": {}}
+        paths[f"/v1/audio/{task}"] = {"post": heard}
     id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     cancel = _operation(
         "the batch ends soon, with what it has", batch, error, [401, 404, 408, 413, 429]

@@ -72,6 +72,7 @@ from cairn.serve.http.endpoints.rerank import (
 )
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
+from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
 from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
 from cairn.serve.http.ledger.endpoints import (
     engine,
@@ -130,8 +131,15 @@ GENERATING = (
     rerank,
     responses,
     score,
+    transcriptions,
+    translations,
 )
-POOLING = (classify, embeddings, rerank, score)  # what a text encoder can do
+# What a model that generates no text can do instead.
+INSTEAD = {
+    "vectors": (classify, embeddings, rerank, score),
+    "transcripts": (transcriptions, translations),
+}
+KINDS = {"vectors": "a text encoder", "transcripts": "a transcriber of speech"}
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -217,14 +225,15 @@ class Endpoint:
             raise Refusal(404, said, code="wrong_role")
 
     def _check_generates(self) -> None:
-        service = self.service
-        if not service.serving.limits.generates and self.handle not in POOLING:
+        service, answers = self.service, self.service.serving.limits.answers
+        instead = INSTEAD.get(answers)
+        if instead is not None and self.handle not in instead:
+            named = ", ".join(handle.__name__ for handle in instead)
             raise Refusal(
                 400,
-                f"{service.model} is a text encoder: it has /v1/embeddings, /v1/rerank, /score and /classify, "
-                "and generates nothing",
+                f"{service.model} is {KINDS[answers]} and generates nothing; it has: {named}",
                 param="model",
-                code="encoder_only",
+                code="wrong_model",
             )
 
 
@@ -317,6 +326,8 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
         post("/v1/embeddings", embeddings),
+        post("/v1/audio/transcriptions", transcriptions),
+        post("/v1/audio/translations", translations),
         post("/v1/rerank", rerank),
         post("/rerank", rerank),
         post("/v1/score", score),
