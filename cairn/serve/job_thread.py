@@ -105,6 +105,12 @@ class JobThread:
             hint="start the server again with the new ones",
         )
 
+    def load_adapter(self, number: int, folder: str) -> None:
+        raise ConfigError(f"a {self.what} takes no adapters", hint="merge it into the checkpoint")
+
+    def unload_adapter(self, number: int) -> None:
+        return None  # there is none
+
     def reset_prefix_cache(self) -> None:
         return None  # there is none
 

@@ -113,6 +113,7 @@ class Ledger(msgspec.Struct):
 
 class Request:
     __slots__ = (
+        "adapter",
         "arrival",
         "blocks",
         "cached",
@@ -165,6 +166,7 @@ class Request:
         priority: int = 0,
         salt: str = "",
         identity: bytes = b"",
+        adapter: int = 0,
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
         segment: int = 0,
@@ -183,6 +185,7 @@ class Request:
         )
         self.media = media  # sound, for a model that hears
         self.segment = segment  # where the second text of a pair begins; 0: there is one text
+        self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself
         self.eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else self.eos_ids

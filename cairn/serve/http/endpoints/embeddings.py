@@ -75,7 +75,7 @@ async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
         raise Refusal(400, said, param="dimensions")
     texts = await _read(service, asked)
     pooling = asked.pooling or vectors.rules.pooling
-    pooled_BD, tokens = await pool(service, call, texts, pooling, asked.priority or 0)
+    pooled_BD, tokens = await pool(service, call, texts, pooling, model, asked.priority or 0)
     made_BD = vectors.embeddings(pooled_BD, asked.dimensions, asked.normalize)
     as_text = asked.encoding_format == "base64"
     data = [
@@ -87,12 +87,17 @@ async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def pool(
-    service: Service, call: Call, texts: Sequence[TextIds], pooling: str, priority: int = 0
+    service: Service,
+    call: Call,
+    texts: Sequence[TextIds],
+    pooling: str,
+    model: str,
+    priority: int = 0,
 ) -> tuple[np.ndarray, int]:
     """One vector for each text, [B, D], and how many tokens they had."""
     params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, pooling=pooling)
     requests = [GenerateRequest(text.ids, params, priority, segment=text.segment) for text in texts]
-    async with Exchange(service, call, requests) as exchange:
+    async with Exchange(service, call, requests, model) as exchange:
         await exchange.finish()
         found = [job.pooled for job in exchange.jobs]
     whole = [one for one in found if one is not None]

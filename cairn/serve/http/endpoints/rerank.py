@@ -115,7 +115,7 @@ async def rerank(service: Service, call: Call, body: bytes) -> JSON:
     if not documents:
         raise Refusal(400, "documents is an empty list", param="documents")
     pairs = [Pair(asked.query, document) for document in documents]
-    scores, usage = await _scores(service, call, pairs, asked, "documents")
+    scores, usage = await _scores(service, call, pairs, asked, "documents", model)
     order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: asked.top_n]
     shown = asked.return_documents is not False
     results = [
@@ -143,7 +143,7 @@ async def score(service: Service, call: Call, body: bytes) -> JSON:
         )
         raise Refusal(400, said, param="text_2")
     pairs = [Pair(one, two) for one, two in zip(first, second, strict=True)]
-    scores, usage = await _scores(service, call, pairs, asked, "text_2")
+    scores, usage = await _scores(service, call, pairs, asked, "text_2", model)
     data = [Score(index=at, score=value) for at, value in enumerate(scores)]
     return JSON(ScoreList(model=model, data=data, usage=usage))
 
@@ -160,7 +160,9 @@ async def classify(service: Service, call: Call, body: bytes) -> JSON:
         raise Refusal(400, "input is an empty list", param="input")
     most = longest_text(service, asked.truncate_prompt_tokens)
     read = await encode_all(service, texts, "input", most, most_inputs(service))
-    pooled_BD, tokens = await pool(service, call, read, classifier.pooling, asked.priority or 0)
+    pooled_BD, tokens = await pool(
+        service, call, read, classifier.pooling, model, asked.priority or 0
+    )
     data = [
         Classification(
             index=at,
@@ -180,6 +182,7 @@ async def _scores(
     pairs: list[Pair],
     asked: RerankRequest | ScoreRequest,
     field: str,
+    model: str,
 ) -> tuple[list[float], EmbeddingUsage]:
     most, limit = longest_text(service, asked.truncate_prompt_tokens), most_inputs(service)
     if len(pairs) >= limit:  # cosines need the query beside the documents
@@ -194,6 +197,8 @@ async def _scores(
         inputs = await asyncio.to_thread(make, pairs, most, task)
     else:
         inputs = make(pairs, most, task)
-    pooled_BD, tokens = await pool(service, call, inputs.texts, inputs.pooling, asked.priority or 0)
+    pooled_BD, tokens = await pool(
+        service, call, inputs.texts, inputs.pooling, model, asked.priority or 0
+    )
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
     return inputs.scores(pooled_BD), usage

@@ -45,7 +45,7 @@ async def _answer(service: Service, call: Call, body: bytes, task: Task) -> Resp
     parts = read_parts(headers.get(b"content-type", b"").decode("latin-1"), body)
     if "file" not in parts:
         raise Refusal(400, "file is missing", param="file")
-    service.check_model(_text(parts, "model"))
+    model = service.check_model(_text(parts, "model"))
     form = _text(parts, "response_format") or "json"
     if form not in FORMATS:
         said = f"response_format is {form!r}; it has to be one of {', '.join(FORMATS)}"
@@ -57,7 +57,7 @@ async def _answer(service: Service, call: Call, body: bytes, task: Task) -> Resp
     params = SamplingParams(max_tokens=1, temperature=0, pooling="last")
     request = GenerateRequest([start], params, media=Speech(samples, wanted))
     streams = (_text(parts, "stream") or "false").lower() in ("true", "1")
-    async with Exchange(service, call, [request], stream=streams) as exchange:
+    async with Exchange(service, call, [request], model, stream=streams) as exchange:
         if streams:
             await exchange.stream(TranscriptEvents())
             return None
