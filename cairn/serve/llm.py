@@ -228,7 +228,7 @@ class LLM:
         return Prompt(text, self.tokenizer.encode(text, special=False))
 
     def _most_tokens(self, truncate: bool) -> int | None:
-        return self.serving.limits.context if truncate else None
+        return self.serving.limits.longest_text if truncate else None
 
     def _pool(self, texts: Sequence[TextIds], pooling: Pooling, show: bool) -> np.ndarray:
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, pooling=pooling)

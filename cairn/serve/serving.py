@@ -355,7 +355,11 @@ def _open_other(config: EngineConfig, names: Sequence[str]) -> Serving | None:
     """A model that does not generate: a text encoder, or one that hears. They build on this file."""
     if config.model.startswith(RANDOM):
         return None
-    if (encoder := open_encoder(config.model)) is not None:
+    try:
+        encoder = open_encoder(config.model)
+    except PermissionError:
+        return None  # whoever opens it next says what is forbidden
+    if encoder is not None:
         from cairn.serve.encoder_serving import open_encoder_serving
 
         return open_encoder_serving(encoder, config, names)

@@ -65,13 +65,13 @@ class Bidirectional:
         if self._bounds_B is None:
             counts = torch.tensor([0, *self.lengths], dtype=torch.int32)
             self._bounds_B = counts.cumsum(0, dtype=torch.int32).to(self.device)
-        groups = q_THC.shape[1] // k_TKC.shape[1]
-        k_THC, v_THC = (x.repeat_interleave(groups, 1) for x in (k_TKC, v_TKC))
-        longest = max(self.lengths)
-        bounds_B = self._bounds_B
-        return varlen_attn(  # type: ignore[return-value]
-            q_THC, k_THC, v_THC, bounds_B, bounds_B, longest, longest, scale=rule.scale
-        )
+        groups, width = q_THC.shape[1] // k_TKC.shape[1], q_THC.shape[2]
+        if groups > 1:
+            k_TKC, v_TKC = (x.repeat_interleave(groups, 1) for x in (k_TKC, v_TKC))
+        if rule.scale != width**-0.5:  # the kernel's own; not every version takes another
+            q_THC = q_THC * (rule.scale * width**0.5)
+        longest, bounds_B = max(self.lengths), self._bounds_B
+        return varlen_attn(q_THC, k_TKC, v_TKC, bounds_B, bounds_B, longest, longest)  # type: ignore[return-value]
 
 
 def _attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, rule: Rule) -> Tensor:

@@ -9,7 +9,6 @@ memory, time and output, and its death is an error of the request. Run as a prog
 
 import importlib
 import io
-import resource
 import subprocess
 import sys
 import wave
@@ -112,6 +111,8 @@ def _check_length(seconds: float) -> None:
 
 def main() -> int:
     """The child: a file on stdin, samples on stdout."""
+    import resource  # Unix has it; imported here, so that the rest of this file runs anywhere
+
     resource.setrlimit(resource.RLIMIT_AS, (CHILD_BYTES, CHILD_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CHILD_SECONDS, CHILD_SECONDS))
     try:

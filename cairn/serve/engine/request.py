@@ -76,6 +76,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.mixed_step_tokens or self.step_tokens if decoding else self.step_tokens
 
     @property
+    def longest_text(self) -> int:
+        """Most tokens of a text that is pooled: a model that generates has to have room for a token behind it."""
+        return self.context - (self.answers == "text")
+
+    @property
     def page_tables(self) -> int:
         """How many cache groups have page tables."""
         return sum(group.kind != "state" for group in self.groups)

@@ -113,9 +113,9 @@ async def pool(
 
 def longest_text(service: Service, asked: int | None) -> int | None:
     """How many tokens a text is cut to; None: it is refused where it is too long."""
-    context = service.serving.limits.context
     if asked is None:
         return None
+    context = service.serving.limits.longest_text
     if asked != -1 and not 1 <= asked <= context:
         said = f"truncate_prompt_tokens is {asked}; it has to be -1 or between 1 and {context}"
         raise Refusal(400, said, param="truncate_prompt_tokens")

@@ -101,6 +101,7 @@ from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
+from cairn.serve.http.server.model_kinds import check_kind
 from cairn.serve.http.server.service import Service
 from cairn.serve.serving import ServedModel
 
@@ -136,12 +137,6 @@ GENERATING = (
     transcriptions,
     translations,
 )
-# What a model that generates no text can do instead.
-INSTEAD = {
-    "vectors": (classify, embeddings, rerank, score),
-    "transcripts": (transcriptions, translations),
-}
-KINDS = {"vectors": "a text encoder", "transcripts": "a transcriber of speech"}
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
 LONGEST_ID = 128
@@ -200,7 +195,7 @@ class Endpoint:
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
             if self.admits:
                 self._check_role()
-                self._check_generates()
+                check_kind(service, self.handle)
                 service.admission.check()  # a text that has no place need not be read
             call = scope[CALL] = Call(scope, receive, send, holder, id)
             response = await self.handle(service, call, body)
@@ -225,18 +220,6 @@ class Endpoint:
         if (self.handle is prefill) != (self.service.config.role == "prefill"):
             said = f"{self.name} is not for a server of the role {self.service.config.role}"
             raise Refusal(404, said, code="wrong_role")
-
-    def _check_generates(self) -> None:
-        service, answers = self.service, self.service.serving.limits.answers
-        instead = INSTEAD.get(answers)
-        if instead is not None and self.handle not in instead:
-            named = ", ".join(handle.__name__ for handle in instead)
-            raise Refusal(
-                400,
-                f"{service.model} is {KINDS[answers]} and generates nothing; it has: {named}",
-                param="model",
-                code="wrong_model",
-            )
 
 
 def _entry(scope: Scope) -> Entry | None:
