@@ -23,7 +23,7 @@ def open_encoder_serving(
 ) -> Serving:
     """A text encoder in a thread of this process: it has no cache, and one pass over a text is all."""
     context = _encoder_context(opened, config)
-    model, why = opened.load_encoder(config.device, config.dtype)
+    model, why = opened.load_encoder(config.device, config.dtype, config.plain)
     weight = next(model.parameters())
     budget = config.max_num_batched_tokens or STEP_TOKENS[weight.device.type]
     limits = Limits(

@@ -61,7 +61,7 @@ def open_speech_serving(
     check_device(device)
     opened = OpenSpeech(open_whisper(name, folder))
     dtype, why = _dtype(device, config.dtype)
-    model = opened.whisper.load(device, dtype)
+    model = opened.whisper.load(device, dtype, config.plain)
     place = model.embedding.device
     rows = min(config.max_num_seqs, ROWS[place.type])
     limits = Limits(

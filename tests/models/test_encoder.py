@@ -29,11 +29,11 @@ def texts_of(vocab, lengths=LENGTHS):
 def test_hidden_states_are_those_of_transformers_in_both_forms(family, tmp_path):
     theirs = tiny_encoders.reference(family)
     opened = open_encoder(str(tiny_encoders.save(tmp_path, theirs)))
-    model, _ = opened.load_encoder("cpu", "float32")
     texts = texts_of(opened.spec.vocab)
     with torch.inference_mode():
         expected = torch.cat([theirs(text[None]).last_hidden_state[0] for text in texts])
         for plain in (True, False):
+            model, _ = opened.load_encoder("cpu", "float32", plain)
             attend = Bidirectional(LENGTHS, plain=plain)
             found = model(torch.cat(texts), attend.positions_T(), attend)
             torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)

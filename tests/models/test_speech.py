@@ -58,8 +58,11 @@ def test_the_spectrogram_is_that_of_transformers(bins):
     )
 
 
-def test_states_and_logits_are_those_of_transformers_in_pieces_and_batches(theirs, transcriber):
-    model = transcriber.model
+@pytest.mark.parametrize("plain", [True, False])
+def test_states_and_logits_are_those_of_transformers_in_both_forms(theirs, transcriber, plain):
+    """In a batch, the tokens in pieces."""
+    model = transcriber.opened.load("cpu", torch.float32, plain)
+    assert (model.encoder[0].fused_up is None) == plain
     mel = log_mel(torch.tensor(np.stack([noise(4), noise(4, 1)])), 80)
     tokens = torch.randint(0, 300, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():

@@ -6,7 +6,7 @@ Its attention and feed-forward are the decoder's own parts. `attend` says which 
 both sides is its business too. `types_T` tells the second text of a pair from the first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch.nn.functional as F
@@ -63,14 +63,20 @@ class EncoderLayer(nn.Module):
             self.attention_norm = _norm(build, spec)
         self.feed_forward = FeedForward(build, shape, shape.intermediate)
         self.feed_forward_norm = _norm(build, spec)
+        self.fused_up: Callable[[Tensor], Tensor] | None = None  # see `cpu_form`
 
     def forward(self, x_TD: Tensor, step: Step) -> Tensor:
         norm = self.attention_norm or nn.Identity()
         if self.is_post:
             x_TD = norm(x_TD + self.attention.plain(x_TD, step))
-            return self.feed_forward_norm(x_TD + self.feed_forward(x_TD))
+            return self.feed_forward_norm(x_TD + self._feed(x_TD))
         x_TD = x_TD + self.attention.plain(norm(x_TD), step)
-        return x_TD + self.feed_forward(self.feed_forward_norm(x_TD))
+        return x_TD + self._feed(self.feed_forward_norm(x_TD))
+
+    def _feed(self, x_TD: Tensor) -> Tensor:
+        if self.fused_up is None:
+            return self.feed_forward(x_TD)
+        return self.feed_forward.down(self.fused_up(x_TD))
 
 
 class Encoder(nn.Module):

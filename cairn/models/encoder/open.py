@@ -9,6 +9,7 @@ from torch import nn
 
 from cairn.models.build import Build
 from cairn.models.checkpoint import check_device, default_device
+from cairn.models.encoder.cpu_form import give_cpu_forms
 from cairn.models.encoder.families import encoder_spec, is_bidirectional_decoder, is_encoder
 from cairn.models.encoder.load import load_encoder
 from cairn.models.encoder.model import BidirectionalDecoder
@@ -35,14 +36,17 @@ class OpenEncoder(OpenModel):
         super().__init__(name, shape, tokenizer_from_folder(folder), (), None)
         self.tensors = SafetensorsFolder(folder)
 
-    def load_encoder(self, device: str, dtype: str) -> tuple[nn.Module, str]:
+    def load_encoder(self, device: str, dtype: str, plain: bool = False) -> tuple[nn.Module, str]:
         """The model on a device, and why it has the type that it has."""
         device = default_device() if device == "auto" else device
         check_device(device)
         chosen, why = choose_dtype(self._stored(), False, device, dtype)
         build = Build(device, chosen, fused=True)
         if self.encoder is not None:
-            return load_encoder(self.encoder, self.tensors, build), why
+            made = load_encoder(self.encoder, self.tensors, build)
+            if not plain:
+                give_cpu_forms(made)
+            return made, why
         model = load_model(self.spec, self.tensors, build._replace(fused=False))
         return BidirectionalDecoder(model).requires_grad_(False).eval(), why
 

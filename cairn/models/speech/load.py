@@ -69,7 +69,7 @@ class OpenWhisper(NamedTuple):
     tokenizer: Tokenizer
     get: Get  # a tensor of ours, by its name
 
-    def load(self, device: str, dtype: torch.dtype) -> Whisper:
+    def load(self, device: str, dtype: torch.dtype, plain: bool = False) -> Whisper:
         with torch.device("meta"):
             model = Whisper(self.spec)
         state = {}
@@ -82,7 +82,10 @@ class OpenWhisper(NamedTuple):
                 )
             state[name] = tensor.to(device, dtype)
         model.load_state_dict(state, assign=True)
-        return model.requires_grad_(False).eval()
+        model.requires_grad_(False).eval()
+        if not plain:
+            model.fuse()
+        return model
 
 
 def is_whisper(folder: Path) -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
 from cairn.models.speech.spec import WhisperSpec
 
 EPS = 1e-5
@@ -71,6 +72,7 @@ class Block(nn.Module):
         self.feed_forward_norm = Norm(width)
         self.up = nn.Linear(width, spec.intermediate)
         self.down = nn.Linear(spec.intermediate, width)
+        self.fused_up: FusedGelu | None = None  # on a CPU, in place of `up` and its GELU
 
     def split(self, x_BSE: Tensor, parts: int) -> list[Tensor]:
         """Joined heads apart, [B, H, S, C] each."""
@@ -79,7 +81,10 @@ class Block(nn.Module):
         ]
 
     def feed_forward(self, x_BSD: Tensor) -> Tensor:
-        return x_BSD + self.down(F.gelu(self.up(self.feed_forward_norm(x_BSD))))
+        normed_BSD = self.feed_forward_norm(x_BSD)
+        if self.fused_up is None:
+            return x_BSD + self.down(F.gelu(self.up(normed_BSD)))
+        return x_BSD + self.down(self.fused_up(normed_BSD))
 
     def encode(self, x_BSD: Tensor) -> Tensor:
         q, k, v = self.split(self.qkv(self.attention_norm(x_BSD)), 3)
@@ -108,6 +113,13 @@ class Whisper(nn.Module):
         self.text_positions = nn.Parameter(torch.empty(spec.context, spec.hidden))
         self.decoder = nn.ModuleList(Block(spec, True) for _ in range(spec.decoder_layers))
         self.decoder_norm = Norm(spec.hidden)
+
+    def fuse(self) -> None:
+        """The fast form of the feed-forwards, where there is one; once the weights are there."""
+        if has_fused_gelu(self.embedding):
+            for block in [*self.encoder, *self.decoder]:
+                up = block.up
+                block.fused_up = FusedGelu(up.weight, up.bias)  # type: ignore[arg-type, union-attr]
 
     def listen(self, mel_BMN: Tensor) -> Sound:
         """What the decoder looks at."""
