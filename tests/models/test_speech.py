@@ -109,10 +109,10 @@ def test_what_may_be_said_next_is_what_transformers_allows(transcriber):
 def test_windows_together_alone_and_greedy_step_by_step(theirs, transcriber):
     """A batch says what each window says alone, and that is the argmax under the rules."""
     given_windows = [
-        (Window(0, noise(2)), Wanted(language="en", temperature=1e-9)),
+        (Window(0, noise(2)), Wanted(language="en", temperature=0.0)),
         (Window(0, np.zeros(RATE, np.float32)), Wanted()),
-        (Window(0, noise(5, 1)), Wanted("translate", "de", temperature=1e-9)),
-        (Window(0, noise(3, 2)), Wanted(language="en", prompt=(40, 41), temperature=1e-9)),
+        (Window(0, noise(5, 1)), Wanted("translate", "de", temperature=0.0)),
+        (Window(0, noise(3, 2)), Wanted(language="en", prompt=(40, 41), temperature=0.0)),
     ]
     together = transcriber.transcribe(given_windows)
     alone = [transcriber.transcribe([one])[0] for one in given_windows]
@@ -141,7 +141,7 @@ def test_the_language_is_the_likeliest_one(theirs, transcriber):
         start = torch.tensor([[tokens.start]])
         scores = theirs(input_features=mel, decoder_input_ids=start).logits[0, 0]
     best = max(tokens.languages, key=lambda code: scores[tokens.languages[code]])
-    heard = transcriber.transcribe([(Window(0, sound), Wanted(temperature=1e-9))])[0]
+    heard = transcriber.transcribe([(Window(0, sound), Wanted(temperature=0.0))])[0]
     assert heard.language == best
     silence = float(scores.softmax(-1)[tokens.no_speech])
     assert heard.decoded.no_speech == pytest.approx(silence, rel=1e-3)

@@ -75,7 +75,7 @@ def _dequantised(found: dict[str, Tensor]) -> dict[str, Tensor]:
         scale = found.get(f"{name}_scale")
         if tensor.dtype == torch.int8 and scale is not None:
             tensor = tensor.float() / scale.float().reshape(-1, *[1] * (tensor.dim() - 1))
-        elif tensor.dtype == torch.int16:
+        elif tensor.dtype == torch.int16 and scale is not None:
             raise UnsupportedModel(
                 f"{name} is stored in 16-bit integers", hint="float16, float32 and int8 are read"
             )

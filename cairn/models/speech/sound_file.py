@@ -44,8 +44,8 @@ def _read_wave(data: bytes) -> Samples | None:
                 return None
             rate, channels = file.getframerate(), file.getnchannels()
             raw = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, ValueError):
-        return None
+    except (wave.Error, EOFError, ValueError, RuntimeError, OverflowError):
+        return None  # the last two: sizes in its header that are none
     if rate < 1 or channels < 1:
         return None
     whole = len(raw) // (2 * channels) * 2 * channels

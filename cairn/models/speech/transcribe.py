@@ -24,7 +24,7 @@ class Wanted(NamedTuple):
     task: Task = "transcribe"
     language: str | None = None  # None: whichever is heard
     prompt: tuple[int, ...] = ()  # tokens of text that came before
-    temperature: float | None = None  # None: 0, and the ladder where that fails
+    temperature: float | None = None  # None: 0, and higher ones where that fails
 
 
 class Heard(NamedTuple):

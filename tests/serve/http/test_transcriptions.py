@@ -45,8 +45,8 @@ def test_every_form_says_the_same(hearing):
     assert srt.startswith("1\n00:00:0")
     assert vtt.startswith("WEBVTT\n\n00:00:0")
     assert srt.count("-->") == vtt.count("-->") == len(verbose.segments)
-    translated = hearing.client.audio.translations.create(model="tiny", file=clip(2))
-    assert isinstance(translated.text, str)
+    translated = hearing.http.post("/v1/audio/translations", files={"file": clip(2)})
+    assert isinstance(translated.json()["text"], str)
 
 
 def test_long_sound_keeps_its_times_and_shares_batches_with_short_ones(hearing):
