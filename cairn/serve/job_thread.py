@@ -23,6 +23,7 @@ from cairn.core.errors import ConfigError
 from cairn.serve.encoder_batch import TextQueue
 from cairn.serve.engine.loop import described
 from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import Spent, StepTimes
@@ -134,6 +135,9 @@ class JobThread:
 
     def page_map(self) -> PageMap:
         return PageMap()
+
+    def follow_pages(self) -> PageEvents | None:
+        return None  # there are no pages
 
     def restarting(self) -> str | None:
         return None

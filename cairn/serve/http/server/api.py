@@ -63,6 +63,7 @@ from cairn.serve.http.endpoints.ollama import (
     ollama_error,
 )
 from cairn.serve.http.endpoints.prefill import prefill
+from cairn.serve.http.endpoints.pulse import pulse
 from cairn.serve.http.endpoints.rerank import (
     ClassifyRequest,
     RerankRequest,
@@ -99,6 +100,7 @@ from cairn.serve.http.protocol.requests import (
 )
 from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.continuation import ROUTED, header, split_body
 from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.model_kinds import check_kind
@@ -197,7 +199,10 @@ class Endpoint:
                 self._check_role()
                 check_kind(service, self.handle)
                 service.admission.check()  # a text that has no place need not be read
+            body, continued = split_body(scope, body)
             call = scope[CALL] = Call(scope, receive, send, holder, id)
+            call.continued, call.routed = continued, header(scope, ROUTED) is not None
+            call.body = body if self.admits and service.pulse.followed else b""
             response = await self.handle(service, call, body)
             if response is not None and call.wants_ledger and call.entry is not None:
                 put_into(response, service.book.view(call.entry), call.wants_field)
@@ -361,6 +366,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/cairn/engine", engine),
         get("/cairn/engine/events", engine_events),
         get("/cairn/usage", usage),
+        get("/cairn/pulse", pulse),
         get("/cairn/requests", requests),
         get("/cairn/requests/{id}", request),
         get("/cairn/requests/{id}/trace", request_trace),
