@@ -20,6 +20,7 @@ import numpy as np
 from cairn.core.errors import ConfigError, RequestError
 
 RATE = 16_000
+RATES = range(1_000, 384_001)  # that are read
 MOST_SECONDS = 4 * 3600
 CHILD_SECONDS = 60
 CHILD_BYTES = 4 << 30
@@ -46,11 +47,9 @@ def _read_wave(data: bytes) -> Samples | None:
             raw = file.readframes(file.getnframes())
     except (wave.Error, EOFError, ValueError, RuntimeError, OverflowError):
         return None  # the last two: sizes in its header that are none
-    if rate < 1 or channels < 1:
-        return None
     whole = len(raw) // (2 * channels) * 2 * channels
     frames = np.frombuffer(raw[:whole], "<i2").reshape(-1, channels)
-    _check_length(len(frames) / rate)
+    _check_size(len(frames), rate)
     return resampled(frames.mean(1, dtype=np.float32) / np.float32(32768), rate)
 
 
@@ -102,7 +101,13 @@ def _by_spectrum(part: Samples, count: int) -> Any:
     return np.fft.irfft(kept, count) * (count / len(part))
 
 
-def _check_length(seconds: float) -> None:
+def _check_size(frames: int, rate: int) -> None:
+    """Before anything is made of it: a header may say what it likes."""
+    if rate not in RATES:
+        raise RequestError(
+            f"the sound has {rate} samples a second", hint=f"between {RATES[0]} and {RATES[-1]}"
+        )
+    seconds = frames / rate
     if seconds > MOST_SECONDS:
         raise RequestError(
             f"the sound is {seconds:.0f} s long; {MOST_SECONDS} s are the most", hint="cut it"
@@ -121,7 +126,7 @@ def main() -> int:
         return MISSING
     try:
         with soundfile.SoundFile(io.BytesIO(sys.stdin.buffer.read())) as file:
-            _check_length(file.frames / max(file.samplerate, 1))
+            _check_size(file.frames, file.samplerate)
             frames = file.read(dtype="float32", always_2d=True)
             rate = file.samplerate
     except (RuntimeError, ValueError, TypeError, MemoryError, RequestError) as error:
