@@ -51,7 +51,8 @@ def _ask(
     from cairn.labs.rubric import grade_answer
 
     head = f"{number}/{total}  {one.title.of(language)} ({question.topic})"
-    print("\n".join(["", head, *wrapped(question.ask.of(language), "  ")]))
+    evidence = [f"  | {line}" for line in question.evidence.strip().splitlines()]
+    print("\n".join(["", head, *evidence, *wrapped(question.ask.of(language), "  ")]))
     reply = _read(YOUR_ANSWER.of(language))
     if reply is None or reply.strip().lower() in ("q", "quit"):
         return None

@@ -14,7 +14,7 @@ export function interviewPage(rounds) {
   ].flat();
 }
 
-function form(round, { topic, ask }) {
+function form(round, { topic, ask, evidence }) {
   const field = h("textarea", { rows: "3", "aria-label": word("your answer") });
   const result = h("div", { role: "status" });
   const grade = async (event) => {
@@ -22,7 +22,7 @@ function form(round, { topic, ask }) {
     const query = new URLSearchParams({ round, topic, answer: field.value });
     result.replaceChildren(...shown(await getJSON(`/cairn/learn/grade?${query}`)));
   };
-  return h("form", { class: "question", onsubmit: grade }, h("p", {}, said(ask)), field,
+  return h("form", { class: "question", onsubmit: grade }, evidence ? h("pre", { class: "code", tabindex: "0" }, evidence.trim()) : null, h("p", {}, said(ask)), field,
     h("button", { type: "submit" }, word("grade")), result);
 }
 
