@@ -13,6 +13,7 @@ import msgspec
 
 from cairn.cli.learn.learn_show import wrapped
 from cairn.labs.lab import Language, Words
+from cairn.labs.rubric import worded
 
 if TYPE_CHECKING:
     from cairn.cli.learn.learn import Learn
@@ -62,7 +63,10 @@ def _ask(
 
 
 def _told(graded: "Graded", question: "Drilled", language: Language) -> list[str]:
-    found, missing = "; ".join(graded.found) or "–", "; ".join(graded.missing) or "–"
+    found, missing = (
+        "; ".join(worded(point, language) for point in points) or "–"
+        for points in (graded.found, graded.missing)
+    )
     return [
         f"  {graded.share:.0%}  ✓ {found}",
         f"       ✗ {missing}",
