@@ -161,7 +161,8 @@ STYLES = {
 }
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
-LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
+# Masks and tables of old checkpoints, and the head of a classifier, which scores pooled states on the host.
+LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
 
 
 def source(family: str, slot: str) -> Source:

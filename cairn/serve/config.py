@@ -100,7 +100,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to pay"""
     load_in_advance: bool = False
-    """capture all graphs before the first request, instead of when each is first needed"""
+    """capture all common graphs before the first request, instead of when first needed; LLM and the server do"""
 
     def __post_init__(self) -> None:
         fine = 0 < self.gpu_memory_utilization <= 1

@@ -227,7 +227,13 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     groups = cache_groups(opened.spec)
     pages = len(groups) * (-(-tokens // page) + 1)
     with span("load", model=options.model):
-        llm = LLM(options.model, max_num_seqs=1, num_gpu_blocks_override=pages, **engine)
+        llm = LLM(
+            options.model,
+            max_num_seqs=1,
+            num_gpu_blocks_override=pages,
+            load_in_advance=False,  # one answer needs few graphs
+            **engine,
+        )
     load_s = time.perf_counter() - began
     with llm:
         print(f"{llm.notes[0]}, loaded in {format_duration(load_s)}", file=sys.stderr)
