@@ -50,7 +50,7 @@ def with_slo(options: Serve, slo: str) -> Serve:
     from cairn.plan.serve_cost import Served
 
     served = Served(
-        spec=open_model(options.model).spec,
+        spec=open_model(options.model, options.context).spec,
         device=gpu,
         tp=options.tensor_parallel_size,
         weight_bytes=1.0 if options.weights == "fp8" else 2.0,

@@ -171,7 +171,7 @@ def read_source(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
     rows, *rest = slot.shape
     expected = (place.rows or rows, *rest)
     expected = expected[::-1] if place.transposed else expected
-    if stored == (1, *expected):  # Ernie's bias of a router has a dimension of groups
+    if place.leading and stored == (1, *expected):
         tensor, stored = tensor[0], expected
     if stored != expected:
         raise WeightsError(

@@ -355,7 +355,7 @@ def open_serving(
         return Serving(started.opened, limits, host, started.notes, facts, names)
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 
-    opened = open_model(config.model)
+    opened = open_model(config.model, config.context)
     processes = EngineProcesses(config, role=role)
     client = processes.client
     return Serving(opened, client.limits, processes, client.notes, client.facts, names)

@@ -61,6 +61,7 @@ class Varlen:
             window=rule.window,
             softcap=rule.softcap,
             scale=rule.scale,
+            sinks_H=rule.sinks_H,
         )
         return cast(Tensor, out)
 
@@ -85,7 +86,8 @@ class FusedLayers:
         kinds = spec.ropes(range(spec.layers))
         self.tables = rope_tables(kinds, spec, context, device)
         # Whether some mixers run by torch, and need rotations.
-        self.rotates_by_torch = spec.qk_norm_rotated or not all(kind.is_tabulated for kind in kinds)
+        by_torch = spec.qk_norm_rotated or spec.latent is not None
+        self.rotates_by_torch = by_torch or not all(kind.is_tabulated for kind in kinds)
 
     def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
         if vocabulary.shards.size > 1 or vocabulary.lookup_addend is not None:

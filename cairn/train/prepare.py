@@ -186,7 +186,7 @@ def assemble(
         dtype=dtype_of(precision),
         seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
-        attend=Varlen if by_kernels and spec.head_dim in WIDTHS else None,
+        attend=Varlen if by_kernels and spec.head_dim in WIDTHS and not spec.latent else None,
         recompute=_kind(config),
         fused_context=config.data.sequence if fused else None,
         products=products_of(config, spec),
