@@ -18,7 +18,8 @@ from cairn.serve.http.protocol.openapi import document
 
 pytestmark = pytest.mark.timeout(1200 if os.environ.get("CAIRN_LONG") else 120)
 EXAMPLES = 1000 if os.environ.get("CAIRN_LONG") else 12
-UNTRIED = ("/cairn/engine/events", "/cairn/prefill")  # one never ends, the other reads MessagePack
+# Two never end, and one reads MessagePack.
+UNTRIED = ("/cairn/engine/events", "/cairn/pulse", "/cairn/prefill")
 DESCRIBED = {
     f"{method.upper()} {path}": described
     for path, methods in document()["paths"].items()

@@ -115,6 +115,7 @@ OTHER_GETS: dict[str, tuple[str, str]] = {
     "/api/tags": ("application/json", "the models, Ollama's way"),
     "/api/version": ("application/json", "the version, Ollama's way"),
     "/cairn/engine/events": ("text/event-stream", "what the engine is doing, as it changes"),
+    "/cairn/pulse": ("application/x-cairn-pulse", "what is cached and how busy it is, to a router"),
 }
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
