@@ -25,6 +25,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.stretch import stretched
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
+from cairn.models.vision.tower import Tower
 from cairn.models.weights import random_model
 from cairn.report.progress import byte_progress
 
@@ -48,6 +49,7 @@ class Runnable:
         self.name, self.model, self.why, self.notes = name, model, why, list(notes)
         # Of keys and values in 8 bits, for each layer, where the checkpoint has them.
         self.cache_scales: list[tuple[float, float]] | None = None
+        self.tower: Tower | None = None  # of a model that sees
         weight = model.embedding.weight
         self.device, self.dtype = str(weight.device), str(weight.dtype).removeprefix("torch.")
         self.bits = 8.0 * weight.itemsize if bits is None else bits
@@ -109,6 +111,7 @@ class OpenModel:
             )
         runnable = Runnable(self.name, model, why, self.checkpoint.stored_bits(), notes or ())
         runnable.cache_scales = self.checkpoint.cache_scales()
+        runnable.tower = self.checkpoint.load_tower(device, chosen)
         return runnable
 
 

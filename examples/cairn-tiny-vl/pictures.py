@@ -1,4 +1,4 @@
-"""Pictures that are drawn by rule: coloured shapes that do not overlap, or a printed number. On any device, by torch alone.
+"""Pictures that are drawn by rule: colored shapes that do not overlap, or a printed number. By torch, on any device.
 
 scenes(count, generator) -> Scenes -draw-> uint8 [B, 128, 128, 3]
 """

@@ -2,8 +2,8 @@
 
     pixels [N, H, W, 3] -patches-> [P, 3 p p] -linear, positions-> x [P, D] -layers-> x -projector-> rows [R, D']
 
-Its layers are the decoder's `Layer`; that patches see each other both ways is the business of `attend`. Tiles of several
-pictures are packed side by side, each a text of its own.
+Its layers are the decoder's `Layer`; that patches see each other both ways is the business of `attend`. Tiles of
+several pictures are packed side by side, each a sequence of its own.
 """
 
 from collections.abc import Iterator, Sequence
