@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that see, written by `transformers`, the oracle, with tokenizers that hold their marks."""
+"""Tiny random checkpoints of models that see, written by `transformers`, the oracle, with tokenizers of bytes."""
 
 import functools
 import json
@@ -60,7 +60,8 @@ def reference(name: str) -> transformers.PreTrainedModel:
         )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.08)
+            noise = torch.randn_like(parameter) * (0.15 if parameter.ndim > 1 else 0.3)
+            parameter.add_(noise)  # large enough to make the logits differ
     return model.float().eval()
 
 
@@ -116,7 +117,7 @@ def folder(name: str) -> Path:
         "{% for message in messages %}{{ message.role }}: {% for part in message.content %}"
         "{{ '"
         + placeholder
-        + "' if part.type == 'image' else part.text }}{% endfor %}\n{% endfor %}"
+        + "' if part.type == 'image' else part.text }}{% endfor %}{{ '\\n' }}{% endfor %}"
     )
     return path
 

@@ -25,6 +25,7 @@ from cairn.models.spec import ModelSpec
 from cairn.models.stretch import stretched
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
+from cairn.models.vision.spec import VisionSpec
 from cairn.models.vision.tower import Tower
 from cairn.models.weights import random_model
 from cairn.report.progress import byte_progress
@@ -82,6 +83,11 @@ class OpenModel:
     ) -> None:
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
         self.eos_ids, self.checkpoint = eos_ids, checkpoint
+
+    @property
+    def vision(self) -> VisionSpec | None:
+        """Of a model that sees; None: it reads text alone."""
+        return None if self.checkpoint is None else self.checkpoint.vision
 
     def load(
         self,

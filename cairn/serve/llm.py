@@ -31,7 +31,7 @@ from cairn.models.encoder.texts import TextIds, encode_texts
 from cairn.models.speech.sound_file import read_sound
 from cairn.models.speech.transcribe import Wanted
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
-from cairn.models.vision.conversation import refuse_images
+from cairn.models.vision.conversation import refuse_images, with_parts
 from cairn.serve.answer import RequestOutput, readable_prompt
 from cairn.serve.config import INSTEAD, EngineConfig
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -231,7 +231,7 @@ class LLM:
 
         sight, pictures = self.serving.sight, []
         if sight is not None:
-            text, pictures = sight.read(checked, render)
+            text, pictures = sight.read(checked, lambda split: render(with_parts(split)))
         else:
             refuse_images(messages, self.serving.name)
             text = render(checked)

@@ -360,6 +360,11 @@ def open_serving(
         return other
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
+    if role is not None and open_model(config.model).vision is not None:
+        raise ConfigError(
+            f"role is {role.role}, and {config.model} sees pictures",
+            hint="serve it with a server that does both",
+        )
     if not in_processes:
         started = start(config)
         limits, facts = started.engine.scheduler.limits, facts_of(started.engine)

@@ -47,7 +47,7 @@ def refuse_images(messages: object, model: str) -> None:
 def split_images(
     messages: Sequence[Mapping[str, Any]], placeholder: str
 ) -> tuple[list[dict[str, Any]], list[ImageSource]]:
-    """Messages with lists of parts as their contents, and their pictures in order."""
+    """Messages with {"type": "image"} in place of their pictures, and the pictures in order."""
     sources: list[ImageSource] = []
     split = []
     for at, message in enumerate(messages):
@@ -55,7 +55,6 @@ def split_images(
         where = f"messages[{at}].content"
         if isinstance(content, str):
             _check_text(content, placeholder, where)
-            message = {**message, "content": [{"type": "text", "text": content}]}
         elif isinstance(content, list):
             parts = [
                 _part(part, f"{where}[{index}]", placeholder, sources)
@@ -64,6 +63,16 @@ def split_images(
             message = {**message, "content": parts}
         split.append(message)
     return split, sources
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every content as a list of parts, which templates of models that see iterate over."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else dict(message)
+        for message in messages
+    ]
 
 
 def _part(part: object, where: str, placeholder: str, sources: list[ImageSource]) -> dict[str, Any]:
