@@ -38,7 +38,7 @@ class DType:
         if self.name in ("bfloat16", "float8e4nv"):
             wide = torch.from_numpy(np.ascontiguousarray(array, np.float32))
             return wide.to(self.torch_dtype).float().numpy()
-        kinds = {"float32": np.float32, "int32": np.int32, "int64": np.int64}
+        kinds = {"float32": np.float32, "int32": np.int32, "int64": np.int64, "int8": np.int8}
         return np.asarray(array).astype(kinds[self.name])
 
 
@@ -46,7 +46,8 @@ bfloat16 = DType("bfloat16", torch.bfloat16, 16)
 float32 = DType("float32", torch.float32, 32)
 float8e4nv = DType("float8e4nv", torch.float8_e4m3fn, 8)
 int32, int64 = DType("int32", torch.int32, 32), DType("int64", torch.int64, 64)
-DTYPES = {dtype.torch_dtype: dtype for dtype in (bfloat16, float8e4nv, float32, int32, int64)}
+int8 = DType("int8", torch.int8, 8)
+DTYPES = {dtype.torch_dtype: dtype for dtype in (bfloat16, float8e4nv, float32, int8, int32, int64)}
 
 
 class constexpr:
@@ -77,8 +78,9 @@ class Layout:
 class Tensor:
     """A block of numbers, or one number, in registers."""
 
-    def __init__(self, array, layout=None, dtype=None):
+    def __init__(self, array, layout=None, dtype=None, place=None):
         self.array, self.layout = np.asarray(array), layout
+        self.place = place  # in shared memory, which is the order of registers: known of what was just loaded
         if dtype is None:
             dtype = float32 if self.array.dtype.kind == "f" else int32
         self.dtype = dtype
@@ -92,10 +94,12 @@ class Tensor:
         return types.SimpleNamespace(layout=self.layout, scalar=self.dtype, shape=self.shape)
 
     def reshape(self, shape):
-        return Tensor(self.array.reshape(shape), self.layout, self.dtype)
+        place = None if self.place is None else self.place.reshape(shape)
+        return Tensor(self.array.reshape(shape), self.layout, self.dtype, place)
 
     def permute(self, order):
-        return Tensor(self.array.transpose(order), self.layout, self.dtype)
+        place = None if self.place is None else self.place.transpose(order)
+        return Tensor(self.array.transpose(order), self.layout, self.dtype, place)
 
     def to(self, dtype):
         return Tensor(dtype.rounded(self.array), self.layout, dtype)
@@ -185,6 +189,60 @@ def split(value):
     return tuple(Tensor(value.array[..., i], value.layout, value.dtype) for i in (0, 1))
 
 
+def join(a, b):
+    return Tensor(np.stack((a.array, b.array), -1), a.layout, a.dtype)
+
+
+def inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack):
+    """Four bytes of neighbours in a register -> two registers of two bfloat16 for each result."""
+    (given,), registers = args, {}
+    assert pack == 4
+    assert given.dtype is int8
+    order = np.argsort(given.place.reshape(-1))
+    values = given.array.reshape(-1)[order].reshape(-1, 4)
+    arrived = ~np.isnan(values).any(-1)
+    bytes_ = np.where(arrived[:, None], values, 0).astype(np.int64) & 255
+    registers["$4"] = bytes_ @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
+    for line in asm.strip("{} \n").splitlines():
+        _instruct(line.strip().rstrip(";"), registers)
+    results = []
+    for number in range(2):
+        pair = np.stack([registers[f"${2 * number}"], registers[f"${2 * number + 1}"]], -1)
+        halves = np.stack([pair & 0xFFFF, pair >> 16], -1).reshape(-1, 4)
+        halves = np.where(arrived[:, None], _from_bfloat16(halves), np.nan)
+        flat = np.empty(given.array.size, np.float32)
+        flat[order] = halves.reshape(-1)
+        results.append(Tensor(flat.reshape(given.array.shape), given.layout, bfloat16))
+    return tuple(results)
+
+
+def _from_bfloat16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _instruct(line, registers):
+    """One PTX instruction of those that our kernels use."""
+    name, _, rest = line.partition(" ")
+    operands = [part.strip() for part in rest.split(",")]
+    if name in ("", ".reg"):
+        return
+    read = [registers[o] if o in registers else int(o, 0) for o in operands[1:]]
+    if name == "mov.b32":
+        result = read[0]
+    elif name == "shr.b32":
+        result = read[0] >> read[1]
+    elif name == "lop3.b32":
+        assert read[3] == 0xEA  # (a and b) or c
+        result = (read[0] & read[1]) | read[2]
+    else:
+        assert name == "sub.rn.bf16x2", name
+        whole = np.broadcast_arrays(*read)
+        halves = [_from_bfloat16(np.stack([one & 0xFFFF, one >> 16], -1)) for one in whole]
+        bits = bfloat16.rounded(halves[0] - halves[1]).view(np.uint32).astype(np.int64) >> 16
+        result = bits[..., 0] | bits[..., 1] << 16
+    registers[operands[0]] = result
+
+
 class Memory:
     """A view of shared memory."""
 
@@ -207,7 +265,8 @@ class Memory:
         return Memory(self.array.transpose(order), self.dtype)
 
     def load(self, layout):
-        return Tensor(self.array.copy(), layout, self.dtype)
+        place = np.arange(self.array.size).reshape(self.array.shape)
+        return Tensor(self.array.copy(), layout, self.dtype, place)
 
     def store(self, value):
         self.array[...] = self.dtype.rounded(value.array)
@@ -494,7 +553,7 @@ def _reduction(function):
 
 language = types.ModuleType("triton.experimental.gluon.language")
 language.__dict__.update(
-    constexpr=constexpr, tensor=Tensor, shared_memory_descriptor=Memory, int32=int32, int64=int64, float32=float32,
+    constexpr=constexpr, tensor=Tensor, shared_memory_descriptor=Memory, int8=int8, int32=int32, int64=int64, float32=float32,
     bfloat16=bfloat16, float8e4nv=float8e4nv, float16=bfloat16, load=load, store=store,
     allocate_shared_memory=allocate_shared_memory,
     NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, DotOperandLayout=Layout, BlockedLayout=Layout,
@@ -503,7 +562,8 @@ language.__dict__.update(
     zeros=lambda shape, dtype, layout: Tensor(np.zeros(shape, np.float32), layout, dtype),
     full=lambda shape, value, dtype, layout: Tensor(np.full(shape, value, np.float32), layout, dtype),
     arange=lambda start, end, layout: Tensor(np.arange(start, end), layout),
-    convert_layout=lambda value, layout: Tensor(value.array, layout, value.dtype),
+    convert_layout=lambda value, layout, assert_trivial=False: Tensor(value.array, layout, value.dtype),
+    join=join, inline_asm_elementwise=inline_asm_elementwise,
     to_tensor=lambda value: value if isinstance(value, Tensor) else Tensor(value),
     cdiv=lambda a, b: (a + (b - 1)) // b,
     where=_elementwise(np.where), maximum=_elementwise(np.maximum), minimum=_elementwise(np.minimum),

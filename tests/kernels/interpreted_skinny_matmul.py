@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from cairn.kernels.accuracy import poison, relative_error
+from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.matmul.epilogue import Epilogue, matmul_reference
+from cairn.kernels.matmul.int4_matmul import Int4, dequantize_int4, int4_reference
+from cairn.kernels.matmul.int4_matmul import launch as launch_int4
+from cairn.kernels.matmul.int4_tiles import packed_tiles
 from cairn.kernels.matmul.skinny_fp8 import launch as launch_fp8
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8
 from cairn.kernels.matmul.skinny_matmul import launch, skinny_matmul
@@ -24,6 +28,7 @@ from cairn.kernels.quantize.quantize import quantize_reference
 
 ROW = Plan("row", 4, 256, 1, 1, 1)
 STREAM = Plan("stream", 64, 32, 1, 4, 3)
+INT4 = Plan("int4", 64, 256, 1, 4, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +105,36 @@ def test_more_rows_of_float8(change, swiglu):
     launch_fp8(x, w, y, epilogue, STREAM._replace(**change))
     exact = truth(*(rows.values.double() * rows.scale.double() for rows in (x, w)), epilogue)
     assert relative_error(y, exact) < 1e-2
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("group", "shifts", "change"),
+    [(128, False, {}), (64, True, dict(split=2)), (256, True, dict(block_n=128, block_k=128))],
+    ids=str,
+)
+def test_4_bit_weights_are_exact_at_every_stage_count(stages, group, shifts, change):
+    """Scales that are powers of two, and whole shifts: sums of few products are exact in any order."""
+    m, n, k = 9, 128, 512
+    scales = 2.0 ** torch.randint(-1, 2, (k // group, n))
+    added = torch.randint(-2, 3, scales.shape).float() if shifts else None
+    w = Int4(packed_tiles(torch.randint(0, 16, (n, k), dtype=torch.uint8)), scales, added)
+    x = torch.randint(-1, 2, (m, k)).bfloat16()
+    y = torch.empty(m, n, dtype=torch.bfloat16)
+    poison(y)
+    launch_int4(x, w, y, Epilogue(), INT4._replace(stages=stages, **change))
+    assert torch.equal(y, (x.double() @ int4_reference(w).double().T).bfloat16())
+
+
+def test_4_bit_weights_with_swiglu_and_dequantised():
+    w, x = random_int4(128, 256, 128, True, "cpu"), torch.randn(3, 256).bfloat16()
+    epilogue = Epilogue(torch.randn(128).bfloat16(), "swiglu")
+    y = torch.empty(3, 64, dtype=torch.bfloat16)
+    poison(y)
+    launch_int4(x, w, y, epilogue, INT4)
+    rows = dequantize_int4(w, paired=True, impl="triton")
+    assert torch.equal(rows, dequantize_int4(w, paired=True, impl="reference"))
+    assert relative_error(y, truth(x, rows.double(), epilogue)) < 2e-2
 
 
 def test_the_public_function():

@@ -210,6 +210,7 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         torch.float16: gl.float16,
         torch.float32: gl.float32,
         torch.float8_e4m3fn: gl.float8e4nv,
+        torch.int8: gl.int8,
     }
     return gl.NVMMASharedLayout.get_default_for(list(shape), types[dtype])
 
@@ -233,8 +234,8 @@ def ragged_descriptor(x_THC: Tensor, rows: int) -> TensorDescriptor:
 
 def described(shape: list[int], dtype: torch.dtype = torch.bfloat16) -> str:
     """The type of a descriptor, for the compiler."""
-    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv"}
-    name = names[dtype]
+    names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int8: "i8"}
+    name = {**names, torch.float8_e4m3fn: "fp8e4nv"}[dtype]
     return f"tensordesc<{name}{shape},{shared_layout(shape, dtype)!r}>"
 
 

@@ -1,0 +1,156 @@
+"""The variants of `int4_matmul` that are compiled and the shapes at which it is measured and tuned."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.attention.attention_rings import described
+from cairn.kernels.kernel import Case, Prepared, Variant
+from cairn.kernels.matmul.int4_matmul import (
+    ROW_BYTES,
+    Int4,
+    _dequantize_kernel,
+    average_registers,
+    cost,
+    int4_matmul,
+    int4_plan,
+    int4_reference,
+    stage_bytes,
+    unit_of,
+)
+from cairn.kernels.matmul.int4_stream import int4_kernel
+from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, packed_tiles
+from cairn.kernels.matmul.projections import QWEN3_8B
+from cairn.kernels.matmul.skinny_plans import Plan, row_block
+from cairn.kernels.tuned import Tuning
+
+KERNEL = "cairn.kernels.matmul.int4_matmul"
+GROUP = 128
+BATCHES = (1, 16, 64)
+PROJECTIONS = QWEN3_8B[:4]
+
+
+def _variant(
+    plan: Plan, m: int, k: int, group: int = GROUP, shifts: bool = False, swiglu: bool = False
+) -> Variant:
+    split, kernel = plan.parts(k), cast(Any, int4_kernel)
+    unit = unit_of(plan.block_k, group)
+    numbers = described([1, TILE], torch.float32)
+    tiles = {
+        "x": described([row_block(m), unit]),
+        "w": described([unit // 4, ROW_BYTES], torch.int8),
+    }
+    pointers = {"y": "*bf16"} | ({"parts": "*fp32"} if split > 1 else {})
+    types = {**tiles, "scales": numbers, **({"shifts": numbers} if shifts else {}), **pointers}
+    types |= dict.fromkeys(("stride_y", "M", "N", "K"), "i32")
+    constants: dict[str, Any] = dict(
+        bias=None, GROUP=group, UNITS=plan.block_k // unit, SPLIT=split
+    )
+    constants |= dict(PIECES=plan.block_n // TILE, STAGES=plan.stages, SWIGLU=swiglu, OVERLAP=True)
+    constants |= {"EARLY": True, **({} if split > 1 else {"parts": None})}
+    constants |= {} if shifts else {"shifts": None}
+    more = f"{', shifts' * shifts}{', swiglu' * swiglu}"
+    return Variant(
+        f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages{more}",
+        int4_kernel,
+        {name: types[name] for name in kernel.arg_names if name in types},
+        {name: constants[name] for name in kernel.arg_names if name in constants},
+        {"num_warps": plan.warps, "maxnreg": average_registers(m, plan)},
+        (*pointers, "stride_y", "N", "K"),
+        "wgmma",
+        gluon=True,
+    )
+
+
+_SHIPPED = [
+    *(_variant(int4_plan(m, p.n, p.k, GROUP), m, p.k) for p in PROJECTIONS for m in BATCHES),
+    _variant(int4_plan(8, 24576, 4096, GROUP), 8, 4096, swiglu=True),
+    _variant(int4_plan(8, 24576, 4096, 64, True), 8, 4096, 64, shifts=True),
+    Variant(
+        "int4 dequantise",
+        _dequantize_kernel,
+        {
+            "tiles": "*u8",
+            "scales": "*fp32",
+            "shifts": "*fp32",
+            "y": "*bf16",
+            "N": "i32",
+            "K": "i32",
+        },
+        {"GROUP": GROUP, "TILE": TILE, "BYTES": TILE_BYTES, "PAIRED": True},
+        {"num_warps": 4},
+        ("tiles", "scales", "shifts", "y", "N", "K"),
+    ),
+]
+VARIANTS = list({variant.name: variant for variant in _SHIPPED}.values())
+
+
+def random_int4(
+    n: int, k: int, group: int = GROUP, shifts: bool = False, device: str = "cuda"
+) -> Int4:
+    """Weights of about the size that a model has."""
+    levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+    scales = (0.5 + torch.rand(k // group, n, device=device)) * 0.2 * k**-0.5
+    return Int4(packed_tiles(levels), scales, torch.randn_like(scales) * scales if shifts else None)
+
+
+def cases() -> Iterator[Case]:
+    for p in PROJECTIONS:
+        for m in BATCHES:
+            shape = f"{m} x {p.n} x {p.k} ({p.model} {p.name})"
+            prepare = lambda s=(m, p.n, p.k): _prepare(*s)  # noqa: E731
+            yield Case("int4_matmul", shape, "bf16", cost(m, p.n, p.k), prepare, graph=True)
+
+
+def _prepare(m: int, n: int, k: int) -> Prepared:
+    x_MK, w = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), random_int4(n, k)
+    wide_NK = int4_reference(w, torch.bfloat16)
+
+    def error() -> float:
+        exact = x_MK.double() @ int4_reference(w).double().T
+        return relative_error(int4_matmul(x_MK, w, prefetch=True, impl="gluon"), exact)
+
+    return Prepared(
+        lambda: int4_matmul(x_MK, w, prefetch=True, impl="gluon"),
+        {"cuBLAS, bf16": lambda: F.linear(x_MK, wide_NK)},
+        error,
+    )
+
+
+def plans(m: int, n: int, k: int, group: int = GROUP) -> list[Plan]:
+    """Around the default: more and fewer parts, taller tiles, narrower steps, deeper and flatter rings."""
+    found = [int4_plan(m, n, k, group)]
+    for split, pieces, width in product((1, 2, 4, 8), (1, 2), (128, 256)):
+        programs = n // (TILE * pieces) * split
+        divides = n % (TILE * pieces) == 0 and k % width == 0
+        if not divides or not 60 <= programs <= 1600 or k < split * 512:
+            continue
+        for kib in (48, 72, 110, 220):  # four, three, two programs or one on a multiprocessor
+            stages = min((kib << 10) // stage_bytes(m, width, group, pieces=pieces), 16)
+            if stages >= 3:
+                found.append(Plan("int4", pieces * TILE, width, split, 4, stages))
+    return list(dict.fromkeys(found))
+
+
+def tuning() -> Iterator[Tuning]:
+    for p in PROJECTIONS:
+        for m in BATCHES:
+
+            def prepare(m: int = m, n: int = p.n, k: int = p.k) -> Callable[[], Tensor]:
+                x_MK = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+                w = random_int4(n, k)
+                return lambda: int4_matmul(x_MK, w, prefetch=True)
+
+            key = f"m={row_block(m)},n={p.n},k={p.k},group={GROUP}"
+            yield Tuning(key, [plan._asdict() for plan in plans(m, p.n, p.k)], prepare)
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

@@ -1,0 +1,246 @@
+# pyrefly: ignore-errors
+"""The kernel of int4_matmul, in Gluon for sm_90: 4-bit weights become the register operand of the tensor cores.
+
+    ring    STAGES buffers, each PIECES x 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
+    step    UNITS of at most one group of columns, for each piece: unpack -> multiply -> sums += scale * product
+
+One warp copies, four multiply: unpacking takes half of the instructions that a multiprocessor can issue while weights
+arrive, and leaves none for four warps to copy, too. While the tensor cores multiply one unit, the next is unpacked: one
+shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136 less leaves
+the whole number level - 8 exactly. Shifts that are not -8 * scale multiply the unit's sum of x, which the tensor cores
+compute beside it with a matrix of ones. The order of work is that of skinny_stream.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from cairn.kernels.matmul.skinny_stream import _deliver
+
+PIECE = gl.constexpr(64)  # rows of w that a warpgroup multiplies at once
+ROW_BYTES = gl.constexpr(128)  # of a tile as TMA sees it: 16 such rows are 64 x 64 weights
+
+
+@gluon.jit
+def _unpacked(raw, layout: gl.constexpr):
+    """Tiles of 2,048 bytes, 16 for each thread -> [64, UNIT] of level - 8 in the registers of the operand."""
+    TILES: gl.constexpr = raw.shape[0] // 16
+    # tile, warp, r, pair, step of 16, odd, half -> warp, row + 8, r | tile, step, pair, odd: `odd` and `row + 8` change
+    # places in a word, because the numbers that come out of it lie in the order of the operand
+    bytes_ = raw.reshape([TILES, 4, 8, 4, 4, 2, 2]).permute((1, 5, 2, 0, 4, 3, 6))
+    words = bytes_.reshape([PIECE, TILES * 32])
+    low, high = gl.inline_asm_elementwise(
+        """{
+        .reg .b32 t1, t2, t3, c;
+        mov.b32 c, 0x43084308;
+        shr.b32 t1, $4, 4;
+        shr.b32 t2, $4, 8;
+        shr.b32 t3, $4, 12;
+        lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+        lop3.b32 $1, t1, 0x000f000f, 0x43004300, 0xea;
+        lop3.b32 $2, t2, 0x000f000f, 0x43004300, 0xea;
+        lop3.b32 $3, t3, 0x000f000f, 0x43004300, 0xea;
+        sub.rn.bf16x2 $0, $0, c;
+        sub.rn.bf16x2 $1, $1, c;
+        sub.rn.bf16x2 $2, $2, c;
+        sub.rn.bf16x2 $3, $3, c;
+        }""",
+        "=&r,=&r,=&r,=&r,r",
+        [words],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+    halves = gl.join(low, high).reshape([PIECE, TILES * 4, 8, 2]).permute((0, 1, 3, 2))
+    return gl.convert_layout(halves.reshape([PIECE, TILES * 64]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def _ask_w(
+    w, scales, shifts, packed, factors, added, full, slot, tile, k, more, tiles_k,
+    GROUP: gl.constexpr, UNIT: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, BYTES: gl.constexpr,
+):  # fmt: skip
+    """Weights and scales of one step."""
+    mbarrier.expect(full.index(slot), BYTES, pred=more)
+    bar = full.index(slot)
+    for piece in gl.static_range(PIECES):
+        for unit in gl.static_range(UNITS):
+            at = k + unit * UNIT
+            row = ((tile * PIECES + piece) * tiles_k + at // PIECE) * 16
+            place = [at // GROUP, (tile * PIECES + piece) * PIECE]
+            tma.async_copy_global_to_shared(
+                w, [row, 0], bar, packed[piece * UNITS + unit].index(slot), pred=more
+            )
+            tma.async_copy_global_to_shared(
+                scales, place, bar, factors[piece * UNITS + unit].index(slot), pred=more
+            )
+            if shifts is not None:
+                tma.async_copy_global_to_shared(
+                    shifts, place, bar, added[piece * UNITS + unit].index(slot), pred=more
+                )
+
+
+@gluon.jit
+def _ask_x(x, values, full, slot, m0, k, more, UNIT: gl.constexpr, UNITS: gl.constexpr):
+    for unit in gl.static_range(UNITS):
+        tma.async_copy_global_to_shared(
+            x, [m0, k + unit * UNIT], full.index(slot), values[unit].index(slot), pred=more
+        )
+
+
+@gluon.jit
+def _rings(descriptor, COUNT: gl.constexpr, STAGES: gl.constexpr):
+    """COUNT allocations of STAGES times what the descriptor describes."""
+    shape: gl.constexpr = descriptor.block_type.shape
+    made = ()
+    for _ in gl.static_range(COUNT):
+        memory = gl.allocate_shared_memory(descriptor.dtype, [STAGES] + shape, descriptor.layout)  # noqa: RUF005
+        made = made + (memory,)  # noqa: RUF005
+    return made
+
+
+@gluon.jit
+def _scaled(total, going, of_x, scale, shift, outstanding: gl.constexpr, SHIFTS: gl.constexpr):
+    """Waits for a unit's product and adds it to the sums."""
+    of_row: gl.constexpr = gl.SliceLayout(1, total.type.layout)
+    product, _weights = warpgroup_mma_wait(outstanding, going)
+    total += product * scale.reshape([PIECE]).load(of_row)[:, None]
+    if SHIFTS:
+        total += of_x * shift.reshape([PIECE]).load(of_row)[:, None]
+    return total
+
+
+@gluon.jit
+def _copy(
+    x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count, tiles_k,
+    GROUP: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
+    EARLY: gl.constexpr,
+):  # fmt: skip
+    """Fills the ring with w, waits for the predecessor, adds x, and fills again what was used."""
+    UNIT: gl.constexpr = x.block_type.shape[1]
+    PLANES: gl.constexpr = 1 if shifts is None else 2
+    OF_W: gl.constexpr = PIECES * UNITS * (w.block_type.nbytes + PLANES * scales.block_type.nbytes)
+    BYTES: gl.constexpr = UNITS * x.block_type.nbytes + OF_W
+    if OVERLAP and not EARLY:
+        gdc_wait()
+    for step in gl.static_range(STAGES):
+        _ask_w(w, scales, shifts, packed, factors, added, full, step, tile, (begin + step) * (UNITS * UNIT),
+               step < count, tiles_k, GROUP, UNIT, UNITS, PIECES, BYTES)  # fmt: skip
+    if OVERLAP and EARLY:
+        gdc_wait()
+    for step in gl.static_range(STAGES):
+        _ask_x(
+            x, values, full, step, m0, (begin + step) * (UNITS * UNIT), step < count, UNIT, UNITS
+        )
+    for step in range(STAGES, count):
+        slot = step % STAGES
+        k = (begin + step) * (UNITS * UNIT)
+        mbarrier.wait(free.index(slot), step // STAGES % 2 ^ 1)
+        _ask_w(w, scales, shifts, packed, factors, added, full, slot, tile, k, True, tiles_k, GROUP, UNIT, UNITS,
+               PIECES, BYTES)  # fmt: skip
+        _ask_x(x, values, full, slot, m0, k, True, UNIT, UNITS)
+
+
+@gluon.jit
+def _multiply(
+    bias, y, parts, values, packed, factors, added, full, free, tile, part, m0, count, stride_y, M, N,
+    UNITS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr,
+):  # fmt: skip
+    BM: gl.constexpr = values[0].shape[1]
+    UNIT: gl.constexpr = values[0].shape[2]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    read: gl.constexpr = gl.BlockedLayout(
+        [1, 16], [4, 8], [4, 1], [1, 0]
+    )  # a thread's bytes of a tile
+    sums = ()
+    for _piece in gl.static_range(PIECES):
+        sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
+    for step in range(count):
+        turn = step % STAGES
+        mbarrier.wait(full.index(turn), step // STAGES % 2)
+        of_x = ()
+        for unit in gl.static_range(UNITS):
+            sum_x = gl.zeros([PIECE, BM], gl.float32, layout)
+            if SHIFTS:
+                ones = gl.full([PIECE, UNIT], 1.0, gl.bfloat16, operand)
+                across = values[unit].index(turn).permute((1, 0))
+                sum_x = warpgroup_mma(ones, across, sum_x, use_acc=False, is_async=True)
+                sum_x, _ones = warpgroup_mma_wait(0, (sum_x, ones))
+            of_x = of_x + (sum_x,)  # noqa: RUF005
+        new = ()
+        for piece in gl.static_range(PIECES):
+            total = sums[piece]
+            going = (total, total)
+            for unit in gl.static_range(UNITS):
+                before = going
+                weights = _unpacked(packed[piece * UNITS + unit].index(turn).load(read), operand)
+                across = values[unit].index(turn).permute((1, 0))
+                product = gl.zeros([PIECE, BM], gl.float32, layout)
+                product = warpgroup_mma(weights, across, product, use_acc=False, is_async=True)
+                going = (product, weights)
+                if unit > 0:
+                    total = _scaled(
+                        total, before, of_x[unit - 1], factors[piece * UNITS + unit - 1].index(turn),
+                        added[piece * UNITS + unit - 1].index(turn), 1, SHIFTS,
+                    )  # fmt: skip
+            total = _scaled(
+                total, going, of_x[UNITS - 1], factors[piece * UNITS + UNITS - 1].index(turn),
+                added[piece * UNITS + UNITS - 1].index(turn), 0, SHIFTS,
+            )  # fmt: skip
+            new = new + (total,)  # noqa: RUF005
+        sums = new
+        gl.thread_barrier()  # all warps have read the buffer
+        mbarrier.arrive(free.index(turn), count=1)
+    for piece in gl.static_range(PIECES):
+        row = (tile * PIECES + piece) * PIECE
+        if parts is None:
+            _deliver(sums[piece], bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
+        else:
+            n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
+            m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+            gl.store(parts + (part * M + m) * N + n, sums[piece], mask=(n < N) & (m < M))
+
+
+@gluon.jit
+def int4_kernel(
+    x, w, scales, shifts, bias, y, parts, stride_y, M, N, K,
+    GROUP: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    BM: gl.constexpr = x.block_type.shape[0]
+    SHIFTS: gl.constexpr = shifts is not None
+    if OVERLAP:
+        gdc_launch_dependents()
+    blocks = gl.cdiv(M, BM)
+    m0 = gl.program_id(0) % blocks * BM
+    tile = gl.program_id(0) // blocks // SPLIT
+    part = gl.program_id(0) // blocks % SPLIT
+    steps = K // (UNITS * x.block_type.shape[1])
+    begin = steps * part // SPLIT
+    count = steps * (part + 1) // SPLIT - begin
+    values = _rings(x, UNITS, STAGES)
+    packed = _rings(w, PIECES * UNITS, STAGES)
+    factors = _rings(scales, PIECES * UNITS, STAGES)
+    added = _rings(scales, PIECES * UNITS, STAGES) if SHIFTS else factors
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(free.index(slot), count=1)
+    gl.warp_specialize(
+        [
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, tile, part, m0, count, stride_y,
+                         M, N, UNITS, PIECES, STAGES, SHIFTS, SWIGLU)),
+            (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
+                     K // PIECE, GROUP, UNITS, PIECES, STAGES, OVERLAP, EARLY)),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip

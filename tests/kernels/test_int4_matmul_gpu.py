@@ -1,0 +1,100 @@
+"""4-bit weights as a register operand on a GPU: exact on whole numbers at every stage count, and inside a graph."""
+
+import pytest
+import torch
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.cases.int4_matmul import plans, random_int4
+from cairn.kernels.matmul.int4_matmul import (
+    Int4,
+    dequantize_int4,
+    int4_matmul,
+    int4_parts,
+    int4_plan,
+    int4_reference,
+    row_block,
+)
+from cairn.kernels.matmul.int4_tiles import packed_tiles
+from cairn.kernels.tuned import trying
+
+pytestmark = pytest.mark.gpu
+BF16 = torch.bfloat16
+
+
+def whole(n, k, group, shifts=False):
+    """Scales that are powers of two, and whole shifts: sums of few products are exact in any order."""
+    levels = torch.randint(0, 16, (n, k), dtype=torch.uint8, device="cuda")
+    scales = 2.0 ** torch.randint(-1, 2, (k // group, n), device="cuda")
+    added = torch.randint(-2, 3, scales.shape, device="cuda").float() if shifts else None
+    return Int4(packed_tiles(levels), scales, added)
+
+
+@pytest.mark.parametrize("shifts", [False, True])
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(1024, 3072, 128), (1088, 640, 64), (512, 2048, 2048)]
+)
+@pytest.mark.parametrize("m", [5, 16, 33])
+def test_every_stage_count_is_exact(m, n, k, group, shifts):
+    w = whole(n, k, group, shifts)
+    x = torch.randint(-1, 2, (m, k), device="cuda").to(BF16)
+    exact = (x.double() @ int4_reference(w).double().T).to(BF16)
+    usual = int4_plan(m, n, k, group, shifts)
+    tried = [usual._replace(stages=stages) for stages in range(2, usual.stages + 1)]
+    tried += [usual._replace(split=split) for split in (1, 2)]
+    tried += [usual._replace(block_n=128, stages=3)] if n % 128 == 0 else []
+    key = f"m={row_block(m)},n={n},k={k},group={w.group}"
+    for plan in tried:
+        with trying("int4_matmul", key, plan._asdict()):
+            for _ in range(3):
+                assert torch.equal(int4_matmul(x, w, prefetch=True, impl="gluon"), exact), plan
+
+
+@pytest.mark.parametrize("m", [1, 16])
+def test_plans_for_large_matrices_are_near_the_truth(m):
+    x, w = torch.randn(m, 4096, device="cuda", dtype=BF16), random_int4(4096, 4096)
+    exact = x.double() @ int4_reference(w).double().T
+    for plan in plans(m, 4096, 4096)[:8]:
+        with trying("int4_matmul", f"m={row_block(m)},n=4096,k=4096,group=128", plan._asdict()):
+            assert relative_error(int4_matmul(x, w, impl="gluon"), exact) < 1e-2, plan
+    sums = int4_parts(x, w, prefetch=True)
+    assert sums is not None
+    assert relative_error(sums.sum(0), exact) < 1e-3
+
+
+@pytest.mark.parametrize("m", [1, 9])
+def test_bias_and_swiglu(m):
+    x, w = torch.randn(m, 1024, device="cuda", dtype=BF16), random_int4(16384, 1024, shifts=True)
+    bias = torch.randn(16384, device="cuda", dtype=BF16)
+    for activation in (None, "swiglu"):
+        given = dict(bias_N=bias, activation=activation)
+        found = int4_matmul(x, w, **given, impl="gluon")
+        assert relative_error(found, int4_matmul(x, w, **given, impl="reference").double()) < 1e-2
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("shifts", [False, True])
+def test_dequantised_for_many_rows(shifts, paired):
+    w = random_int4(256, 384, 64, shifts)
+    exact = dequantize_int4(w, paired=paired, impl="reference")
+    assert torch.equal(dequantize_int4(w, paired=paired, impl="triton"), exact)
+
+
+def test_a_chain_in_a_graph():
+    weights = [random_int4(2048, 2048) for _ in range(8)]
+    first = torch.randn(4, 2048, device="cuda", dtype=BF16)
+
+    def chain(prefetch):
+        y = first
+        for w in weights:
+            y = int4_matmul(y, w, prefetch=prefetch, impl="gluon")
+        return y
+
+    expected = chain(False).clone()
+    chain(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = chain(True)
+    for _ in range(10):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(result, expected)

@@ -1,0 +1,84 @@
+"""4-bit weights in tiles: a round trip, the place of each level, and the product by reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.kernels.cases.int4_matmul import random_int4
+from cairn.kernels.matmul.int4_matmul import dequantize_int4, int4_matmul, int4_plan, int4_reference
+from cairn.kernels.matmul.int4_tiles import packed_tiles, paired_rows, unpacked_tiles
+from cairn.models.activation import Gate
+from cairn.models.linear.form import PLAIN, Epilogue
+from cairn.models.linear.packed_int4 import W4A16, PackedInt4, nearest_levels
+from cairn.models.quantized.planes import Planes, dequantized
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 3), columns=st.integers(1, 3), data=st.data())
+def test_a_round_trip_and_where_a_thread_finds_its_levels(rows, columns, data):
+    levels = torch.randint(0, 16, (64 * rows, 64 * columns), dtype=torch.uint8)
+    packed = packed_tiles(levels)
+    assert torch.equal(unpacked_tiles(packed), levels)
+    n = data.draw(st.integers(0, 64 * rows - 1))
+    k = data.draw(st.integers(0, 64 * columns - 1))
+    # Left operand of wgmma: a thread has rows r, r + 8 and columns c, c + 1, c + 8, c + 9 of each 16.
+    thread = n % 64 // 16 * 32 + n % 8 * 4 + k % 8 // 2
+    byte = thread * 16 + k % 64 // 16 * 4 + k % 2 * 2 + k % 16 // 8
+    assert packed[n // 64, k // 64, byte] >> (n % 16 // 8 * 4) & 15 == levels[n, k]
+
+
+def test_pairs_of_gate_and_up():
+    order = paired_rows(32).tolist()
+    assert order == [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)]
+
+
+@pytest.mark.parametrize("shifts", [False, True])
+def test_the_reference_and_the_order_of_pairs(shifts):
+    w, x = random_int4(128, 256, 64, shifts, "cpu"), torch.randn(5, 256).bfloat16()
+    exact = x.float() @ int4_reference(w).T
+    torch.testing.assert_close(int4_matmul(x, w).float(), exact, rtol=1e-2, atol=1e-2)
+    paired = dequantize_int4(w, paired=True)
+    assert torch.equal(paired[paired_rows(128)], int4_reference(w, torch.bfloat16))
+
+
+@pytest.mark.parametrize("gate", [None, Gate("silu", True)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_form_is_the_product_of_what_its_planes_stand_for(symmetric, gate):
+    planes = nearest_levels(torch.randn(128, 256), 64)
+    if not symmetric:
+        order = torch.randperm(256)
+        shifts = torch.randn_like(planes.scales)
+        planes = Planes("int4", planes.levels_NK, planes.scales, shifts, 64, order_K=order)
+    form, x = PackedInt4(planes), torch.randn(3, 256)
+    assert PackedInt4.obstacle(planes) is None
+    assert (form.weight.shifts_GN is None) == symmetric
+    expected = x @ dequantized(planes).T
+    found = form.product(x, None, PLAIN if gate is None else Epilogue(gate))
+    expected = expected if gate is None else gate.plain(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_rounding_to_the_nearest_level():
+    weight = torch.randn(64, 256)
+    form = W4A16(weight)
+    error = (int4_reference(form.weight) - weight).norm() / weight.norm()
+    assert error < 0.13
+    assert form.nbytes == 64 * 128 + 4 * 64 * 2
+    assert "multiples" in (W4A16.obstacle(torch.zeros(60, 256)) or "")
+    group = Planes("int4", torch.zeros(64, 64, dtype=torch.uint8), torch.ones(64, 2), None, 32)
+    assert "groups of 32" in (PackedInt4.obstacle(group) or "")
+
+
+def test_plans_fit():
+    for m in (1, 16, 64):
+        for n, k, group in (
+            (4096, 4096, 128),
+            (24576, 4096, 128),
+            (4096, 12288, 64),
+            (64, 192, 64),
+        ):
+            plan = int4_plan(m, n, k, group)
+            assert k % plan.block_k == 0
+            assert group % plan.block_k == 0
+            assert plan.stages >= 2
