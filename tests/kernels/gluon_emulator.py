@@ -553,8 +553,8 @@ def _reduction(function):
 
 language = types.ModuleType("triton.experimental.gluon.language")
 language.__dict__.update(
-    constexpr=constexpr, tensor=Tensor, shared_memory_descriptor=Memory, int8=int8, int32=int32, int64=int64, float32=float32,
-    bfloat16=bfloat16, float8e4nv=float8e4nv, float16=bfloat16, load=load, store=store,
+    constexpr=constexpr, tensor=Tensor, shared_memory_descriptor=Memory, int32=int32, int64=int64, float32=float32,
+    int8=int8, bfloat16=bfloat16, float8e4nv=float8e4nv, float16=bfloat16, load=load, store=store,
     allocate_shared_memory=allocate_shared_memory,
     NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, DotOperandLayout=Layout, BlockedLayout=Layout,
     SliceLayout=Layout, static_range=range, warp_specialize=warp_specialize, thread_barrier=lambda: None,

@@ -6,9 +6,9 @@
 
 One warp copies, four multiply: unpacking takes half of the instructions that a multiprocessor can issue while weights
 arrive, and leaves none for four warps to copy, too. While the tensor cores multiply one unit, the next is unpacked: one
-shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136 less leaves
-the whole number level - 8 exactly. Shifts that are not -8 * scale multiply the unit's sum of x, which the tensor cores
-compute beside it with a matrix of ones. The order of work is that of skinny_stream.
+shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136
+less leaves the whole number level - 8 exactly. Shifts that are not -8 * scale multiply the unit's sum of x, which the
+tensor cores compute beside it with a matrix of ones. The order of work is that of skinny_stream.
 """
 
 from triton.experimental import gluon
