@@ -89,7 +89,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     device: str
     versions: dict[str, str]
-    ceilings: dict[str, Ceiling]  # of the last run, by dtype
+    ceilings: dict[str, Ceiling]  # of the last run, by whose matmul rate counts: a dtype, or fp8
     rows: list[Row]
 
 

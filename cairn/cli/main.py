@@ -60,6 +60,7 @@ VERBS = {
     "lab": Verb(
         "cairn.cli.learn.lab", "experiments: each idea predicted, measured and judged here"
     ),
+    "exercise": Verb("cairn.cli.learn.exercise", "write it yourself: start, check, hint, solution"),
     "learn": Verb("cairn.cli.learn.learn", "the roadmap: the map, topics, a quiz, plans"),
     "kernels": Verb("cairn.cli.kernels", "list, compile, lint, explain and tune the kernels"),
     "calibrate": Verb("cairn.cli.calibrate", "measure the ceilings of this machine"),

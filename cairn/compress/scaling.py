@@ -38,13 +38,15 @@ def folds_of(walked: LayerSites) -> Iterator[Fold]:
     """Each fold once, in the order in which a token meets them."""
     layer, sites = walked.layer, {site.matrix.name.split(".", 2)[2]: site for site in walked.sites}
     qkv, out = sites["attention.qkv"], sites["attention.out"]
-    yield Fold("norm -> qkv", [qkv], norm=layer.attention_norm)
+    if isinstance(layer.attention_norm, Norm):
+        yield Fold("norm -> qkv", [qkv], norm=layer.attention_norm)
     if layer.attention.heads == layer.attention.kv_heads:
         yield Fold("v -> out", [out], maker=qkv)
     feed = layer.feed_forward
     if isinstance(feed, FeedForward):
         inner, down = sites["feed_forward.inner"], sites["feed_forward.down"]
-        yield Fold("norm -> inner", [inner], norm=layer.feed_forward_norm)
+        if isinstance(layer.feed_forward_norm, Norm):
+            yield Fold("norm -> inner", [inner], norm=layer.feed_forward_norm)
         if feed.gate.gated:
             yield Fold("up -> down", [down], maker=inner)
         return
@@ -52,7 +54,8 @@ def folds_of(walked: LayerSites) -> Iterator[Fold]:
     inner = [site for site in own if site.matrix.parameter == "inner_EFD"]
     if feed.shared is not None:
         inner.append(sites["feed_forward.shared.inner"])
-    yield Fold("norm -> experts", inner, norm=layer.feed_forward_norm, layer=feed)
+    if isinstance(layer.feed_forward_norm, Norm):
+        yield Fold("norm -> experts", inner, norm=layer.feed_forward_norm, layer=feed)
     if feed.gate.gated:
         for maker in inner:
             down = sites[maker.matrix.name.split(".", 2)[2].removesuffix("inner") + "down"]

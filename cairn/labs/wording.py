@@ -43,6 +43,15 @@ WORDS: dict[str, Words] = {
     "evidence": Words("Measured on this machine", "本机实测"),
     "think": Words("Answer aloud, then press Enter ", "先口头回答，再按回车 "),
     "judge": Words("Did you have it? [y/n, q to stop] ", "答对了吗？[y/n，q 退出] "),
+    # an exercise
+    "exercises": Words("Exercises", "练习"),
+    "wrote": Words("wrote", "已写入"),
+    "then": Words("then", "然后运行"),
+    "passed": Words("passed", "通过"),
+    "not yet": Words("not yet", "尚未通过"),
+    "hint": Words("Hint", "提示"),
+    "mistakes": Words("Mistakes that people make", "常见错误"),
+    "line": Words("line", "行"),
     # a lab and its run
     "hypothesis": Words("Hypothesis", "假设"),
     "checks": Words("Checks", "检验"),

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
+from cairn.core.errors import ConfigError
 from cairn.models.attend import Rule
 from cairn.models.build import Build
 from cairn.models.layer_loop import Input, Step, Sublayer
@@ -26,11 +28,20 @@ class Attention(Sublayer):
         self.heads = spec.heads // build.shards.size  # on this rank
         self.kv_heads = spec.kv_heads // build.shards.size
         self.qkv = Columns(build, spec.hidden, parts, spec.qkv_bias)
-        self.q_norm = Norm(build, spec, spec.head_dim, build.shards) if spec.qk_norm else None
-        self.k_norm = Norm(build, spec, spec.head_dim, build.shards) if spec.qk_norm else None
+        self.norms_width, self.norms_rotated = spec.qk_norm_over == "width", spec.qk_norm_rotated
+        if self.norms_width and build.shards.size > 1:
+            raise ConfigError(
+                f"{spec.family} norms all heads of a token at once, which {build.shards.size} ranks share",
+                hint="run it without tensor parallelism",
+            )
+        widths = (queries, keys) if self.norms_width else (spec.head_dim, spec.head_dim)
+        norms = [
+            Norm(build, spec, width, build.shards) if spec.qk_norm else None for width in widths
+        ]
+        self.q_norm, self.k_norm = norms
         self.out = Rows(build, queries, spec.hidden, spec.out_bias)
         self.rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
-        self.rope = spec.rope_of(layer) if spec.positions == "rope" else None
+        self.rope = spec.rope_of(layer)
 
     @property
     def entry(self) -> Columns | None:
@@ -38,23 +49,42 @@ class Attention(Sublayer):
 
     @property
     def has_fused(self) -> bool:
-        """Whether the joined heads can be normed and rotated at once: by RMS, at angles that can be tabulated."""
-        tabulated = self.rope is None or self.rope.kind != "dynamic"
-        return tabulated and (self.q_norm is None or self.q_norm.is_rms)
+        """Whether the joined heads can be normed and rotated at once: by RMS, then at angles that can be tabulated."""
+        tabulated = self.rope is None or self.rope.is_tabulated
+        before = self.q_norm is None or (self.q_norm.is_rms and not self.norms_rotated)
+        return tabulated and before
+
+    @property
+    def head_norms(self) -> tuple[Norm, Norm] | None:
+        """Of each head of q and of k, where they are normed one by one."""
+        if self.q_norm is None or self.k_norm is None or self.norms_width:
+            return None
+        return self.q_norm, self.k_norm
 
     def plain(self, x_TD: Tensor, step: Step) -> Tensor:
-        q_THC, k_TKC, v_TKC = (y.unflatten(-1, (-1, self.head_dim)) for y in self.qkv(x_TD))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THC, k_TKC = self.q_norm(q_THC), self.k_norm(k_TKC)
-        rotate = step.rotation(self.rope)
+        q_TN, k_TN, v_TN = self.qkv(x_TD)
+        if self.norms_width and self.q_norm is not None and self.k_norm is not None:
+            q_TN, k_TN = self.q_norm(q_TN), self.k_norm(k_TN)
+        q_THC, k_TKC, v_TKC = (y.unflatten(-1, (-1, self.head_dim)) for y in (q_TN, k_TN, v_TN))
+        norms, rotate = self.head_norms, step.rotation(self.rope)
+        if norms is not None and not self.norms_rotated:
+            q_THC, k_TKC = norms[0](q_THC), norms[1](k_TKC)
         if rotate is not None:
             q_THC, k_TKC = rotate(q_THC), rotate(k_TKC)
+            if rotate.temperature_T11 is not None:
+                q_THC = q_THC * rotate.temperature_T11
+        if norms is not None and self.norms_rotated:
+            q_THC, k_TKC = norms[0](q_THC), norms[1](k_TKC)
         return self.out(step.attend(q_THC, k_TKC, v_TKC, self.rule).flatten(-2))
 
     def fused(self, x: Input, step: Step) -> Product:
         if not self.has_fused:
             return self.plain(x.tensor, step)
         qkv_TE = step.columns(self.qkv, x)
+        if self.norms_width and self.q_norm is not None and self.k_norm is not None:
+            sizes = [self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2]
+            q_TN, k_TN, v_TN = qkv_TE.split(sizes, dim=-1)
+            qkv_TE = torch.cat((self.q_norm(q_TN), self.k_norm(k_TN), v_TN), dim=-1)
         return step.rows(self.out, step.attended(self, qkv_TE), x.onto)
 
 

@@ -2,23 +2,35 @@
 
     source("qwen3", "layers.3.attention.qkv.q.weight") -> Source("model.layers.3.self_attn.q_proj.weight")
 
-One table per naming style. GPT-2 stores its matrices transposed and q, k and v in one: a `Source` can be a part of
-a tensor. Only names; no files and no torch.
+One table per naming style. GPT-2 stores its matrices transposed and q, k and v in one, Phi and GLM join theirs as well:
+a `Source` can be a part of a tensor. Our rotation pairs column i of a head with i + C/2; where a checkpoint pairs
+neighbours, or rotates only some columns, the rows of q and k change their order on the way in, which changes no score
+between them. Only names and orders; no files and no torch.
 """
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cairn.core.errors import UnsupportedModel
+from cairn.models.spec import ModelSpec
 
 
 class Source(NamedTuple):
-    """A tensor in a checkpoint, or one of `parts` equal pieces along its output dimension."""
+    """A tensor in a checkpoint, or rows of it; `sources` fills in what depends on the model's sizes."""
 
     tensor: str
     transposed: bool = False  # stored as [in, out]
     part: int = 0
-    parts: int = 1
+    parts: int = 1  # that are stored in this tensor
+    start: int = 0  # the first row of this part
+    rows: int = 0  # of the whole tensor
+    order: tuple[int, ...] = ()  # which stored row of a head is our row i; (): the same
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stored tensor is the model's, as it lies."""
+        return not self.transposed and self.parts == 1 and not self.order
 
 
 class Style(NamedTuple):
@@ -26,7 +38,10 @@ class Style(NamedTuple):
     layer: str  # prefix of layer N
     inside: dict[str, str]  # "*" stands for the number of an expert
     transposed: frozenset[str] = frozenset()
-    thirds: tuple[str, ...] = ()  # stored together, in this order
+    joined: tuple[tuple[str, ...], ...] = ()  # stored in one tensor, in this order
+    pairs: bool = False  # rotary positions pair neighbouring columns rather than halves
+    choice_bias: str = "{router}.e_score_correction_bias"
+    more_layers: bool = False  # layers behind the last predict further tokens, and are left out
 
 
 LLAMA = Style(
@@ -48,6 +63,9 @@ LLAMA = Style(
         "feed_forward.*.gate": "mlp.experts.*.gate_proj",
         "feed_forward.*.up": "mlp.experts.*.up_proj",
         "feed_forward.*.down": "mlp.experts.*.down_proj",
+        "feed_forward.shared.inner.gate": "mlp.shared_experts.gate_proj",
+        "feed_forward.shared.inner.up": "mlp.shared_experts.up_proj",
+        "feed_forward.shared.down": "mlp.shared_experts.down_proj",
     },
 )
 MIXTRAL = LLAMA._replace(
@@ -86,10 +104,61 @@ GPT2 = Style(
         "feed_forward.down": "mlp.c_proj",
     },
     transposed=frozenset({"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}),
-    thirds=("attention.qkv.q", "attention.qkv.k", "attention.qkv.v"),
+    joined=(("attention.qkv.q", "attention.qkv.k", "attention.qkv.v"),),
 )
-CHOICE_BIAS = "e_score_correction_bias"  # of a router: DeepSeek's name
-STYLES = {"mixtral": MIXTRAL, "gemma2": GEMMA, "gemma3": GEMMA, "gpt2": GPT2}
+QKV = {f"attention.qkv.{part}": "self_attn.qkv_proj" for part in "qkv"}
+GATE_UP = {f"feed_forward.inner.{part}": "mlp.gate_up_proj" for part in ("gate", "up")}
+PHI3 = LLAMA._replace(inside=LLAMA.inside | QKV | GATE_UP, joined=(tuple(QKV), tuple(GATE_UP)))
+GLM = LLAMA._replace(inside=LLAMA.inside | GATE_UP, joined=(tuple(GATE_UP),), pairs=True)
+GLM4 = GLM._replace(
+    inside=GLM.inside
+    | {
+        "attention_post_norm": "post_self_attn_layernorm",
+        "feed_forward_post_norm": "post_mlp_layernorm",
+    }
+)
+OLMO2 = LLAMA._replace(
+    inside=LLAMA.inside
+    | {
+        "attention_post_norm": "post_attention_layernorm",
+        "feed_forward_post_norm": "post_feedforward_layernorm",
+    }
+)
+HUNYUAN = LLAMA._replace(
+    inside=LLAMA.inside
+    | {
+        "attention.q_norm": "self_attn.query_layernorm",
+        "attention.k_norm": "self_attn.key_layernorm",
+    }
+)
+GRANITE4 = LLAMA._replace(
+    inside=LLAMA.inside
+    | dict.fromkeys(GATE_UP, "shared_mlp.input_linear")
+    | {"feed_forward.down": "shared_mlp.output_linear"},
+    joined=(tuple(GATE_UP),),
+)
+MORE_LAYERS = LLAMA._replace(more_layers=True)
+MINIMAX = MIXTRAL._replace(choice_bias="block_sparse_moe.e_score_correction_bias")
+ERNIE = LLAMA._replace(pairs=True)
+ERNIE_MOE = ERNIE._replace(choice_bias="mlp.moe_statics.e_score_correction_bias")
+STYLES = {
+    "mixtral": MIXTRAL,
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "gpt2": GPT2,
+    "phi3": PHI3,
+    "glm": GLM,
+    "glm4": GLM4,
+    "glm4_moe": MORE_LAYERS,
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "exaone4": OLMO2,
+    "hunyuan_v1_dense": HUNYUAN,
+    "granitemoehybrid": GRANITE4,
+    "minimax_m2": MINIMAX,
+    "ernie4_5": ERNIE,
+    "ernie4_5_moe": ERNIE_MOE,
+}
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
 LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
@@ -110,10 +179,53 @@ def source(family: str, slot: str) -> Source:
         )
     theirs = style.inside[pattern]
     if inner == "feed_forward.router" and kind == "bias":
-        return Source(f"{style.layer}{number}.{theirs}.{CHOICE_BIAS}")
+        return Source(f"{style.layer}{number}.{style.choice_bias.format(router=theirs)}")
     name = theirs.replace("*", expert.group(1)) if expert else theirs
     full = f"{style.layer}{number}.{name}.{kind}"
     transposed = kind == "weight" and theirs in style.transposed
-    if inner in style.thirds:
-        return Source(full, transposed, style.thirds.index(inner), len(style.thirds))
+    for joined in style.joined:
+        if inner in joined:
+            return Source(full, transposed, joined.index(inner), len(joined))
     return Source(full, transposed)
+
+
+def sources(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Source]:
+    """Where each slot's tensor is; `shapes`: of all slots of a model, those of one tensor in the order stored."""
+    found = {slot: source(spec.family, slot) for slot in shapes}
+    filled: dict[str, int] = {}
+    order = rotary_order(spec)
+    for slot, place in found.items():
+        if place.parts > 1:
+            start = filled.get(place.tensor, 0)
+            filled[place.tensor] = start + shapes[slot][0]
+            found[slot] = place = place._replace(start=start)
+        if order and ROTATED.search(slot):
+            found[slot] = place._replace(order=order)
+    return {slot: place._replace(rows=filled.get(place.tensor, 0)) for slot, place in found.items()}
+
+
+ROTATED = re.compile(r"attention\.(qkv\.[qk]|[qk]_norm)\.(weight|bias)$")
+
+
+def rotary_order(spec: ModelSpec) -> tuple[int, ...]:
+    """Which stored column of a head becomes our column i; (): they lie as ours do.
+
+    Ours are the first of every rotated pair, half of those that are not rotated, the second of every pair, the rest.
+    """
+    style, size = STYLES.get(spec.family, LLAMA), spec.head_dim
+    rotated = spec.rope.rotated or size
+    if spec.positions != "rope" or (rotated == size and not style.pairs):
+        return ()
+    if style.pairs:
+        first, second = range(0, rotated, 2), range(1, rotated, 2)
+    else:
+        first, second = range(rotated // 2), range(rotated // 2, rotated)
+    middle = rotated + (size - rotated) // 2
+    return (*first, *range(rotated, middle), *second, *range(middle, size))
+
+
+def is_left_out(spec: ModelSpec, tensor: str) -> bool:
+    """Whether a checkpoint of this model may have a tensor that the model does not: tables, masks, further layers."""
+    style = STYLES.get(spec.family, LLAMA)
+    layer = re.match(re.escape(style.layer) + r"(\d+)\.", tensor) if style.more_layers else None
+    return bool(LEFTOVERS.search(tensor)) or (layer is not None and int(layer[1]) >= spec.layers)

@@ -13,7 +13,7 @@ from cairn.core.errors import UnsupportedModel
 # Fields that say something about training, storage or generation, but not about the forward pass. How matrices are
 # stored is read by `quantized.scheme`.
 HARMLESS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
+    "auto_map", "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
     "attention_dropout", "attn_pdrop", "bos_token_id", "cache_implementation",
     "chunk_size_feed_forward", "compression_config", "dtype", "embd_pdrop", "eos_token_id", "finetuning_task",
     "gradient_checkpointing", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
@@ -28,8 +28,11 @@ HARMLESS = {
 # Fields that may be there as long as they change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
     "is_decoder": (False, True),
     "is_llama_config": (True,),
+    "lm_head_bias": (False,),
     "partial_rotary_factor": (None, 1, 1.0),
     "pretraining_tp": (1,),
     "reorder_and_upcast_attn": (False,),
@@ -38,6 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "tie_encoder_decoder": (False,),
     "torchscript": (False,),
+    "use_bias": (False,),
     "use_bidirectional_attention": (None, False),
 }
 

@@ -54,8 +54,19 @@ class Router(Holder):
     def choose(self, scores_TE: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The best experts of each token, and their weights in float32."""
         biased_TE = scores_TE if bias_E is None else scores_TE + bias_E
+        if self.experts.groups > 1:
+            biased_TE = self._in_best_groups(biased_TE)
         chosen_TN = biased_TE.topk(self.experts.per_token, dim=-1).indices
         return self.weigh(scores_TE, chosen_TN), chosen_TN
+
+    def _in_best_groups(self, biased_TE: Tensor) -> Tensor:
+        """-inf for experts outside of a token's best groups; a group is as good as its two best experts together."""
+        biased_TGN = biased_TE.unflatten(-1, (self.experts.groups, -1))
+        best = min(2, biased_TGN.shape[-1])
+        sums_TG = biased_TGN.topk(best, dim=-1).values.sum(-1)
+        kept_TG = torch.zeros_like(sums_TG, dtype=torch.bool)
+        kept_TG.scatter_(1, sums_TG.topk(self.experts.top_groups, dim=-1).indices, True)
+        return biased_TGN.masked_fill(~kept_TG[..., None], float("-inf")).flatten(-2)
 
     def weigh(self, scores_TE: Tensor, chosen_TN: Tensor) -> Tensor:
         """The weights of chosen experts."""

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cairn.core.errors import ConfigError, UnsupportedModel
-from cairn.models.checkpoint_names import source
+from cairn.models.checkpoint_names import sources
 from cairn.models.families import ACTIVATION_NAMES, ARCHITECTURES, from_hf
 from cairn.models.spec import Activation, Experts, ModelSpec, Rope
 from cairn.models.transformer import Transformer
@@ -67,9 +67,14 @@ def export(
 def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under its name in a checkpoint, contiguous, in checkpoint order."""
     whole: dict[str, list[Tensor]] = {}
-    for slot in model.slots():
-        place = source(model.spec.family, slot.name)
+    slots = list(model.slots())
+    where = sources(model.spec, {slot.name: slot.shape for slot in slots})
+    for slot in slots:
+        place = where[slot.name]
         value = model.get_parameter(slot.parameter).detach()[slot.index]
+        if place.order:
+            heads = value.unflatten(0, (-1, len(place.order)))
+            value = heads[:, torch.tensor(place.order).argsort()].flatten(0, 1)
         pieces = whole.setdefault(place.tensor, [])
         pieces.append(value)
         if len(pieces) == place.parts:  # slots come in the order in which the parts are stored

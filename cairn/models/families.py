@@ -36,11 +36,13 @@ ARCHITECTURES = {
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelSpec:
+    from cairn.models.described_families import DESCRIBED  # it reads with the functions below
+
     kind = config.get("model_type")
-    reader = FAMILIES.get(str(kind))
+    reader = FAMILIES.get(str(kind)) or DESCRIBED.get(str(kind))
     if reader is None:
         named = config.get("architectures") or []
-        hint = f"supported model types: {', '.join(sorted(FAMILIES))}"
+        hint = f"supported model types: {', '.join(sorted(FAMILIES | DESCRIBED))}"
         if kind in ("gemma3", "gemma3n") and "text_config" in config:
             hint = "of Gemma 3, the text-only checkpoints (gemma3_text) are supported"
         raise UnsupportedModel(

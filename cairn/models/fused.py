@@ -233,8 +233,8 @@ def _add_norm_fp8(y: Product, x_TD: Tensor, norm: Norm) -> Quantized:
 
 
 def heads_of(mixer: Attention, spec: ModelSpec) -> Heads:
-    q, k = mixer.q_norm, mixer.k_norm
-    weights = (None, None) if q is None or k is None else (q.weight.data, k.weight.data)
+    norms = mixer.head_norms
+    weights = (None, None) if norms is None else (norms[0].weight.data, norms[1].weight.data)
     return Heads(mixer.heads, mixer.kv_heads, *weights, spec.norm_eps, spec.norm_plus_one)
 
 
@@ -244,7 +244,7 @@ def rope_tables(
     """Cosines and sines of every position, for each kind of rotary positions whose angles depend on nothing else."""
     tables: dict[Rope | None, Tensor] = {}
     for kind in kinds:
-        if kind is not None and kind.kind != "dynamic":
+        if kind is not None and kind.is_tabulated:
             angles, amplitude = frequencies(kind, spec, torch.device(device))
             tables[kind] = rope_table(angles, context, amplitude)
     return tables

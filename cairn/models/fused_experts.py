@@ -25,6 +25,7 @@ MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a 
 
 def has_kernels(layer: ExpertLayer, x_TD: Tensor) -> bool:
     fits = layer.shards.size == 1 and layer.experts.count <= MOST_EXPERTS
+    fits = fits and layer.experts.groups == 1  # `route` chooses among all experts
     return (
         fits and obstacle(x_TD, layer.inner_EFD) is None and obstacle(x_TD, layer.down_EDF) is None
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from cairn.models.activation import Gate
 from cairn.models.build import Build, Holder, Slot
@@ -49,6 +49,40 @@ class Norm(Holder):
         yield Slot("weight", "weight", shape, init="zeros" if self.plus_one else "ones")
         if self.bias is not None:
             yield Slot("bias", "bias", shape, init="zeros")
+
+
+class Unnormed(nn.Module):
+    """In the place of a norm: the residual enters a block as it is (OLMo 2)."""
+
+    is_rms = False
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return x_TD
+
+
+class Scaled(nn.Module):
+    """In the place of a norm of what a block adds: a factor on it (Granite)."""
+
+    is_rms = False
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return x_TD * self.scale
+
+
+def input_norm(build: Build, spec: ModelSpec) -> Norm | Unnormed:
+    """What a block's input goes through."""
+    return Norm(build, spec, spec.hidden) if spec.pre_norms else Unnormed()
+
+
+def output_norm(build: Build, spec: ModelSpec) -> Norm | Scaled | None:
+    """What a block's output goes through before it is added; None: nothing."""
+    if spec.post_norms:
+        return Norm(build, spec, spec.hidden)
+    return None if spec.residual_scale == 1.0 else Scaled(spec.residual_scale)
 
 
 class FeedForward(Sublayer):

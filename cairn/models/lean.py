@@ -26,7 +26,7 @@ from cairn.models.attend import Attend, Rule
 from cairn.models.attention import Attention, joined_attentions
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import Sublayer
-from cairn.models.layers import Norm
+from cairn.models.layers import Norm, Scaled, Unnormed
 from cairn.models.linear.blocks import BlocksForm
 from cairn.models.linear.form import PLAIN
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -75,7 +75,7 @@ class Frequencies(NamedTuple):
     """Of one kind of rotary positions: frequency, sign and amplitude of each column."""
 
     frequency_C: Tensor
-    amplitude: float
+    amplitude: float | Tensor  # of all columns, or of each of C / 2
     # [2, C / 2]: amplitude, negative in the lower half: what rotates (low, high) into (-high, low)
     signed_2c: Tensor
 
@@ -98,7 +98,7 @@ class Lean:
     def __init__(self, model: Transformer) -> None:
         self.model, self.spec = model, model.spec
         layers = [cast(Layer, layer) for layer in model.layers]
-        self.norms: dict[Norm, Map] = {}
+        self.norms: dict[Norm | Unnormed | Scaled, Map] = {}
         self.products: dict[Linear, Map] = {}
         self.norm_of: dict[Linear, NormWeight] = {}  # of maps whose product begins with the norm
         for layer in layers:
@@ -135,7 +135,7 @@ class Lean:
         places_T11 = positions_T[:, None, None].float()
         return {kind: _angles(found, places_T11) for kind, found in self.frequencies.items()}
 
-    def _prepare(self, norm: Norm, part: Sublayer) -> None:
+    def _prepare(self, norm: Norm | Unnormed, part: Sublayer) -> None:
         """A norm and the maps behind it; a form in few bits takes the norm's weights, or all of the norm, in."""
         for each in part.modules():
             if isinstance(each, Linear):
@@ -144,6 +144,7 @@ class Lean:
         entry = part.entry
         if not isinstance(lean, LeanNorm) or lean.weight is None or entry is None:
             return
+        assert isinstance(norm, Norm)  # it has a lean form
         if isinstance(entry.form, BlocksForm) and entry.addend is None:
             self.norms[norm] = _unchanged
             weight = norm.weight.detach()
@@ -217,7 +218,7 @@ class LeanResidual(NamedTuple):
     x_TD: Tensor
     form: Lean
 
-    def normed(self, norm: Norm, post_norm: Norm | None = None) -> "LeanInput":
+    def normed(self, norm: Norm | Unnormed, post_norm: Norm | Scaled | None = None) -> "LeanInput":
         onto = self.x_TD if post_norm is None else None
         return LeanInput(self.form.norms[norm](self.x_TD), self, post_norm, onto)
 
@@ -228,7 +229,7 @@ class LeanResidual(NamedTuple):
 class LeanInput(NamedTuple):
     tensor: Tensor
     residual: LeanResidual
-    post_norm: Norm | None
+    post_norm: Norm | Scaled | None
     onto: Tensor | None = None
 
     def add(self, y_TD: Any) -> LeanResidual:
@@ -244,16 +245,17 @@ def _unchanged(x_TD: Tensor) -> Tensor:
     return x_TD
 
 
-def _lean_norm(norm: Norm) -> Map:
-    return LeanNorm(norm) if norm.is_rms else norm
+def _lean_norm(norm: Norm | Unnormed | Scaled) -> Map:
+    return LeanNorm(norm) if isinstance(norm, Norm) and norm.is_rms else norm
 
 
 def _head_norm(mixer: Attention) -> LeanNorm | None:
     """Of queries and keys at once: a row of weights for each head."""
-    if mixer.q_norm is None or mixer.k_norm is None:
+    norms = mixer.head_norms
+    if norms is None:
         return None
-    rows = [mixer.q_norm.weight] * mixer.heads + [mixer.k_norm.weight] * mixer.kv_heads
-    return LeanNorm(mixer.q_norm, torch.stack([row.detach() for row in rows]))
+    rows = [norms[0].weight] * mixer.heads + [norms[1].weight] * mixer.kv_heads
+    return LeanNorm(norms[0], torch.stack([row.detach() for row in rows]))
 
 
 def _frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
@@ -266,6 +268,6 @@ def _frequencies(kind: Rope, spec: ModelSpec) -> Frequencies:
 def _angles(found: Frequencies, places_T11: Tensor) -> Angles:
     angle_T12c = (places_T11 * found.frequency_C).unflatten(-1, (2, -1))
     cos_T12c = angle_T12c.cos()
-    if found.amplitude != 1.0:
+    if isinstance(found.amplitude, Tensor) or found.amplitude != 1.0:
         cos_T12c.mul_(found.amplitude)
     return Angles(cos_T12c, angle_T12c.sin_().mul_(found.signed_2c))

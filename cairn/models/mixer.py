@@ -53,8 +53,9 @@ class GroupedQuery:
     def parameters(self, spec: "ModelSpec") -> int:
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         biases = (queries + 2 * keys) * spec.qkv_bias + spec.hidden * spec.out_bias
-        per_norm = spec.head_dim * (2 if spec.norm == "layer" else 1)
-        return self.matmul_parameters(spec) + biases + 2 * per_norm * spec.qk_norm
+        normed = queries + keys if spec.qk_norm_over == "width" else 2 * spec.head_dim
+        per_column = 2 if spec.norm == "layer" else 1
+        return self.matmul_parameters(spec) + biases + normed * per_column * spec.qk_norm
 
     def matmul_parameters(self, spec: "ModelSpec") -> int:
         return spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)

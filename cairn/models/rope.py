@@ -1,13 +1,17 @@
 """Rotary positions: by which angle is each pair of dimensions turned at each position?
 
-Four ways to stretch the angles beyond the trained context: linear (positions shrink), dynamic NTK (the base
-grows with the sequence), Llama-3 (low frequencies shrink) and YaRN (a ramp between the two, arXiv:2309.00071).
+Five ways to stretch the angles beyond the trained context: linear (positions shrink), dynamic NTK (the base
+grows with the sequence), Llama-3 (low frequencies shrink), YaRN (a ramp between the two, arXiv:2309.00071) and
+longrope (a divisor for each frequency was searched for: one set up to the trained length, one beyond it; the model's
+context decides between them, so that all keys of a sequence are rotated alike). Where only some columns of a head are
+rotated, the others are pairs of frequency 0: loading has put the columns in this order (`checkpoint_names`).
 All angles are float32; only the rotation itself happens in the activations' type.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.models.spec import ModelSpec, Rope
@@ -16,8 +20,11 @@ from cairn.models.spec import ModelSpec, Rope
 class Rotation:
     """Cosines and sines for one forward pass, [T, 1, C]: the same for every head."""
 
-    def __init__(self, cos_T1C: Tensor, sin_T1C: Tensor) -> None:
-        self.cos_T1C, self.sin_T1C = cos_T1C, sin_T1C
+    def __init__(
+        self, cos_T1C: Tensor, sin_T1C: Tensor, temperature_T11: Tensor | None = None
+    ) -> None:
+        """`temperature_T11`: what queries are multiplied with."""
+        self.cos_T1C, self.sin_T1C, self.temperature_T11 = cos_T1C, sin_T1C, temperature_T11
 
     def __call__(self, x_THC: Tensor) -> Tensor:
         """Dimension i is paired with i + C/2, as checkpoints in Hugging Face's format expect."""
@@ -30,18 +37,37 @@ def rotation(
 ) -> Rotation:
     """`lengths_T`: how long each token's sequence is by now; only dynamic scaling asks."""
     angles, amplitude = frequencies(rope, spec, positions_T.device, lengths_T)
-    angles_TC = positions_T[:, None].float() * angles
-    angles_TC = torch.cat((angles_TC, angles_TC), dim=-1)[:, None]
+    angles_T1c = (positions_T[:, None].float() * angles)[:, None]
+    cos_T1c, sin_T1c = angles_T1c.cos() * amplitude, angles_T1c.sin() * amplitude
     return Rotation(
-        (angles_TC.cos() * amplitude).to(dtype), (angles_TC.sin() * amplitude).to(dtype)
+        torch.cat((cos_T1c, cos_T1c), dim=-1).to(dtype),
+        torch.cat((sin_T1c, sin_T1c), dim=-1).to(dtype),
+        _temperature(rope, positions_T).to(dtype) if rope.temperature else None,
     )
+
+
+def _temperature(rope: Rope, positions_T: Tensor) -> Tensor:
+    contexts_T11 = (positions_T[:, None, None] // rope.original_context).float()
+    return 1.0 + rope.temperature * torch.log1p(contexts_T11)
 
 
 def frequencies(
     rope: Rope, spec: ModelSpec, device: torch.device, lengths_T: Tensor | None = None
+) -> tuple[Tensor, float | Tensor]:
+    """Radians per position for each pair, [C/2] (dynamic: [T, C/2]), and a factor on cos and sin, or one per pair."""
+    angles, amplitude = _rotated(rope, spec, device, lengths_T)
+    still = spec.head_dim // 2 - angles.shape[-1]
+    if not still:
+        return angles, amplitude
+    amplitudes = torch.full(angles.shape[-1:], amplitude, device=device)
+    return F.pad(angles, (0, still)), F.pad(amplitudes, (0, still), value=1.0)
+
+
+def _rotated(
+    rope: Rope, spec: ModelSpec, device: torch.device, lengths_T: Tensor | None
 ) -> tuple[Tensor, float]:
-    """Radians per position for each pair, [C/2] (dynamic: [T, C/2]), and a factor on cos and sin."""
-    size = spec.head_dim
+    """The same for the pairs that are rotated."""
+    size = rope.rotated or spec.head_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     trained = rope.original_context or spec.context
     if rope.kind == "dynamic" and lengths_T is not None:
@@ -53,6 +79,10 @@ def frequencies(
         return _llama3(rope, plain, trained), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, plain, size, trained), _yarn_amplitude(rope)
+    if rope.kind == "longrope":
+        factors = rope.long_factors if spec.context > trained else rope.short_factors
+        divisors = torch.tensor(factors, dtype=torch.float32, device=device)
+        return 1.0 / (divisors * rope.theta**exponents), _longrope_amplitude(rope)
     return plain, 1.0
 
 
@@ -99,3 +129,11 @@ def _yarn_amplitude(rope: Rope) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return amplitude(rope.mscale) / amplitude(rope.mscale_all_dim)
     return amplitude(1.0)
+
+
+def _longrope_amplitude(rope: Rope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_context))

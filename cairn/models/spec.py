@@ -24,17 +24,29 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rotary positions, and how they are stretched beyond the context they were trained for."""
 
     theta: float = 10_000.0
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     original_context: int = 0  # trained length; 0: the model's context
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None: computed from factor and the two mscales
+    attention_factor: float | None = None  # yarn, longrope; None: computed from factor and mscales
     mscale: float = 0.0  # yarn
     mscale_all_dim: float = 0.0  # yarn
     truncate: bool = True  # yarn: round the corrected range outwards to whole dimensions
+    short_factors: tuple[
+        float, ...
+    ] = ()  # longrope: divisors of the frequencies up to the trained length
+    long_factors: tuple[float, ...] = ()  # longrope: those of a model whose context is longer
+    rotated: int = 0  # columns of a head that are rotated; 0: all
+    # Queries are multiplied by 1 + temperature * log(1 + position // original_context); 0: they are not.
+    temperature: float = 0.0
+
+    @property
+    def is_tabulated(self) -> bool:
+        """Whether a table of cosines and sines by position says all: angles depend on no length, and q on no more."""
+        return self.kind != "dynamic" and not self.temperature
 
 
 class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +61,8 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choice_bias: bool = (
         False  # a bias per expert is added to the scores for choosing, not for weighing
     )
+    groups: int = 1  # of equally many neighbours, of which a token visits the `top_groups` best
+    top_groups: int = 1
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
 
@@ -68,8 +82,11 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
     norm_plus_one: bool = False  # Gemma stores w - 1
+    pre_norms: bool = True  # a block's input is normed; OLMo 2 does not
     post_norms: bool = False  # Gemma norms a block's output as well as its input
     qk_norm: bool = False
+    qk_norm_over: Literal["head", "width"] = "head"  # width: all heads of a token at once
+    qk_norm_rotated: bool = False  # normed after the rotation rather than before
     # projections
     qkv_bias: bool = False
     out_bias: bool = False
@@ -82,11 +99,14 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     positions: Literal["rope", "learned"] = "rope"
     rope: Rope = Rope()
     rope_local: Rope | None = None  # for windowed layers, where it differs
+    nope_layers: tuple[int, ...] = ()  # layers whose attention knows no positions
     windows: tuple[int, ...] = ()  # per layer; 0 sees everything; empty: all layers do
     query_scale: float = 0.0  # on q @ k; 0: head_dim ** -0.5
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # on what a block adds to the residual
+    logit_divisor: float = 1.0
     # tokens the checkpoint names
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -104,8 +124,15 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many tokens back a layer sees, itself included; 0 for all of them."""
         return self.windows[layer] if self.windows else 0
 
-    def rope_of(self, layer: int) -> Rope:
+    def rope_of(self, layer: int) -> Rope | None:
+        """None: the layer does not rotate."""
+        if self.positions != "rope" or layer in self.nope_layers:
+            return None
         return self.rope_local if self.rope_local and self.window(layer) else self.rope
+
+    def ropes(self, layers: range) -> dict[Rope, None]:
+        """Each kind of rotary positions in some of the layers, once."""
+        return dict.fromkeys(rope for i in layers if (rope := self.rope_of(i)) is not None)
 
     def mixer_shape(self, layer: int) -> MixerShape:
         """The counts of what a layer does along the sequence; all layers do the same."""
@@ -131,7 +158,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         total = self.vocab * self.hidden * (1 if self.tied else 2) + norm
         if self.positions == "learned":
             total += self.context * self.hidden
-        per_layer_norms = norm * (4 if self.post_norms else 2)
+        per_layer_norms = norm * 2 * (self.pre_norms + self.post_norms)
         for layer in range(self.layers):
             total += per_layer_norms + self.mixer_shape(layer).parameters(self)
             total += self._feed_forward_parameters(layer, active)
@@ -217,11 +244,20 @@ def _validate(spec: ModelSpec) -> None:
             hint="rotation turns pairs of dimensions",
         )
     for rope in (spec.rope, spec.rope_local or spec.rope):
-        if not (0 < rope.theta < math.inf and 0 < rope.factor < math.inf):
-            raise ConfigError(
-                f"rotary positions with theta {rope.theta} and factor {rope.factor}",
-                hint="both are above 0",
-            )
+        _validate_rope(rope, spec.head_dim)
+    if spec.residual_scale != 1.0 and spec.post_norms:
+        raise ConfigError(
+            "a model that norms what its blocks add and scales it too", hint="no known family does"
+        )
+    if spec.qk_norm_rotated and spec.qk_norm_over == "width":
+        raise ConfigError(
+            "norms of q and k over all heads behind the rotation", hint="no known family has them"
+        )
+    if not (0 < spec.logit_divisor < math.inf and abs(spec.residual_scale) < math.inf):
+        raise ConfigError(
+            f"logits divided by {spec.logit_divisor}, residuals scaled by {spec.residual_scale}",
+            hint="both are finite numbers, and the divisor is above 0",
+        )
     if spec.windows and len(spec.windows) != spec.layers:
         raise ConfigError(
             f"{len(spec.windows)} windows for {spec.layers} layers", hint="give one per layer"
@@ -235,4 +271,43 @@ def _validate(spec: ModelSpec) -> None:
         raise ConfigError(
             f"{spec.experts.per_token} of {spec.experts.count} experts per token",
             hint="a token visits between one and all of the experts",
+        )
+    if spec.experts:
+        _validate_groups(spec.experts)
+
+
+def _validate_groups(experts: Experts) -> None:
+    groups, top = experts.groups, experts.top_groups
+    fits = 1 <= top <= groups and experts.count % groups == 0
+    if not fits or experts.per_token > experts.count // groups * top:
+        raise ConfigError(
+            f"{experts.per_token} experts per token from {top} of {groups} groups of {experts.count} experts",
+            hint="groups have equally many experts, and the chosen ones have enough of them",
+        )
+
+
+def _validate_rope(rope: Rope, head_dim: int) -> None:
+    if not (0 < rope.theta < math.inf and 0 < rope.factor < math.inf):
+        raise ConfigError(
+            f"rotary positions with theta {rope.theta} and factor {rope.factor}",
+            hint="both are above 0",
+        )
+    if rope.rotated % 2 or not 0 <= rope.rotated <= head_dim:
+        raise ConfigError(
+            f"{rope.rotated} of {head_dim} columns of a head are rotated",
+            hint="an even number of them, of which there are enough",
+        )
+    pairs = (rope.rotated or head_dim) // 2
+    if rope.kind != "longrope":
+        return
+    for factors in (rope.short_factors, rope.long_factors):
+        if len(factors) != pairs or min(factors) <= 0:
+            raise ConfigError(
+                f"longrope with {len(factors)} factors for {pairs} pairs of columns",
+                hint="short_factor and long_factor have one number above 0 for each pair",
+            )
+    if rope.original_context < 2:
+        raise ConfigError(
+            f"longrope of a model trained with {rope.original_context} tokens",
+            hint="original_max_position_embeddings is above 1",
         )

@@ -19,7 +19,7 @@ from cairn.models.attention import Attention
 from cairn.models.build import Build, Holder, Slot
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import PlainResidual, PlainStep, Step, run_layer, run_layers
-from cairn.models.layers import FeedForward, Norm
+from cairn.models.layers import FeedForward, Norm, input_norm, output_norm
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.mixer import make_mixer
 from cairn.models.rope import Rotation, rotation
@@ -30,16 +30,16 @@ class Layer(nn.Module):
     def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         experts = spec.experts_of(layer)
-        self.attention_norm = Norm(build, spec, spec.hidden)
+        self.attention_norm = input_norm(build, spec)
         self.attention: Attention = make_mixer(spec.mixer, build, spec, layer)
-        self.attention_post_norm = Norm(build, spec, spec.hidden) if spec.post_norms else None
-        self.feed_forward_norm = Norm(build, spec, spec.hidden)
+        self.attention_post_norm = output_norm(build, spec)
+        self.feed_forward_norm = input_norm(build, spec)
         self.feed_forward: FeedForward | ExpertLayer
         if experts is None:
             self.feed_forward = FeedForward(build, spec, spec.intermediate)
         else:
             self.feed_forward = ExpertLayer(build, spec, experts)
-        self.feed_forward_post_norm = Norm(build, spec, spec.hidden) if spec.post_norms else None
+        self.feed_forward_post_norm = output_norm(build, spec)
 
     def forward(self, residual: Any, step: Step) -> Any:
         return run_layer(self, residual, step)
@@ -78,7 +78,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """From the embedded tokens to the last norm, whatever form the residual and the step have."""
         residual, tapped = run_layers(enumerate(self.layers), residual, step, taps)
-        return residual.normed(self.norm).tensor, tapped
+        return ended(residual.normed(self.norm).tensor, self.spec), tapped
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         scores_TV = (self.head or self.embedding).logits(hidden_TD)
@@ -121,13 +121,16 @@ def scaled(x_TD: Tensor, spec: ModelSpec) -> Tensor:
     return x_TD * torch.tensor(spec.embedding_scale, dtype=x_TD.dtype).item()
 
 
+def ended(hidden_TD: Tensor, spec: ModelSpec) -> Tensor:
+    """Hidden states behind the last norm, divided as the logits of all of them are to be."""
+    return hidden_TD if spec.logit_divisor == 1.0 else hidden_TD / spec.logit_divisor
+
+
 def rotations_of(
     spec: ModelSpec, layers: range, positions_T: Tensor, attend: Attend, dtype: torch.dtype
 ) -> dict[Rope, Rotation]:
     """One table per kind of rotary positions, shared by all layers of that kind."""
-    if spec.positions != "rope":
-        return {}
-    kinds = {spec.rope_of(i) for i in layers}
+    kinds = spec.ropes(layers)
     lengths_T = attend.lengths_T() if any(k.kind == "dynamic" for k in kinds) else None
     return {k: rotation(k, spec, positions_T, lengths_T, dtype) for k in kinds}
 

@@ -7,7 +7,7 @@ first used. Names are translated by `checkpoint_names`; files are opened by the 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cairn.core.errors import WeightsError
 from cairn.models.build import Build, Slot
-from cairn.models.checkpoint_names import LEFTOVERS, Source, source
+from cairn.models.checkpoint_names import Source, is_left_out, sources
 from cairn.models.gguf.kept_blocks import HasBlocks, KeptMap, give_blocks, kept_maps, on_cpu
 from cairn.models.quantized.load import (
     Kept,
@@ -118,7 +118,7 @@ def fill_shares(
 def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[str, Source]:
     """Where each slot's tensor is; refuses a checkpoint that has too little or too much."""
     present = set(tensors.names())
-    where = {slot.name: source(spec.family, slot.name) for slot in slots}
+    where = sources(spec, {slot.name: slot.shape for slot in slots})
     prefix = where["norm.weight"].tensor.split(".")[0] + "."
     if not any(name.startswith(prefix) for name in present):  # saved without its language head
         bare = {name: s.tensor.removeprefix(prefix) for name, s in where.items()}
@@ -130,7 +130,7 @@ def _locate(spec: ModelSpec, slots: list[Slot], tensors: TensorSource) -> dict[s
             hint="the weights do not belong to this config.json, or the download is incomplete",
         )
     tied_head = {TIED_HEAD} if spec.tied else set()
-    extra = {name for name in present - needed - tied_head if not LEFTOVERS.search(name)}
+    extra = {name for name in present - needed - tied_head if not is_left_out(spec, name)}
     if extra:
         raise WeightsError(
             f"{len(extra)} tensors have no place in a {spec.family} model of {spec.layers} layers, "
@@ -157,12 +157,14 @@ def _some(names: list[str]) -> str:
 
 
 def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
-    """The whole tensor of a slot, turned and cut as our layers want it."""
+    """The whole tensor of a slot, transposed, cut and ordered as our layers want it."""
     tensor = tensors.tensor(place.tensor)
     stored = tuple(tensor.shape)
     rows, *rest = slot.shape
-    expected = (rows * place.parts, *rest)
+    expected = (place.rows or rows, *rest)
     expected = expected[::-1] if place.transposed else expected
+    if stored == (1, *expected):  # Ernie's bias of a router has a dimension of groups
+        tensor, stored = tensor[0], expected
     if stored != expected:
         raise WeightsError(
             f"{place.tensor} has shape {list(stored)}, expected {list(expected)}",
@@ -174,7 +176,13 @@ def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
             hint="config.json has no quantization_config that says what it means",
         )
     tensor = tensor.t() if place.transposed else tensor
-    return tensor.narrow(0, rows * place.part, rows) if place.parts > 1 else tensor
+    tensor = tensor.narrow(0, place.start, rows) if place.parts > 1 else tensor
+    return _reordered(tensor, place.order) if place.order else tensor
+
+
+def _reordered(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """The rows of every head in another order."""
+    return tensor.unflatten(0, (-1, len(order)))[:, list(order)].flatten(0, 1)
 
 
 # -- placing ------------------------------------------------------------------------------------

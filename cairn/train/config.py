@@ -62,7 +62,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequences: Positive = 8
     """samples of one step, all ranks together"""
     microbatch: Positive = 8
-    """samples that a rank computes at once; their gradients add up to those of the step"""
+    """samples that a rank computes at once, at most all of its share; their gradients add up to those of the step"""
     document_mask: bool = True
     """a token sees only its own document"""
     too_long: Literal["refuse", "cut"] = "refuse"
@@ -235,6 +235,10 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     recovery: Recovery = Recovery()
 
     def __post_init__(self) -> None:
+        share, rest = divmod(self.data.sequences, max(self.parallel.data_ranks(), 1))
+        if rest == 0 and self.data.microbatch > share:  # more ranks than the recipe was written for
+            smaller = msgspec.structs.replace(self.data, microbatch=share)
+            msgspec.structs.force_setattr(self, "data", smaller)
         _check(self)
 
     @property

@@ -82,11 +82,10 @@ class FusedLayers:
     ) -> None:
         """`context`: positions that the rotations are tabulated for."""
         self.spec, self.products, self.recompute = spec, products, recompute
-        kinds: set[Rope] = set()
-        if spec.positions == "rope":
-            kinds = {spec.rope_of(layer) for layer in range(spec.layers)}
+        kinds = spec.ropes(range(spec.layers))
         self.tables = rope_tables(kinds, spec, context, device)
-        self.dynamic = any(kind.kind == "dynamic" for kind in kinds)
+        # Whether some mixers run by torch, and need rotations.
+        self.rotates_by_torch = spec.qk_norm_rotated or not all(kind.is_tabulated for kind in kinds)
 
     def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
         if vocabulary.shards.size > 1:
@@ -141,10 +140,10 @@ class TrainingStep:
         return part.plain(x.tensor, self)
 
     def attended(self, mixer: Attention, qkv_TE: Tensor) -> Tensor:
-        spec, shards, q, k = self.form.spec, mixer.qkv.shards, mixer.q_norm, mixer.k_norm
+        spec, shards, norms = self.form.spec, mixer.qkv.shards, mixer.head_norms
         weights = (None, None)
-        if q is not None and k is not None:  # whole on every rank, each of which has some heads
-            weights = (shards.whole(q.weight), shards.whole(k.weight))
+        if norms is not None:  # whole on every rank, each of which has some heads
+            weights = (shards.whole(norms[0].weight), shards.whole(norms[1].weight))
         heads = Heads(mixer.heads, mixer.kv_heads, *weights, spec.norm_eps, spec.norm_plus_one)
         table = self.form.tables.get(mixer.rope)  # what comes out goes into attention alone
         q_THC, k_TKC, v_TKC = rope(qkv_TE, heads, table, self.positions_T, gradients_in_place=True)

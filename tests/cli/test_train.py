@@ -30,6 +30,8 @@ def test_the_tiny_recipe_trains_and_says_how_to_serve_it(tmp_path, capsys, monke
     # Its folder is enough to go on: the recipe is in it.
     assert main(["train", "--out", "runs/tiny-cpu"]) == 0
     assert "nothing left to do" in capsys.readouterr().out
+    assert main(["train", "runs/tiny-cpu"]) == 2
+    assert "cairn train --out runs/tiny-cpu" in capsys.readouterr().err
     assert main(["train", "--out", "runs/tiny-cpu", "--export-only"]) == 0
     assert "step-00000012" in capsys.readouterr().out
     assert main(["train", "--out", "runs/tiny-cpu", "--steps", "14", "--log.every", "2"]) == 0

@@ -93,7 +93,6 @@ def test_pairs_that_cannot_work(changes, words):
 @pytest.mark.parametrize(
     ("sequences", "microbatch", "dp", "words"),
     [
-        (8, 8, 2, "use data.microbatch 4"),
         (12, 4, 2, "use data.microbatch 3"),
         (8, 8, 3, "a multiple of 24, or dp * fsdp a divisor of 8"),
     ],
@@ -102,6 +101,11 @@ def test_the_way_out_of_an_uneven_batch_works(sequences, microbatch, dp, words):
     with pytest.raises(ConfigError) as error:
         Train(data=Data(sequences=sequences, microbatch=microbatch), parallel=Layout(dp=dp))
     assert words in (error.value.hint or "")
+
+
+def test_a_rank_with_a_smaller_share_computes_all_of_it_at_once():
+    config = Train(data=Data(sequences=8, microbatch=8), parallel=Layout(dp=2))
+    assert (config.data.microbatch, config.microbatches) == (4, 1)
 
 
 def test_microbatches_follow_from_the_layout():

@@ -82,7 +82,7 @@ def run(args: list[str]) -> int:
     with progress(len(setups) * len(names) * (1 + options.repeats), "starting") as advance:
         for setup in setups:
             ready = _ready(setup, options)
-            ceilings[ready.dtype] = ready.ceiling
+            ceilings[ready.rate] = ready.ceiling
             for name in names:
                 rows.append(bench.measure(ready, name, advance))
                 _log_line(line(rows[-1]), options)

@@ -42,18 +42,18 @@ def proposals(learner: Learner, standings: Sequence[Standing], language: Languag
 def topic(learner: Learner, one: Topic, language: Language, answers: bool) -> list[str]:
     text, state = one.text(language), learner.standings[one.id].state
     labs = [_lab_line(learner, name, language) for name in one.labs]
-    lines = [f"{text.title}  ({one.id}, {_word(state, language)})", *_wrapped(text.what, "  ")]
-    lines += _titled("problem", _wrapped(text.problem, "  "), language)
-    lines += _titled("debug", _wrapped(text.debug, "  "), language)
+    lines = [f"{text.title}  ({one.id}, {_word(state, language)})", *wrapped(text.what, "  ")]
+    lines += _titled("problem", wrapped(text.problem, "  "), language)
+    lines += _titled("debug", wrapped(text.debug, "  "), language)
     lines += _titled("code", [f"  {find_place(written)}" for written in one.code], language)
     lines += _titled("labs", labs, language)
     lines += _titled("commands", [f"  {command}" for command in one.commands], language)
     lines += _titled("reading", [f"  {title}" for title in one.reading], language)
     if one.requires:
         lines += ["", f"{_word('requires', language)}: {', '.join(one.requires)}"]
-    lines += _titled("ask", _wrapped(text.ask, "  "), language)
+    lines += _titled("ask", wrapped(text.ask, "  "), language)
     hidden = [f"  ({_word('hidden', language)})"]
-    return [*lines, *(_wrapped(text.answer, "  > ") if answers else hidden)]
+    return [*lines, *(wrapped(text.answer, "  > ") if answers else hidden)]
 
 
 def plan(learner: Learner, which: str, language: Language) -> list[str]:
@@ -61,7 +61,7 @@ def plan(learner: Learner, which: str, language: Language) -> list[str]:
     lines = []
     for stage in stages:
         when, said = (stage.when_zh, stage.zh) if language == "zh" else (stage.when_en, stage.en)
-        lines += [when, *_wrapped(said, "  ")]
+        lines += [when, *wrapped(said, "  ")]
         for section in learner.roadmap.map.section:
             if section.id in stage.sections:
                 lines += [f"    {_section_line(learner, section, language)}"]
@@ -72,11 +72,11 @@ def plan(learner: Learner, which: str, language: Language) -> list[str]:
 def question(asked: Asked, number: int, total: int, language: Language) -> list[str]:
     where = asked.topic if asked.lab is None else f"{asked.topic}, lab {asked.lab}"
     head = f"\n{_word('question', language)} {number}/{total}  ({where})"
-    return [head, *_wrapped(asked.ask.of(language), "  ")]
+    return [head, *wrapped(asked.ask.of(language), "  ")]
 
 
 def answer(asked: Asked, language: Language) -> list[str]:
-    lines = [_word("answer", language), *_wrapped(asked.answer.of(language), "  ")]
+    lines = [_word("answer", language), *wrapped(asked.answer.of(language), "  ")]
     if asked.evidence:
         lines += [_word("evidence", language)]
         lines += [f"  {line.of(language)}" for line in asked.evidence]
@@ -95,7 +95,7 @@ def _section(learner: Learner, section: Heading, language: Language) -> list[str
     topics = learner.roadmap.of_section(section.id)
     signed = "  ".join(f"{_sign(learner, topic.id)} {topic.id}" for topic in topics)
     line = f"  {_section_line(learner, section, language)}"
-    return [line, *_wrapped(signed, "    ", whole="  ")]
+    return [line, *wrapped(signed, "    ", whole="  ")]
 
 
 def _section_line(learner: Learner, section: Heading, language: Language) -> str:
@@ -133,7 +133,7 @@ def _word(name: str, language: Language) -> str:
     return WORDS[name].of(language)
 
 
-def _wrapped(text: str, before: str, whole: str | None = None) -> list[str]:
+def wrapped(text: str, before: str, whole: str | None = None) -> list[str]:
     """Lines of the terminal's width. `whole`: break at this text only."""
     width = min(shutil.get_terminal_size().columns, 110) - len(before)
     if whole is not None:

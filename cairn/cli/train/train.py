@@ -103,6 +103,10 @@ def _recipe_name(args: list[str]) -> str:
         return str(words[key].raw) if key in words else os.environ.get(f"{PREFIX}{key.upper()}", "")
 
     if named := given("recipe"):
+        if (Path(named) / RECIPE).is_file():
+            raise UsageError(
+                f"{named} is the folder of a run", hint=f"go on with it: {resume_command(named)}"
+            )
         return named
     kept = Path(given("out") or ".") / RECIPE
     return str(kept) if given("out") and kept.is_file() else "tiny-cpu"

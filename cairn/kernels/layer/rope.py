@@ -50,14 +50,17 @@ class Pages(NamedTuple):
 
 
 def rope_table(
-    frequencies: Tensor, length: int, amplitude: float = 1.0, dtype: torch.dtype = torch.float32
+    frequencies: Tensor,
+    length: int,
+    amplitude: float | Tensor = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Cosines and sines for positions 0..length-1 from radians per position [C/2]."""
+    """Cosines and sines for positions 0..length-1 from radians per position [C/2]; `amplitude`: of all, or of each."""
     check("frequencies", frequencies, dtypes=(*FLOATS, torch.float64), shape=(None,))
     require(length >= 0, "length", "0 or more", length)
     positions = torch.arange(length, dtype=torch.float32, device=frequencies.device)
     angles = positions[:, None] * frequencies.float()
-    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * amplitude).to(dtype)
+    return torch.cat((angles.cos() * amplitude, angles.sin() * amplitude), dim=-1).to(dtype)
 
 
 def rope_reference(

@@ -67,7 +67,7 @@ def _kept(
 ) -> KeptMap | None:
     slots = [slot.under(path) for slot in part.slots() if slot.name.endswith("weight")]
     places = [where[slot.name] for slot in slots]
-    whole = all(not place.transposed and place.parts == 1 for place in places)
+    whole = all(place.is_whole for place in places)
     if any(slot.index for slot in slots) or not whole:
         return None
     names = [place.tensor for place in places]

@@ -124,7 +124,7 @@ def _whole(part: Linear) -> bool:
 def _stays(slot: Slot, place: Source, tensors: QuantizedSource) -> bool:
     """Whether a matrix of the map may stay as it is stored."""
     known = tensors.planes_shape(place.tensor)
-    if place.transposed or place.parts > 1:
+    if not place.is_whole:
         return False
     shape = tensors.shape(place.tensor)
     if shape != slot.shape:

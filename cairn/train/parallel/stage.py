@@ -23,7 +23,7 @@ from cairn.models.linear.maps import Vocabulary
 from cairn.models.rope import Rotation
 from cairn.models.shards import Shards
 from cairn.models.spec import Experts, ModelSpec, Rope
-from cairn.models.transformer import Layer, Positions, rotations_of, scaled
+from cairn.models.transformer import Layer, Positions, ended, rotations_of, scaled
 from cairn.train.fused_forward import FusedLayers, TrainingResidual, TrainingStep
 from cairn.train.parallel.pipeline.deferred import Deferred
 from cairn.train.parallel.tensor import GatherRows, SequenceShards, VocabularyShards
@@ -108,7 +108,7 @@ class Stage(nn.Module):
         residual, _ = run_layers(numbered, residual, step)
         if self.norm is None:
             return residual.hidden()
-        x_TD = residual.normed(self.norm).tensor
+        x_TD = ended(residual.normed(self.norm).tensor, self.spec)
         del residual  # beside the logits, what the last layer has added would be a [T, D] too many
         if self.cut is not None:
             x_TD = GatherRows.apply(x_TD, self.cut.group)
@@ -124,7 +124,7 @@ class Stage(nn.Module):
         """The residual and the step of the form that this stage runs in."""
         form = self.form
         rotations: dict[Rope, Rotation] = {}
-        if form is None or form.dynamic:
+        if form is None or form.rotates_by_torch:
             rotations = rotations_of(self.spec, self.share.layers, positions_T, attend, x_TD.dtype)
         if form is not None:
             step = TrainingStep(form, positions_T, attend, rotations, deferred)

@@ -1,0 +1,42 @@
+"""Does an exercise grade rightly? The reference passes, the skeleton fails, and so does every planted mistake.
+
+    python -m cairn.labs.exercises.proof [NAME ...]     one line for each fault; status 1 where there is one
+
+Runs in this process, so exercises in Triton need TRITON_INTERPRET=1 where there is no GPU.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cairn.labs.exercises.exercise import Exercise, all_exercises, find_exercise
+from cairn.labs.exercises.grading import Grade, grade
+
+
+def faults(exercise: Exercise) -> Iterator[str]:
+    """What is wrong with the exercise, one sentence each."""
+    whole = _grade_text(exercise, exercise.answer)
+    for result in whole.results:
+        if not result.passed:
+            why = result.said.en if result.said else f"{result.figure}"
+            yield f"{exercise.name}: the reference fails '{result.what.en}': {why}"
+    if _grade_text(exercise, exercise.skeleton).passed:
+        yield f"{exercise.name}: the skeleton passes"
+    for mistake in exercise.about.mistakes:
+        if _grade_text(exercise, exercise.with_mistake(mistake)).passed:
+            yield f"{exercise.name}: nobody catches that {mistake.why.en}"
+
+
+def _grade_text(exercise: Exercise, text: str) -> Grade:
+    with tempfile.TemporaryDirectory(prefix="cairn-exercise-") as folder:
+        file = Path(folder) / exercise.file_name
+        file.write_text(text, encoding="utf-8")
+        return grade(exercise, file)
+
+
+if __name__ == "__main__":
+    chosen = [find_exercise(name) for name in sys.argv[1:]] or list(all_exercises().values())
+    wrong = [fault for exercise in chosen for fault in faults(exercise)]
+    print("\n".join(wrong) or f"{len(chosen)} exercises grade rightly")
+    sys.exit(1 if wrong else 0)

@@ -1,0 +1,318 @@
+"""Families that say the same as Llama's and a few fields more, each read in a few lines.
+
+What they compute differently are fields of `ModelSpec`; how their tensors are named and ordered is in
+`checkpoint_names`. No torch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from cairn.models.config_fields import Fields
+from cairn.models.families import _by_type, _everywhere, _layer_windows, _llama_like, _rope
+from cairn.models.spec import Experts, ModelSpec, Rope
+
+
+def _read(fields: Fields, family: str, theta: float = 1e4, **rest: Any) -> ModelSpec:
+    """`rest`: what differs from Llama, and the defaults that do."""
+    context = fields.take("max_position_embeddings", int)
+    if "rope" not in rest:
+        rest |= _rope(fields, context, theta)
+    eps = fields.take("rms_norm_eps", float, rest.pop("eps", 1e-5))
+    return _llama_like(fields, family, norm_eps=eps, **rest)
+
+
+def _head_dim(fields: Fields, default: int = 0) -> int:
+    hidden, heads = fields.take("hidden_size", int), fields.take("num_attention_heads", int)
+    return fields.take("head_dim", int, default) or hidden // max(heads, 1)
+
+
+def _partial(fields: Fields, share: float, theta: float = 1e4) -> dict[str, Any]:
+    """Rotary positions of some of a head's columns; the share stands beside the others or among them."""
+    parameters = dict(fields.take("rope_parameters", dict, {}))
+    share = fields.take("partial_rotary_factor", float, share)
+    inner = Fields(parameters, "rope_parameters")
+    share = inner.take("partial_rotary_factor", float, share)
+    parameters.pop("partial_rotary_factor", None)
+    theta = fields.take("rope_theta", float, theta)
+    size = _head_dim(fields)
+    plain = Fields(parameters, "rope_parameters")
+    kind = plain.take("rope_type", str, "default")
+    theta = plain.take("rope_theta", float, theta)
+    if kind != "default":
+        plain.seen.discard("rope_type")
+    plain.finish()
+    rotated = int(size * share)
+    return {"rope": Rope(theta=theta, rotated=0 if rotated == size else rotated)}
+
+
+def _granite(fields: Fields) -> ModelSpec:
+    return _read(
+        fields,
+        "granite",
+        eps=1e-6,
+        mlp_bias=fields.take("mlp_bias", bool, False),
+        embedding_scale=fields.take("embedding_multiplier", float, 1.0),
+        query_scale=fields.take_positive("attention_multiplier", float, 1.0),
+        residual_scale=fields.take("residual_multiplier", float, 1.0),
+        logit_divisor=fields.take_positive("logits_scaling", float, 1.0),
+    )
+
+
+def _smollm3(fields: Fields) -> ModelSpec:
+    layers = range(fields.take("num_hidden_layers", int))
+    every = fields.take_positive("no_rope_layer_interval", int, 4)
+    rotates = fields.take_list("no_rope_layers", int, [int((i + 1) % every != 0) for i in layers])
+    used = fields.take("use_sliding_window", bool, False)
+    window = fields.take("sliding_window", int, 0) if used else 0
+    fields.seen |= {"sliding_window", "max_window_layers", "pretraining_tp"}
+    nope = tuple(i for i, rotated in zip(layers, rotates, strict=False) if not rotated)
+    windows = _by_type(fields, window, [bool(window) and i in nope for i in layers])
+    return _read(
+        fields,
+        "smollm3",
+        2e6,
+        eps=1e-6,
+        tied=fields.take("tie_word_embeddings", bool, True),
+        mlp_bias=fields.take("mlp_bias", bool, False),
+        nope_layers=nope,
+        windows=windows if any(windows) else (),
+    )
+
+
+def _olmo2(fields: Fields) -> ModelSpec:
+    return _read(
+        fields, "olmo2", pre_norms=False, post_norms=True, qk_norm=True, qk_norm_over="width"
+    )
+
+
+def _exaone4(fields: Fields) -> ModelSpec:
+    window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
+    fields.seen.add("sliding_window_pattern")
+    pattern = fields.config.get("sliding_window_pattern", 4)
+    every = len(pattern) if isinstance(pattern, str) else int(pattern or 1)
+    windows = _layer_windows(fields, window, max(every, 1))
+    nope = tuple(i for i, seen in enumerate(windows) if not seen) if window else ()
+    return _read(
+        fields,
+        "exaone4",
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        windows=windows if window else (),
+        nope_layers=nope,
+    )
+
+
+def _seed_oss(fields: Fields) -> ModelSpec:
+    fields.seen.add("residual_dropout")
+    return _read(
+        fields,
+        "seed_oss",
+        eps=1e-6,
+        head_dim=_head_dim(fields, 128),
+        qkv_bias=fields.take("attention_bias", bool, True),
+        out_bias=fields.take("attention_out_bias", bool, False),
+        mlp_bias=fields.take("mlp_bias", bool, False),
+    )
+
+
+def _glm4(fields: Fields) -> ModelSpec:
+    return _read(
+        fields,
+        "glm4",
+        eps=1.5625e-7,
+        head_dim=_head_dim(fields, 128),
+        post_norms=True,
+        qkv_bias=fields.take("attention_bias", bool, True),
+        out_bias=False,
+        **_partial(fields, 0.5),
+    )
+
+
+def _sigmoid_experts(fields: Fields, **rest: Any) -> Experts:
+    """DeepSeek's words: sigmoid scores, a bias for the choice, groups, shared experts, dense layers first."""
+    width = fields.take("moe_intermediate_size", int, 1408)
+    found: dict[str, Any] = dict(
+        count=fields.take("n_routed_experts", int, 128),
+        per_token=fields.take("num_experts_per_tok", int, 8),
+        intermediate=width,
+        gate="sigmoid",
+        choice_bias=True,
+        scale=fields.take("routed_scaling_factor", float, 1.0),
+        groups=fields.take_positive("n_group", int, 1),
+        top_groups=fields.take_positive("topk_group", int, 1),
+        shared_intermediate=width * fields.take("n_shared_experts", int, 1),
+    )
+    return Experts(**found | rest)
+
+
+def _first_dense(fields: Fields, default: int) -> tuple[int, ...]:
+    return tuple(range(fields.take("first_k_dense_replace", int, default)))
+
+
+def _glm4_moe(fields: Fields) -> ModelSpec:
+    fields.seen |= {"num_nextn_predict_layers", "num_mtp_layers"}  # layers that are left out
+    experts = _sigmoid_experts(
+        fields,
+        renormalize=fields.take("norm_topk_prob", bool, True),
+        dense_layers=_first_dense(fields, 1),
+    )
+    return _read(
+        fields,
+        "glm4_moe",
+        experts=experts,
+        qk_norm=fields.take("use_qk_norm", bool, False),
+        qkv_bias=fields.take("attention_bias", bool, False),
+        out_bias=False,
+        **_partial(fields, 0.5),
+    )
+
+
+def _dots1(fields: Fields) -> ModelSpec:
+    layers = range(fields.take("num_hidden_layers", int))
+    window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
+    first = fields.take("max_window_layers", int, 62)
+    windows = _by_type(fields, window, [bool(window) and i >= first for i in layers])
+    experts = _sigmoid_experts(
+        fields,
+        renormalize=fields.take("norm_topk_prob", bool, False),
+        dense_layers=_first_dense(fields, 0),
+    )
+    return _read(
+        fields,
+        "dots1",
+        eps=1e-6,
+        experts=experts,
+        qk_norm=True,
+        windows=windows if any(windows) else (),
+    )
+
+
+def _phi3(fields: Fields) -> ModelSpec:
+    context = fields.take("max_position_embeddings", int)
+    original = fields.take_positive("original_max_position_embeddings", int, 4096)
+    given = fields.take("rope_parameters", dict, {})
+    given = dict(fields.take("rope_scaling", dict, {}) or given)
+    share = fields.take("partial_rotary_factor", float, 1.0)
+    rope = Fields(given, "rope_parameters")
+    share = rope.take("partial_rotary_factor", float, share)
+    theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
+    kind = rope.take("rope_type", str, rope.take("type", str, "default"))
+    size = _head_dim(fields)
+    rotated = int(size * share)
+    found: dict[str, Any] = dict(theta=theta, rotated=0 if rotated == size else rotated)
+    if kind != "default":  # "su" and "yarn" are older names of it
+        rope.take("original_max_position_embeddings", int, original)
+        found |= dict(
+            kind="longrope",
+            original_context=original,
+            factor=rope.take("factor", float, context / original),
+            attention_factor=rope.take("attention_factor", float, None),
+            short_factors=tuple(float(x) for x in rope.take_list("short_factor", (int, float), [])),  # type: ignore[arg-type]
+            long_factors=tuple(float(x) for x in rope.take_list("long_factor", (int, float), [])),  # type: ignore[arg-type]
+        )
+    rope.finish()
+    windows = _everywhere(fields, fields.take("sliding_window", int, 0))
+    return _read(fields, "phi3", rope=Rope(**found), windows=windows)
+
+
+def _hunyuan(fields: Fields) -> ModelSpec:
+    """A fixed alpha stretches the base once, whatever the name `dynamic` says."""
+    fields.seen.add("eod_token_id")
+    given = dict(fields.take("rope_parameters", dict, {}))
+    given = dict(fields.take("rope_scaling", dict, {}) or given)
+    rope = Fields(given, "rope_parameters")
+    alpha, size = rope.take("alpha", float, 0.0), _head_dim(fields)
+    rest: dict[str, Any] = {"qk_norm": True, "qk_norm_rotated": True, "head_dim": size}
+    if alpha > 0 and size > 2:
+        theta = rope.take("rope_theta", float, fields.take("rope_theta", float, 1e4))
+        rest["rope"] = Rope(theta=theta * alpha ** (size / (size - 2)))
+        rope.seen |= {"type", "rope_type", "factor", "mscale", "mscale_all_dim"}
+        rope.seen |= {"beta_fast", "beta_slow"}
+        rope.finish()
+    return _read(fields, "hunyuan_v1_dense", **rest)
+
+
+def _minimax_m2(fields: Fields) -> ModelSpec:
+    size = _head_dim(fields, 128)
+    rotated = fields.take("rotary_dim", int, size)
+    experts = Experts(
+        count=fields.take("num_local_experts", int, 256),
+        per_token=fields.take("num_experts_per_tok", int, 8),
+        intermediate=fields.take("intermediate_size", int),
+        gate="sigmoid",
+        choice_bias=True,
+    )
+    return _read(
+        fields,
+        "minimax_m2",
+        eps=1e-6,
+        experts=experts,
+        head_dim=size,
+        qk_norm=True,
+        qk_norm_over="width",
+        **_partial(fields, rotated / size, 5e6),
+    )
+
+
+def _ernie4_5_moe(fields: Fields) -> ModelSpec:
+    layers = fields.take("num_hidden_layers", int)
+    width = fields.take("moe_intermediate_size", int, 1536)
+    every = fields.take_positive("moe_layer_interval", int, 1)
+    first = fields.take("moe_layer_start_index", int, 1)
+    last = fields.take("moe_layer_end_index", int, -1)
+    last = layers - 1 if last == -1 else last
+    fields.seen.add("moe_norm_min")  # it keeps a sum of zero from dividing
+    dense = tuple(i for i in range(layers) if (i + 1) % every or not first <= i <= last)
+    experts = Experts(
+        count=fields.take("moe_num_experts", int, 64),
+        per_token=fields.take("moe_k", int, 6),
+        intermediate=width,
+        choice_bias=True,
+        shared_intermediate=width * fields.take("moe_num_shared_experts", int, 2),
+        dense_layers=dense,
+    )
+    tied = fields.take("tie_word_embeddings", bool, True)
+    return _read(fields, "ernie4_5_moe", 5e5, tied=tied, experts=experts)
+
+
+def _ministral3(fields: Fields) -> ModelSpec:
+    context = fields.take("max_position_embeddings", int)
+    given = dict(fields.take("rope_parameters", dict, MINISTRAL_ROPE))
+    given.pop("max_position_embeddings", None)  # the reference reads it nowhere
+    inner = Fields(given, "rope_parameters")
+    temperature = inner.take("llama_4_scaling_beta", float, 0.0)
+    given.pop("llama_4_scaling_beta", None)
+    found = _rope(Fields({"rope_parameters": given}), context, 1e6)
+    if temperature and found["rope"].original_context:
+        found["rope"] = msgspec.structs.replace(found["rope"], temperature=temperature)
+    windows = _everywhere(fields, fields.take("sliding_window", int, 0))
+    return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **found)
+
+
+MINISTRAL_ROPE = {
+    "type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+DESCRIBED: dict[str, Callable[[Fields], ModelSpec]] = {
+    "phi3": _phi3,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "exaone4": _exaone4,
+    "seed_oss": _seed_oss,
+    "glm4": _glm4,
+    "glm4_moe": _glm4_moe,
+    "dots1": _dots1,
+    "hunyuan_v1_dense": _hunyuan,
+    "ministral3": _ministral3,
+    "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie4_5_moe,
+}
