@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cairn.kernels.attention.attention import attention
 from cairn.kernels.attention.merge_state import State, merge_state
+from cairn.kernels.cases.int4_matmul import random_int4
 from cairn.kernels.experts.combine import combine
 from cairn.kernels.experts.grouped_matmul import grouped_matmul, grouped_parts
 from cairn.kernels.experts.route import Routing, route
@@ -28,6 +29,7 @@ from cairn.kernels.layer.rope import Pages, rope, rope_table
 from cairn.kernels.layer.rope_backward import Heads, rope_backward
 from cairn.kernels.loss.cross_entropy import cross_entropy, cross_entropy_
 from cairn.kernels.loss.linear_cross_entropy import linear_cross_entropy
+from cairn.kernels.matmul.int4_matmul import dequantize_int4, int4_matmul, int4_parts
 from cairn.kernels.matmul.matmul import matmul
 from cairn.kernels.matmul.matmul_fp8 import matmul_fp8
 from cairn.kernels.matmul.skinny_fp8 import skinny_fp8, skinny_fp8_parts
@@ -229,6 +231,19 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         dict(x=random(1, 64, dtype=BF16), w=quantized(random(32, 64)), bias_N=random(32)),
     ),
     (skinny_fp8, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
+    (
+        int4_matmul,
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_int4, 64, 64, 64, True, "cpu"))
+        | dict(bias_N=random(64)),
+    ),
+    (
+        int4_parts,
+        dict(x_MK=random(4, 64, dtype=BF16), w=seeded(random_int4, 64, 64, 64, True, "cpu")),
+    ),
+    (
+        dequantize_int4,
+        dict(w=seeded(random_int4, 64, 64, 64, True, "cpu"), out=torch.empty(64, 64, dtype=BF16)),
+    ),
     (skinny_fp8_parts, dict(x=quantized(random(4, 64)), w=quantized(random(32, 64)))),
     (skinny_parts, dict(x_MK=random(4, 64, dtype=BF16), w_NK=random(32, 64, dtype=BF16))),
     (cross_entropy, dict(logits_TV=random(5, 40), targets_T=T)),
@@ -353,6 +368,7 @@ FLOAT64 = {
     ("cross_entropy", "logits_TV"),
     ("cross_entropy_", "logits_TV"),
     ("rope_table", "frequencies"),
+    ("sort_pairs", "chosen_TK"),
 }
 ALONE = {
     ("clip_scale", "square_sum"),

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.kernels.cases.int4_matmul import random_int4
-from cairn.kernels.matmul.int4_matmul import dequantize_int4, int4_matmul, int4_plan, int4_reference
+from cairn.kernels.matmul.int4_matmul import (
+    dequantize_int4,
+    int4_matmul,
+    int4_plan,
+    int4_reference,
+    stage_bytes,
+    unit_of,
+)
 from cairn.kernels.matmul.int4_tiles import packed_tiles, paired_rows, unpacked_tiles
 from cairn.models.activation import Gate
 from cairn.models.linear.form import PLAIN, Epilogue
@@ -80,5 +87,6 @@ def test_plans_fit():
         ):
             plan = int4_plan(m, n, k, group)
             assert k % plan.block_k == 0
-            assert group % plan.block_k == 0
+            assert group % unit_of(plan.block_k, group) == 0
+            assert plan.stages * stage_bytes(m, plan.block_k, group) <= 100 << 10
             assert plan.stages >= 2

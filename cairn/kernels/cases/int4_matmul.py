@@ -20,13 +20,14 @@ from cairn.kernels.matmul.int4_matmul import (
     int4_matmul,
     int4_plan,
     int4_reference,
+    row_block,
     stage_bytes,
     unit_of,
 )
 from cairn.kernels.matmul.int4_stream import int4_kernel
 from cairn.kernels.matmul.int4_tiles import TILE, TILE_BYTES, packed_tiles
 from cairn.kernels.matmul.projections import QWEN3_8B
-from cairn.kernels.matmul.skinny_plans import Plan, row_block
+from cairn.kernels.matmul.skinny_plans import Plan
 from cairn.kernels.tuned import Tuning
 
 KERNEL = "cairn.kernels.matmul.int4_matmul"
@@ -130,7 +131,7 @@ def plans(m: int, n: int, k: int, group: int = GROUP) -> list[Plan]:
         divides = n % (TILE * pieces) == 0 and k % width == 0
         if not divides or not 60 <= programs <= 1600 or k < split * 512:
             continue
-        for kib in (48, 72, 110, 220):  # four, three, two programs or one on a multiprocessor
+        for kib in (40, 54, 72, 110):  # five to two programs on a multiprocessor
             stages = min((kib << 10) // stage_bytes(m, width, group, pieces=pieces), 16)
             if stages >= 3:
                 found.append(Plan("int4", pieces * TILE, width, split, 4, stages))

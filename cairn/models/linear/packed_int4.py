@@ -1,7 +1,8 @@
 """4-bit weights with a scale for each row and group of columns; activations stay in 16 bits (W4A16).
 
 For few rows the kernel reads packed weights and nothing else. For many rows, where arithmetic is the limit, a product
-first dequantises its matrix into bfloat16 and multiplies as floating point does. `W4A16` rounds a matrix to the nearest
+first dequantises its matrix into bfloat16 and multiplies as floating point does, but not by a kernel that reads weights
+before its predecessor has ended, which wrote them. `W4A16` rounds a matrix to the nearest
 level when the engine starts; `PackedInt4` takes planes as a checkpoint has them.
 """
 
@@ -12,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.kernels.matmul.int4_matmul import (
+    MOST_ROWS,
     Int4,
     dequantize_int4,
     int4_matmul,
     int4_parts,
     int4_reference,
-    plan_of,
 )
 from cairn.kernels.matmul.int4_tiles import TILE, packed_tiles, paired_rows, unpacked_tiles
-from cairn.kernels.matmul.skinny_plans import FEW_ROWS
+from cairn.kernels.matmul.skinny_plans import MOST_ROWS as PREFETCHING_ROWS
 from cairn.kernels.norm.join_norm import Parts
 from cairn.models.linear.form import PLAIN, Epilogue, Kernels, Product, finished
 from cairn.models.linear.gpu_product import gpu_product
@@ -71,40 +72,34 @@ class PackedInt4:
         if not x_MK.is_cuda:
             w_NK = int4_reference(self.weight, x_MK.dtype)
             return finished(F.linear(x_MK, w_NK), bias_N, epilogue)
-        kernels = epilogue.kernels or Kernels()
-        few = len(x_MK) <= FEW_ROWS and x_MK.dtype == torch.bfloat16 and not kernels.invariant
-        gate = epilogue.gate
-        if few and gate is not None and gate.is_swiglu and self._joins(len(x_MK)):
+        kernels, gate = epilogue.kernels or Kernels(), epilogue.gate
+        swiglu = gate is not None and gate.is_swiglu
+        if swiglu:
             self._pair()
-            return self._stream(x_MK, bias_N, epilogue, swiglu=True)
-        if not few or self.paired:
-            w_NK = dequantize_int4(self.weight, paired=self.paired).to(x_MK.dtype)
-            return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
+        few = len(x_MK) <= MOST_ROWS and x_MK.dtype == torch.bfloat16 and not kernels.invariant
+        if not few or self.paired != swiglu:
+            return self._dequantised(x_MK, bias_N, epilogue, kernels)
+        prefetch = epilogue.kernels is not None
         if epilogue.onto_MN is not None and bias_N is None:
-            sums_SMN = int4_parts(x_MK, self.weight, prefetch=epilogue.kernels is not None)
+            sums_SMN = int4_parts(x_MK, self.weight, prefetch=prefetch)
             if sums_SMN is not None:
                 return Parts(sums_SMN)
-        y_MN = self._stream(x_MK, bias_N, epilogue, swiglu=False)
-        return y_MN if gate is None else gate.fast(y_MN)
-
-    def _stream(
-        self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue, swiglu: bool
-    ) -> Tensor:
-        return int4_matmul(
-            x_MK,
-            self.weight,
-            bias_N=bias_N,
-            activation="swiglu" if swiglu else None,
-            prefetch=epilogue.kernels is not None,
+        activation = "swiglu" if swiglu else None
+        y_MN = int4_matmul(
+            x_MK, self.weight, bias_N=bias_N, activation=activation, prefetch=prefetch
         )
+        return y_MN if gate is None or swiglu else gate.fast(y_MN)
 
-    def _joins(self, rows: int) -> bool:
-        """Whether SwiGLU goes into the product: where K is not cut."""
-        (n, k) = self.weight.shape
-        return plan_of(rows, n, k, self.weight).parts(k) == 1
+    def _dequantised(
+        self, x_MK: Tensor, bias_N: Tensor | None, epilogue: Epilogue, kernels: Kernels
+    ) -> Product:
+        w_NK = dequantize_int4(self.weight, paired=self.paired).to(x_MK.dtype)
+        if kernels.invariant or len(x_MK) > PREFETCHING_ROWS:
+            return gpu_product(x_MK, w_NK, bias_N, epilogue, kernels)
+        return finished(F.linear(x_MK, w_NK), bias_N, epilogue)
 
     def _pair(self) -> None:
-        """Order the rows for SwiGLU, once: before any graph is captured, since a step runs without one first."""
+        """Order the rows for SwiGLU, in the first product: a captured graph must find the weights as they stay."""
         if self.paired:
             return
         w = self.weight
