@@ -48,7 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = "auto"
     """bfloat16, float16 or float32"""
     weights: str = "auto"
-    """form of the weights: float (exact), fp8 or w4a16 (dense models), on a CPU int8 or int4; auto: as few bits as the file"""
+    """form of the weights: float (exact), fp8 or w4a16 (dense models), on a CPU int8, int4 or packed; auto: as few bits
+    as the file has"""
     quantization: str | None = None
     """what the checkpoint has to be: awq, gptq, compressed-tensors, fp8, mxfp4, modelopt or gguf; fp8 and w4a16 make
     one of floating point so. Default: what its config.json says"""
