@@ -1,7 +1,9 @@
 # Every target sets up what it needs in .venv and is quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST_FLAGS ?= -n 2 --dist loadfile
+# Three workers on two cores: what waits for processes leaves a core to what computes. Long files start first, see
+# tests/conftest.py.
+PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 # What `make test-quick` leaves out: servers, browsers, jobs, the trainer, Triton's compiler and interpreter, all of
 # which start processes or compile. It is for work in progress; `make test` is what has to be green.

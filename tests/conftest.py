@@ -4,8 +4,9 @@ import os
 import signal
 import sys
 import zlib
+from pathlib import Path
 
-# One thread per test process: the suite runs two of them, and a thread pool does not survive the
+# One thread per test process: the suite runs several of them, and a thread pool does not survive the
 # fork of `forked.run_ranks`, which would hang.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,14 +21,38 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TESTS = Path(__file__).parent
+
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=50)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# Files of a minute and more on two cores. They start first, so that no worker has one left when the others are done;
+# those that mostly wait for processes stand between those that compute.
+LONG = (
+    "kernels/test_interpreted.py",
+    "cluster/test_launched_recovery.py",
+    "cluster/test_elastic.py",
+    "train/recovery/test_local_driver.py",
+    "kernels/test_compile.py",
+    "cluster/test_ray.py",
+    "cluster/test_slurm.py",
+    "verify/test_verify_faults.py",
+    "train/test_resume_layouts.py",
+    "train/checkpoint/test_resume.py",
+    "bench/test_throughput.py",
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A GPU test on a machine without one is skipped with a reason, not failed."""
+    """Long files first; a GPU test on a machine without one is skipped with a reason, not failed."""
+    places = {TESTS / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))  # stable
+    _skip_without_gpu(items)
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

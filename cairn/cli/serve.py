@@ -102,7 +102,7 @@ def run(args: list[str]) -> int:
             print(note, file=sys.stderr)
         took = format_duration(time.perf_counter() - began)
         print(
-            f"ready after {took}: {', '.join(options.names)} at {address}",
+            f"ready after {took}: {', '.join(serving.models)} at {address}",
             file=sys.stderr,
             flush=True,
         )

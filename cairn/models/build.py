@@ -21,7 +21,7 @@ class Slot(NamedTuple):
     shape: tuple[int, ...]  # of the whole tensor
     index: tuple[int | slice, ...] = ()  # which part of the parameter it fills; (): all of it
     cut: tuple[int, int, int] | None = None  # this rank's share: dimension, start, stop; None: all
-    init: Literal["normal", "ones", "zeros"] = "normal"
+    init: Literal["normal", "ones", "zeros", "fan_in"] = "normal"
 
     def under(self, path: str) -> "Slot":
         return self._replace(name=f"{path}.{self.name}", parameter=f"{path}.{self.parameter}")

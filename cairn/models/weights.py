@@ -235,9 +235,13 @@ def _drawn_share(slot: Slot, seed: int, device: torch.device | str) -> Tensor:
 
 def _draw(slot: Slot, seed: int, device: torch.device | str) -> Tensor:
     """A whole tensor from a generator that is seeded by its name alone."""
-    if slot.init != "normal":
+    if slot.init in ("ones", "zeros"):
         make = torch.ones if slot.init == "ones" else torch.zeros
         return make(slot.shape, device=device)
     digest = hashlib.blake2b(f"{seed}:{slot.name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
-    return torch.empty(slot.shape, device=device).normal_(0.0, 0.02, generator=generator)
+    blank = torch.empty(slot.shape, device=device)
+    if slot.init == "fan_in":  # kaiming_uniform of a = sqrt(5)
+        bound = slot.shape[-1] ** -0.5
+        return blank.uniform_(-bound, bound, generator=generator)
+    return blank.normal_(0.0, 0.02, generator=generator)

@@ -49,8 +49,17 @@ class EngineProcesses:
             request = job.request
             remote = RemoteJob(self.client.new_number(), job, self._leave)
             self._open[request.id] = remote  # first, because it may end at once
-            asked = Submit(remote.id, list(request.prompt), request.params, request.priority, request.salt,
-                           sorted(request.eos_ids), job.guide, request.identity)  # fmt: skip
+            asked = Submit(
+                remote.id,
+                list(request.prompt),
+                request.params,
+                request.priority,
+                request.salt,
+                sorted(request.eos_ids),
+                job.guide,
+                request.identity,
+                request.adapter,
+            )
             try:
                 self.client.submit(remote, asked)
             except CairnError as problem:
@@ -78,6 +87,14 @@ class EngineProcesses:
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
         self.client.load_weights(version, source)
+
+    def load_adapter(self, number: int, folder: str) -> None:
+        """Keep an adapter for requests of this number."""
+        self.client.load_adapter(number, folder)
+
+    def unload_adapter(self, number: int) -> None:
+        """Its requests finish; there will be no others."""
+        self.client.unload_adapter(number)
 
     def reset_prefix_cache(self) -> None:
         self.client.reset_prefix_cache()

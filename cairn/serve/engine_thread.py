@@ -97,6 +97,15 @@ class EngineThread:
         """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
         self._call(lambda: self.engine.load_weights(version, source))
 
+    def load_adapter(self, number: int, folder: str) -> None:
+        """Keep an adapter for requests of this number. It is read in the caller's thread, while steps go on."""
+        adapter = self.engine.read_adapter(folder)
+        self._call(lambda: self.engine.load_adapter(number, adapter))
+
+    def unload_adapter(self, number: int) -> None:
+        """Its requests finish; there will be no others."""
+        self._call(lambda: self.engine.unload_adapter(number))
+
     def reset_prefix_cache(self) -> None:
         self._call(self.engine.reset_prefix_cache)
 

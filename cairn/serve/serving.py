@@ -10,12 +10,13 @@ the interpreter for most of a step. GPUs get processes, so that sockets and text
 import asyncio
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from cairn.core.errors import RequestError, TokenizerError
+from cairn.core.errors import ConfigError, RequestError, TokenizerError
 from cairn.models.checkpoint import default_device
 from cairn.models.runnable import OpenModel, open_model
 from cairn.models.tokenizer import Tokenizer
@@ -62,6 +63,14 @@ class EngineHost(Protocol):
         """Serve with these weights from the next step on."""
         ...
 
+    def load_adapter(self, number: int, folder: str) -> None:
+        """Keep an adapter for requests of this number; numbers are never used again."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Its requests finish; there will be no others."""
+        ...
+
     def reset_prefix_cache(self) -> None: ...
 
     def stats(self) -> Stats: ...
@@ -92,6 +101,9 @@ class ServedModel(NamedTuple):
 
     name: str
     identity: bytes = b""  # of an adapter and its version; empty: the model itself
+    adapter: int = 0  # its number in the engine
+    parent: str | None = None  # of an adapter: the model that it adapts
+    root: str = ""  # and where it was loaded from
 
 
 class ModelNotServed(RequestError):
@@ -106,7 +118,7 @@ class GenerateRequest(NamedTuple):
     priority: int = 0
     salt: str = ""
     grammar: Grammar | None = None
-    identity: bytes = b""  # of the `ServedModel`: its pages are found by no other
+    served: ServedModel = ServedModel("")  # its pages are found by no other
 
 
 class Serving:
@@ -128,6 +140,8 @@ class Serving:
         self.limits = msgspec.structs.replace(limits, context=context)
         self._grammars = grammars_for(opened, limits.vocabulary)
         self._ids = itertools.count()
+        self._adapters = itertools.count(1)
+        self._loading = threading.Lock()
         self._reported: str | None = None
 
     # -- what is served --------------------------------------------------------------------------
@@ -144,6 +158,35 @@ class Serving:
             known = ", ".join(self.models)
             raise ModelNotServed(f"there is no model {name[:200]!r}; this server has: {known}")
         return self.models[name]
+
+    def load_adapter(self, name: str, folder: str, replace: bool = False) -> ServedModel:
+        """Serve an adapter under a name of its own, beside the model. Returns when requests may use it.
+
+        `replace`: of the same name; requests that run keep the one that they began with.
+        """
+        with self._loading:
+            before = self.models.get(name)
+            if not name or (before is not None and not (replace and before.adapter)):
+                raise ConfigError(
+                    f"{name!r} is served already" if name else "the name of an adapter is empty",
+                    hint="choose another name",
+                )
+            number = next(self._adapters)
+            self.engine.load_adapter(number, folder)
+            identity, parent = b"adapter %d;" % number, next(iter(self.models))
+            self.models[name] = ServedModel(name, identity, number, parent, folder)
+            if before is not None:
+                self.engine.unload_adapter(before.adapter)
+            return self.models[name]
+
+    def unload_adapter(self, name: str) -> None:
+        """Requests that have it finish; the name is gone at once."""
+        with self._loading:
+            found = self.models.get(name)
+            if found is None or not found.adapter:
+                raise ModelNotServed(f"there is no adapter {name[:200]!r}")
+            del self.models[name]
+            self.engine.unload_adapter(found.adapter)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -225,7 +268,8 @@ class Serving:
                 own,
                 priority=request.priority,
                 salt=request.salt,
-                identity=request.identity,
+                identity=request.served.identity,
+                adapter=request.served.adapter,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
             )

@@ -145,6 +145,23 @@ class Distill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """of both distributions; above 1 the unlikely tokens count for more"""
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A low-rank adapter that is trained in place of the weights, which stay as they are."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    """of the adapter's matrices; 0: no adapter, the weights are trained"""
+    alpha: Rate = 32.0
+    """the adapter counts alpha / rank"""
+    targets: list[str] = msgspec.field(default_factory=lambda: ["all-linear"])
+    """maps that get an adapter, by the end of their names: q_proj, v_proj, ...; all-linear: every one in the layers"""
+    rslora: bool = False
+    """the adapter counts alpha / sqrt(rank) instead"""
+    dora: bool = False
+    """train the length of each row beside the adapter"""
+    merge: bool = True
+    """with checkpoint.export: leave the merged model beside the adapter"""
+
+
 class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happens when a loss is NaN, infinite, or far above the recent ones."""
 
@@ -225,6 +242,7 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     precision: Precision = Precision()
     qat: Qat = Qat()
     distill: Distill = Distill()
+    adapter: Adapter = Adapter()
     bad_step: BadStep = BadStep()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
@@ -279,6 +297,7 @@ def _check(config: Train) -> None:
     if not data.sources:
         raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
     _check_prompts(config)
+    _check_adapter(config)
     precision, optim = config.precision, config.optim
     if precision.kind == "float16" and not precision.masters:
         raise ConfigError(
@@ -300,6 +319,21 @@ def _check(config: Train) -> None:
             "bfloat16 weights without masters need optim.states bfloat16 or int8, which round at random",
             hint="set optim.states to bfloat16, or precision.masters to true",
         )
+
+
+def _check_adapter(config: Train) -> None:
+    """An adapter is the only thing that its run trains."""
+    if config.adapter.rank and config.model.frozen:
+        raise ConfigError(
+            "model.frozen with an adapter: all weights of the model are frozen then",
+            hint="leave model.frozen out, and choose maps with adapter.targets",
+        )
+    if config.adapter.rank and config.qat.scheme != "none":
+        raise ConfigError(
+            f"qat.scheme {config.qat.scheme} with an adapter", hint="leave one of them out"
+        )
+    if config.adapter.rank and not config.adapter.targets:
+        raise ConfigError("adapter.targets is empty", hint='use ["all-linear"]')
 
 
 def _check_prompts(config: Train) -> None:

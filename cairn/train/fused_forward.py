@@ -88,7 +88,7 @@ class FusedLayers:
         self.rotates_by_torch = spec.qk_norm_rotated or not all(kind.is_tabulated for kind in kinds)
 
     def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
-        if vocabulary.shards.size > 1:
+        if vocabulary.shards.size > 1 or vocabulary.lookup_addend is not None:
             return vocabulary(tokens_T)
         return embedding(tokens_T, vocabulary.matrix())
 

@@ -16,6 +16,9 @@ import torch.distributed as dist
 from cairn.core.errors import ConfigError
 from cairn.core.units import format_bytes
 from cairn.kernels.attention.attention_problem import WIDTHS
+from cairn.models.adapter.attach import ADAPTED, attach
+from cairn.models.adapter.lora import adapter_parameters
+from cairn.models.adapter.spec import ALL_LINEAR, AdapterSpec
 from cairn.models.build import Build
 from cairn.models.checkpoint import Checkpoint, check_device, default_device, open_checkpoint
 from cairn.models.hub import resolve
@@ -23,6 +26,7 @@ from cairn.models.presets import preset
 from cairn.models.spec import ModelSpec
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
+from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
 from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
@@ -81,7 +85,7 @@ def prepare(config: Train) -> Prepared:
     check_distill(config)
     grid_of(config, spec)  # refuses what cannot be rounded
     check_goes_on(config, spec)
-    frozen = frozen_parameters(spec, Trainable(tuple(config.model.frozen)))
+    frozen = _frozen(config, spec)
     check_room(config, spec, frozen)
     check_memory(config, spec, name, frozen)
     return assemble(config, device, corpus, spec, start)
@@ -170,8 +174,8 @@ def assemble(
 ) -> Prepared:
     """The model and its optimizer, of the only process or of one of several whose process group exists."""
     fused, why = choose_form(config, device)
-    trainable = Trainable(tuple(config.model.frozen))
-    frozen = frozen_parameters(spec, trainable)
+    trainable, adapter = trainable_of(config), adapter_of(config)
+    frozen = _frozen(config, spec)
     config, chosen = resolve_recompute(config, spec, device, fused, frozen)
     precision = config.precision
     by_kernels = fused or (device.type == "cuda" and precision.kernels != "plain")
@@ -189,11 +193,17 @@ def assemble(
         wide_sums=precision.masters,
         balance=config.balance,
         trainable=trainable,
+        adapter=adapter,
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
     notes = [f"{layout}{form}", *chosen, *_shadowed(config), *_idle(config)]
-    if frozen:
+    if adapter is not None:
+        trained = spec.parameters() - frozen
+        notes.append(
+            f"adapter of rank {adapter.rank}: {trained:,} values are trained, the weights stay"
+        )
+    elif frozen:
         notes.append(f"{frozen / spec.parameters():.0%} of the weights are frozen (model.frozen)")
     state = _state(config, spec, parallel, device, by_kernels, _base(config, start))
     return Prepared(state, corpus, fused, frozen, notes)
@@ -202,13 +212,42 @@ def assemble(
 def _base(config: Train, start: Checkpoint | None) -> Base | None:
     """Where frozen weights come from; rank 0, which writes it down, looks at the files."""
     frozen = tuple(config.model.frozen)
-    if not frozen:
+    adapter = adapter_of(config)
+    if not frozen and adapter is None:
         return None
     if start is None:
-        return Base(seed=config.seed, frozen=frozen)
+        return Base(seed=config.seed, frozen=frozen, adapter=adapter)
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     digest = digest_of(start.path) if is_first else ""
-    return Base(path=str(config.model.checkpoint), digest=digest, frozen=frozen)
+    return Base(path=str(config.model.checkpoint), digest=digest, frozen=frozen, adapter=adapter)
+
+
+def adapter_of(config: Train) -> AdapterSpec | None:
+    """The adapter that a recipe asks for."""
+    asked = config.adapter
+    if not asked.rank:
+        return None
+    targets = asked.targets[0] if asked.targets == [ALL_LINEAR] else tuple(asked.targets)
+    return AdapterSpec(
+        rank=asked.rank, alpha=asked.alpha, targets=targets, rslora=asked.rslora, dora=asked.dora
+    )
+
+
+def trainable_of(config: Train) -> Trainable:
+    """Which tensors a run changes: those of its adapter, or all that are not frozen."""
+    if config.adapter.rank:
+        return Trainable(only=(ADAPTED,))
+    return Trainable(tuple(config.model.frozen))
+
+
+def _frozen(config: Train, spec: ModelSpec) -> int:
+    """Values of the model that have no gradient; with an adapter, all but as many as the adapter has."""
+    adapter = adapter_of(config)
+    if adapter is None:
+        return frozen_parameters(spec, trainable_of(config))
+    blank = Transformer(spec)
+    attach(blank, spec, adapter, Build())
+    return spec.parameters() - sum(one.numel() for one in adapter_parameters(blank))
 
 
 def _idle(config: Train) -> list[str]:

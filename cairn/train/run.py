@@ -18,7 +18,7 @@ from cairn.core.config import to_toml
 from cairn.models.export import TOKENIZER_FILES
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
-from cairn.train.checkpoint.export import export_newest
+from cairn.train.checkpoint.export import export_adapter, export_newest
 from cairn.train.config import Train
 from cairn.train.corpus import Corpus
 from cairn.train.data.source import Source
@@ -34,7 +34,7 @@ from cairn.train.qat import export_quantized, grid_of
 from cairn.train.report import write_report
 from cairn.train.validation import Validation
 
-MODEL, RECIPE = "model", "recipe.toml"
+MODEL, ADAPTER, RECIPE = "model", "adapter", "recipe.toml"
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,10 @@ def _run(
     if rank != 0:
         return Finished(outcome=outcome, folder=str(folder))
     model = None
-    if config.checkpoint.export:
+    if config.adapter.rank:
+        export_adapter(folder, folder / ADAPTER)
+        log_line(f"{folder / ADAPTER}: the adapter, as PEFT reads it")
+    if config.checkpoint.export and (config.adapter.merge or not config.adapter.rank):
         tokenizer = folder / TOKENIZER
         export_newest(folder, folder / MODEL, tokenizer if tokenizer.exists() else None)
         model = str(folder / MODEL)

@@ -17,6 +17,7 @@ import msgspec
 from torch import nn
 
 from cairn.core.errors import ConfigError, DataError
+from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Slot
 from cairn.models.spec import ModelSpec
 from cairn.models.transformer import Transformer
@@ -28,8 +29,11 @@ class Trainable(msgspec.Struct, frozen=True):
     """Whether a tensor of the checkpoint is trained. Patterns as a shell's: * and ?"""
 
     frozen: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # if there are some, all other tensors are frozen
 
     def __call__(self, name: str) -> bool:
+        if self.only and not any(fnmatchcase(name, pattern) for pattern in self.only):
+            return False
         return not any(fnmatchcase(name, pattern) for pattern in self.frozen)
 
 
@@ -40,6 +44,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""  # of the files under `path`
     seed: int = 0
     frozen: tuple[str, ...] = ()
+    adapter: AdapterSpec | None = None  # what was trained in place of the weights
 
 
 EVERYTHING = Trainable()

@@ -25,6 +25,7 @@ SHORT = {f"--{axis}": f"--parallel.{axis}" for axis in ("dp", "fsdp", "pp", "cp"
 SHORT |= {"--lr": "--optim.lr"}
 PREFIX = "CAIRN_TRAIN_"
 RECIPE = "recipe.toml"  # of a run, in its folder
+DEFAULTS = {"cairn train": "tiny-cpu", "cairn tune": "tiny-lora"}  # recipes
 POINTS = 1000  # of the losses that --json prints
 
 
@@ -49,7 +50,11 @@ def run(args: list[str]) -> int:
         from cairn.cli.train.pipeline import run as draw
 
         return draw(args[1:])
-    verb = read(args)
+    return carry_out(read(args))
+
+
+def carry_out(verb: TrainVerb) -> int:
+    """Train as the flags say, or print what they ask for."""
     config = train_part(verb)
     if verb.print:
         sys.stdout.write(to_toml(config))
@@ -73,14 +78,16 @@ def run(args: list[str]) -> int:
     return 130 if finished.outcome.stopped_early else 0
 
 
-def read(args: list[str]) -> TrainVerb:
+def read(
+    args: list[str], kind: type[TrainVerb] = TrainVerb, prog: str = "cairn train"
+) -> TrainVerb:
     """Recipe < environment < flags. A name is a file too: the recipe as TOML."""
     args = [_long(arg) for arg in args]
     if asks_for(args, "--help", "-h"):
-        load(TrainVerb, args=args, env_prefix=PREFIX)  # prints it and leaves
-    named = _recipe_name(args)
+        load(kind, args=args, env_prefix=PREFIX, prog=prog)  # prints it and leaves
+    named = _recipe_name(args, kind, prog)
     if named.endswith(".toml") or "/" in named or Path(named).is_file():
-        verb = load(TrainVerb, args=args, env_prefix=PREFIX, file=Path(named)).value
+        verb = load(kind, args=args, env_prefix=PREFIX, file=Path(named), prog=prog).value
         return msgspec.structs.replace(verb, recipe=named)
     from cairn.train.recipes import recipe
 
@@ -88,16 +95,18 @@ def read(args: list[str]) -> TrainVerb:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{named}.toml"
         file.write_text(text, encoding="utf-8")
-        return load(TrainVerb, args=args, env_prefix=PREFIX, file=file).value
+        verb = load(kind, args=args, env_prefix=PREFIX, file=file, prog=prog).value
+        return msgspec.structs.replace(verb, recipe=named)
 
 
-def _recipe_name(args: list[str]) -> str:
-    """The recipe that is named, else that of the run in --out, else tiny-cpu.
+def _recipe_name(args: list[str], kind: type[TrainVerb], prog: str) -> str:
+    """The recipe that is named, else that of the run in --out, else the default.
 
     Looked for before anything is checked: values that are wrong with the defaults may be right with the recipe.
     """
     plain = [arg for arg in args if arg != "--explain"]
-    words = read_flags(leaves(TrainVerb), plain, "cairn train")
+    known = leaves(kind)
+    words = read_flags(known, plain, prog)
 
     def given(key: str) -> str:
         return str(words[key].raw) if key in words else os.environ.get(f"{PREFIX}{key.upper()}", "")
@@ -109,7 +118,7 @@ def _recipe_name(args: list[str]) -> str:
             )
         return named
     kept = Path(given("out") or ".") / RECIPE
-    return str(kept) if given("out") and kept.is_file() else "tiny-cpu"
+    return str(kept) if given("out") and kept.is_file() else DEFAULTS[prog]
 
 
 def resume_command(folder: Path | str) -> str:

@@ -149,8 +149,10 @@ class Columns(Linear):
 
     def _float(self, x_MK: Tensor, epilogue: Epilogue, biased: bool) -> Product:
         if self.fused is not None:
-            return float_product(x_MK, self.fused.weight, self.fused.bias, epilogue)
-        parts = [F.linear(x_MK, *_weights(owner)) for owner in self.owners()]
+            bias_N = self.fused.bias if biased else None
+            return float_product(x_MK, self.fused.weight, bias_N, epilogue)
+        pairs = [_weights(owner) for owner in self.owners()]
+        parts = [F.linear(x_MK, weight, bias if biased else None) for weight, bias in pairs]
         return finished(torch.cat(parts, -1), None, epilogue)
 
     def slots(self) -> Iterator[Slot]:
@@ -206,6 +208,8 @@ class Rows(Linear):
 class Vocabulary(Linear):
     """One row per token. Ranks hold equally many rows; those beyond the vocabulary are zero and never looked up."""
 
+    lookup_addend: Addend | None = None  # tokens [T] -> [T, D]
+
     def __init__(self, build: Build, vocab: int, width: int) -> None:
         super().__init__()
         self.shards, self.shape = build.shards, (vocab, width)
@@ -213,6 +217,11 @@ class Vocabulary(Linear):
         self.weight = build.parameter(self.rows, width)
 
     def forward(self, tokens_T: Tensor) -> Tensor:
+        x_TD = self.looked_up(tokens_T)
+        return x_TD if self.lookup_addend is None else x_TD + self.lookup_addend(tokens_T)
+
+    def looked_up(self, tokens_T: Tensor) -> Tensor:
+        """The rows themselves, without what an adapter adds."""
         if isinstance(self.form, HasRows):
             return self.form.rows(tokens_T)
         if self.shards.size == 1:

@@ -35,6 +35,7 @@ from cairn.serve.engine.messages import (
     Call,
     EngineFailed,
     Failure,
+    LoadAdapter,
     LoadWeights,
     Pause,
     Ready,
@@ -47,6 +48,7 @@ from cairn.serve.engine.messages import (
     Stopped,
     Submit,
     Tokens,
+    UnloadAdapter,
     Watch,
 )
 from cairn.serve.engine.page_map import PageMap
@@ -92,6 +94,7 @@ class EngineClient:
         self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._over: CairnError | None = None  # why nothing can be submitted any more
         self.paused = False
+        self._adapters: dict[int, str] = {}  # folders by number
         self.version = 0  # of the weights; workers that were started again have the first ones
         self._calls: dict[int, Future[None]] = {}  # that the workers have not answered yet
         self._receivers: Receivers = {}
@@ -166,6 +169,16 @@ class EngineClient:
         """Serve with these weights from the next step on; when it fails, the old ones go on serving."""
         self._call(lambda call: LoadWeights(call, version, source))
         self.version = version
+
+    def load_adapter(self, number: int, folder: str) -> None:
+        """Keep an adapter for requests of this number; workers that are started again load it, too."""
+        self._call(lambda call: LoadAdapter(call, number, folder))
+        self._adapters[number] = folder
+
+    def unload_adapter(self, number: int) -> None:
+        """Its requests finish; there will be no others."""
+        self._adapters.pop(number, None)
+        self._call(lambda call: UnloadAdapter(call, number))
 
     def reset_prefix_cache(self) -> None:
         self._call(ResetPrefixCache)
@@ -311,6 +324,8 @@ class EngineClient:
             idle = dict(running=0, waiting=0, pages_used=0, pages_cached=0, groups_used=())
             self.stats = msgspec.structs.replace(self.stats, **idle)  # nobody is there to run
             self._group = self._start()
+            for number, folder in self._adapters.items():
+                self._group.send(LoadAdapter(self.new_number(), number, folder))
             self.restarted += 1
         deadline = self.options.start_s
         self._progress = (0, time.monotonic() + (deadline or 3600.0))  # loading is not hanging

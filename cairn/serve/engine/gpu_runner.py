@@ -14,6 +14,7 @@ from cairn.kernels.paged.paged_parts import lasting_workspace
 from cairn.models.cache import layer_planes
 from cairn.models.fused import Fused
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.cuda_graph import Graphs, Shape
@@ -40,6 +41,8 @@ class GPURunner(Runner):
     ) -> None:
         super().__init__(model, limits, dtype, scales=scales)
         self.invariant = invariant
+        if invariant:
+            self.adapters.obstacle = VARIES
         self.fused = Fused(model, limits.context, invariant) if fused else None
         why_not = "plain takes cuBLAS" if self.fused is None else self.fused.varies()
         if invariant and why_not:
@@ -73,7 +76,9 @@ class GPURunner(Runner):
         if self.pool.scales is not None and not self.pool.scales.is_known:
             return self._run_first(step, self.pool.scales)
         shared = self._shared_tokens(step)
-        shape = self.graphs.ready(step.chunks, shared > 0) if self.graphs is not None else None
+        shape = None
+        if self.graphs is not None and not self.adapters.active:  # graphs hold no adapters
+            shape = self.graphs.ready(step.chunks, shared > 0)
         if self.graphs is None or shape is None:
             staged = self.batch.stage(step.chunks, shared=shared)
             return staged, self.forward(staged, step.chunks, shared > 0)
@@ -130,6 +135,9 @@ class GPURunner(Runner):
         )
         model = self.fused or self.model
         rows = len(inputs.tokens_T)
-        if one_each and cascade is None and self.halves is not None and self.halves.worth(rows):
+        in_halves = (
+            one_each and cascade is None and not self.adapters.active
+        )  # which rows are whose
+        if in_halves and self.halves is not None and self.halves.worth(rows):
             return self.compute(self.halves, model.logits, inputs, attend, staged)
         return self.compute(model, model.logits, inputs, attend, staged)

@@ -30,6 +30,7 @@ from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapters import VARIES
 from cairn.serve.engine.batch import Staged
 from cairn.serve.engine.pages import Paged, PagePool, gather
 from cairn.serve.engine.request import Limits
@@ -158,6 +159,7 @@ class InvariantRunner(Runner):
         self, model: Transformer, limits: Limits, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(model, limits, dtype)
+        self.adapters.obstacle = VARIES
         fix_experts(model)
 
     def forward(self, staged: Staged, chunks: Sequence[Chunk]) -> Forward:

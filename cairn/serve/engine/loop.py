@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cairn.core.errors import CairnError, RequestError
 from cairn.core.events import span
+from cairn.serve.engine.adapters import LoadedAdapter
 from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
@@ -70,6 +71,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Put a request in line, or refuse it with a RequestError. While the engine is paused, it waits."""
+        self.runner.adapters.check(request)
         self.scheduler.add(request)
         if self.version:
             request.identity = identity_of(self.version) + request.identity
@@ -159,6 +161,18 @@ class Engine:
         self.runner.load_weights(version, source)
         self.scheduler.queues.rename_waiting(identity_of(self.version), identity_of(version))
         self.version = version
+
+    def read_adapter(self, folder: str) -> LoadedAdapter:
+        """Any thread may call it; a CairnError says what is wrong with the folder."""
+        return self.runner.adapters.read(folder)
+
+    def load_adapter(self, number: int, adapter: LoadedAdapter) -> None:
+        """From now on requests may have this number."""
+        self.runner.adapters.add(number, adapter)
+
+    def unload_adapter(self, number: int) -> None:
+        """Requests that have it go on; no other may come."""
+        self.runner.adapters.retire(number, self.scheduler.requests.values())
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; refused while pages are in use."""
@@ -269,6 +283,8 @@ class Engine:
         """The last lines of its ledger."""
         ledger = request.ledger
         ledger.finished = now
+        if self.runner.adapters.retired:
+            self.runner.adapters.sweep(self.scheduler.requests.values())
         if ledger.requeued < 0:  # it ended without a row
             ledger.requeued += now
         if ledger.first_token:

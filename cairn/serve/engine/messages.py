@@ -58,6 +58,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     eos_ids: list[int] = []
     guide: Guide | None = None  # of what its constraint is made, in every rank
     identity: bytes = b""  # as `Request.identity`
+    adapter: int = 0
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):
@@ -101,12 +102,26 @@ class LoadWeights(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     source: WeightsFrom
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load adapter"):
+    """Keep the adapter in this folder, for requests of this number."""
+
+    call: int
+    number: int
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload adapter"):
+    call: int
+    number: int
+
+
 class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
     call: int
 
 
-Call = Pause | Resume | LoadWeights | ResetPrefixCache  # each is answered by a `Returned`
-Command = Submit | Admit | Abort | Stop | Watch | Pause | Resume | LoadWeights | ResetPrefixCache
+# Each is answered by a `Returned`.
+Call = Pause | Resume | LoadWeights | LoadAdapter | UnloadAdapter | ResetPrefixCache
+Command = Submit | Admit | Abort | Stop | Watch | Call
 
 
 # -- from the worker ------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class Ledger(msgspec.Struct):
 
 class Request:
     __slots__ = (
+        "adapter",
         "arrival",
         "blocks",
         "cached",
@@ -161,6 +162,7 @@ class Request:
         priority: int = 0,
         salt: str = "",
         identity: bytes = b"",
+        adapter: int = 0,
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
         eos_ids: Iterable[int] = (),
@@ -175,6 +177,7 @@ class Request:
         self.identity = (
             identity  # of the weights and adapter that compute it; others' pages are not found
         )
+        self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself
         self.eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else self.eos_ids

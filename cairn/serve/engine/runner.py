@@ -19,6 +19,7 @@ from cairn.kernels.sampling.accept_tokens import Drawn, accept_tokens
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.cache import ONE_GROUP, CacheGroup, cache_groups
 from cairn.models.transformer import Transformer
+from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.batch import Batch, Staged
 from cairn.serve.engine.cache_scales import CacheScales
 from cairn.serve.engine.pages import Paged, PagePool
@@ -91,6 +92,7 @@ class Runner:
         if limits.arena_rows:
             model.arena_RD = weight.new_zeros(limits.arena_rows, model.spec.hidden)
         self.lean = serving_form(model, self.pool) if lean else None
+        self.adapters = Adapters(model)
 
     def write_piece(self, first_row: int, embeddings_RD: Tensor) -> None:
         """Put the embeddings of a piece into rows of the arena that it holds."""
@@ -102,6 +104,7 @@ class Runner:
     def load_weights(self, version: int, source: WeightsFrom) -> None:
         """Replace the weights, and make again what was made of them. A CairnError: nothing has changed."""
         replace_weights(self.model, version, source)
+        self.adapters.forget_forms()
         if self.lean is not None:
             self.lean = serving_form(self.model, self.pool)
 
@@ -110,7 +113,8 @@ class Runner:
         for request in step.admitted:
             self.sampler.admit(request)
         self.sampler.flush()
-        staged, done = self._run(step)
+        with self.adapters.routed(step.chunks):
+            staged, done = self._run(step)
         if any(map(special, step.sampling)):
             done = done._replace(tokens_S=self._sample_special(step, staged, done))
         return self._flight(step, done)
@@ -132,6 +136,8 @@ class Runner:
             bounds,
         )
         model = self.model if self.lean is None else self.lean
+        if self.adapters.active and self.lean is not None:
+            model = self.adapters.lean()
         return self.compute(model, self.model.logits, inputs, attend, staged)
 
     def compute(

@@ -42,6 +42,7 @@ from cairn.serve.engine.messages import (
     Command,
     Ended,
     Failure,
+    LoadAdapter,
     LoadWeights,
     Pause,
     Ready,
@@ -53,6 +54,7 @@ from cairn.serve.engine.messages import (
     Stopped,
     Submit,
     Tokens,
+    UnloadAdapter,
     Watch,
     decode_boot,
     decode_commands,
@@ -172,7 +174,14 @@ class Worker:
                 ended = self._admit(*self._compiling.pop(id))
             case Submit():
                 ended = self._submit(command)
-            case Pause() | Resume() | LoadWeights() | ResetPrefixCache():
+            case (
+                Pause()
+                | Resume()
+                | LoadWeights()
+                | LoadAdapter()
+                | UnloadAdapter()
+                | ResetPrefixCache()
+            ):
                 return self._call(command)
         return [] if ended is None else [ended]
 
@@ -190,6 +199,10 @@ class Worker:
                     self.engine.resume()
                 case LoadWeights(version=version, source=source):
                     self.engine.load_weights(version, source)
+                case LoadAdapter(number=number, folder=folder):
+                    self.engine.load_adapter(number, self.engine.read_adapter(folder))
+                case UnloadAdapter(number=number):
+                    self.engine.unload_adapter(number)
                 case ResetPrefixCache():
                     self.engine.reset_prefix_cache()
         except CairnError as problem:
@@ -217,6 +230,7 @@ class Worker:
             salt=command.salt,
             eos_ids=command.eos_ids,
             identity=command.identity,
+            adapter=command.adapter,
         )
         try:
             if self.stop_at is not None:

@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 
 from cairn.core.errors import DataError
+from cairn.models.adapter.attach import attach
+from cairn.models.adapter.folder import adapter_slots, write_adapter
+from cairn.models.adapter.merge import merge
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
@@ -26,11 +29,48 @@ from cairn.train.trainable import Base, Trainable, digest_of
 def export_checkpoint(checkpoint: Path, out: Path, tokenizer: Path | None) -> None:
     """`out` is replaced if it is there."""
     about = read_about(checkpoint)
+    if about.base is not None and about.base.adapter is not None:
+        model, _ = adapted_model(checkpoint)
+        merge(model)
+        _write(model, out, tokenizer)
+        return
     model = empty_model(about) if about.base is None else base_model(about, about.base)
     trained = Trainable(() if about.base is None else about.base.frozen)
     pieces = pieces_of(list(model.slots()), dict(model.named_parameters()))
     named = {f"model/{name}": piece for name, piece in pieces.items() if trained(name)}
     load_pieces(checkpoint, named, together=False)
+    _write(model, out, tokenizer)
+
+
+def export_adapter(run: Path, out: Path) -> Path:
+    """The adapter of a run's newest usable checkpoint as PEFT's folder; which checkpoint it was."""
+    found = folders.newest(run / "checkpoints", [])
+    if found is None:
+        raise DataError(f"{run} has no complete checkpoint", hint="train first: cairn tune --out")
+    model, base = adapted_model(found)
+    assert base.adapter is not None
+    write_adapter(model, base.adapter, out, base.path)
+    return found
+
+
+def adapted_model(checkpoint: Path) -> tuple[Transformer, Base]:
+    """The base of a run with the adapter that it has trained."""
+    about = read_about(checkpoint)
+    if about.base is None or about.base.adapter is None:
+        raise DataError(
+            f"{checkpoint} has no adapter", hint="its model is whole: cairn train --export-only"
+        )
+    model = base_model(about, about.base)
+    made = attach(model, about.spec, about.base.adapter, model.build._replace(device="meta"))
+    for one in made:
+        one.to_empty(device="cpu")
+    pieces = pieces_of(adapter_slots(model), dict(model.named_parameters()))
+    load_pieces(checkpoint, {f"model/{name}": p for name, p in pieces.items()}, together=False)
+    return model, about.base
+
+
+def _write(model: Transformer, out: Path, tokenizer: Path | None) -> None:
+    """The folder appears whole, in place of an older one."""
     fresh = out.with_name(f"{out.name}.fresh")
     shutil.rmtree(fresh, ignore_errors=True)
     export(model, fresh, like=tokenizer)

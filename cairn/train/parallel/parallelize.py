@@ -18,9 +18,13 @@ from functools import partial
 import msgspec
 import torch
 
+from cairn.models.adapter.attach import attach, fill_new, map_names
+from cairn.models.adapter.folder import adapter_slots
+from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Build
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
 from cairn.models.weights import fill_random
 from cairn.train.fused_forward import FusedLayers
 from cairn.train.parallel.data import Replicas, Sync
@@ -56,12 +60,14 @@ def parallelize(
     wide_sums: bool = True,
     balance: Balance = Balance(),  # noqa: B008
     trainable: Trainable = EVERYTHING,
+    adapter: AdapterSpec | None = None,
 ) -> ParallelModel:
     """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
 
     `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
     `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
     `balance`: what keeps experts equally busy. `trainable`: which weights get gradients.
+    `adapter`: what is added to the linear maps; its values are drawn by `seed`.
 
     The layout has been checked against the model (`layout.check`), as `refuse.check_layout` does for a recipe.
     """
@@ -76,10 +82,21 @@ def parallelize(
             stage.fuse(FusedLayers(spec, mesh.device, fused_context, products, recompute))
         elif products is not PLAIN:
             through_products(stage, products)
+        if adapter is not None:
+            _adapt(stage, spec, adapter, build, mesh.device, seed)
         freeze(stage, stage.slots(), trainable)
     return ParallelModel(
         spec, held, _syncs(held, mesh, strategy, wide_sums), mesh, strategy, attend
     )
+
+
+def _adapt(
+    stage: Stage, spec: ModelSpec, adapter: AdapterSpec, build: Build, device: str, seed: int
+) -> None:
+    """A new adapter on the maps of this stage, which changes nothing yet."""
+    made = attach(stage, spec, adapter, build, map_names(Transformer(spec), spec))
+    fill_random(stage, adapter_slots(stage), device, seed)
+    fill_new(made)
 
 
 def build_stages(

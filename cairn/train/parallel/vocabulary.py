@@ -55,7 +55,9 @@ class KernelOperands(NamedTuple):
 
 
 def kernel_operands(hidden_TD: Tensor, vocabulary: Vocabulary) -> KernelOperands | None:
-    """None where a rank has no words at all: the kernel wants some, and all ranks take the same way."""
+    """None where the head has an adapter, or a rank no words: the kernel wants some; all ranks take the same way."""
+    if vocabulary.addend is not None:
+        return None
     words, total = words_of(vocabulary), vocabulary.shape[0]
     if vocabulary.shards.size == 1:
         return KernelOperands(hidden_TD, vocabulary.matrix(), None)

@@ -42,7 +42,9 @@ async def chat_completions(service: Service, call: Call, body: bytes) -> JSON | 
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     prepared = await prepare_chat(service, asked, guide_of(asked), most, logprobs)
     reply = ChatReply(service, asked, prepared, model, call)
-    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
+    exchange = Exchange(
+        service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
+    )
     async with exchange:
         if asked.stream:
             await exchange.stream(ChunkWriter(reply, exchange))

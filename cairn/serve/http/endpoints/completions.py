@@ -48,7 +48,7 @@ async def completions(service: Service, call: Call, body: bytes) -> JSON | None:
     grammar = await grammar_for(service, guide_of(asked))
     reply = CompletionReply(service, asked, prompts, model, call)
     requests = reply.requests(grammar)
-    exchange = Exchange(service, call, requests, stream=asked.stream, ledger=asked.ledger)
+    exchange = Exchange(service, call, requests, model, stream=asked.stream, ledger=asked.ledger)
     async with exchange:
         if asked.stream:
             await exchange.stream(ChunkWriter(reply, exchange))

@@ -70,7 +70,7 @@ async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
     )
     priority = asked.priority or 0
     requests = [GenerateRequest(prompt.token_ids, params, priority) for prompt in prompts]
-    async with Exchange(service, call, requests) as exchange:
+    async with Exchange(service, call, requests, model) as exchange:
         await exchange.finish()
         return JSON(_answer(asked, model, exchange))
 

@@ -103,7 +103,7 @@ async def _answer(service: Service, call: Call, asked: LlamaFields, prompt: Prom
     grammar = await grammar_for(service, _guide_of(asked))
     most = service.most_tokens(_limit(asked), len(prompt.token_ids))
     request = GenerateRequest(prompt.token_ids, _params(asked, most), grammar=grammar)
-    exchange = Exchange(service, call, [request], stream=asked.stream)
+    exchange = Exchange(service, call, [request], model, stream=asked.stream)
     writer = LlamaWriter(asked, model, prompt.text or "", exchange)
     async with exchange:
         if asked.stream:

@@ -74,7 +74,9 @@ async def messages(service: Service, call: Call, body: bytes) -> JSON | None:
     blocks = Blocks(prepared.readers[0])
     usage = MessageUsage(input_tokens=len(prepared.prompt.token_ids), output_tokens=0)
     message = AnthropicMessage(id=f"msg_{call.id}", model=model, content=[], usage=usage)
-    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
+    exchange = Exchange(
+        service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
+    )
     async with exchange:
         if asked.stream:
             await exchange.stream(EventWriter(message, blocks, exchange))

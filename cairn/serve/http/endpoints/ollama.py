@@ -131,7 +131,8 @@ async def _prepare_text(service: Service, asked: OllamaGenerate) -> PreparedChat
 async def _answer(
     service: Service, call: Call, asked: OllamaRequest, prepared: PreparedChat, writer: "LineWriter"
 ) -> JSON | None:
-    exchange = Exchange(service, call, [prepared.request], stream=asked.stream)
+    model = _served_name(service, asked.model)
+    exchange = Exchange(service, call, [prepared.request], model, stream=asked.stream)
     writer.begin(exchange, prepared.readers[0])
     async with exchange:
         if asked.stream:
@@ -146,8 +147,12 @@ async def _answer(
 
 def _model(service: Service, name: str) -> str:
     """Their clients name a tag, and `latest` where nobody gave one."""
-    service.check_model(name if name in service.serving.models else name.removesuffix(":latest"))
+    service.check_model(_served_name(service, name))
     return name
+
+
+def _served_name(service: Service, name: str) -> str:
+    return name if name in service.serving.models else name.removesuffix(":latest")
 
 
 def _chat_of(asked: OllamaRequest, messages: list[dict[str, Any]]) -> ChatRequest:

@@ -26,7 +26,7 @@ async def prefill(service: Service, call: Call, body: bytes) -> Response:
     except msgspec.MsgspecError as error:
         raise Refusal(400, f"the body is no request of a decode server: {error}") from None
     request = GenerateRequest(ask.prompt, ask.params, ask.priority, ask.salt)
-    exchange = Exchange(service, call, [request])
+    exchange = Exchange(service, call, [request], None)
     async with exchange:
         await exchange.finish()
         found = exchange.jobs[0].request.handoff

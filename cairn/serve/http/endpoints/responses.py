@@ -49,7 +49,9 @@ async def responses(service: Service, call: Call, body: bytes) -> JSON | None:
     blocks = Blocks(prepared.readers[0])
     made = _begun(asked, model, prepared.request.params, call)
     made.store = service.responses.most > 0 and asked.store is not False
-    exchange = Exchange(service, call, [prepared.request], stream=asked.stream, ledger=asked.ledger)
+    exchange = Exchange(
+        service, call, [prepared.request], model, stream=asked.stream, ledger=asked.ledger
+    )
     async with exchange:
         if asked.stream:
             await exchange.stream(EventWriter(made, blocks, exchange))

@@ -42,14 +42,14 @@ class UpdateRequest(msgspec.Struct, kw_only=True):
     source: str | RanksOfTrainer  # a folder or file that the server can read, or ranks of a trainer
 
 
-def _check(service: Service) -> None:
+def check_admin(service: Service) -> None:
     if not service.config.admin_endpoints:
         said = "this path is for servers that were started with --admin-endpoints"
         raise Refusal(404, said, code="admin_endpoints_off")
 
 
 async def pause(service: Service, call: Call, body: bytes) -> JSON:
-    _check(service)
+    check_admin(service)
     asked = decode(body or b"{}", PauseRequest)
     service.paused = True  # first, because a kept request then makes no progress
     await asyncio.to_thread(service.serving.engine.pause, asked.keep)
@@ -57,14 +57,14 @@ async def pause(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def resume(service: Service, call: Call, body: bytes) -> JSON:
-    _check(service)
+    check_admin(service)
     await asyncio.to_thread(service.serving.engine.resume)
     service.paused = False
     return JSON({"status": "running"})
 
 
 async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
-    _check(service)
+    check_admin(service)
     asked = decode(body, UpdateRequest)
     source = asked.source
     if isinstance(source, RanksOfTrainer):
@@ -81,6 +81,6 @@ async def update_weights(service: Service, call: Call, body: bytes) -> JSON:
 
 
 async def reset_prefix_cache(service: Service, call: Call, body: bytes) -> JSON:
-    _check(service)
+    check_admin(service)
     await asyncio.to_thread(service.serving.engine.reset_prefix_cache)
     return JSON({"status": "ok"})

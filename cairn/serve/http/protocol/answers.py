@@ -148,6 +148,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "cairn"
     max_model_len: int
+    parent: str | msgspec.UnsetType | None = msgspec.UNSET  # of an adapter
+    root: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from cairn import __version__
+from cairn.serve.http.endpoints.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
 from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
@@ -83,6 +84,8 @@ OTHER_POSTS: dict[str, tuple[type | None, str]] = {
     "/api/chat": (OllamaChat, "the next message of a conversation, Ollama's way"),
     "/api/generate": (OllamaGenerate, "the continuation of a text, Ollama's way"),
     "/api/show": (OllamaShow, "the model, Ollama's way"),
+    "/v1/load_lora_adapter": (LoadAdapterRequest, "serve an adapter; with --admin-endpoints"),
+    "/v1/unload_lora_adapter": (UnloadAdapterRequest, "serve it no more; with --admin-endpoints"),
     "/pause": (PauseRequest, "take no step until /resume; with --admin-endpoints"),
     "/resume": (None, "go on after /pause; with --admin-endpoints"),
     "/update_weights": (UpdateRequest, "serve with other weights; with --admin-endpoints"),

@@ -31,6 +31,7 @@ from cairn.serve.http.batches.files import FileStore
 from cairn.serve.http.batches.perform import HOLDER, performer
 from cairn.serve.http.batches.runner import BatchRunner
 from cairn.serve.http.batches.store import BatchStore
+from cairn.serve.http.endpoints.adapters import load_adapter, unload_adapter
 from cairn.serve.http.endpoints.batches import (
     cancel_batch,
     create_batch,
@@ -92,6 +93,7 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.service import Service
+from cairn.serve.serving import ServedModel
 
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
 FIELDS = tuple({
@@ -226,15 +228,20 @@ def request_id(scope: Scope) -> str:
 
 
 async def models(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(ModelList(data=[_card(service, name) for name in service.serving.models]))
+    return JSON(ModelList(data=[_card(service, one) for one in [*service.serving.models.values()]]))
 
 
 async def model(service: Service, call: Call, body: bytes) -> JSON:
-    return JSON(_card(service, service.check_model(call.scope["path_params"]["name"])))
+    return JSON(_card(service, service.served(call.scope["path_params"]["name"])))
 
 
-def _card(service: Service, name: str) -> ModelCard:
-    return ModelCard(id=name, created=service.created, max_model_len=service.serving.limits.context)
+def _card(service: Service, served: ServedModel) -> ModelCard:
+    card = ModelCard(
+        id=served.name, created=service.created, max_model_len=service.serving.limits.context
+    )
+    if served.adapter:
+        card.parent, card.root = served.parent, Path(served.root).name
+    return card
 
 
 async def health(service: Service, call: Call, body: bytes) -> JSON:
@@ -314,6 +321,8 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/resume", resume),
         post("/update_weights", update_weights),
         post("/reset_prefix_cache", reset_prefix_cache),
+        post("/v1/load_lora_adapter", load_adapter),
+        post("/v1/unload_lora_adapter", unload_adapter),
         post("/completion", completion),
         post("/infill", infill),
         post("/apply-template", apply_template),

@@ -61,15 +61,18 @@ class Exchange:
         service: Service,
         call: Call,
         requests: Sequence[GenerateRequest],
+        model: str | None,
         *,
         stream: bool | None = None,
         ledger: bool | None = None,
     ) -> None:
-        """Refuses bad requests, before anything is taken. `ledger`: the body asks for it."""
+        """Refuses bad requests, before anything is taken. `model`: its name; `ledger`: the body asks for it."""
         self._service, self._call = service, call
         call.streams, call.wants_field = bool(stream), bool(ledger)
         call.wants_ledger = call.wants_field or wants_header(call.scope)
         self._reader = AnswerReader(*service.reading)
+        served = service.served(model)
+        requests = [request._replace(served=served) for request in requests]
         if service.capture is not None:
             requests = [seeded(request) for request in requests]
         self.jobs = service.serving.jobs(requests, self._reader.on_update, streamed=call.streams)

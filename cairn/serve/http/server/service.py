@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cairn.core.metrics import Metrics
 from cairn.models.tokenizer import Tokenizer
+from cairn.serve.adapter_folder import AdapterFolder, read_module
 from cairn.serve.answer_reader import LoopWaker
 from cairn.serve.capture import Capture
 from cairn.serve.http.batches.runner import BatchRunner
@@ -36,7 +37,7 @@ from cairn.serve.http.server.keys import Keys
 from cairn.serve.http.server.loop_lag import LoopLag
 from cairn.serve.http.server.response_store import ResponseStore
 from cairn.serve.http.server.settings import ServerConfig
-from cairn.serve.serving import ModelNotServed, Serving
+from cairn.serve.serving import ModelNotServed, ServedModel, Serving
 
 TICK_S = 1.0
 LONG_TEXT = 8192  # characters; a longer one is rendered and tokenized beside the event loop
@@ -85,6 +86,12 @@ class Service:
         self.capture: Capture | None = None
         if config.capture is not None:
             self.capture = Capture(config.capture, config.engine(), serving.facts.device)
+        for module in config.lora_modules:
+            serving.load_adapter(*read_module(module))
+        self.adapters: AdapterFolder | None = None
+        if config.adapters is not None:
+            self.adapters = AdapterFolder(config.adapters, serving)
+            self.adapters.scan()
         self.batches: BatchRunner | None = None  # where there is a folder for them
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
@@ -148,6 +155,8 @@ class Service:
             self.look.sample(stats)
             self._totals.count(self.metrics, stats)
             self.accounts.tick(stats, self.book.running())
+            if self.adapters is not None:
+                await asyncio.to_thread(self.adapters.scan)
 
     # -- what endpoints ask ----------------------------------------------------------------------
 
@@ -181,8 +190,12 @@ class Service:
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with."""
+        return self.served(name).name
+
+    def served(self, name: str | None) -> ServedModel:
+        """What answers under this name: the model, or an adapter of it."""
         try:
-            return self.serving.model(name).name
+            return self.serving.model(name)
         except ModelNotServed as error:
             raise Refusal(404, error.message, param="model", code="model_not_found") from None
 

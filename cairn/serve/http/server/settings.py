@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from cairn.core.errors import ConfigError
+from cairn.serve.adapter_folder import read_module
 from cairn.serve.config import EngineConfig, RoleConfig
 
 MOST_PORT = 65535
@@ -43,8 +44,14 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
     """a file with the chat template to use instead of the model's"""
     trust_request_chat_template: bool = False
     """render conversations with the chat_template of a request, which anybody may have written"""
+    adapters: Path | None = None
+    """a folder of adapters (as PEFT and `cairn tune` write them), each served under the name of its own folder; those
+    that come, change or go while the server runs are followed"""
+    lora_modules: list[str] = msgspec.field(default_factory=list)
+    """adapters as NAME=PATH, each served under its name"""
     admin_endpoints: bool = False
-    """serve POST /pause, /resume, /update_weights and /reset_prefix_cache to whoever may generate"""
+    """serve POST /pause, /resume, /update_weights, /reset_prefix_cache, /v1/load_lora_adapter and
+    /v1/unload_lora_adapter to whoever may generate"""
     store_responses: int = 0
     """so many answers of /v1/responses are kept in memory, for previous_response_id and GET; by default none"""
     capture: Path | None = None
@@ -108,6 +115,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
         )
         _check("store_responses", self.store_responses, self.store_responses >= 0, "at least 0")
         self._check_role()
+        for module in self.lora_modules:
+            read_module(module)
         _check("max_waiting", self.max_waiting, self.max_waiting >= 0, "at least 0")
         _check("max_body_bytes", self.max_body_bytes, self.max_body_bytes >= 1, "at least 1")
         _check(
@@ -122,6 +131,11 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 f"role is {self.role}, and prefill_urls has {len(self.prefill_urls)} addresses",
                 hint="a decode server needs --prefill-urls http://HOST:PORT, and no other has them",
+            )
+        if self.role != "both" and (self.adapters or self.lora_modules):
+            raise ConfigError(
+                f"role is {self.role}, and adapters are given",
+                hint="serve adapters with a server that does both",
             )
         if self.role != "both" and self.tensor_parallel_size > 1:
             raise ConfigError(

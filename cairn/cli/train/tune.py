@@ -1,0 +1,38 @@
+"""`cairn tune`: `cairn train` for a model that exists, with an adapter by flag. Trains nothing itself."""
+
+import tyro
+
+from cairn.cli.train.train import TrainVerb, carry_out, read
+
+DEFAULT_RANK = "16"
+
+
+class TuneVerb(TrainVerb, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Fine-tune a model that exists: RECIPE is a name or a TOML file, as for `cairn train`.
+
+    `--lora [RANK]` trains a low-rank adapter and leaves the weights as they are; the run then has a folder `adapter`,
+    which PEFT and `cairn serve --adapters` read. [objective] says what is learnt: text, or preferences.
+    """
+
+    recipe: tyro.conf.Positional[str] = "tiny-lora"
+    """tiny-lora (an adapter for cairn-tiny, two minutes on a CPU), any recipe of `cairn train`, or a TOML file"""
+
+
+def run(args: list[str]) -> int:
+    """`--lora [RANK]` is short for `--adapter.rank RANK`; everything else is a flag of `cairn train`."""
+    return carry_out(read(with_adapter(args), TuneVerb, "cairn tune"))
+
+
+def with_adapter(args: list[str]) -> list[str]:
+    long: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name != "--lora":
+            long.append(word)
+            continue
+        if not equals:
+            value = rest.pop(0) if rest and rest[0].isdigit() else DEFAULT_RANK
+        long += ["--adapter.rank", value]
+    return long

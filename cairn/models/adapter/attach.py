@@ -1,0 +1,176 @@
+"""Puts an adapter onto a model, a stage of one, or takes it out of the sum for a while.
+
+    attach(model, spec)         every map that the spec covers gets an addend, with blank parameters
+    addends(model, spec)        the same addends, which nobody adds yet: an engine chooses among several of them
+    with adapter_off(model):    the base model: what a reference says in preference training
+
+The maps find their names in a checkpoint by `checkpoint_names`, so that patterns mean what they mean to PEFT.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, cast
+
+from torch import nn
+
+from cairn.core.errors import ConfigError, UnsupportedModel
+from cairn.models.adapter.lora import EmbeddingLoRA, LoRA, Part, adapters
+from cairn.models.adapter.spec import AdapterSpec, check_targets
+from cairn.models.build import Build
+from cairn.models.checkpoint_names import Source, source
+from cairn.models.linear.maps import Columns, Linear, Rows, Vocabulary
+from cairn.models.spec import ModelSpec
+
+ADAPTED = "*.adapter.*"  # the names of an adapter's tensors in our checkpoints
+EMBEDDING = "embedding"
+
+
+class Addend(NamedTuple):
+    home: Linear
+    lora: LoRA | EmbeddingLoRA
+
+
+def attach(
+    model: nn.Module,
+    spec: ModelSpec,
+    adapter: AdapterSpec,
+    build: Build,
+    names: Sequence[str] | None = None,
+) -> list[LoRA | EmbeddingLoRA]:
+    """Adapters on all maps that `adapter` covers, with blank parameters. `names`: all maps, where `model` is a part."""
+    made = addends(model, spec, adapter, build, names)
+    hang(made.values())
+    return [one.lora for one in made.values()]
+
+
+def addends(
+    model: nn.Module,
+    spec: ModelSpec,
+    adapter: AdapterSpec,
+    build: Build,
+    names: Sequence[str] | None = None,
+) -> dict[str, Addend]:
+    """By the path of the map that each belongs to."""
+    check_targets(adapter, map_names(model, spec) if names is None else names)
+    if adapter.dora and build.shards.size > 1:
+        raise ConfigError(
+            f"DoRA with tensor parallel {build.shards.size}: no rank has whole rows to measure",
+            hint="use plain LoRA, or fsdp in place of tp",
+        )
+    made = {}
+    for path, home in _maps(model):
+        if (lora := _adapt(path, home, spec, adapter, build)) is not None:
+            made[path] = Addend(home, lora)
+    if not made and names is None:
+        raise ConfigError("the adapter covers no map of this model", hint="widen its targets")
+    return made
+
+
+def hang(made: Iterable[Addend]) -> None:
+    """Each becomes a part of its map, and of every product from now on."""
+    for home, lora in made:
+        home.adapter = lora
+        if isinstance(lora, EmbeddingLoRA):
+            cast(Vocabulary, home).lookup_addend = lora.forward
+        else:
+            home.addend = lora.forward
+
+
+def map_names(model: nn.Module, spec: ModelSpec) -> list[str]:
+    """Of every linear map, in a checkpoint."""
+    return [_name(spec, path, part) for path, home in _maps(model) for part in _part_names(home)]
+
+
+def fill_new(made: Sequence[LoRA | EmbeddingLoRA]) -> None:
+    """What a new adapter needs beside drawn parameters."""
+    for one in made:
+        if isinstance(one, LoRA):
+            one.begin()
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The base model inside the block."""
+    found = list(adapters(model))
+    before = [one.enabled for one in found]
+    for one in found:
+        one.enabled = False
+    try:
+        yield
+    finally:
+        for one, was in zip(found, before, strict=True):
+            one.enabled = was
+
+
+def _maps(model: nn.Module) -> Iterator[tuple[str, Linear]]:
+    for path, module in model.named_modules():
+        if isinstance(module, Columns | Rows | Vocabulary):
+            yield path, module
+
+
+def _part_names(home: Linear) -> list[str]:
+    return list(home.parts) if isinstance(home, Columns) else [""]
+
+
+def _place(spec: ModelSpec, path: str, part: str) -> Source:
+    inner = f"{path}.{part}" if part else path
+    return source(spec.family, f"{inner}.weight")
+
+
+def _name(spec: ModelSpec, path: str, part: str) -> str:
+    return _place(spec, path, part).tensor.removesuffix(".weight")
+
+
+def _adapt(
+    path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec, build: Build
+) -> LoRA | EmbeddingLoRA | None:
+    covered = [part for part in _part_names(home) if adapter.covers(_name(spec, path, part))]
+    if not covered:
+        return None
+    if isinstance(home, Vocabulary):
+        return _adapt_vocabulary(path, home, spec, adapter, build)
+    place = _place(spec, path, covered[0])
+    if place.parts > 1:
+        raise UnsupportedModel(
+            f"{place.tensor} holds several maps, which would share one matrix A",
+            hint="choose other targets, such as c_proj and c_fc",
+        )
+    return LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
+
+
+def _parts(path: str, home: Linear, spec: ModelSpec, adapter: AdapterSpec) -> list[Part]:
+    if isinstance(home, Columns):
+        sizes = {name: (home.rows[name], home.parts[name]) for name in home.parts}
+    elif isinstance(home, Vocabulary):
+        sizes = {"": (home.rows, home.shape[0])}
+    else:
+        sizes = {"": (home.shape_NK()[0],) * 2}
+    found = []
+    for name, (rows, total) in sizes.items():
+        theirs = _name(spec, path, name)
+        rank = adapter.rank_of(theirs) if adapter.covers(theirs) else 0
+        scale = adapter.scale_of(theirs) if rank else 0.0
+        found.append(Part(name, rows, total, rank, scale))
+    return found
+
+
+def _adapt_vocabulary(
+    path: str, home: Vocabulary, spec: ModelSpec, adapter: AdapterSpec, build: Build
+) -> LoRA | EmbeddingLoRA:
+    name = _name(spec, path, "")
+    if spec.tied:
+        raise UnsupportedModel(
+            f"an adapter on {name}, which is tied to the output projection, has no clear meaning",
+            hint="leave it out of the targets, or untie the embedding first",
+        )
+    if build.shards.size > 1:
+        raise ConfigError(
+            f"an adapter on {name} with tensor parallel {build.shards.size}",
+            hint="leave it out of the targets, or use fsdp in place of tp",
+        )
+    if path != EMBEDDING:
+        return LoRA(build, home, _parts(path, home, spec, adapter), adapter.dora)
+    if adapter.dora:
+        raise UnsupportedModel(f"DoRA on {name}", hint="leave the embedding out of the targets")
+    vocab, width = home.shape
+    return EmbeddingLoRA(build, vocab, width, adapter.rank_of(name), adapter.scale_of(name))

@@ -1,0 +1,144 @@
+"""An adapter on disk: the folder that PEFT writes and reads.
+
+    adapter_config.json           what it is                                         `peft_config`
+    adapter_model.safetensors     base_model.model.<map>.lora_A.weight [r, in], .lora_B.weight [out, r]
+                                  .lora_magnitude_vector [out] (DoRA);  .lora_embedding_A/B for a lookup
+
+Reading checks every tensor against the model before any of them is used; a name too many or too few is refused.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cairn.core.errors import WeightsError
+from cairn.models.adapter.attach import Addend, addends, hang, map_names
+from cairn.models.adapter.lora import EmbeddingLoRA, LoRA
+from cairn.models.adapter.peft_config import FILE, read_config, to_peft
+from cairn.models.adapter.spec import AdapterSpec
+from cairn.models.build import Slot
+from cairn.models.checkpoint_names import source
+from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Transformer
+
+PREFIX = "base_model.model."
+WEIGHTS = "adapter_model.safetensors"
+KINDS = {"a": "lora_A.weight", "b": "lora_B.weight", "m": "lora_magnitude_vector"}
+LOOKUP_KINDS = {"a": "lora_embedding_A", "b": "lora_embedding_B"}
+
+
+def read_adapter(model: Transformer, folder: Path, dtype: torch.dtype | None = None) -> AdapterSpec:
+    """Attaches the adapter in a folder to a whole model. `dtype`: of its weights; by default the model's."""
+    spec, made = read_addends(model, folder, dtype)
+    hang(made.values())
+    return spec
+
+
+def read_addends(
+    model: Transformer, folder: Path, dtype: torch.dtype | None = None
+) -> tuple[AdapterSpec, dict[str, Addend]]:
+    """The adapter in a folder, checked against this model and loaded, which nobody adds yet."""
+    spec, _ = read_config(folder)
+    stored = read_tensors(folder)
+    device = model.embedding.weight.device
+    blank = model.build._replace(device="meta", dtype=dtype or model.build.dtype)
+    made = addends(model, model.spec, spec, blank, map_names(model, model.spec))
+    needed = {
+        PREFIX + peft_name(model.spec, f"{path}.adapter.{slot.name}"): (one.lora, slot)
+        for path, one in made.items()
+        for slot in one.lora.slots()
+    }
+    _check(stored, {name: slot for name, (_, slot) in needed.items()}, folder)
+    for one in made.values():
+        one.lora.to_empty(device=device)
+    with torch.no_grad():
+        for name, (lora, slot) in needed.items():
+            lora.get_parameter(slot.parameter)[slot.index].copy_(slot.share(stored[name]))
+    return spec, made
+
+
+def write_adapter(model: Transformer, spec: AdapterSpec, folder: Path, base: str = "") -> None:
+    """The adapter of a model as a new folder, in float32; it appears when it is complete."""
+    tensors = {}
+    for slot in adapter_slots(model):
+        value = model.get_parameter(slot.parameter).detach()[slot.index]
+        tensors[PREFIX + peft_name(model.spec, slot.name)] = value.float().cpu().contiguous()
+    transposed = source(model.spec.family, "layers.0.attention.out.weight").transposed
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    fields = to_peft(spec, base, transposed)
+    (unfinished / FILE).write_text(json.dumps(fields, indent=2) + "\n")
+    save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+
+
+def adapter_slots(model: nn.Module) -> list[Slot]:
+    """The tensors of all adapters in a model."""
+    return list(_slots(dict(_homes(model))))
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    file = folder / WEIGHTS
+    if not file.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        raise WeightsError(
+            f"no {WEIGHTS} in {folder}",
+            hint="pickled weights are not read: save them again with a newer PEFT"
+            if pickled
+            else "the folder is incomplete",
+        )
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(
+            f"{file} cannot be read: {' '.join(str(error).split())}",
+            hint="the file may be truncated: compare its size with the original",
+        ) from None
+
+
+def peft_name(spec: ModelSpec, slot: str) -> str:
+    """layers.0.attention.qkv.adapter.q.a -> model.layers.0.self_attn.q_proj.lora_A.weight"""
+    home, _, inner = slot.partition(".adapter.")
+    part, _, kind = inner.rpartition(".")
+    path = source(spec.family, f"{home}.{part}.weight" if part else f"{home}.weight").tensor
+    kinds = LOOKUP_KINDS if home == "embedding" else KINDS
+    return f"{path.removesuffix('.weight')}.{kinds[kind]}"
+
+
+def _homes(model: nn.Module) -> Iterator[tuple[str, LoRA | EmbeddingLoRA]]:
+    for path, module in model.named_modules():
+        if isinstance(module, LoRA | EmbeddingLoRA):
+            yield path, module
+
+
+def _slots(homes: dict[str, LoRA | EmbeddingLoRA]) -> Iterator[Slot]:
+    for path, one in homes.items():
+        yield from (slot.under(path) for slot in one.slots())
+
+
+def _check(stored: dict[str, Tensor], needed: dict[str, Slot], folder: Path) -> None:
+    if missing := sorted(needed.keys() - stored.keys()):
+        raise WeightsError(
+            f"{folder} lacks {len(missing)} tensors of its own adapter_config.json, such as {missing[0]}",
+            hint="the adapter was made for another base model, or the folder is incomplete",
+        )
+    if extra := sorted(stored.keys() - needed.keys()):
+        raise WeightsError(
+            f"{folder} has {len(extra)} tensors that fit no map of this model, such as {extra[0]}",
+            hint="the adapter was made for another base model",
+        )
+    for name, slot in needed.items():
+        if tuple(stored[name].shape) != slot.shape:
+            raise WeightsError(
+                f"{folder}: {name} has shape {list(stored[name].shape)}, this model wants {list(slot.shape)}",
+                hint="the adapter was made for another base model",
+            )

@@ -1,0 +1,175 @@
+"""Adapters of a model that serves: each request is computed with its own, in one step with all others.
+
+    load a folder -> addends of the maps, beside the weights, which stay as they are
+    step          -> rows of each adapter -> the addends hang on the maps for as long as the step takes
+
+A step without adapters computes what an engine without any computes, from the same graphs and records. In one with
+adapters every covered map adds B A x of each adapter to the rows of its requests. An adapter that is unloaded goes when
+the last of its requests has ended.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.core.errors import ConfigError, RequestError, UnsupportedModel, WeightsError
+from cairn.models.adapter.folder import read_addends
+from cairn.models.adapter.lora import LoRA
+from cairn.models.lean import Lean
+from cairn.models.linear.maps import Columns, Linear, Rows
+from cairn.models.transformer import Transformer
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.step import Chunk
+
+VARIES = "with batch_invariant, an adapter's products would depend on who else is in the batch"
+
+
+class LoadedAdapter(NamedTuple):
+    rank: int
+    addends: dict[Linear, LoRA]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for lora in self.addends.values() for p in lora.parameters())
+
+
+class Segment(NamedTuple):
+    """The rows of a step that belong to one adapter."""
+
+    adapter: int
+    rows_R: Tensor | None  # None: all of them
+
+
+class Adapters:
+    """Those that a runner has, by number. Numbers are given once and never again."""
+
+    def __init__(self, model: Transformer, obstacle: str | None = None) -> None:
+        """`obstacle`: why this runner can have none."""
+        self.model, self.obstacle = model, obstacle
+        self.loaded: dict[int, LoadedAdapter] = {}
+        self.retired: set[int] = set()  # unloaded, and still used by a request
+        self.active = False  # the step that runs has adapters
+        self._lean: Lean | None = None
+
+    def read(self, folder: str) -> LoadedAdapter:
+        """Checked against the model, and on its device. Changes nothing, so any thread may call it."""
+        if self.obstacle is not None:
+            raise ConfigError(f"no adapter can be served: {self.obstacle}")
+        spec, made = read_addends(self.model, Path(folder), self.model.embedding.weight.dtype)
+        found: dict[Linear, LoRA] = {}
+        for path, (home, lora) in made.items():
+            if not isinstance(lora, LoRA) or not isinstance(home, Columns | Rows):
+                raise UnsupportedModel(
+                    f"the adapter in {folder} covers {path}, which is served without adapters",
+                    hint="merge it (cairn adapter merge), and serve the merged model",
+                )
+            if lora.dora and any(weight.is_meta for weight in home.matrices()):
+                raise WeightsError(
+                    f"the DoRA adapter in {folder} needs the lengths of rows, and the weights are packed",
+                    hint="serve with --weights float, or merge it (cairn adapter merge)",
+                )
+            lora.settle()
+            found[home] = lora
+        return LoadedAdapter(spec.rank, found)
+
+    def add(self, number: int, adapter: LoadedAdapter) -> None:
+        self.loaded[number] = adapter
+
+    def check(self, request: Request) -> None:
+        number = request.adapter
+        if number and (number not in self.loaded or number in self.retired):
+            raise RequestError("the adapter of this request has been unloaded")
+
+    def retire(self, number: int, requests: Iterable[Request]) -> None:
+        """Take no new request for it; it goes with the last one that it has."""
+        if number in self.loaded:
+            self.retired.add(number)
+            self.sweep(requests)
+
+    def sweep(self, requests: Iterable[Request]) -> None:
+        """Drop retired adapters that no request uses."""
+        used = {request.adapter for request in requests}
+        for number in self.retired - used:
+            self.retired.discard(number)
+            del self.loaded[number]
+
+    @contextmanager
+    def routed(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Inside, the maps add what each row's adapter adds."""
+        segments = segments_of(chunks, self.model.embedding.weight.device)
+        if not segments:
+            yield
+            return
+        by_map: dict[Linear, list[tuple[LoRA, Tensor | None]]] = {}
+        for number, rows_R in segments:
+            for home, lora in self.loaded[number].addends.items():
+                by_map.setdefault(home, []).append((lora, rows_R))
+        for home, parts in by_map.items():
+            home.addend = addend_of(parts)
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+            for home in by_map:
+                home.addend = None
+
+    def lean(self) -> Lean:
+        """The lean form for steps with adapters: its norms keep their weights, which addends need."""
+        if self._lean is None:
+            maps = [part for part in self.model.modules() if isinstance(part, Columns | Rows)]
+            before = [part.addend for part in maps]
+            for part in maps:
+                part.addend = part.addend or _unused
+            self._lean = Lean(self.model)
+            for part, addend in zip(maps, before, strict=True):
+                part.addend = addend
+        return self._lean
+
+    def forget_forms(self) -> None:
+        """The weights have changed."""
+        self._lean = None
+        for adapter in self.loaded.values():
+            for lora in adapter.addends.values():
+                lora.settle()
+
+
+def segments_of(chunks: Sequence[Chunk], device: torch.device | str) -> list[Segment]:
+    """The rows of each adapter in a step; nothing for those of the model itself."""
+    numbers = {chunk.request.adapter for chunk in chunks}
+    if len(numbers) == 1:
+        (number,) = numbers
+        return [Segment(number, None)] if number else []
+    rows: dict[int, list[int]] = {}
+    at = 0
+    for chunk in chunks:
+        if chunk.request.adapter:
+            rows.setdefault(chunk.request.adapter, []).extend(range(at, at + chunk.count))
+        at += chunk.count
+    return [Segment(n, torch.tensor(rows[n], device=device)) for n in sorted(rows)]
+
+
+def addend_of(parts: Sequence[tuple[LoRA, Tensor | None]]) -> Callable[[Tensor], Tensor]:
+    """What several adapters add to one map, each to its own rows."""
+    if len(parts) == 1 and parts[0][1] is None:
+        return parts[0][0].forward
+
+    def addend(x_MK: Tensor) -> Tensor:
+        out_MN: Tensor | None = None
+        for lora, rows_R in parts:
+            added_RN = lora.forward(x_MK[rows_R])
+            if out_MN is None:
+                out_MN = added_RN.new_zeros(len(x_MK), added_RN.shape[1])
+            out_MN[rows_R] = added_RN
+        assert out_MN is not None
+        return out_MN
+
+    return addend
+
+
+def _unused(x_MK: Tensor) -> Tensor:
+    raise RuntimeError("this stands for an addend while a form is made")

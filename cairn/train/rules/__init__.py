@@ -1,0 +1,1 @@
+"""Losses of post-training, one short pure file each; every one returns its slope, and no graph is recorded."""

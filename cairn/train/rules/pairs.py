@@ -1,0 +1,40 @@
+"""What the losses of preference pairs have in common: sums of log-probabilities of two completions of one prompt.
+
+    rule(chosen, rejected) -> loss_P, slope of the chosen, slope of the rejected      slope = d loss / d logp of a token
+
+A loss of a sequence has one slope for all its tokens: that of the sum, or that of the mean divided by the tokens.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Completions(NamedTuple):
+    """One completion of each prompt."""
+
+    logp_P: Tensor  # summed over the completion's tokens, float32
+    tokens_P: Tensor  # how many
+    reference_P: Tensor  # the same sum of the reference model; zeros where a rule needs none
+
+    @property
+    def mean_P(self) -> Tensor:
+        return self.logp_P / self.tokens_P
+
+    @property
+    def gain_P(self) -> Tensor:
+        """How much likelier than under the reference."""
+        return self.logp_P - self.reference_P
+
+
+class PairLoss(NamedTuple):
+    loss_P: Tensor
+    chosen_P: Tensor  # slope of each token of the chosen completion
+    rejected_P: Tensor
+
+
+class PairRule(Protocol):
+    @property
+    def needs_reference(self) -> bool: ...
+
+    def __call__(self, chosen: Completions, rejected: Completions) -> PairLoss: ...
