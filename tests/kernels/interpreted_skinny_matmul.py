@@ -110,7 +110,12 @@ def test_more_rows_of_float8(change, swiglu):
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize(
     ("group", "shifts", "change"),
-    [(128, False, {}), (64, True, dict(split=2)), (256, True, dict(block_n=128, block_k=128))],
+    [
+        (128, False, {}),
+        (128, False, dict(warps=8, block_k=128)),
+        (64, True, dict(split=2, warps=8, block_n=128)),
+        (256, True, dict(block_n=128, block_k=128)),
+    ],
     ids=str,
 )
 def test_4_bit_weights_are_exact_at_every_stage_count(stages, group, shifts, change):

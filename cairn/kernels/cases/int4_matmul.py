@@ -15,13 +15,14 @@ from cairn.kernels.matmul.int4_matmul import (
     ROW_BYTES,
     Int4,
     _dequantize_kernel,
-    average_registers,
     cost,
     int4_matmul,
     int4_plan,
     int4_reference,
+    registers_of,
     row_block,
     stage_bytes,
+    stages_of,
     unit_of,
 )
 from cairn.kernels.matmul.int4_stream import int4_kernel
@@ -52,16 +53,21 @@ def _variant(
     constants: dict[str, Any] = dict(
         bias=None, GROUP=group, UNITS=plan.block_k // unit, SPLIT=split
     )
-    constants |= dict(PIECES=plan.block_n // TILE, STAGES=plan.stages, SWIGLU=swiglu, OVERLAP=True)
+    registers = registers_of(m, plan)
+    constants |= dict(GROUPS=plan.warps // 4, REGISTERS=registers.multiplying)
+    constants |= dict(
+        PIECES=plan.block_n // TILE, STAGES=stages_of(plan), SWIGLU=swiglu, OVERLAP=True
+    )
     constants |= {"EARLY": True, **({} if split > 1 else {"parts": None})}
     constants |= {} if shifts else {"shifts": None}
     more = f"{', shifts' * shifts}{', swiglu' * swiglu}"
     return Variant(
-        f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages{more}",
+        f"int4 {m} x {plan.block_n} x {plan.block_k}, group {group}, {split} parts, {plan.stages} stages, "
+        f"{plan.warps} warps{more}",
         int4_kernel,
         {name: types[name] for name in kernel.arg_names if name in types},
         {name: constants[name] for name in kernel.arg_names if name in constants},
-        {"num_warps": plan.warps, "maxnreg": average_registers(m, plan)},
+        {"num_warps": 4, "maxnreg": registers.average},
         (*pointers, "stride_y", "N", "K"),
         "wgmma",
         gluon=True,
@@ -71,6 +77,7 @@ def _variant(
 _SHIPPED = [
     *(_variant(int4_plan(m, p.n, p.k, GROUP), m, p.k) for p in PROJECTIONS for m in BATCHES),
     _variant(int4_plan(8, 24576, 4096, GROUP), 8, 4096, swiglu=True),
+    _variant(int4_plan(8, 6144, 4096, GROUP)._replace(split=1, warps=8, stages=8), 8, 4096),
     _variant(int4_plan(8, 24576, 4096, 64, True), 8, 4096, 64, shifts=True),
     Variant(
         "int4 dequantise",

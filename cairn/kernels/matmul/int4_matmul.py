@@ -206,11 +206,24 @@ def unit_of(width: int, group: int) -> int:
     return UNIT if width % UNIT == 0 and group % UNIT == 0 else TILE
 
 
-def average_registers(m: int, plan: Plan) -> int:
-    """Of the threads that multiply and of those that copy, which have 24."""
-    pieces = plan.block_n // TILE
-    held = row_block(m) // 2 * (pieces + 2)  # sums, and two products that run
-    return 64 if held <= 24 else 80 if held <= 48 else 112
+def stages_of(plan: Plan) -> int:
+    """Of two warpgroups each has buffers of its own, so that none waits for a phase two ahead: an even number."""
+    groups = plan.warps // 4
+    return max(groups, plan.stages // groups * groups)
+
+
+class Registers(NamedTuple):
+    """Of a thread: on average, and of one that multiplies. One that copies has 24."""
+
+    average: int
+    multiplying: int
+
+
+def registers_of(m: int, plan: Plan) -> Registers:
+    groups = plan.warps // 4
+    held = row_block(m) // 2 * (plan.block_n // TILE + 2)  # sums, and two products that run
+    multiplying = 104 if held <= 24 else 136 if held <= 48 else 200
+    return Registers(-(-(multiplying * groups + 24) // (groups + 1) // 8) * 8, multiplying)
 
 
 def plan_of(m: int, n: int, k: int, w: Int4) -> Plan:
@@ -257,6 +270,7 @@ def _launch_stream(
     rows, split, unit = row_block(m), plan.parts(k), unit_of(plan.block_k, w.group)
     bytes_ = w.tiles.view(torch.int8).view(-1, ROW_BYTES)
     shifts = None if w.shifts_GN is None else tile_descriptor(w.shifts_GN, [1, TILE])
+    registers = registers_of(m, plan)
     kernel: Any = int4_kernel
     kernel[(n // plan.block_n * split * triton.cdiv(m, rows),)](
         tile_descriptor(x, [rows, unit]),
@@ -267,10 +281,12 @@ def _launch_stream(
         UNITS=plan.block_k // unit,
         PIECES=plan.block_n // TILE,
         SPLIT=split,
-        STAGES=plan.stages,
+        STAGES=stages_of(plan),
         SWIGLU=epilogue.activation is not None,
-        maxnreg=average_registers(m, plan),
-        **launch_constants(plan, prefetch),
+        GROUPS=plan.warps // 4,
+        REGISTERS=registers.multiplying,
+        maxnreg=registers.average,
+        **launch_constants(plan, prefetch) | {"num_warps": 4},
     )
 
 

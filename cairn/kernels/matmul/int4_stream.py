@@ -4,11 +4,12 @@
     ring    STAGES buffers, each PIECES x 64 rows of packed weights, their scales, and BM rows of x; filled by TMA
     step    UNITS of at most one group of columns, for each piece: unpack -> multiply -> sums += scale * product
 
-One warp copies, four multiply: unpacking takes half of the instructions that a multiprocessor can issue while weights
-arrive, and leaves none for four warps to copy, too. While the tensor cores multiply one unit, the next is unpacked: one
-shift, one mask and one subtraction for two weights. A level in the low bits of bfloat16's 128 is 128 + level, and 136
-less leaves the whole number level - 8 exactly. Shifts that are not -8 * scale multiply the unit's sum of x, which the
-tensor cores compute beside it with a matrix of ones. The order of work is that of skinny_stream.
+One warp copies; one warpgroup multiplies, or two take turns and join their sums in the end. Unpacking takes half of
+the instructions that a multiprocessor can issue while weights arrive, and leaves none for all warps to copy, too. While
+the tensor cores multiply one unit, the next is unpacked: one shift, one mask and one subtraction for two weights. A
+level in the low bits of bfloat16's 128 is 128 + level, and 136 less leaves the whole number level - 8 exactly. Shifts
+that are not -8 * scale multiply the unit's sum of x, which the tensor cores compute beside it with a matrix of ones.
+The order of work is that of skinny_stream.
 """
 
 from triton.experimental import gluon
@@ -149,9 +150,11 @@ def _copy(
 
 @gluon.jit
 def _multiply(
-    bias, y, parts, values, packed, factors, added, full, free, tile, part, m0, count, stride_y, M, N,
+    bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0, count, stride_y, M, N,
     UNITS: gl.constexpr, PIECES: gl.constexpr, STAGES: gl.constexpr, SHIFTS: gl.constexpr, SWIGLU: gl.constexpr,
+    GROUPS: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
+    """One warpgroup of GROUPS: every GROUPS-th step. The first one has the sums of both in the end."""
     BM: gl.constexpr = values[0].shape[1]
     UNIT: gl.constexpr = values[0].shape[2]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
@@ -162,7 +165,7 @@ def _multiply(
     sums = ()
     for _piece in gl.static_range(PIECES):
         sums = sums + (gl.zeros([PIECE, BM], gl.float32, layout),)  # noqa: RUF005
-    for step in range(count):
+    for step in range(ME, count, GROUPS):
         turn = step % STAGES
         mbarrier.wait(full.index(turn), step // STAGES % 2)
         of_x = ()
@@ -198,21 +201,32 @@ def _multiply(
         sums = new
         gl.thread_barrier()  # all warps have read the buffer
         mbarrier.arrive(free.index(turn), count=1)
-    for piece in gl.static_range(PIECES):
-        row = (tile * PIECES + piece) * PIECE
-        if parts is None:
-            _deliver(sums[piece], bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
-        else:
-            n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
-            m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
-            gl.store(parts + (part * M + m) * N + n, sums[piece], mask=(n < N) & (m < M))
+    if ME == 1:
+        for piece in gl.static_range(PIECES):
+            joined.index(piece).store(sums[piece])
+        gl.thread_barrier()
+        mbarrier.arrive(done.index(0), count=1)
+    else:
+        if GROUPS == 2:
+            mbarrier.wait(done.index(0), 0)
+        for piece in gl.static_range(PIECES):
+            total = sums[piece]
+            if GROUPS == 2:
+                total += joined.index(piece).load(layout)
+            row = (tile * PIECES + piece) * PIECE
+            if parts is None:
+                _deliver(total, bias, None, y, row, m0, 0, stride_y, M, N, SWIGLU)
+            else:
+                n = row + gl.arange(0, PIECE, layout=gl.SliceLayout(1, layout))[:, None]
+                m = m0 + gl.arange(0, BM, layout=gl.SliceLayout(0, layout))[None, :]
+                gl.store(parts + (part * M + m) * N + n, total, mask=(n < N) & (m < M))
 
 
 @gluon.jit
 def int4_kernel(
     x, w, scales, shifts, bias, y, parts, stride_y, M, N, K,
     GROUP: gl.constexpr, UNITS: gl.constexpr, PIECES: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
-    SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
+    GROUPS: gl.constexpr, REGISTERS: gl.constexpr, SWIGLU: gl.constexpr, OVERLAP: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     BM: gl.constexpr = x.block_type.shape[0]
     SHIFTS: gl.constexpr = shifts is not None
@@ -231,16 +245,28 @@ def int4_kernel(
     added = _rings(scales, PIECES * UNITS, STAGES) if SHIFTS else factors
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(free.index(slot), count=1)
-    gl.warp_specialize(
-        [
-            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, tile, part, m0, count, stride_y,
-                         M, N, UNITS, PIECES, STAGES, SHIFTS, SWIGLU)),
+    mbarrier.init(done.index(0), count=1)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    joined = (
+        gl.allocate_shared_memory(gl.float32, [PIECES, PIECE, BM], flat) if GROUPS == 2 else full
+    )
+    if GROUPS == 1:
+        gl.warp_specialize([
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
+                         count, stride_y, M, N, UNITS, PIECES, STAGES, SHIFTS, SWIGLU, 1, 0)),
             (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
                      K // PIECE, GROUP, UNITS, PIECES, STAGES, OVERLAP, EARLY)),
-        ],
-        [1],
-        [24],
-    )  # fmt: skip
+        ], [1], [24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
+                         count, stride_y, M, N, UNITS, PIECES, STAGES, SHIFTS, SWIGLU, 2, 0)),
+            (_multiply, (bias, y, parts, values, packed, factors, added, full, free, joined, done, tile, part, m0,
+                         count, stride_y, M, N, UNITS, PIECES, STAGES, SHIFTS, SWIGLU, 2, 1)),
+            (_copy, (x, w, scales, shifts, values, packed, factors, added, full, free, tile, m0, begin, count,
+                     K // PIECE, GROUP, UNITS, PIECES, STAGES, OVERLAP, EARLY)),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip
