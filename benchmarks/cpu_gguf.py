@@ -39,8 +39,10 @@ def main() -> None:
     if options.side:
         serve_commands(options.side, options.files[0], options.threads)
         return
-    record({"threads": options.threads, "rounds": options.rounds,
-            "files": {file.name: compare(file, options) for file in options.files}}, options)  # fmt: skip
+    found: dict[str, Any] = {}
+    for file in options.files:  # written after each: a file takes minutes
+        found[file.name] = compare(file, options)
+        record({"threads": options.threads, "rounds": options.rounds, "files": found}, options)
 
 
 # -- the two that are compared, each in a process of its own ------------------------------------------

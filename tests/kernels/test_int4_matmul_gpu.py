@@ -42,7 +42,6 @@ def test_every_stage_count_is_exact(m, n, k, group, shifts):
     tried = [usual._replace(stages=stages) for stages in range(2, usual.stages + 1)]
     tried += [usual._replace(split=split) for split in (1, 2)]
     tried += [usual._replace(warps=8, stages=stages) for stages in (2, 3)]
-    tried += [usual._replace(block_n=128, stages=2)] if n % 128 == 0 and m <= 16 else []
     key = f"m={row_block(m)},n={n},k={k},group={w.group}"
     for plan in tried:
         with trying("int4_matmul", key, plan._asdict()):

@@ -55,9 +55,7 @@ def _variant(
     )
     registers = registers_of(m, plan)
     constants |= dict(GROUPS=plan.warps // 4, REGISTERS=registers.multiplying)
-    constants |= dict(
-        PIECES=plan.block_n // TILE, STAGES=stages_of(plan), SWIGLU=swiglu, OVERLAP=True
-    )
+    constants |= dict(STAGES=stages_of(plan), SWIGLU=swiglu, OVERLAP=True)
     constants |= {"EARLY": True, **({} if split > 1 else {"parts": None})}
     constants |= {} if shifts else {"shifts": None}
     more = f"{', shifts' * shifts}{', swiglu' * swiglu}"
@@ -131,17 +129,15 @@ def _prepare(m: int, n: int, k: int) -> Prepared:
 
 
 def plans(m: int, n: int, k: int, group: int = GROUP) -> list[Plan]:
-    """Around the default: more and fewer parts, taller tiles, narrower steps, deeper and flatter rings."""
+    """Around the default: more and fewer parts, one warpgroup or two, narrower steps, deeper and flatter rings."""
     found = [int4_plan(m, n, k, group)]
-    for split, pieces, width in product((1, 2, 4, 8), (1, 2), (128, 256)):
-        programs = n // (TILE * pieces) * split
-        divides = n % (TILE * pieces) == 0 and k % width == 0
-        if not divides or not 60 <= programs <= 1600 or k < split * 512:
+    for split, warps, width in product((1, 2, 4, 8), (4, 8), (128, 256)):
+        groups = n // TILE * split * warps // 4
+        if k % width or not 60 <= groups <= 1600 or k < split * 512:
             continue
-        for kib in (40, 54, 72, 110):  # five to two programs on a multiprocessor
-            stages = min((kib << 10) // stage_bytes(m, width, group, pieces=pieces), 16)
-            if stages >= 3:
-                found.append(Plan("int4", pieces * TILE, width, split, 4, stages))
+        for kib in (40, 54, 72) if warps == 4 else (72, 108):
+            stages = min((kib << 10) // stage_bytes(m, width, group), 16)
+            found += [Plan("int4", TILE, width, split, warps, stages)] if stages >= 2 else []
     return list(dict.fromkeys(found))
 
 

@@ -195,10 +195,10 @@ def row_block(m: int) -> int:
     return min(padded_rows(max(m, 1)), FEW_ROWS)
 
 
-def stage_bytes(m: int, width: int, group: int, shifts: bool = False, pieces: int = 1) -> int:
+def stage_bytes(m: int, width: int, group: int, shifts: bool = False) -> int:
     """Of shared memory, for one step of weights, scales and x."""
     scales = width // unit_of(width, group) * TILE * 4 * (1 + shifts)
-    return width // TILE * (pieces * TILE_BYTES + row_block(m) * TILE * 2) + pieces * scales
+    return width // TILE * (TILE_BYTES + row_block(m) * TILE * 2) + scales
 
 
 def unit_of(width: int, group: int) -> int:
@@ -221,8 +221,7 @@ class Registers(NamedTuple):
 
 def registers_of(m: int, plan: Plan) -> Registers:
     groups = plan.warps // 4
-    held = row_block(m) // 2 * (plan.block_n // TILE + 2)  # sums, and two products that run
-    multiplying = 104 if held <= 24 else 136 if held <= 48 else 200
+    multiplying = 104 if row_block(m) <= 8 else 136 if row_block(m) <= 32 else 200
     return Registers(-(-(multiplying * groups + 24) // (groups + 1) // 8) * 8, multiplying)
 
 
@@ -272,14 +271,13 @@ def _launch_stream(
     shifts = None if w.shifts_GN is None else tile_descriptor(w.shifts_GN, [1, TILE])
     registers = registers_of(m, plan)
     kernel: Any = int4_kernel
-    kernel[(n // plan.block_n * split * triton.cdiv(m, rows),)](
+    kernel[(n // TILE * split * triton.cdiv(m, rows),)](
         tile_descriptor(x, [rows, unit]),
         tile_descriptor(bytes_, [unit // 4, ROW_BYTES]),
         *(tile_descriptor(w.scales_GN, [1, TILE]), shifts),
         *(epilogue.bias_N, y, parts, y.stride(-2), m, n, k),
         GROUP=w.group,
         UNITS=plan.block_k // unit,
-        PIECES=plan.block_n // TILE,
         SPLIT=split,
         STAGES=stages_of(plan),
         SWIGLU=epilogue.activation is not None,
