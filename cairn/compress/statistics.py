@@ -4,6 +4,14 @@ import torch
 from torch import Tensor
 
 SAMPLE = 512  # rows that are kept as they are
+LONGEST = 3.0  # times the median length of a row, in sums of x x^T
+
+
+def bounded_rows(x_MK: Tensor) -> Tensor:
+    """Rows that are far longer than most, shortened: the square of one first token would outweigh all other tokens."""
+    length_M1 = x_MK.float().norm(dim=1, keepdim=True)
+    most = LONGEST * length_M1.median()
+    return (x_MK * (most / length_M1.clamp(min=1e-12)).clamp(max=1)).to(x_MK.dtype)
 
 
 class InputStatistics:
@@ -31,7 +39,8 @@ class InputStatistics:
         self.sum_squares_K += wide.square().sum(0)
         self.max_abs_K = torch.maximum(self.max_abs_K, size.amax(0))
         if self.square_KK is not None:
-            self._add_square(x_MK, wide)
+            bounded_MK = bounded_rows(x_MK)
+            self._add_square(bounded_MK, bounded_MK.float())
         step = max(len(x_MK) // self._per_batch, 1)
         self._kept.append(x_MK[::step][: self._per_batch].clone())
 

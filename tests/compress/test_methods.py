@@ -12,6 +12,7 @@ from cairn.compress.prune_masks import magnitude, smallest, sparsegpt, wanda
 from cairn.compress.quantize import Settings, quantize_model
 from cairn.compress.scaling import apply_scales, folds_of, storable_scale
 from cairn.compress.smoothquant import smoothing_scale
+from cairn.compress.statistics import InputStatistics
 from cairn.compress.walk import final_hidden, walk
 from cairn.core.errors import CairnError
 from cairn.models.build import Build
@@ -59,6 +60,21 @@ def model_of(spec: ModelSpec):
 
 def text(windows: int = 6, length: int = 24) -> Tensor:
     return torch.randint(0, SPEC.vocab, (windows, length), generator=seeded(9))
+
+
+def test_a_giant_row_does_not_decide_for_all_others():
+    """First tokens of a text are often hundreds of times as long as others where they enter a down projection."""
+    x, w = correlated(256, 64), torch.randn(48, 64, generator=seeded(4))
+    giant = 300 * torch.randn(2, 64, generator=seeded(5))
+    found = InputStatistics(64, x.device, 1, True)
+    found.add(torch.cat((giant, x)))
+    whole = torch.cat((giant, x))
+    grid = Grid("int4", 64)
+
+    def lost(hessian_KK: Tensor) -> float:
+        return float((x @ (dequantized(gptq(w, hessian_KK, grid, torch.float32)) - w).t()).norm())
+
+    assert lost(found.hessian_KK) < 0.8 * lost(2 / len(whole) * whole.t() @ whole)
 
 
 def plainly(w_NK: Tensor, hessian_KK: Tensor, grid: Grid) -> Tensor:
