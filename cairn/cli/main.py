@@ -34,6 +34,9 @@ VERBS = {
     "generate": Verb("cairn.cli.chat.generate", "complete a prompt with a model"),
     "chat": Verb("cairn.cli.chat.chat", "talk to a model, here or behind a server"),
     "serve": Verb("cairn.cli.serve", "serve a model over HTTP, as OpenAI's clients expect"),
+    "fleet": Verb(
+        "cairn.cli.fleet.fleet", "many servers behind one router that knows their caches"
+    ),
     "top": Verb("cairn.cli.top", "a server, live in the terminal: requests, rates, caches, keys"),
     "data": Verb("cairn.cli.train.data", "text and chats to token stores; train a tokenizer"),
     "train": Verb("cairn.cli.train.train", "train or fine-tune a model, from a recipe"),

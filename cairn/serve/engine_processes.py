@@ -18,6 +18,7 @@ from cairn.serve.config import EngineConfig, RoleConfig
 from cairn.serve.engine.client import EngineClient
 from cairn.serve.engine.loop import described
 from cairn.serve.engine.messages import Begun, Ended, Scored, Stats, Submit
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, spawn_worker
 from cairn.serve.engine.request import RequestId
@@ -59,6 +60,7 @@ class EngineProcesses:
                 job.guide,
                 request.identity,
                 request.adapter,
+                request.outputs,
             )
             try:
                 self.client.submit(remote, asked)
@@ -110,6 +112,9 @@ class EngineProcesses:
 
     def page_map(self) -> PageMap:
         return self.client.pages
+
+    def follow_pages(self) -> PageEvents | None:
+        return self.client.follow_pages()
 
     def restarting(self) -> str | None:
         return self.client.restarting

@@ -21,6 +21,7 @@ from cairn.core.errors import CairnError, ConfigError
 from cairn.serve.engine.facts import stats_of
 from cairn.serve.engine.loop import Engine, Output, described
 from cairn.serve.engine.messages import Stats
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap, map_of
 from cairn.serve.engine.request import Finish, RequestId
 from cairn.serve.engine.step_times import StepTimes
@@ -133,6 +134,11 @@ class EngineThread:
 
     def page_map(self) -> PageMap:
         return map_of(self.engine.scheduler.blocks)
+
+    def follow_pages(self) -> PageEvents | None:
+        followed: list[PageEvents] = []
+        self._call(lambda: followed.append(self.engine.scheduler.blocks.prefix.follow()))
+        return followed[0]
 
     def restarting(self) -> str | None:
         return None  # a thread is never started again

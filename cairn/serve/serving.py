@@ -22,8 +22,10 @@ from cairn.models.runnable import OpenModel, open_model
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Answer
 from cairn.serve.config import EngineConfig, RoleConfig
+from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of
 from cairn.serve.engine.messages import Facts, Stats
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.request import Limits, Request, RequestId, check_request
 from cairn.serve.engine.sampling_params import SamplingParams
@@ -87,6 +89,10 @@ class EngineHost(Protocol):
         """Empty while it is not known."""
         ...
 
+    def follow_pages(self) -> PageEvents | None:
+        """What the prefix cache can find, from now on; None: this engine does not tell."""
+        ...
+
     def restarting(self) -> str | None:
         """Why it is being started again; requests wait meanwhile."""
         ...
@@ -119,6 +125,7 @@ class GenerateRequest(NamedTuple):
     salt: str = ""
     grammar: Grammar | None = None
     served: ServedModel = ServedModel("")  # its pages are found by no other
+    outputs: Sequence[int] = ()  # the beginning of its one answer, made elsewhere
 
 
 class Serving:
@@ -272,8 +279,11 @@ class Serving:
                 adapter=request.served.adapter,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
+                outputs=request.outputs,
             )
             answer = Answer(index, own, self.opened.tokenizer, prompt)
+            follow(made.constraint, made.outputs)
+            answer.push_all(made.outputs)
             guide = None if grammar is None else grammar.guide
             jobs.append(Job(made, answer, max_tokens, on_update, streamed=streamed, guide=guide))
         return jobs

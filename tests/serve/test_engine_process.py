@@ -24,6 +24,8 @@ from cairn.serve.config import EngineConfig
 from cairn.serve.engine.client import EngineClient, ProcessOptions
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import EngineFailed
+from cairn.serve.engine.prefix_cache import page_hashes
+from cairn.serve.engine.request import Request
 from cairn.serve.engine.sampling_params import SamplingParams
 
 CONFIG = EngineConfig(
@@ -308,3 +310,26 @@ def test_the_end_of_the_parent_is_the_end_of_the_engine():
     gone, _ = psutil.wait_procs([child], timeout=30)
     assert gone
     assert not Path(folder).exists()
+
+
+def tokens_of(stream) -> list[int]:
+    return [token for delta in stream for token in delta.tokens]
+
+
+def test_pages_are_told_as_the_cache_stores_them_and_an_answer_goes_on_behind_its_beginning(net):
+    prompt = [7 * at % 150 + 3 for at in range(40)]
+    whole = expected(net, prompt)
+    with running() as client:
+        pages = client.follow_pages()
+        assert tokens_of(submit(client, prompt, GREEDY)) == whole
+        size = client.limits.page_size
+        hashes = page_hashes(Request(0, prompt, GREEDY), [*prompt, *whole], size)
+        told = pages.take()
+        assert [event.digest for event in told] == hashes[: len(told)]
+        assert len(told) >= len(prompt) // size > 0
+        assert all(event.stored for event in told)
+        for cut in (1, 5, len(whole) - 1):
+            found = submit(client, prompt, GREEDY, outputs=whole[:cut])
+            assert tokens_of(found) == whole[cut:]
+        client.reset_prefix_cache()
+        assert pages.take()[-1] == (False, b"")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cairn.cli.bench import bench_comm, bench_serve, bench_train, throughput
+from cairn.cli.bench import bench_comm, bench_fleet, bench_serve, bench_train, throughput
 from cairn.cli.subverbs import Subverb, dispatch
 from cairn.core.config import load
 from cairn.core.errors import UsageError
@@ -102,6 +102,9 @@ def _left(began: float, done: int, total: int) -> str:
 SUBVERBS = {
     "serve": Subverb(
         bench_serve.run, "load on a running server, ours or a peer's: latencies, goodput, a report"
+    ),
+    "fleet": Subverb(
+        bench_fleet.run, "what our router costs per request and per event, beside other routers"
     ),
     "throughput": Subverb(
         throughput.run, "the serving engine on five workloads, beside the limit of this machine"

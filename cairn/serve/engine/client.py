@@ -35,8 +35,10 @@ from cairn.serve.engine.messages import (
     Call,
     EngineFailed,
     Failure,
+    FollowPages,
     LoadAdapter,
     LoadWeights,
+    Pages,
     Pause,
     Ready,
     Report,
@@ -51,6 +53,7 @@ from cairn.serve.engine.messages import (
     UnloadAdapter,
     Watch,
 )
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap
 from cairn.serve.engine.process import Spawn, WorkerGroup, spawn_worker
 from cairn.serve.engine.receivers import Receiver, Receivers, deliver, fail
@@ -90,6 +93,7 @@ class EngineClient:
         self.stats = Stats()
         self.recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # steps, as beats bring them
         self.pages = PageMap()  # while somebody watches
+        self._followed: PageEvents | None = None
         self.restarted = 0  # since the start
         self.restarting: str | None = None  # why a group was lost whose successor is not ready yet
         self._over: CairnError | None = None  # why nothing can be submitted any more
@@ -183,6 +187,12 @@ class EngineClient:
     def reset_prefix_cache(self) -> None:
         self._call(ResetPrefixCache)
 
+    def follow_pages(self) -> PageEvents:
+        """What the prefix cache can find, from now on."""
+        self._followed = PageEvents(())
+        self._call(FollowPages)
+        return self._followed
+
     def _call(self, make: Callable[[int], Call]) -> None:
         call, done = self.new_number(), Future[None]()
         with self._lock:
@@ -259,6 +269,9 @@ class EngineClient:
             self._moved(report.steps)
             if report.ended:
                 self._failures = 0  # it does its work
+        elif isinstance(report, Pages):
+            if self._followed is not None:
+                self._followed.extend(report.events)
         elif isinstance(report, Beat):
             self.stats = report.stats
             self.recent.extend(report.steps)
@@ -326,6 +339,9 @@ class EngineClient:
             self._group = self._start()
             for number, folder in self._adapters.items():
                 self._group.send(LoadAdapter(self.new_number(), number, folder))
+            if self._followed is not None:  # the new one begins with nothing
+                self._followed.cleared()
+                self._group.send(FollowPages(self.new_number()))
             self.restarted += 1
         deadline = self.options.start_s
         self._progress = (0, time.monotonic() + (deadline or 3600.0))  # loading is not hanging

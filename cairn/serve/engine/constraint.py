@@ -8,7 +8,10 @@ model's work for the step has been launched, while the device is busy with it. W
 unknown here; the engine only asks.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
+
+from cairn.core.errors import RequestError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,3 +36,15 @@ class Constraint(Protocol):
     def copy(self) -> "Constraint":
         """Another one in the same state: it follows drafts, of which nobody knows yet whether they hold."""
         ...
+
+
+def follow(constraint: Constraint | None, tokens: Iterable[int]) -> None:
+    """Go on by tokens that were drawn elsewhere; RequestError where the grammar does not allow one of them."""
+    if constraint is None:
+        return
+    for token in tokens:
+        if (why := constraint.accept(token)) is not None:
+            raise RequestError(
+                f"the answer so far does not follow its grammar at token {token}: {why}",
+                hint="a continuation has to have the same schema as its beginning",
+            )

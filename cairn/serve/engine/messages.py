@@ -59,6 +59,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     guide: Guide | None = None  # of what its constraint is made, in every rank
     identity: bytes = b""  # as `Request.identity`
     adapter: int = 0
+    outputs: list[int] = []  # as `Request.outputs` when it is submitted
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit"):
@@ -119,8 +120,14 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset"
     call: int
 
 
+class FollowPages(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
+    """Report what the prefix cache can find, now and whenever it changes."""
+
+    call: int
+
+
 # Each is answered by a `Returned`.
-Call = Pause | Resume | LoadWeights | LoadAdapter | UnloadAdapter | ResetPrefixCache
+Call = Pause | Resume | LoadWeights | LoadAdapter | UnloadAdapter | ResetPrefixCache | FollowPages
 Command = Submit | Admit | Abort | Stop | Watch | Call
 
 
@@ -213,6 +220,12 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
             at += count
 
 
+class Pages(msgspec.Struct, frozen=True, array_like=True, tag="pages"):
+    """What the prefix cache has stored and dropped, in order; before the tokens of the same step."""
+
+    events: list[tuple[bool, bytes]]  # as `PageEvent`
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     limits: Limits
     eos_ids: list[int]
@@ -249,7 +262,7 @@ class Stopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
     """It was asked to, and has left nothing undone."""
 
 
-Report = Tokens | Ready | Beat | Returned | Failure | Stopped
+Report = Tokens | Pages | Ready | Beat | Returned | Failure | Stopped
 
 encode = msgspec.msgpack.Encoder().encode
 decode_boot = msgspec.msgpack.Decoder(Boot).decode

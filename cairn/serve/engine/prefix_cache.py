@@ -26,6 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.models.cache import ONE_GROUP, CacheGroup
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.pieces import identity_within
 from cairn.serve.engine.request import Request
 
@@ -72,6 +73,7 @@ class PrefixCache:
         self.enabled = enabled
         self.groups = tuple(groups)
         self.statistics = HitStatistics()
+        self.events: PageEvents | None = None  # while somebody follows
         self._entry_of: list[Entry | None] = [None] * pages
         # Of each group. Mostly one page; more when two requests have filled the same prefix side by side.
         self._pages_of: list[dict[bytes, list[int]]] = [{} for _ in self.groups]
@@ -150,11 +152,20 @@ class PrefixCache:
         pages.remove(page)
         if not pages:
             del known[entry.digest]
+            if self.events is not None and entry.group == 0:
+                self.events.dropped(entry.digest)
 
     def clear(self) -> None:
         for known in self._pages_of:
             known.clear()
         self._entry_of = [None] * len(self._entry_of)
+        if self.events is not None:
+            self.events.cleared()
+
+    def follow(self) -> PageEvents:
+        """Everything that can be found, and from now on every change."""
+        self.events = PageEvents(self._pages_of[0])
+        return self.events
 
     def check_integrity(self) -> None:
         listed = {
@@ -208,23 +219,41 @@ class PrefixCache:
 
     def _enter(self, page: int, group: int, digest: bytes) -> None:
         self._entry_of[page] = Entry(group, digest)
-        self._pages_of[group].setdefault(digest, []).append(page)
+        pages = self._pages_of[group].setdefault(digest, [])
+        pages.append(page)
+        if self.events is not None and group == 0 and len(pages) == 1:
+            self.events.stored(digest)
 
     def _extend_hashes(self, request: Request, pages: int) -> None:
         hashes, size = request.hashes, self.page_size
-        if len(hashes) >= pages:
-            return
-        first = len(hashes) * size
-        tokens = array("i", _slice(request, first, pages * size)).tobytes()
-        parent = hashes[-1] if hashes else _root(request.salt, request.identity)
-        width = TOKEN_BYTES * size
-        for at in range(0, len(tokens), width):
-            own = tokens[at : at + width]
-            if request.pieces:
-                begin = first + at // TOKEN_BYTES
-                own += identity_within(request.pieces, begin, begin + size)
-            parent = blake2b(parent + own, digest_size=HASH_BYTES).digest()
-            hashes.append(parent)
+        if len(hashes) < pages:
+            tokens = _slice(request, len(hashes) * size, pages * size)
+            hashes += _hashes(request, hashes, tokens, size)
+
+
+def page_hashes(request: Request, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """Of the full pages of these tokens, which begin with the prompt of the request. Changes nothing."""
+    known = request.hashes[: len(tokens) // page_size]
+    first, last = len(known) * page_size, len(tokens) // page_size * page_size
+    return known + _hashes(request, known, tokens[first:last], page_size)
+
+
+def _hashes(
+    request: Request, known: Sequence[bytes], tokens: Sequence[int], page_size: int
+) -> list[bytes]:
+    """Of the full pages that these tokens fill behind the pages of `known`."""
+    written = array("i", tokens).tobytes()
+    first, width = len(known) * page_size, TOKEN_BYTES * page_size
+    parent = known[-1] if known else _root(request.salt, request.identity)
+    found = []
+    for at in range(0, len(written), width):
+        own = written[at : at + width]
+        if request.pieces:
+            begin = first + at // TOKEN_BYTES
+            own += identity_within(request.pieces, begin, begin + page_size)
+        parent = blake2b(parent + own, digest_size=HASH_BYTES).digest()
+        found.append(parent)
+    return found
 
 
 def _root(salt: str, identity: bytes) -> bytes:

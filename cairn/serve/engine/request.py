@@ -167,7 +167,9 @@ class Request:
         piece_rows: Sequence[int] = (),
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
+        outputs: Iterable[int] = (),
     ) -> None:
+        """`outputs`: tokens of its answer that were made elsewhere; the engine goes on behind them."""
         # what was asked
         self.id = id
         self.prompt: list[int] = prompt if isinstance(prompt, list) else list(prompt)
@@ -190,9 +192,9 @@ class Request:
         # how far it is
         self.state: State = "waiting"
         self.arrival = -1  # the order of arrival, given by the scheduler
-        self.outputs: list[int] = []  # tokens that the host knows
+        self.outputs: list[int] = list(outputs)  # tokens that the host knows
         self.computed = 0
-        self.total = len(self.prompt)
+        self.total = len(self.prompt) + len(self.outputs)
         self.most_outputs = 0  # max_tokens, or what the context leaves; given by the scheduler
         self.end = 0  # len(prompt) + most_outputs
         self.prefill_until = 0  # tokens that were known at admission; behind them it decodes
@@ -249,7 +251,8 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
     check_pieces(request.pieces, request.piece_rows, len(prompt), limits.arena_rows)
     _check_context(len(prompt), params, limits.context)
-    needed = most_pages(limits.groups, len(prompt), limits.page_size)
+    _check_outputs(request, limits)
+    needed = most_pages(limits.groups, request.known, limits.page_size)
     if needed > limits.pages - 1:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens and needs {needed} pages of {limits.page_size}, "
@@ -285,6 +288,18 @@ def _check_context(prompt: int, params: SamplingParams, context: int) -> None:
         raise RequestError(
             f"{prompt} prompt tokens and {name} {asked} exceed the context of {context}",
             hint=f"at most {room} tokens can follow this prompt",
+        )
+
+
+def _check_outputs(request: Request, limits: Limits) -> None:
+    made = len(request.outputs)
+    most = request.params.max_tokens or limits.context - len(request.prompt)
+    if made:
+        _check_vocabulary("the answer so far holds", request.outputs, limits.vocabulary)
+    if made and made >= most:
+        raise RequestError(
+            f"the answer so far has {made} tokens, and may have {most}",
+            hint="it is complete: there is nothing to continue",
         )
 
 

@@ -30,6 +30,7 @@ import msgspec
 import zmq
 
 from cairn.core.errors import CairnError, RequestError
+from cairn.serve.engine.constraint import follow
 from cairn.serve.engine.facts import facts_of, stats_of
 from cairn.serve.engine.loop import Engine, Output
 from cairn.serve.engine.messages import (
@@ -42,8 +43,10 @@ from cairn.serve.engine.messages import (
     Command,
     Ended,
     Failure,
+    FollowPages,
     LoadAdapter,
     LoadWeights,
+    Pages,
     Pause,
     Ready,
     Report,
@@ -60,6 +63,7 @@ from cairn.serve.engine.messages import (
     decode_commands,
     encode,
 )
+from cairn.serve.engine.page_events import PageEvents
 from cairn.serve.engine.page_map import PageMap, map_of
 from cairn.serve.engine.ranks import join_ranks
 from cairn.serve.engine.request import Request
@@ -80,6 +84,7 @@ class Worker:
         self.boot, self.engine, self.eos_ids = boot, started.engine, started.opened.eos_ids
         self._grammars = grammars_for(started.opened, self.engine.scheduler.limits.vocabulary)
         self.watched_until = 0.0  # somebody looks until then, on time.monotonic
+        self._pages: PageEvents | None = None  # while somebody follows the prefix cache
         self.stop_at: float | None = None  # when the grace ends; None: nobody has asked to stop
         self._open: dict[int, None] = {}  # requests in the engine, in the order they came
         self._compiling: dict[
@@ -156,6 +161,7 @@ class Worker:
     def _carry_out(self, commands: Sequence[Command]) -> None:
         ended = [found for command in commands for found in self._obey(command)]
         outputs = self.engine.step() if self.engine.has_work else []
+        self._tell_pages()
         if self.boot.rank == 0 and (outputs or ended):
             self._report(self._tokens(outputs, ended))
         for output in outputs:
@@ -181,6 +187,7 @@ class Worker:
                 | LoadAdapter()
                 | UnloadAdapter()
                 | ResetPrefixCache()
+                | FollowPages()
             ):
                 return self._call(command)
         return [] if ended is None else [ended]
@@ -205,12 +212,19 @@ class Worker:
                     self.engine.unload_adapter(number)
                 case ResetPrefixCache():
                     self.engine.reset_prefix_cache()
+                case FollowPages() if self.boot.rank == 0:
+                    self._pages = self.engine.scheduler.blocks.prefix.follow()
         except CairnError as problem:
             kind = type(problem).__name__
             self._report(Returned(command.call, kind, problem.message, problem.hint))
         else:
+            self._tell_pages()
             self._report(Returned(command.call))
         return ended
+
+    def _tell_pages(self) -> None:
+        if self._pages is not None and (events := self._pages.take()):
+            self._report(Pages(list(events)))
 
     def _abort(self, id: int) -> Ended | None:
         self._open.pop(id, None)
@@ -231,6 +245,7 @@ class Worker:
             eos_ids=command.eos_ids,
             identity=command.identity,
             adapter=command.adapter,
+            outputs=command.outputs,
         )
         try:
             if self.stop_at is not None:
@@ -251,6 +266,7 @@ class Worker:
         """Other ranks than the first may have to wait for the rest of their own compilation."""
         try:
             request.constraint = compiled.result().start()
+            follow(request.constraint, request.outputs)
             self.engine.add(request)
         except RequestError as problem:
             return self._refuse(request, problem)

@@ -63,6 +63,7 @@ from cairn.serve.http.endpoints.ollama import (
     ollama_error,
 )
 from cairn.serve.http.endpoints.prefill import prefill
+from cairn.serve.http.endpoints.pulse import pulse
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
 from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
@@ -90,6 +91,7 @@ from cairn.serve.http.protocol.requests import (
 )
 from cairn.serve.http.protocol.responses import ResponsesRequest
 from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.continuation import ROUTED, header, split_body
 from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
 from cairn.serve.http.server.service import Service
@@ -181,7 +183,10 @@ class Endpoint:
             if self.admits:
                 self._check_role()
                 service.admission.check()  # a text that has no place need not be read
+            body, continued = split_body(scope, body)
             call = scope[CALL] = Call(scope, receive, send, holder, id)
+            call.continued, call.routed = continued, header(scope, ROUTED) is not None
+            call.body = body if self.admits and service.pulse.followed else b""
             response = await self.handle(service, call, body)
             if response is not None and call.wants_ledger and call.entry is not None:
                 put_into(response, service.book.view(call.entry), call.wants_field)
@@ -338,6 +343,7 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         get("/cairn/engine", engine),
         get("/cairn/engine/events", engine_events),
         get("/cairn/usage", usage),
+        get("/cairn/pulse", pulse),
         get("/cairn/requests", requests),
         get("/cairn/requests/{id}", request),
         get("/cairn/requests/{id}/trace", request_trace),

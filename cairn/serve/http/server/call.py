@@ -19,6 +19,9 @@ class Call:
         self.streams = False
         self.wants_ledger = False  # in the headers of its answer, or as a comment
         self.wants_field = False  # in the body as well
+        self.routed = False  # a router reads the answer: its tokens are marked
+        self.continued: list[int] = []  # of an answer that began at another server
+        self.body = b""  # kept where a router follows the prefix cache
 
     @property
     def traceparent(self) -> str | None:

@@ -29,6 +29,7 @@ from cairn.serve.http.protocol.body import Gone
 from cairn.serve.http.protocol.refusal import Refusal
 from cairn.serve.http.server.admission import Ticket
 from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.continuation import END, TokenMarks, ends_already
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.server.sse import SSE, EventStream
 from cairn.serve.job import Job
@@ -75,9 +76,12 @@ class Exchange:
         requests = [request._replace(served=served) for request in requests]
         if service.capture is not None:
             requests = [seeded(request) for request in requests]
+        if call.continued:
+            requests = [_continued(requests, call)]
         self.jobs = service.serving.jobs(requests, self._reader.on_update, streamed=call.streams)
-        self._left = len(self.jobs)
-        if self._left > 1:
+        self._asked = [job for job in self.jobs if not (call.continued and ends_already(job))]
+        self._left = len(self._asked)
+        if len(self.jobs) > 1:
             self._reader.same_thread = False  # several are written together
         self._ticket: Ticket | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -116,7 +120,7 @@ class Exchange:
         service.open.add(self)
         self._entry = self._begin()
         try:
-            service.serving.submit(self.jobs)
+            service.serving.submit(self._asked)
         except CairnError as problem:  # it ended between the two lines
             self._close("error")
             raise Refusal(503, str(problem), code="engine_dead", retry_after_s=10) from None
@@ -145,19 +149,28 @@ class Exchange:
         """As events, until all answers have ended. A refusal before the first event is raised."""
         events = EventStream(self._call.send, self._call.headers, media_type)
         write = writer.write
+        marked = self._call.routed and len(self.jobs) == 1 and media_type == SSE
+        marks = TokenMarks() if marked else None
+        if self._call.continued:  # the client has these, and the writer has to know them
+            for job in self.jobs:
+                write(job.answer.take())
+
+        def written(deltas: Sequence[CompletionOutput]) -> bytes:
+            body = write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))
+            return body if marks is None else marks.behind(body, deltas)
 
         def push(deltas: Sequence[CompletionOutput]) -> bool:
-            body = write(deltas[0]) if len(deltas) == 1 else b"".join(map(write, deltas))
-            return events.write_now(body)
+            return events.write_now(written(deltas))
 
         try:
             while not self.finished:
-                if body := b"".join(map(write, await self._next())):
+                if body := written(await self._next()):
                     await events.write(body)
                 if events.begun:
                     await self._forward(push)
                     await events.flush()
-            await events.write(writer.last(), last=True)
+            end = END if marked else b""
+            await events.write(writer.last() + end, last=True)
         except Refusal as refusal:
             if not events.begun:
                 raise
@@ -307,6 +320,8 @@ class Exchange:
             self._note_digest()
         if self._service.capture is not None:
             self._service.capture.keep(self._call.id, self.jobs)
+        if self._call.body:
+            self._service.pulse.bind(self._call.body, self.jobs)
         self.abort()  # whatever is left
         for timer in self._timers:
             timer.cancel()
@@ -314,3 +329,11 @@ class Exchange:
             self._watching.cancel()
         if self._ticket is not None:
             self._ticket.close()
+
+
+def _continued(requests: Sequence[GenerateRequest], call: Call) -> GenerateRequest:
+    """The one request, behind the beginning of its answer."""
+    if len(requests) != 1 or requests[0].params.n != 1 or not call.streams:
+        said = "x-cairn-continue is for a stream with one answer"
+        raise Refusal(400, said, code="bad_continuation")
+    return requests[0]._replace(outputs=call.continued)

@@ -32,6 +32,7 @@ from cairn.serve.http.server.counts import (
     server_metrics,
     show_engine,
 )
+from cairn.serve.http.server.followers import Followers
 from cairn.serve.http.server.health import Progress
 from cairn.serve.http.server.keys import Keys
 from cairn.serve.http.server.loop_lag import LoopLag
@@ -93,6 +94,7 @@ class Service:
             self.adapters = AdapterFolder(config.adapters, serving)
             self.adapters.scan()
         self.batches: BatchRunner | None = None  # where there is a folder for them
+        self.pulse = Followers(serving, lambda: self.health().status, config.role)
         self.open: set[OpenRequest] = set()
         self.paused = False  # by an administrator: requests wait
         self._waker: LoopWaker | None = None
@@ -153,6 +155,7 @@ class Service:
             self.health()  # so that it is known since when nothing moves
             stats = self.serving.engine.stats()
             self.look.sample(stats)
+            self.pulse.collect()
             self._totals.count(self.metrics, stats)
             self.accounts.tick(stats, self.book.running())
             if self.adapters is not None:

@@ -1,0 +1,164 @@
+"""`cairn simulate fleet`: a trace of requests through a fleet of servers, under each routing policy."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cairn.core.config import load
+from cairn.core.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cairn.fleet.simulate import Outcome, Prompt, Slo, StepSeconds
+    from cairn.serve.engine.request import Limits
+
+
+class SimulateFleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Replay a trace through routing policies: time to the first token, goodput, cache hits.
+
+    Policies: seconds, lmetric, dynamo, llmd, cache_aware, two_choices, round_robin. Each server has the engine's own
+    scheduler and prefix cache; the router's index and policies are the ones that run. Without --trace, conversations
+    are made up.
+    """
+
+    trace: Path | None = None
+    """a trace of Mooncake (JSONL) or Azure (CSV)"""
+    requests: int = 400
+    """the first so many of the trace, or so many made-up ones"""
+    policy: str = "all"
+    """names with commas, or all"""
+    servers: int = 8
+    """in the fleet"""
+    load: str = "0.8"
+    """shares of what the servers could compute if nothing were cached, with commas: 0.2,0.8,1.1"""
+    model: str = "qwen3-8b"
+    """shape of the model that each server has"""
+    device: str = "h200"
+    """that each server runs on"""
+    slo: str = "ttft=2s,tpot=50ms"
+    """what a good request holds"""
+    scale: str = ""
+    """servers that come and go with the load, LEAST-MOST such as 0-8, beside MOST that always run; by `seconds`"""
+    start_s: float = 20.0
+    """seconds until a server that is started answers, with --scale"""
+    json: bool = False
+    """print one JSON document"""
+
+
+def run(args: list[str]) -> int:
+    options = load(
+        SimulateFleet, args=args, env_prefix="CAIRN_SIMULATE_FLEET_", prog="cairn simulate fleet"
+    ).value
+    for name in ("requests", "servers"):
+        if not 1 <= getattr(options, name) <= 1_000_000:
+            raise UsageError(f"--{name} is {getattr(options, name)}", hint="1 to 1,000,000")
+    loads = _loads(options.load)
+    from cairn.bench.arrival_traces import read_trace
+    from cairn.fleet.choose import POLICIES
+    from cairn.fleet.simulate import conversations, fitting, prompts_of, run_policy
+    from cairn.models.presets import preset
+    from cairn.plan.device import device
+    from cairn.plan.serve_cost import Served, step_seconds
+    from cairn.plan.serve_load import STEP_MS, limits, room
+    from cairn.plan.slo import parse_slo
+
+    names = list(POLICIES) if options.policy == "all" else options.policy.split(",")
+    for name in names:
+        if name not in POLICIES:
+            hint = did_you_mean(name, POLICIES, otherwise=f"there are: {', '.join(POLICIES)}")
+            raise UsageError(f"--policy has '{name}'", hint=hint)
+    served = Served(spec=preset(options.model), device=device(options.device))
+    trace = (
+        conversations(options.requests)
+        if options.trace is None
+        else read_trace(options.trace, options.requests)
+    )
+    limit = limits(served, room(served), served.spec.context, STEP_MS)
+    kept = fitting(trace, limit.context)
+    if not kept:
+        raise UsageError(
+            f"no request of the trace fits into {limit.context} tokens", hint="use another --model"
+        )
+    prompts, slo = prompts_of(kept, limit.page_size), parse_slo(options.slo)
+    if options.scale:
+        return _scaled(options, prompts, loads, limit, step_seconds(served), slo)
+    found: list[Outcome] = []
+    for share in loads:
+        for name in names:
+            found.append(
+                run_policy(name, prompts, share, options.servers, limit, step_seconds(served), slo)
+            )
+            print(f"load {share:g}: {name}", file=sys.stderr)
+    if options.json:
+        _print_json(options, outcomes=found)
+        return 0
+    from cairn.cli.columns import lines
+
+    headings = ("policy", "load", "TTFT p50", "p99", "TPOT p99", "good", "goodput/s", "cached", "busiest")  # fmt: skip
+    print("\n".join(lines(headings, [_row(one) for one in found])))
+    return 0
+
+
+def _scaled(
+    options: SimulateFleet,
+    prompts: "Sequence[Prompt]",
+    loads: list[float],
+    limit: "Limits",
+    step: "StepSeconds",
+    slo: "Slo",
+) -> int:
+    from cairn.cli.columns import lines
+    from cairn.fleet.scale import Rules
+    from cairn.fleet.simulate_scale import run_scaled
+
+    least, _, most = options.scale.partition("-")
+    if not (least.isdigit() and most.isdigit() and int(least) <= int(most) and int(most)):
+        raise UsageError(f"--scale is {options.scale!r}", hint="LEAST-MOST, such as 0-8")
+    rows, found = [], []
+    for share in loads:
+        for low in (int(most), int(least)):
+            rules = Rules(least=low, most=int(most), ttft_s=slo.ttft_s / 2, start_s=options.start_s)
+            one = run_scaled(prompts, share, rules, limit, step, slo)
+            found.append({"least": low, "most": int(most), "scaled": one})
+            shown = (f"{one.outcome.good_share:.1%}", f"{one.server_hours:.3f}",
+                     f"{one.good_per_server_hour:.0f}", str(one.most_servers), str(one.changes))  # fmt: skip
+            rows.append([f"{low} to {most}", f"{share:g}", *shown])
+    if options.json:
+        _print_json(options, start_s=options.start_s, scaled=found)
+        return 0
+    headings = ("servers", "load", "good", "server-hours", "good per hour", "most", "changes")
+    print("\n".join(lines(headings, rows)))
+    return 0
+
+
+def _print_json(options: SimulateFleet, **more: object) -> None:
+    asked = {"trace": str(options.trace or "made up"), "model": options.model,
+             "servers": options.servers, "slo": options.slo}  # fmt: skip
+    print(msgspec.json.encode({**asked, **more}).decode())
+
+
+def _row(one: "Outcome") -> list[str]:
+    return [
+        one.policy,
+        f"{one.load:g}",
+        f"{one.ttft_p50_s * 1e3:.0f} ms",
+        f"{one.ttft_p99_s * 1e3:.0f} ms",
+        f"{one.tpot_p99_s * 1e3:.1f} ms",
+        f"{one.good_share:.1%}",
+        f"{one.goodput:.2f}",
+        f"{one.hit_share:.1%}",
+        f"{one.busiest:.2f}",
+    ]
+
+
+def _loads(text: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < one <= 100 for one in found):
+        raise UsageError(f"--load is {text!r}", hint="shares with commas, such as 0.2,0.8,1.1")
+    return found

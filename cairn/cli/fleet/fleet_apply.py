@@ -1,0 +1,99 @@
+"""`cairn fleet apply FILE --on ENGINE`: one fleet file on this machine, Ray, Slurm or Kubernetes."""
+
+import datetime
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import tyro
+
+from cairn.core.config import load
+
+if TYPE_CHECKING:
+    from cairn.fleet.config import FleetConfig
+
+
+class FleetApply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Run a fleet on an engine that is there: this machine, Ray, Slurm or Kubernetes.
+
+    On local, ray and slurm it becomes a job of one node (`cairn jobs` shows, follows and stops it); on kubernetes,
+    Deployments and Services, of which a second apply changes what differs.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """a fleet file, such as examples/fleet/local.toml"""
+    on: Literal["local", "ray", "slurm", "kubernetes"] = "local"
+    """the engine"""
+    address: str = ""
+    """of Ray's head (host:port), or a kubectl context; empty: as the environment says"""
+    dry_run: bool = False
+    """print what would be submitted, and submit nothing"""
+
+
+def run(args: list[str]) -> int:
+    options = load(
+        FleetApply, args=args, env_prefix="CAIRN_FLEET_APPLY_", prog="cairn fleet apply"
+    ).value
+    from cairn.fleet.apply import check_for
+    from cairn.fleet.config import read_fleet
+
+    config = read_fleet(options.file)
+    check_for(config, options.on)
+    return _kubernetes(config, options) if options.on == "kubernetes" else _job(config, options)
+
+
+def _job(config: "FleetConfig", options: FleetApply) -> int:
+    from cairn.cli.cluster.launch import Launch, submit
+    from cairn.cluster.backends.catalogue import backend
+    from cairn.cluster.resolve import resolve
+    from cairn.fleet.apply import job_of
+
+    job = job_of(config, str(options.file.absolute()))
+    engine = backend(options.on, "", options.address)
+    now = datetime.datetime.now(datetime.UTC)
+    plan = resolve(job, engine.unseen() if options.dry_run else engine.look(), now)
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if options.dry_run:
+        sys.stdout.write(engine.render(plan))
+        return 0
+    launch = Launch(job=options.file, on=options.on, address=options.address)
+    record = submit(job, plan, engine, launch)
+    print(f"fleet '{config.name}' was submitted to {options.on} as {record.id or config.name}")
+    print(f"  cairn jobs logs {config.name} --follow\n  cairn jobs stop {config.name}")
+    return 0
+
+
+def _kubernetes(config: "FleetConfig", options: FleetApply) -> int:
+    from cairn.cluster.backends.interface import EngineMissing, SubmitFailed
+    from cairn.cluster.backends.kubernetes import to_yaml
+    from cairn.fleet.apply import objects_of
+
+    text = to_yaml(objects_of(config))
+    if options.dry_run:
+        sys.stdout.write(text)
+        return 0
+    if shutil.which("kubectl") is None:
+        raise EngineMissing(
+            "kubectl is not installed here", hint="look at the objects with --dry-run"
+        )
+    context = [f"--context={options.address}"] if options.address else []
+    apply = ["apply", "--server-side", "--field-manager=cairn", "--filename=-"]
+    done = subprocess.run(
+        ["kubectl", *context, *apply, "--request-timeout=20s"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sys.stdout.write(done.stdout)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise SubmitFailed(
+            f"Kubernetes refused the fleet: {said[-1] if said else done.returncode}",
+            hint="`cairn fleet apply FILE --on kubernetes --dry-run` shows the objects",
+        )
+    return 0

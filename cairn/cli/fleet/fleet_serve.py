@@ -1,0 +1,45 @@
+"""`cairn fleet serve FILE`: servers and a router, until they are stopped."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import tyro
+
+from cairn.core.config import load
+
+
+class FleetServe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Start the servers of a fleet file and a router in front of them. See docs/fleet.md for the file.
+
+    Ctrl-C and SIGTERM let running requests finish; SIGHUP reads the file again. A server that dies is started again,
+    and its requests go on elsewhere.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """a TOML file, such as examples/fleet/local.toml"""
+    port: int | None = None
+    """port of the router, instead of the file's; 0 takes a free one"""
+    policy: str | None = None
+    """how servers are chosen, instead of the file's: see `cairn simulate fleet --help`"""
+
+
+def run(args: list[str]) -> int:
+    options = load(
+        FleetServe, args=args, env_prefix="CAIRN_FLEET_SERVE_", prog="cairn fleet serve"
+    ).value
+    from cairn.fleet.config import FleetConfig, read_fleet
+
+    def read() -> FleetConfig:
+        config = read_fleet(options.file)
+        changes = {"port": options.port, "policy": options.policy}
+        given = {key: value for key, value in changes.items() if value is not None}
+        return msgspec.structs.replace(
+            config, router=msgspec.structs.replace(config.router, **given)
+        )
+
+    config = read()
+    from cairn.fleet.serve import run_fleet
+
+    run_fleet(config, read)
+    return 0

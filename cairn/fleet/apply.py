@@ -1,0 +1,215 @@
+"""One fleet file on four engines: what each of them is asked for. Pure.
+
+    local, ray, slurm    a job of one node that runs `cairn fleet serve`: the router and its servers, each with its GPUs
+    kubernetes           servers as a Deployment behind a headless Service, the router as another in front of them
+
+On Kubernetes the router finds the servers by resolving the headless Service, so that copies may come and go.
+"""
+
+from typing import Any
+
+import msgspec
+
+from cairn.cluster.backends.k8s_pod import USER, Object
+from cairn.cluster.job_file import job_from
+from cairn.cluster.spec import Job
+from cairn.core import toml
+from cairn.core.errors import ConfigError
+from cairn.core.units import parse_bytes
+from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
+
+PORT = 8000  # of every server, and of the router, inside its pod
+ANY = "0.0.0.0"
+FOLDER = "/etc/cairn"
+ROUTER_CPUS, ROUTER_BYTES = 1.0, 1 << 30
+LOADING_S = 1800  # a large model may take that long before it answers
+
+
+def check_for(config: FleetConfig, engine: str) -> None:
+    """What cannot be placed is said before anything is made."""
+    if not any(group.model for group in config.servers):
+        raise ConfigError(
+            f"the fleet '{config.name}' starts no servers, so there is nothing to place on {engine}",
+            hint="give a group of servers a `model`; for servers that run already use `cairn fleet serve`",
+        )
+
+
+def job_of(config: FleetConfig, file: str) -> Job:
+    """The whole fleet on one node; `file` is where that node finds it."""
+    started = [group for group in config.servers if group.model]
+    memory = ROUTER_BYTES + sum(group.count * parse_bytes(group.memory) for group in started)
+    role = {
+        "name": "fleet",
+        "argv": ["cairn", "fleet", "serve", file],
+        "start": "direct",
+        "ranks": 1,
+        "gpus": sum(group.count * group.gpus for group in started),
+        "cpus": ROUTER_CPUS + sum(group.count * group.cpus for group in started),
+        "memory": f"{memory >> 20}MiB",
+    }
+    values: dict[str, Any] = {"version": 1, "name": config.name, "roles": [role]}
+    return job_from(values, file)
+
+
+def objects_of(config: FleetConfig) -> list[Object]:
+    """For Kubernetes, in the order in which they are made."""
+    made: list[Object] = []
+    groups: list[ServerGroup] = []
+    for at, group in enumerate(config.servers):
+        if not group.model:
+            groups.append(group)
+            continue
+        name = f"{config.name}-servers-{at}"
+        made += [_headless(config, name), _servers(config, group, name), _budget(config, name)]
+        groups.append(ServerGroup(dns=f"{name}:{PORT}"))
+    return [_file(config, groups), *made, _router(config), _front(config)]
+
+
+def _meta(config: FleetConfig, name: str, part: str) -> Object:
+    return {"name": name, "labels": _labels(config, part)}
+
+
+def _labels(config: FleetConfig, part: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": config.name,
+        "app.kubernetes.io/component": part,
+        "app.kubernetes.io/managed-by": "cairn",
+        "cairn/fleet": config.name,
+        "cairn/part": part,
+    }
+
+
+def _file(config: FleetConfig, groups: list[ServerGroup]) -> Object:
+    """The fleet as the router in the cluster sees it: names instead of servers to start."""
+    router = msgspec.structs.replace(config.router, host=ANY, port=PORT)
+    lines = [f"name = {toml.render_value(config.name)}", "", "[router]", *_changed(router)]
+    for group in groups:
+        lines += ["", "[[servers]]", *_changed(group)]
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _meta(config, f"{config.name}-router", "router"),
+        "data": {"fleet.toml": "\n".join(lines) + "\n"},
+    }
+
+
+def _changed(part: RouterConfig | ServerGroup) -> list[str]:
+    """What differs from the defaults, as TOML."""
+    fields = msgspec.structs.fields(type(part))
+    values = {field.name: getattr(part, field.name) for field in fields}
+    usual = {
+        field.name: field.default
+        if field.default is not msgspec.NODEFAULT
+        else field.default_factory()  # type: ignore[operator]
+        for field in fields
+    }
+    return [
+        f"{key} = {toml.render_value(value)}"
+        for key, value in values.items()
+        if value != usual[key]
+    ]
+
+
+def _headless(config: FleetConfig, name: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(config, name, name),
+        "spec": {
+            "clusterIP": "None",
+            "selector": {"cairn/fleet": config.name, "cairn/part": name},
+            "ports": [{"name": "http", "port": PORT}],
+        },
+    }
+
+
+def _servers(config: FleetConfig, group: ServerGroup, name: str) -> Object:
+    argv = ["cairn", "serve", group.model, *group.args, "--host", ANY, "--port", str(PORT)]
+    memory = f"{-(-parse_bytes(group.memory) // (1 << 20))}Mi"
+    asked, limits = {"cpu": f"{group.cpus:g}", "memory": memory}, {"memory": memory}
+    if group.gpus:
+        asked["nvidia.com/gpu"] = limits["nvidia.com/gpu"] = str(group.gpus)
+    container = _container(config, argv, {"requests": asked, "limits": limits}) | {
+        "startupProbe": {**_probe("/health"), "failureThreshold": LOADING_S // 5},
+        "livenessProbe": {**_probe("/live"), "failureThreshold": 6},
+    }
+    return _deployment(config, name, name, group.count, container)
+
+
+def _router(config: FleetConfig) -> Object:
+    name = f"{config.name}-router"
+    argv = ["cairn", "fleet", "serve", f"{FOLDER}/fleet.toml"]
+    memory = f"{ROUTER_BYTES >> 20}Mi"
+    resources = {
+        "requests": {"cpu": f"{ROUTER_CPUS:g}", "memory": memory},
+        "limits": {"memory": memory},
+    }
+    container = _container(config, argv, resources)
+    container["volumeMounts"] = [{"name": "fleet", "mountPath": FOLDER, "readOnly": True}]
+    made = _deployment(config, name, "router", 1, container)
+    made["spec"]["template"]["spec"]["volumes"] = [{"name": "fleet", "configMap": {"name": name}}]
+    return made
+
+
+def _container(config: FleetConfig, argv: list[str], resources: Object) -> Object:
+    return {
+        "name": "cairn",
+        "image": config.image,
+        "command": argv,
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "readinessProbe": _probe("/health"),
+        "resources": resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+        },
+    }
+
+
+def _probe(path: str) -> Object:
+    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": 5}
+
+
+def _deployment(config: FleetConfig, name: str, part: str, count: int, container: Object) -> Object:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _meta(config, name, part),
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": {"cairn/fleet": config.name, "cairn/part": part}},
+            "strategy": {"rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {"labels": _labels(config, part)},
+                "spec": {
+                    "containers": [container],
+                    "terminationGracePeriodSeconds": 45,  # a server finishes what it answers
+                    "automountServiceAccountToken": False,
+                },
+            },
+        },
+    }
+
+
+def _budget(config: FleetConfig, name: str) -> Object:
+    selector = {"matchLabels": {"cairn/fleet": config.name, "cairn/part": name}}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(config, name, name),
+        "spec": {"maxUnavailable": 1, "selector": selector},
+    }
+
+
+def _front(config: FleetConfig) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(config, config.name, "router"),
+        "spec": {
+            "selector": {"cairn/fleet": config.name, "cairn/part": "router"},
+            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+        },
+    }

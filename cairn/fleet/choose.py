@@ -1,0 +1,139 @@
+"""Which server gets this request? Pure functions over numbers; the router and the simulator call the same ones.
+
+    Ask (prompt tokens, ...) + Candidate (what is cached there, queued, running, how fast) -> order of preference
+
+    seconds      seconds until its first token, and the delay that it causes to others there. No weights
+    lmetric      new prompt tokens x requests there (arXiv 2603.15202)
+    dynamo       blocks to prefill + blocks that decode (NVIDIA Dynamo's KV router, default weights)
+    llmd         queue 2, cache use 2, prefix 3, each scaled to 0..1 (llm-d's default profile)
+    cache_aware  the longest match if more than half of the prompt is there and load is even, else the shortest queue
+    two_choices  the shorter queue of two random ones
+    round_robin  one after the other
+
+Every rule returns one cost for each candidate; the lowest is best, ties go to the fewest requests.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+BLOCK_TOKENS = 64  # of Dynamo's and llm-d's rules
+OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a request before it runs."""
+
+    number: int  # in order of arrival
+    prompt_tokens: int
+    output_tokens: int = OUTPUT_TOKENS  # at most, or expected
+
+
+class Candidate(msgspec.Struct, gc=False):
+    """A server, as a policy sees it at the moment of the decision."""
+
+    cached_tokens: int = 0  # of this prompt
+    queued_tokens: int = 0  # of prompts that were sent there and have no first token yet
+    running: int = 0  # requests that decode
+    waiting: int = 0  # requests before their first token
+    rows: int = 256  # most requests that run at the same time
+    used_share: float = 0.0  # of the pages of its cache
+    step_s: float = 0.02  # of a step that only decodes
+    token_s: float = 25e-6  # what a prompt token adds to a step
+    row_s: float = 1e-4  # what a request adds to a step
+
+    @property
+    def requests(self) -> int:
+        return self.running + self.waiting
+
+
+Costs = list[float]
+Policy = Callable[[Ask, Sequence[Candidate]], Costs]
+
+
+def seconds(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    """Its own time to the first token + what its prompt costs those who come behind it + its rows in others' steps."""
+    return [_seconds(ask, one) for one in candidates]
+
+
+def _seconds(ask: Ask, one: Candidate) -> float:
+    prefill_s = max(ask.prompt_tokens - one.cached_tokens, 1) * one.token_s
+    own_s = one.queued_tokens * one.token_s + prefill_s + one.step_s
+    requests = one.running + one.waiting
+    if requests >= one.rows:
+        # It waits until one of the running ends, which happens `rows` times in the time of an answer.
+        own_s += (requests + 1 - one.rows) * OUTPUT_TOKENS * one.step_s / one.rows
+    # Whoever comes next waits for this prompt as well: about as many as wait there now.
+    behind_s = one.waiting * prefill_s
+    longer_s = ask.output_tokens * one.row_s * requests
+    return own_s + behind_s + longer_s
+
+
+def lmetric(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    return [
+        (max(ask.prompt_tokens - one.cached_tokens, 1) + one.queued_tokens) * (one.requests + 1)
+        for one in candidates
+    ]
+
+
+def dynamo(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    def blocks(tokens: float) -> float:
+        return tokens / BLOCK_TOKENS
+
+    return [
+        blocks(max(ask.prompt_tokens - one.cached_tokens, 0) + one.queued_tokens)
+        + blocks(one.running * (ask.prompt_tokens + ask.output_tokens / 2))
+        for one in candidates
+    ]
+
+
+def llmd(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    longest = max(one.waiting for one in candidates)
+    shortest = min(one.waiting for one in candidates)
+    spread = max(longest - shortest, 1)
+    return [
+        -(
+            2 * (longest - one.waiting) / spread
+            + 2 * (1 - one.used_share)
+            + 3 * one.cached_tokens / max(ask.prompt_tokens, 1)
+        )
+        for one in candidates
+    ]
+
+
+def cache_aware(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    loads = [one.requests for one in candidates]
+    uneven = max(loads) - min(loads) > 32 and max(loads) > 1.1 * min(loads)
+    best = max(one.cached_tokens for one in candidates)
+    if uneven or best <= 0.5 * ask.prompt_tokens:
+        return [float(load) for load in loads]
+    return [float(best - one.cached_tokens) for one in candidates]
+
+
+def two_choices(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    pair = random.Random(ask.number).sample(range(len(candidates)), min(2, len(candidates)))
+    return [
+        float(one.requests) if at in pair else 1e9 + one.requests
+        for at, one in enumerate(candidates)
+    ]
+
+
+def round_robin(ask: Ask, candidates: Sequence[Candidate]) -> Costs:
+    return [float((at - ask.number) % len(candidates)) for at in range(len(candidates))]
+
+
+POLICIES: dict[str, Policy] = {
+    rule.__name__: rule
+    for rule in (seconds, lmetric, dynamo, llmd, cache_aware, two_choices, round_robin)
+}
+
+
+def best(policy: Policy, ask: Ask, candidates: Sequence[Candidate]) -> tuple[int, Costs]:
+    """The place of the best candidate, and what each of them costs."""
+    costs = policy(ask, candidates)
+    least = min(costs)
+    if costs.count(least) == 1:
+        return costs.index(least), costs
+    equal = [at for at, cost in enumerate(costs) if cost == least]
+    return min(equal, key=lambda at: candidates[at].requests), costs

@@ -1,0 +1,123 @@
+"""What a fleet is made of, as its TOML file says: the router, and servers that are started or already run.
+
+    [router]                        [[servers]]
+    port = 8000                     model = "cairn-tiny"        # started here, `count` times
+    policy = "seconds"              count = 2
+
+                                    [[servers]]
+                                    urls = ["http://10.0.0.5:8000"]     # somebody else's
+
+A typo is an error with the name that was meant. Nothing here starts anything.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from cairn.cluster.spec import NAME
+from cairn.core import toml
+from cairn.core.errors import ConfigError, did_you_mean
+from cairn.core.units import parse_bytes
+from cairn.fleet.choose import POLICIES
+
+MOST_PORT = 65535
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=MOST_PORT)] = 8000  # 0 takes a free one
+    policy: str = "seconds"
+    hold_s: Annotated[float, Meta(ge=0)] = 30.0  # a request waits so long while no server is up
+    stall_s: Annotated[float, Meta(gt=0)] = 3.0  # a server that is silent for so long is given up
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 8  # servers that one request is sent to at most
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            near = did_you_mean(self.policy, POLICIES, otherwise=f"one of {', '.join(POLICIES)}")
+            raise ConfigError(f"policy is {self.policy!r}", hint=near)
+
+
+class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Servers of one kind: started by the fleet (`model`), or already there (`urls`, `dns`)."""
+
+    model: str = ""
+    count: Annotated[int, Meta(ge=1, le=1024)] = 1
+    least: Annotated[int, Meta(ge=0, le=1024)] | None = None  # of servers, where they are scaled
+    most: Annotated[int, Meta(ge=1, le=1024)] | None = None  # scaled up to so many
+    ttft_s: Annotated[float, Meta(gt=0)] = 2.0  # a longer wait for a first token starts one more
+    idle_s: Annotated[float, Meta(gt=0)] = (
+        300.0  # without a request, until there are none (least = 0)
+    )
+    args: list[str] = []  # more flags of `cairn serve`
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 0  # of each server
+    cpus: Annotated[float, Meta(gt=0)] = 1.0
+    memory: str = "4GiB"
+    urls: list[str] = []
+    dns: str = ""  # host:port; every address of the host is a server, as of a headless Service
+
+    def __post_init__(self) -> None:
+        if bool(self.model) + bool(self.urls) + bool(self.dns) != 1:
+            raise ConfigError(
+                f"a group of servers has model {self.model!r}, {len(self.urls)} urls and dns {self.dns!r}",
+                hint="give `model`, to start servers; or `urls` or `dns` of servers that run already",
+            )
+        if self.dns and not self.dns.rpartition(":")[2].isdigit():
+            raise ConfigError(
+                f"dns is {self.dns!r}", hint='HOST:PORT, such as "servers.default:8000"'
+            )
+        parse_bytes(self.memory)
+        if (self.least is None) != (self.most is None) or (self.most and not self.model):
+            raise ConfigError(
+                f"a group of servers has least {self.least} and most {self.most}",
+                hint="both, for servers that the fleet starts, or none",
+            )
+        if self.least is not None and self.least > (self.most or 0):
+            raise ConfigError(f"least is {self.least}, most is {self.most}", hint="least <= most")
+        for url in self.urls:
+            if not url.startswith("http://"):
+                raise ConfigError(f"the url {url!r} is not http://", hint="http://HOST:PORT")
+
+    @property
+    def scaled(self) -> bool:
+        return self.most is not None
+
+
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    servers: list[ServerGroup]
+    router: RouterConfig = RouterConfig()
+    name: str = "fleet"
+    image: str = "cairn:cuda"  # where servers run in containers
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ConfigError("the fleet has no servers", hint="write a [[servers]] table")
+        if sum(group.scaled for group in self.servers) > 1:
+            raise ConfigError("two groups of servers are scaled", hint="one group may have `most`")
+        if not NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"name is {self.name!r}", hint="small letters, digits and -, up to 40"
+            )
+
+
+def read_fleet(path: Path) -> FleetConfig:
+    """The fleet of a file; every way in which it cannot be read is a ConfigError."""
+    values = toml.read(path).values
+    _refuse_unknown(values, FleetConfig, "", path)
+    for at, group in enumerate(values.get("servers") or ()):
+        _refuse_unknown(group, ServerGroup, f"servers[{at}].", path)
+    _refuse_unknown(values.get("router") or {}, RouterConfig, "router.", path)
+    try:
+        return msgspec.convert(values, FleetConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}", hint="docs/fleet.md has every field") from None
+
+
+def _refuse_unknown(values: Any, schema: type[msgspec.Struct], prefix: str, path: Path) -> None:
+    known = schema.__struct_fields__
+    for key in values if isinstance(values, dict) else ():
+        if key not in known:
+            hint = did_you_mean(key, known, otherwise=f"known here: {', '.join(known)}")
+            raise ConfigError(f"unknown field '{prefix}{key}' in {path}", hint=hint)

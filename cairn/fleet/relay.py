@@ -1,0 +1,211 @@
+"""The life of one request in the router: placed, sent, answered; sent again or continued elsewhere when a server fails.
+
+    place --> sent --head, chunks--> the client                a whole answer is passed on when it is complete
+      ^         |                                              a stream from its first chunk on
+      |         |-- lost before anything was passed on ------> the same request again, elsewhere
+      '---------'-- lost in the middle of a stream ----------> the request with the tokens so far, elsewhere
+
+A stream of ours carries its token ids in comments (`serve.http.server.continuation`), which are taken out here. From
+another kind of server a broken stream ends with an error event, because nobody knows its tokens.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cairn.fleet.choose import Ask
+from cairn.fleet.front import Front, HttpRequest, error_body
+from cairn.fleet.upstream import Upstream
+from cairn.fleet.worker import Worker
+from cairn.serve.text_keys import PromptKeys
+
+if TYPE_CHECKING:
+    from cairn.fleet.router import Router
+
+MARK, END = b"\n\n:t ", b"\n\n:e\n\n"
+OWN = (b"x-request-id", b"x-cairn-router", b"x-cairn-continue")  # the router's to write
+HOP_BY_HOP = frozenset(
+    (
+        *b"connection keep-alive transfer-encoding content-length te upgrade expect trailer".split(),
+        *OWN,
+    )
+)
+BUSY = (429, 503)  # another server may have room
+
+
+class Exchange:
+    """One request. Every callback may be the last one."""
+
+    def __init__(
+        self,
+        router: "Router",
+        front: Front,
+        request: HttpRequest,
+        id: str,
+        ask: Ask,
+        keys: PromptKeys,
+        model: str | None,
+    ) -> None:
+        self.router, self.front, self.request, self.id = router, front, request, id
+        self.ask, self.keys, self.model = ask, keys, model
+        self.worker: Worker | None = None
+        self.upstream: Upstream | None = None
+        self.attempts = 0
+        self.tried: set[int] = set()  # servers that had no room for it
+        self.deadline_s = 0.0  # for as long as it may wait for a server
+        self.new_tokens = 0  # of its prompt, to be computed where it was sent
+        self._begun = False  # the client has a head
+        self._first = True  # no token has come from the present server
+        self._marks: list[bytes] = []  # ids of the tokens that the client has, as they were written
+        self._followed = True  # every chunk so far told its tokens
+        self._ended = False  # the last chunk has come
+        self._status, self._headers = 0, list[tuple[bytes, bytes]]()
+        self._error = b""  # the body of an answer that is no success, as far as it came in chunks
+        front.on_gone, front.on_slow = self._gone, self._slow
+
+    # -- towards a server ------------------------------------------------------------------------
+
+    def sent_to(self, worker: Worker, new_tokens: int) -> None:
+        """The router has chosen; a connection follows."""
+        self.worker, self.new_tokens, self._first = worker, new_tokens, True
+        self.attempts += 1
+        worker.sent += 1
+        worker.waiting += 1
+        worker.queued_tokens += new_tokens
+        if self._begun:
+            worker.continued += 1
+
+    def connected(self, upstream: Upstream | None, reason: str) -> None:
+        if self.worker is None:  # the client has left meanwhile
+            if upstream is not None:
+                upstream.drop()
+        elif upstream is None:
+            self.lost(reason)
+        else:
+            self.upstream = upstream
+            upstream.send(self, *self._written())
+
+    def _written(self) -> tuple[bytes, bytes]:
+        request, more = self.request, b""
+        lines = [b"%b %b HTTP/1.1\r\n" % (request.method, request.target)]
+        lines += [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] not in HOP_BY_HOP]
+        lines.append(b"x-request-id: %b\r\nx-cairn-router: 1\r\n" % self.id.encode())
+        if self._begun:
+            more = msgspec.msgpack.encode(self.tokens)
+            lines.append(b"x-cairn-continue: %d\r\n" % len(more))
+        lines.append(b"content-length: %d\r\n\r\n" % (len(request.body) + len(more)))
+        return b"".join(lines), request.body + more if more else request.body
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the client has of the answer."""
+        return [int(id) for marks in self._marks for id in marks.split()]
+
+    def _leave(self) -> Worker | None:
+        """Its server has nothing more to do for it."""
+        worker, self.worker, self.upstream = self.worker, None, None
+        if worker is not None:
+            if self._first:
+                worker.waiting -= 1
+                worker.queued_tokens -= self.new_tokens
+            else:
+                worker.decoding -= 1
+        return worker
+
+    def _note_first(self) -> None:
+        if self._first and self.worker is not None:
+            self._first = False
+            self.worker.waiting -= 1
+            self.worker.queued_tokens -= self.new_tokens
+            self.worker.decoding += 1
+
+    # -- from the server -------------------------------------------------------------------------
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._status, self._headers, self._error = status, headers, b""
+
+    def chunk(self, body: bytes) -> None:
+        if self._status != 200:  # an error in chunks: its end says what happens
+            self._error += body
+            return
+        self._note_first()
+        if not self._begun:
+            self._begun = True
+            self.front.begin(self._status, self._answer_headers())
+        self.front.write(self._without_marks(body))
+
+    def _without_marks(self, body: bytes) -> bytes:
+        if body.endswith(END):
+            body, self._ended = body[: -len(END) + 2], True
+        at = body.rfind(MARK)
+        if at >= 0:
+            self._marks.append(body[at + len(MARK) : -2])
+            return body[: at + 2]
+        self._followed = self._followed and self._ended
+        return body
+
+    def end(self, body: bytes) -> None:
+        worker, status, body = self._leave(), self._status, body or self._error
+        assert worker is not None
+        if status in BUSY and self.router.can_retry(self, worker):
+            self.tried.add(worker.number)
+            self.router.place(self)
+            return
+        worker.failures = 0
+        if not self._begun:
+            self.front.send(status, self._answer_headers(worker), body)
+        elif status == 200:
+            self.front.finish()
+        else:  # the server that was to continue the answer has refused it
+            self._break_off(
+                f"the answer could not be continued: {body[:300].decode(errors='replace')}"
+            )
+        self.router.done(self)
+
+    def lost(self, reason: str) -> None:
+        """The server is gone, or does not answer any more."""
+        worker = self._leave()
+        if worker is not None:
+            self.router.lost(worker, reason)
+        if self._begun and self._ended:
+            self.front.finish()
+            self.router.done(self)
+        elif self._begun and not self._followed:
+            self._break_off(f"the server was lost in the middle of the answer: {reason}")
+            self.router.done(self)
+        else:
+            self.router.place(self)
+
+    def give_up(self, status: int, message: str, code: str) -> None:
+        """No server can be found for it."""
+        if self._begun:
+            self._break_off(message)
+        else:
+            self.front.send(status, *error_body(status, message, code))
+        self.router.done(self)
+
+    def _break_off(self, message: str) -> None:
+        """In the stream, because the head has said 200 already."""
+        error = {"error": {"message": message, "type": "server_error", "code": "server_lost"}}
+        self.front.write(b"data: " + msgspec.json.encode(error) + b"\n\n")
+        self.front.finish()
+
+    def _answer_headers(self, worker: Worker | None = None) -> Sequence[tuple[bytes, bytes]]:
+        chosen = worker or self.worker
+        name = chosen.name.encode() if chosen is not None else b""
+        return [*self._headers, (b"x-cairn-server", name)]
+
+    # -- from the client -------------------------------------------------------------------------
+
+    def _gone(self) -> None:
+        upstream = self.upstream
+        self._leave()
+        if upstream is not None:
+            upstream.drop()
+        self.router.done(self)
+
+    def _slow(self, slow: bool) -> None:
+        transport = self.upstream.transport if self.upstream is not None else None
+        if transport is not None and not transport.is_closing():
+            (transport.pause_reading if slow else transport.resume_reading)()

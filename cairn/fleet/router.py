@@ -1,0 +1,245 @@
+"""The router: one address in front of many servers. Every request goes where its answer begins soonest.
+
+    Front --request--> keys, Ask --choose--> Worker --Upstream--> answer
+                          |                     ^ down, busy, silent: the next best one; nobody: it waits
+                          '-- KeyIndex <-- PulseClient: what each server has cached, and its load
+
+    GET /health   /metrics   /cairn/fleet   /cairn/fleet/requests/{id}      are the router's own; all else is passed on
+
+One event loop, no task on the way of a request. What a decision was based on is remembered for the last requests.
+"""
+
+import asyncio
+import itertools
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from cairn.core.errors import did_you_mean
+from cairn.fleet.choose import OUTPUT_TOKENS, POLICIES, Ask, best
+from cairn.fleet.config import RouterConfig
+from cairn.fleet.front import Front, HttpRequest, error_body
+from cairn.fleet.index import KeyIndex
+from cairn.fleet.pulse_client import PulseClient
+from cairn.fleet.relay import Exchange
+from cairn.fleet.scale import LoadMeter
+from cairn.fleet.upstream import Pool
+from cairn.fleet.views import Choice, Views
+from cairn.fleet.worker import Worker
+from cairn.serve.text_keys import Asked, PromptKeys, prompt_keys, read_asked
+
+TICK_S = 0.25
+NO_KEYS = PromptKeys([], [], [], 0)
+NOTHING = Asked()
+LONGEST_ID = 128
+
+
+class Router:
+    def __init__(self, config: RouterConfig, urls: Sequence[str]) -> None:
+        self.config = config
+        self.policy = POLICIES[config.policy]
+        self.workers: list[Worker] = []
+        self.index, self.pool = KeyIndex(), Pool()
+        self.open: set[Exchange] = set()
+        self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
+        self.views = Views(self)
+        self.meter = LoadMeter(time.monotonic())
+        self.draining = False
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._following: dict[str, list[asyncio.Task[None]]] = {}  # by url
+        self._urls = list(urls)
+        self._listening: asyncio.Server | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> str:
+        """Listen, and follow the servers; returns the address."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        self._listening = await loop.create_server(
+            lambda: Front(self.handle, config.max_body_bytes),
+            config.host,
+            config.port,
+            backlog=2048,
+        )
+        self.use(self._urls)
+        self._spawn(self._tick())
+        host, port = self._listening.sockets[0].getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    async def stop(self, grace_s: float = 30.0) -> None:
+        """Take nothing new; requests under way have so long to end."""
+        self.draining = True
+        if self._listening is not None:
+            self._listening.close()
+        ends = time.monotonic() + grace_s
+        while self.open and time.monotonic() < ends:
+            await asyncio.sleep(0.05)
+        for task in self._tasks:
+            task.cancel()
+        self.pool.close()
+
+    def use(self, urls: Sequence[str]) -> None:
+        """These servers from now on. One that is not among them any more finishes what it has and gets nothing new."""
+        for worker in [one for one in self.workers if one.url not in urls]:
+            self.workers.remove(worker)
+            for task in self._following.pop(worker.url):
+                task.cancel()
+            self.index.forget(worker.number)
+        known = {worker.url for worker in self.workers}
+        for url in [url for url in dict.fromkeys(urls) if url not in known]:
+            taken = {worker.number for worker in self.workers}
+            taken |= {one.worker.number for one in self.open if one.worker is not None}
+            number = next(at for at in itertools.count() if at not in taken)
+            worker = Worker(number, url)
+            self.workers.append(worker)
+            pulse = PulseClient(worker, self.index, self.config.stall_s)
+            self._following[url] = [self._spawn(pulse.run()), self._spawn(self._watch(pulse))]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _watch(self, pulse: PulseClient) -> None:
+        """Requests of a server that hangs go elsewhere; when one comes up, those that wait are placed.
+
+        Connections of a server that died break by themselves, and one that is stopped finishes what it has.
+        """
+        while True:
+            await pulse.changed.wait()
+            pulse.changed.clear()
+            if pulse.worker.state == "down" and pulse.silent:
+                for exchange in [one for one in self.open if one.worker is pulse.worker]:
+                    if exchange.upstream is not None:
+                        exchange.upstream.drop()
+                        exchange.lost(pulse.worker.reason)
+            else:
+                self._place_held()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._place_held()
+
+    # -- a request -------------------------------------------------------------------------------
+
+    def handle(self, front: Front, request: HttpRequest) -> None:
+        if request.method == b"GET" and (own := self.views.answer(request.path)) is not None:
+            front.send(*own)
+            return
+        if self.draining:
+            front.send(503, *error_body(503, "the router is stopping", "draining"))
+            return
+        asked = _read(request)
+        keys = prompt_keys(asked) if request.body else NO_KEYS
+        wanted = asked.max_completion_tokens or asked.max_tokens or asked.max_output_tokens
+        ask = Ask(next(self._numbers), keys.length, wanted or OUTPUT_TOKENS)
+        exchange = Exchange(self, front, request, _id(request), ask, keys, asked.model)
+        exchange.deadline_s = time.monotonic() + self.config.hold_s
+        self.open.add(exchange)
+        self.place(exchange)
+
+    def place(self, exchange: Exchange) -> None:
+        """To the best server, or to the waiting room while there is none."""
+        now = time.monotonic()
+        tried, model = exchange.tried, exchange.model
+        fresh = [
+            one for one in self.workers if one.number not in tried and one.eligible(now, model)
+        ]
+        if exchange.attempts >= self.config.attempts * max(len(self.workers), 1):
+            said = f"{exchange.attempts} attempts have failed"
+            exchange.give_up(502, said, "no_server_answers")
+            return
+        if not fresh:
+            if (refusal := self._unknown_model(model)) is not None:
+                exchange.give_up(404, refusal, "model_not_found")
+            elif now >= exchange.deadline_s:
+                exchange.give_up(503, self._why_nobody(), "no_server")
+            else:
+                exchange.tried.clear()
+                self.held[exchange] = None
+                self.meter.last_s = now
+            return
+        self._send(exchange, fresh, now)
+
+    def _send(self, exchange: Exchange, able: list[Worker], now: float) -> None:
+        keys = exchange.keys
+        found = self.index.match(keys.keys, keys.tokens, now) if keys.keys else {}
+        candidates = [one.candidate(found.get(one.number, 0)) for one in able]
+        place, costs = best(self.policy, exchange.ask, candidates)
+        chosen = able[place]
+        new = max(exchange.ask.prompt_tokens - candidates[place].cached_tokens, 1)
+        exchange.sent_to(chosen, new)
+        self.meter.arrived(now, new * candidates[place].token_s)
+        if keys.keys:
+            self.index.expect(chosen.number, keys.keys, now)
+        self.views.note(exchange, Choice(self.config.policy, chosen, able, candidates, costs))
+        if (upstream := self.pool.take(chosen)) is not None:
+            exchange.connected(upstream, "")
+        else:
+            self._spawn(self.pool.connect(chosen, exchange.connected))
+
+    def can_retry(self, exchange: Exchange, worker: Worker) -> bool:
+        """Is there another server, when this one has no room?"""
+        now, tried = time.monotonic(), {*exchange.tried, worker.number}
+        able = (one for one in self.workers if one.eligible(now, exchange.model))
+        return any(one.number not in tried for one in able)
+
+    def lost(self, worker: Worker, reason: str) -> None:
+        worker.failed(time.monotonic())
+
+    def done(self, exchange: Exchange) -> None:
+        self.open.discard(exchange)
+        self.held.pop(exchange, None)
+        self.views.ended(exchange)
+
+    def _place_held(self) -> None:
+        for exchange in list(self.held):
+            del self.held[exchange]
+            self.place(exchange)
+
+    def _unknown_model(self, model: str | None) -> str | None:
+        """Of a name that no server has; None as long as one of them has not told its names."""
+        if model is None or not self.workers:
+            return None
+        names: set[str] = set()
+        for one in self.workers:
+            if one.hello is None or model in one.hello.models:
+                return None
+            names |= set(one.hello.models)
+        near = did_you_mean(
+            model, sorted(names), otherwise=f"there are: {', '.join(sorted(names))}"
+        )
+        return f"no server has the model {model[:200]!r}; {near}"
+
+    def _why_nobody(self) -> str:
+        states = "; ".join(f"{one.name} is {one.state}: {one.reason}" for one in self.workers)
+        return f"no server is up after {self.config.hold_s:g} s of waiting ({states})"
+
+
+def _read(request: HttpRequest) -> Asked:
+    """A body that is no JSON of ours is the server's to refuse."""
+    if not request.body:
+        return NOTHING
+    try:
+        return read_asked(request.body)
+    except msgspec.MsgspecError:
+        return NOTHING
+
+
+def _id(request: HttpRequest) -> str:
+    """The client's own, if a server would take it; it is the same at every server that works on the request."""
+    given = request.header(b"x-request-id")
+    if given is None:
+        return os.urandom(12).hex()
+    text = given.decode("latin-1")
+    plain = text.replace("-", "").replace("_", "")
+    fine = 0 < len(text) <= LONGEST_ID and text.isascii() and plain.isalnum()
+    return text if fine else os.urandom(12).hex()

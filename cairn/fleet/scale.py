@@ -1,0 +1,112 @@
+"""How many servers should there be? Decided from what waits, what runs and what is coming. Pure, without a clock.
+
+    floor     prompts that arrive, in servers' worth of work, and requests that decode; ahead by the time a start takes
+    fast      one more when the next request would wait for longer than the SLO allows
+    down      one less when the others would carry it with room to spare, for long enough
+    zero      none after so long without a request; one as soon as somebody waits
+
+`LoadMeter` turns what a router sees into `Seen`; `decide` is the policy. Simulator and `cairn fleet serve` use both.
+"""
+
+import math
+from collections import deque
+
+import msgspec
+
+WINDOW_S = 30.0  # over which arrivals are averaged
+BUSY = 0.6  # of a server's time that prompts may take
+FULL = 0.8  # of the rows that may decode
+SPARE = 0.8  # of both that may be in use after a server has gone
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    least: int = 1
+    most: int = 1
+    rows: int = 64  # requests that a server decodes within the SLO
+    ttft_s: float = 2.0  # the SLO
+    start_s: float = 20.0  # until a new server answers
+    idle_s: float = 300.0  # without a request, after which there are none; where `least` is 0
+    calm_s: float = 60.0  # between two servers that are taken away
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    now_s: float
+    ready: int
+    starting: int
+    held: int = 0  # requests that wait for any server
+    in_flight: int = 0  # requests at servers
+    wait_s: float = 0.0  # until the first token, at the server that is chosen now
+    prefill: float = 0.0  # seconds of prompts that arrive in a second
+    prefill_before: float = 0.0  # the same, one window earlier
+    idle_s: float = 0.0  # since the last request
+    calm_s: float = math.inf  # since the last change
+
+
+def decide(seen: Seen, rules: Rules) -> int:
+    """The number of servers to have, those that start included."""
+    have = seen.ready + seen.starting
+    if rules.least == 0 and seen.idle_s >= rules.idle_s and not (seen.held or seen.in_flight):
+        return 0
+    if have == 0:
+        return max(rules.least, min(1, rules.most)) if seen.held else rules.least
+    wanted = max(have, needed(seen, rules))
+    if seen.wait_s > rules.ttft_s and not seen.starting:
+        wanted = max(wanted, have + 1)
+    if wanted == have and not seen.starting and _can_lose_one(seen, rules):
+        wanted = have - 1
+    return min(max(wanted, rules.least, 1 if seen.in_flight or seen.held else 0), rules.most)
+
+
+def needed(seen: Seen, rules: Rules) -> int:
+    """Servers for what will be arriving when one that is started now answers."""
+    growth = max(0.0, seen.prefill - seen.prefill_before)
+    prefill = seen.prefill + growth * rules.start_s / WINDOW_S
+    decoding = (seen.in_flight + seen.held) / rules.rows
+    return math.ceil(max(prefill / BUSY, decoding / FULL) - 1e-9)
+
+
+def _can_lose_one(seen: Seen, rules: Rules) -> bool:
+    """Would the others carry everything? Asked of all but one, so that two never become one and two again."""
+    left = seen.ready - 1
+    if left < max(rules.least, 1) or seen.calm_s < rules.calm_s or seen.held:
+        return False
+    prefill = max(seen.prefill, seen.prefill_before) / left
+    decoding = seen.in_flight / (left * rules.rows)
+    return prefill < SPARE * BUSY and decoding < SPARE * FULL and seen.wait_s < rules.ttft_s / 2
+
+
+class LoadMeter:
+    """What arrives, in seconds of prompts; two windows of it."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._arrivals: deque[tuple[float, float]] = deque()
+        self.last_s = now_s  # a request came
+        self.changed_s = -math.inf  # the number of servers did
+
+    def arrived(self, now_s: float, prefill_s: float) -> None:
+        self.last_s = now_s
+        self._arrivals.append((now_s, prefill_s))
+        self._forget(now_s)
+
+    def seen(
+        self, now_s: float, *, ready: int, starting: int, held: int, in_flight: int, wait_s: float
+    ) -> Seen:
+        self._forget(now_s)
+        recent = sum(cost for at, cost in self._arrivals if at >= now_s - WINDOW_S)
+        before = sum(cost for at, cost in self._arrivals if at < now_s - WINDOW_S)
+        return Seen(
+            now_s=now_s,
+            ready=ready,
+            starting=starting,
+            held=held,
+            in_flight=in_flight,
+            wait_s=wait_s,
+            prefill=recent / WINDOW_S,
+            prefill_before=before / WINDOW_S,
+            idle_s=now_s - self.last_s,
+            calm_s=now_s - self.changed_s,
+        )
+
+    def _forget(self, now_s: float) -> None:
+        while self._arrivals and self._arrivals[0][0] < now_s - 2 * WINDOW_S:
+            self._arrivals.popleft()

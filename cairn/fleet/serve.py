@@ -1,0 +1,120 @@
+"""A whole fleet from one file: its servers are started, the router listens in front of them, until it is stopped."""
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from cairn.core.errors import CairnError
+from cairn.fleet.autoscale import LocalScaler
+from cairn.fleet.choose import POLICIES
+from cairn.fleet.config import FleetConfig, ServerGroup
+from cairn.fleet.discovery import Discovery
+from cairn.fleet.processes import processes_of
+from cairn.fleet.router import Router
+
+Say = Callable[[str], None]
+
+
+class Reload(Protocol):
+    """Reads the fleet's file again; raises a ConfigError where it is wrong."""
+
+    def __call__(self) -> FleetConfig: ...
+
+
+async def serve_fleet(
+    config: FleetConfig, say: Say, stop: asyncio.Event, reload: asyncio.Event, read: Reload
+) -> None:
+    """Until `stop` is set; raises when a server of its own cannot be started at all."""
+    processes = processes_of(config, say)
+    own = [process.url for process in processes]
+    router = Router(config.router, own)
+    discovery = Discovery(config, own, router.use)
+    address = await router.start()
+    await discovery.look()
+    say(f"router at {address}, {len(router.workers)} servers, policy {config.router.policy}")
+    running = [asyncio.create_task(process.run()) for process in processes]
+    running.append(asyncio.create_task(_wait(stop)))
+    scalers = [
+        LocalScaler(group, router, discovery, say) for group in config.servers if group.scaled
+    ]
+    running += [asyncio.create_task(scaler.run()) for scaler in scalers]
+    beside = [
+        asyncio.create_task(discovery.run()),
+        asyncio.create_task(_say_ready(router, address, say)),
+        asyncio.create_task(_reload(router, discovery, reload, read, say)),
+    ]
+    gc.freeze()
+    gc.set_threshold(
+        10_000, 50, 100
+    )  # a request leaves few cycles; looking for them often costs more
+    try:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await router.stop()
+        await asyncio.gather(*(one.stop() for one in (*processes, *scalers)))
+        for task in [*running, *beside]:
+            task.cancel()
+        await asyncio.gather(*running, *beside, return_exceptions=True)
+
+
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _reload(
+    router: Router, discovery: Discovery, reload: asyncio.Event, read: Reload, say: Say
+) -> None:
+    """After SIGHUP: addresses and the policy of the file as it is now. A wrong file changes nothing."""
+    while True:
+        await reload.wait()
+        reload.clear()
+        try:
+            config = read()
+        except CairnError as error:
+            say(f"the file was not taken: {error}")
+            continue
+        if _started(config) != _started(discovery.config):
+            say("servers that the fleet starts itself change with a restart only")
+        discovery.config = config
+        router.policy = POLICIES[config.router.policy]
+        router.config = msgspec.structs.replace(router.config, policy=config.router.policy)
+        await discovery.look()
+        say(f"the file was taken: {len(router.workers)} servers, policy {config.router.policy}")
+
+
+def _started(config: FleetConfig) -> list[ServerGroup]:
+    return [group for group in config.servers if group.model]
+
+
+async def _say_ready(router: Router, address: str, say: Say) -> None:
+    """The same words as of a single server, so that whoever waits for one finds them."""
+    while not router.workers or any(worker.state != "up" for worker in router.workers):
+        await asyncio.sleep(0.05)
+    say(f"ready: {len(router.workers)} servers are up at {address}")
+
+
+def run_fleet(config: FleetConfig, read: Reload) -> None:
+    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again."""
+
+    async def main() -> None:
+        stop, reload = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, stop.set)
+        await serve_fleet(config, _print, stop, reload, read)
+
+    import uvloop
+
+    uvloop.run(main())
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""Connections of the router to a server: one request at a time on each, kept open and used again, newest first.
+
+    Pool.take(worker) -> Upstream --send(head + body)--> reader.head(), .chunk(), .end() | .lost(reason)
+
+An answer in chunks is handed on chunk by chunk, each of them whole: what a server had half written when it died is
+never seen. Anything else is handed on at its end. Knows HTTP's framing, nothing of what is inside.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import httptools
+
+from cairn.fleet.worker import Worker
+
+MOST_IDLE = 256  # connections kept to one server
+CONNECT_S = 2.0
+
+
+class Reader(Protocol):
+    """Who asked."""
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+
+    def chunk(self, body: bytes) -> None: ...
+
+    def end(self, body: bytes) -> None:
+        """The answer is complete; `body` is all of it, if it did not come in chunks."""
+        ...
+
+    def lost(self, reason: str) -> None: ...
+
+
+class Upstream(asyncio.Protocol):
+    def __init__(self, worker: Worker, pool: "Pool") -> None:
+        self.worker, self._pool = worker, pool
+        self.reader: Reader | None = None
+        self.transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self._chunked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its type
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._lose(f"it does not speak HTTP: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(str(exc) if exc is not None else "the connection was closed")
+
+    def send(self, reader: Reader, request: bytes, body: bytes) -> None:
+        self.reader = reader
+        if self.transport is None or self.transport.is_closing():
+            asyncio.get_running_loop().call_soon(self._lose, "the connection was closed")
+            return
+        self.transport.writelines([request, body])
+
+    def drop(self) -> None:
+        """Nobody reads the answer any more: the server sees that, and stops."""
+        self.reader = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _lose(self, reason: str) -> None:
+        reader, self.reader = self.reader, None
+        self._pool.discard(self)
+        if self.transport is not None:
+            self.transport.abort()
+        if reader is not None:
+            reader.lost(reason)
+
+    # -- of the parser ---------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._headers, self._parts, self._chunked = [], [], False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self._chunked = self._chunked or name == b"transfer-encoding"
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.reader is not None:
+            self.reader.head(self._parser.get_status_code(), self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_chunk_complete(self) -> None:
+        if self._parts:
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            if self.reader is not None:
+                self.reader.chunk(body)
+
+    def on_message_complete(self) -> None:
+        reader, self.reader = self.reader, None
+        if self._parser.should_keep_alive():
+            self._pool.give_back(self)
+        elif self.transport is not None:
+            self.transport.close()
+        if reader is not None:
+            reader.end(b"" if self._chunked else b"".join(self._parts))
+
+
+class Pool:
+    """Idle connections, by server."""
+
+    def __init__(self) -> None:
+        self._idle: dict[int, list[Upstream]] = {}
+
+    def take(self, worker: Worker) -> Upstream | None:
+        """An open connection that nobody uses."""
+        idle = self._idle.get(worker.number, ())
+        while idle:
+            found = idle.pop()
+            if found.transport is not None and not found.transport.is_closing():
+                return found
+        return None
+
+    async def connect(self, worker: Worker, ready: Callable[[Upstream | None, str], None]) -> None:
+        """A new one; `ready` is called with it, or with the reason why there is none."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, made = await loop.create_connection(
+                    lambda: Upstream(worker, self), worker.host, worker.port
+                )
+        except (OSError, TimeoutError) as error:
+            ready(None, str(error) or "no connection in time")
+            return
+        ready(made, "")
+
+    def give_back(self, upstream: Upstream) -> None:
+        idle = self._idle.setdefault(upstream.worker.number, [])
+        if len(idle) < MOST_IDLE:
+            idle.append(upstream)
+        elif upstream.transport is not None:
+            upstream.transport.close()
+
+    def discard(self, upstream: Upstream) -> None:
+        idle = self._idle.get(upstream.worker.number, [])
+        if upstream in idle:
+            idle.remove(upstream)
+
+    def close(self) -> None:
+        for idle in self._idle.values():
+            for upstream in idle:
+                if upstream.transport is not None:
+                    upstream.transport.close()

@@ -1,0 +1,186 @@
+"""What the router shows of itself: health, metrics, its servers, and why a request went where it went."""
+
+import itertools
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from cairn.fleet.front import Headers, error_body
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cairn.fleet.choose import Candidate
+    from cairn.fleet.relay import Exchange
+    from cairn.fleet.router import Router
+    from cairn.fleet.worker import Worker
+
+REMEMBERED = 1000
+SHOWN = 50  # requests of the page
+PAGE = Path(__file__).with_name("fleet_page.html")
+HTML: Headers = [(b"content-type", b"text/html; charset=utf-8")]
+JSON: Headers = [(b"content-type", b"application/json")]
+TEXT: Headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+REQUESTS = b"/cairn/fleet/requests/"
+Answer = tuple[int, Headers, bytes]
+
+
+class Considered(msgspec.Struct, frozen=True):
+    """One server at the moment of a decision."""
+
+    server: str
+    cost: float  # in the unit of the policy; of `seconds`: seconds
+    cached_tokens: int
+    queued_tokens: int
+    running: int
+    waiting: int
+
+
+class Decision(msgspec.Struct, frozen=True):
+    policy: str
+    server: str
+    considered: list[Considered]
+
+
+class Choice(NamedTuple):
+    """A decision as it was made; its view is only written when somebody asks."""
+
+    policy: str
+    chosen: "Worker"
+    able: "Sequence[Worker]"
+    candidates: "Sequence[Candidate]"
+    costs: "Sequence[float]"
+
+    def view(self) -> Decision:
+        considered = [
+            Considered(
+                worker.name, cost, one.cached_tokens, one.queued_tokens, one.running, one.waiting
+            )
+            for worker, one, cost in zip(self.able, self.candidates, self.costs, strict=True)
+        ]
+        return Decision(self.policy, self.chosen.name, considered)
+
+
+class RequestView(msgspec.Struct, frozen=True):
+    id: str
+    prompt_tokens: int
+    ended: bool
+    decisions: list[Decision]  # one for each server that it was sent to
+
+
+class Remembered:
+    __slots__ = ("choices", "ended", "id", "prompt_tokens")
+
+    def __init__(self, id: str, prompt_tokens: int) -> None:
+        self.id, self.prompt_tokens, self.ended = id, prompt_tokens, False
+        self.choices: list[Choice] = []
+
+    def view(self) -> RequestView:
+        decisions = [choice.view() for choice in self.choices]
+        return RequestView(self.id, self.prompt_tokens, self.ended, decisions)
+
+
+class Views:
+    def __init__(self, router: "Router") -> None:
+        self._router = router
+        self._requests: OrderedDict[str, Remembered] = OrderedDict()
+        self.total = self.moved = 0
+
+    def note(self, exchange: "Exchange", choice: Choice) -> None:
+        known = self._requests.get(exchange.id)
+        if known is None or exchange.attempts == 1:
+            known = Remembered(exchange.id, exchange.ask.prompt_tokens)
+            self._requests[exchange.id] = known
+            self.total += 1
+            if len(self._requests) > REMEMBERED:
+                self._requests.popitem(last=False)
+        else:
+            self.moved += 1
+        known.choices.append(choice)
+
+    def ended(self, exchange: "Exchange") -> None:
+        known = self._requests.get(exchange.id)
+        if known is not None:
+            known.ended = True
+
+    def answer(self, path: bytes) -> Answer | None:
+        """None: the path is not the router's own."""
+        if path == b"/health":
+            up = sum(one.state == "up" for one in self._router.workers)
+            status = "ok" if up else "no server is up"
+            body = {"status": status, "servers": up, "waiting": len(self._router.held)}
+            return 200 if up else 503, JSON, msgspec.json.encode(body)
+        if path == b"/metrics":
+            return 200, TEXT, self.metrics().encode()
+        if path == b"/cairn/fleet":
+            return 200, JSON, msgspec.json.encode(self.fleet())
+        if path == b"/fleet":
+            return 200, HTML, PAGE.read_bytes()
+        if path == REQUESTS[:-1]:
+            newest = [
+                one.view() for one in itertools.islice(reversed(self._requests.values()), SHOWN)
+            ]
+            return 200, JSON, msgspec.json.encode({"requests": newest})
+        if path.startswith(REQUESTS):
+            known = self._requests.get(path[len(REQUESTS) :].decode("latin-1"))
+            if known is None:
+                said = f"this request is not remembered; the last {REMEMBERED} are"
+                return 404, *error_body(404, said, "request_not_found")
+            return 200, JSON, msgspec.json.encode(known.view())
+        return None
+
+    def fleet(self) -> dict[str, object]:
+        router = self._router
+        return {
+            "policy": router.config.policy,
+            "requests": self.total,
+            "open": len(router.open),
+            "waiting": len(router.held),
+            "moved": self.moved,
+            "keys": len(router.index),
+            "servers": [self._server(one) for one in router.workers],
+        }
+
+    def _server(self, one: "Worker") -> dict[str, object]:
+        exact = one.hello is not None and one.hello.exact and self._router.index.knows(one.number)
+        return {
+            "name": one.name,
+            "url": one.url,
+            "state": one.state,
+            "reason": one.reason,
+            "models": one.hello.models if one.hello is not None else [],
+            "cache": "exact" if exact else "unknown",
+            "running": max(one.decoding, one.load.running),
+            "waiting": max(one.waiting, one.load.waiting),
+            "queued_tokens": one.queued_tokens,
+            "sent": one.sent,
+            "lost": one.lost,
+            "continued": one.continued,
+            "step_s": one.load.step_s,
+            "token_s": one.load.token_s,
+        }
+
+    def metrics(self) -> str:
+        """In Prometheus' text form."""
+        router = self._router
+        lines = [
+            "# TYPE cairn_router_requests_total counter",
+            f"cairn_router_requests_total {self.total}",
+            "# TYPE cairn_router_moved_requests_total counter",
+            f"cairn_router_moved_requests_total {self.moved}",
+            "# TYPE cairn_router_waiting_requests gauge",
+            f"cairn_router_waiting_requests {len(router.held)}",
+            "# TYPE cairn_router_server_up gauge",
+        ]
+        lines += [
+            f'cairn_router_server_up{{server="{one.name}"}} {int(one.state == "up")}'
+            for one in router.workers
+        ]
+        lines.append("# TYPE cairn_router_lost_requests_total counter")
+        lines += [
+            f'cairn_router_lost_requests_total{{server="{one.name}"}} {one.lost}'
+            for one in router.workers
+        ]
+        return "\n".join(lines) + "\n"

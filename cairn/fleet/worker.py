@@ -1,0 +1,75 @@
+"""One server as the router sees it: is it up, how busy, how fast; what was sent there and has not ended.
+
+    starting --Hello--> up --silence, lost connection--> down --Hello--> up
+                         \\--draining (it says so): takes no new requests, finishes its own
+
+What the router has sent itself is counted at once; what the server tells (`Load`) includes others' requests and comes
+a moment later. The larger of the two counts. No socket, no clock.
+"""
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+from cairn.fleet.choose import Candidate
+from cairn.serve.pulse import Hello, Load
+
+State = Literal["starting", "up", "draining", "down"]
+STEP_S, TOKEN_S, ROW_S = 0.02, 25e-6, 1e-4  # of a server that has not told yet
+MOST_FAILURES = 3  # in a row, after which it is given a rest
+REST_S = 1.0
+
+
+class Worker:
+    def __init__(self, number: int, url: str, name: str = "") -> None:
+        parts = urlsplit(url)
+        self.number, self.url, self.name = number, url, name or f"server-{number}"
+        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        self.state: State = "starting"
+        self.reason = "it has not answered yet"
+        self.hello: Hello | None = None
+        self.load = Load()
+        self.queued_tokens = 0  # of prompts sent from here, before their first token
+        self.waiting = 0  # requests of ours before their first token
+        self.decoding = 0  # requests of ours after it
+        self.failures = 0  # in a row
+        self.rests_until_s = 0.0
+        self.sent = self.lost = self.continued = 0  # since the start
+
+    def up(self, hello: Hello | None) -> None:
+        self.state, self.reason, self.hello, self.failures = "up", "", hello, 0
+        self.load, self.rests_until_s = Load(), 0.0
+
+    def down(self, reason: str) -> None:
+        self.state, self.reason = "down", reason
+
+    def told(self, load: Load) -> None:
+        self.load = load
+        if self.state in ("up", "draining"):
+            self.state = "up" if load.status == "ok" else "draining"
+            self.reason = "" if load.status == "ok" else load.status
+
+    def failed(self, now_s: float) -> None:
+        """A request could not be sent or was lost: after several in a row it is left alone for a moment."""
+        self.failures += 1
+        self.lost += 1
+        if self.failures >= MOST_FAILURES:
+            self.rests_until_s = now_s + REST_S
+
+    def eligible(self, now_s: float, model: str | None) -> bool:
+        known = self.hello.models if self.hello is not None else []
+        serves = model is None or not known or model in known
+        return self.state == "up" and now_s >= self.rests_until_s and serves
+
+    def candidate(self, cached_tokens: int) -> Candidate:
+        load, hello = self.load, self.hello
+        return Candidate(
+            cached_tokens=cached_tokens,
+            queued_tokens=self.queued_tokens,
+            running=max(self.decoding, load.running - self.waiting),
+            waiting=max(self.waiting, load.waiting),
+            rows=hello.rows if hello is not None else 256,
+            used_share=1 - load.free_share,
+            step_s=load.step_s or STEP_S,
+            token_s=load.token_s or TOKEN_S,
+            row_s=load.row_s or ROW_S,
+        )

@@ -1,0 +1,40 @@
+"""Which pages can be found as a prefix, told as it changes: for routers that have to know what each server has cached.
+
+    PrefixCache --stored, dropped, cleared--> PageEvents --take--> whoever follows
+
+The engine's thread writes, another one takes; neither waits. A page is known by the digest of its whole prefix. Only
+the first cache group is told: a prefix that another group has lost is found shorter than it seems here.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class PageEvent(NamedTuple):
+    stored: bool
+    digest: bytes  # empty: everything was dropped
+
+
+class PageEvents:
+    def __init__(self, known: Iterable[bytes]) -> None:
+        """`known`: what can be found when the record begins."""
+        self._log: deque[PageEvent] = deque(PageEvent(True, digest) for digest in known)
+
+    def stored(self, digest: bytes) -> None:
+        self._log.append(PageEvent(True, digest))
+
+    def dropped(self, digest: bytes) -> None:
+        self._log.append(PageEvent(False, digest))
+
+    def cleared(self) -> None:
+        self._log.append(PageEvent(False, b""))
+
+    def extend(self, events: Iterable[tuple[bool, bytes]]) -> None:
+        """Of an engine in another process."""
+        self._log.extend(PageEvent(*event) for event in events)
+
+    def take(self) -> list[PageEvent]:
+        """What is new since the last call, in order."""
+        log = self._log
+        return [log.popleft() for _ in range(len(log))]

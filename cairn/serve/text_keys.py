@@ -1,0 +1,159 @@
+"""A prompt as a chain of keys that a router and a server compute alike, without tokenizing.
+
+    parts   system | user ........................ | assistant ...      the texts of a request's body, in order
+    keys          k1        k2        k3          k4            k5      at every 512 bytes of a part, and at its end
+
+Each key is a hash of everything before its boundary: equal keys mean equal beginnings. The server, which tokenizes
+anyway, says which of its pages ends at which key (`token_counts`); the router compares numbers. A prompt that is given
+as token ids has a key at every 64 tokens. Pure; what a chat template makes of the texts is not known here.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+
+CHUNK_BYTES = 512
+CHUNK_TOKENS = 64
+TOKEN_BYTES = 4  # what a token is taken for where nobody has counted
+KEY_BYTES = 8
+_NOTHING = msgspec.Raw(b"")
+_decode_text = msgspec.json.Decoder().decode
+
+
+class Message(msgspec.Struct, gc=False):
+    role: str = ""
+    content: msgspec.Raw = _NOTHING
+    tool_calls: msgspec.Raw = _NOTHING
+    name: msgspec.Raw = _NOTHING
+
+
+class Asked(msgspec.Struct, gc=False):
+    """The few fields of a body that say what is computed; of every protocol that the server speaks."""
+
+    model: str | None = None
+    messages: list[Message] | None = None
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    system: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
+    cache_salt: str | None = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    priority: int | None = None
+    n: int | None = None
+
+
+read_asked = msgspec.json.Decoder(Asked).decode
+
+
+class PromptKeys(NamedTuple):
+    """`keys[i]` stands for the first `tokens[i]` tokens; those of texts are estimated."""
+
+    keys: list[int]
+    tokens: list[int]
+    parts: list[bytes]  # the texts; empty where the prompt is given as ids
+    length: int  # of the whole prompt, in tokens; estimated for texts
+
+    @property
+    def by_ids(self) -> bool:
+        return not self.parts and bool(self.length)
+
+
+def prompt_keys(asked: Asked) -> PromptKeys:
+    """Of a single prompt; several in one request have no keys."""
+    root = _root(asked)
+    if asked.messages is not None:
+        return _text_keys(root, [*_before(asked), *map(_part, asked.messages)])
+    given = asked.prompt if len(asked.prompt) else asked.input
+    if bytes(given)[:1] == b'"':
+        return _text_keys(root, [*_before(asked), (b"", _content(given))])
+    if bytes(given)[:1] == b"[":
+        return _id_keys(root, _decode_text(given))
+    return PromptKeys([], [], [], 0)
+
+
+def with_answer(asked: Asked, answer: str) -> PromptKeys:
+    """Of the conversation with this answer behind it, as the next turn sends it."""
+    if asked.messages is None:
+        return PromptKeys([], [], [], 0)
+    said = (b"assistant\0\0", answer.encode())
+    return _text_keys(_root(asked), [*_before(asked), *map(_part, asked.messages), said])
+
+
+def _root(asked: Asked) -> bytes:
+    seed = (asked.model or "", asked.cache_salt or "", bytes(asked.tools))
+    return blake2b(repr(seed).encode(), digest_size=16).digest()
+
+
+def _before(asked: Asked) -> list[tuple[bytes, bytes]]:
+    given = asked.system if len(asked.system) else asked.instructions
+    return [(b"system\0", _content(given))] if len(given) else []
+
+
+def _part(message: Message) -> tuple[bytes, bytes]:
+    """What stands before a text, and the text."""
+    head = b"%b\0%b\0%b" % (message.role.encode(), message.name, message.tool_calls)
+    return head, _content(message.content)
+
+
+def _content(raw: msgspec.Raw) -> bytes:
+    """The text as it is; anything else as it was written."""
+    given = bytes(raw)
+    return _decode_text(given).encode() if given[:1] == b'"' else given
+
+
+def _text_keys(parent: bytes, parts: Sequence[tuple[bytes, bytes]]) -> PromptKeys:
+    keys, tokens, size = [], [], 0
+    for head, text in parts:
+        for at in range(0, max(len(text), 1), CHUNK_BYTES):
+            chunk = text[at : at + CHUNK_BYTES]
+            parent = blake2b(parent + head + b"\0" + chunk, digest_size=16).digest()
+            head = b""
+            size += len(chunk)
+            keys.append(int.from_bytes(parent[:KEY_BYTES], "little"))
+            tokens.append(size // TOKEN_BYTES)
+    return PromptKeys(keys, tokens, [text for _, text in parts], size // TOKEN_BYTES)
+
+
+def _id_keys(parent: bytes, given: Any) -> PromptKeys:
+    if len(given) == 1 and isinstance(given[0], list):
+        given = given[0]
+    if not given or not all(type(id) is int and 0 <= id < 2**31 for id in given):
+        return PromptKeys([], [], [], 0)
+    keys, tokens = [], []
+    for at in range(CHUNK_TOKENS, len(given) + 1, CHUNK_TOKENS):
+        chunk = array("i", given[at - CHUNK_TOKENS : at]).tobytes()
+        parent = blake2b(parent + chunk, digest_size=16).digest()
+        keys.append(int.from_bytes(parent[:KEY_BYTES], "little"))
+        tokens.append(at)
+    return PromptKeys(keys, tokens, [], len(given))
+
+
+def token_counts(found: PromptKeys, ids: Sequence[int], spell: Callable[[int], bytes]) -> list[int]:
+    """How many tokens lie wholly before each boundary. `spell`: the bytes of a token inside a text."""
+    if found.by_ids:
+        return found.tokens
+    pieces = [spell(id) for id in ids]
+    ends, text = list(accumulate(map(len, pieces))), b"".join(pieces)
+    counts: list[int] = []
+    at = known = 0
+    for part in found.parts:
+        begin = text.find(part, at)
+        if begin < 0:  # a template may trim what it is given
+            part_there = part.strip()
+            begin = text.find(part_there, at) - (len(part) - len(part.lstrip()))
+            begin = begin if part_there and part_there in text[at:] else -1
+        for offset in range(CHUNK_BYTES, max(len(part), 1) + CHUNK_BYTES, CHUNK_BYTES):
+            if begin >= 0:
+                known = max(known, bisect_right(ends, begin + min(offset, len(part))))
+            counts.append(known)
+        at = at if begin < 0 else begin + len(part)
+    return counts

@@ -1,0 +1,76 @@
+"""One file on four engines: what each is asked for fits together, and the router's own file can be read again."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cairn.cli.main import main
+from cairn.core.errors import ConfigError
+from cairn.fleet.apply import PORT, check_for, job_of, objects_of
+from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup, read_fleet
+
+EXAMPLES = Path(__file__).parents[2] / "examples/fleet"
+CONFIG = FleetConfig(
+    name="chat",
+    router=RouterConfig(policy="lmetric", hold_s=5.0),
+    servers=[
+        ServerGroup(
+            model="a/b", count=3, gpus=2, cpus=4, memory="10GiB", args=["--dtype", "bfloat16"]
+        ),
+        ServerGroup(urls=["http://10.0.0.1:8000"]),
+    ],
+)
+
+
+def named(kind: str) -> dict:
+    return {one["metadata"]["name"]: one for one in objects_of(CONFIG) if one["kind"] == kind}
+
+
+def test_the_router_in_the_cluster_finds_every_server_by_name(tmp_path):
+    file = tmp_path / "fleet.toml"
+    file.write_text(named("ConfigMap")["chat-router"]["data"]["fleet.toml"])
+    seen = read_fleet(file)
+    assert (seen.router.policy, seen.router.hold_s, seen.router.port) == ("lmetric", 5.0, PORT)
+    services, servers = named("Service"), seen.servers
+    assert servers[1] == CONFIG.servers[1]
+    host, port = servers[0].dns.split(":")
+    assert services[host]["spec"]["clusterIP"] == "None"
+    assert services[host]["spec"]["ports"][0]["port"] == int(port)
+
+
+def test_services_and_budgets_select_the_pods_that_deployments_make():
+    deployments = named("Deployment")
+    pods = [one["spec"]["template"]["metadata"]["labels"] for one in deployments.values()]
+    selectors = [one["spec"]["selector"] for one in named("Service").values()]
+    for one in (*deployments.values(), *named("PodDisruptionBudget").values()):
+        selectors.append(one["spec"]["selector"]["matchLabels"])
+    for selector in selectors:
+        assert sum(selector.items() <= labels.items() for labels in pods) == 1, selector
+    container = deployments["chat-servers-0"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"memory": "10240Mi", "nvidia.com/gpu": "2"}
+    assert container["command"][:5] == ["cairn", "serve", "a/b", "--dtype", "bfloat16"]
+    assert deployments["chat-servers-0"]["spec"]["replicas"] == 3
+
+
+def test_a_job_asks_for_everything_that_the_fleet_starts():
+    (role,) = job_of(CONFIG, "/fleet.toml").roles
+    assert (role.gpus, role.cpus, role.argv[-1]) == (6, 13.0, "/fleet.toml")
+
+
+@pytest.mark.parametrize("engine", ["ray", "slurm", "kubernetes"])
+def test_a_dry_run_prints_what_would_be_submitted(engine, capsys):
+    file = str(EXAMPLES / "service.toml")
+    assert main(["fleet", "apply", file, "--on", engine, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "cairn" in shown
+    if engine == "kubernetes":
+        kinds = [one["kind"] for one in yaml.safe_load_all(shown)]
+        assert sorted(set(kinds)) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "Service"]
+    else:
+        assert "service.toml" in shown
+
+
+def test_a_fleet_without_servers_of_its_own_is_placed_nowhere():
+    with pytest.raises(ConfigError, match="nothing to place on slurm"):
+        check_for(FleetConfig(servers=[ServerGroup(urls=["http://a:1"])]), "slurm")

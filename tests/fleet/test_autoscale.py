@@ -1,0 +1,93 @@
+"""A fleet that scales to zero: whoever asks waits until a server is up; it goes when nobody has asked for a while."""
+
+import asyncio
+import socket
+
+import pytest
+from fake_servers import FakeServer, text_of
+from test_router import ask
+
+from cairn.fleet import autoscale
+from cairn.fleet.autoscale import LocalScaler
+from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
+from cairn.fleet.discovery import Discovery
+from cairn.fleet.router import Router
+
+
+class FakeProcess:
+    """As `ServerProcess`, with a server in this process."""
+
+    def __init__(self, group, name, say) -> None:
+        self.server = FakeServer()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.server.port = probe.getsockname()[1]
+        self.url = self.server.url
+
+    async def run(self) -> None:
+        await asyncio.sleep(0.1)
+        await self.server.start()
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.server.kill()
+
+
+def test_from_zero_to_zero(monkeypatch):
+    monkeypatch.setattr(autoscale, "ServerProcess", FakeProcess)
+    monkeypatch.setattr(autoscale, "TICK_S", 0.03)
+    said: list[str] = []
+
+    async def run() -> None:
+        group = ServerGroup(model="fake", least=0, most=2, idle_s=0.6)
+        config = FleetConfig(servers=[group], router=RouterConfig(port=0, hold_s=10))
+        router = Router(config.router, [])
+        discovery = Discovery(config, [], router.use)
+        scaler = LocalScaler(group, router, discovery, said.append)
+        url = await router.start()
+        scaling = asyncio.create_task(scaler.run())
+        await asyncio.sleep(0.15)
+        assert router.workers == []
+        answers = await asyncio.gather(*(ask(url, f"p{at}", 4, model="fake") for at in range(3)))
+        assert [text for _, text, _ in answers] == [text_of(f"p{at}", 4) for at in range(3)]
+        assert len(router.workers) == 1
+        for _ in range(200):
+            await asyncio.sleep(0.02)
+            if not router.workers:
+                break
+        assert router.workers == []
+        assert (await ask(url, "again", 4))[1] == text_of("again", 4)
+        scaling.cancel()
+        await router.stop(0.1)
+        await scaler.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert [line.split(":")[0] for line in said] == [
+        "0 servers become 1",
+        "1 servers become 0",
+        "0 servers become 1",
+    ]
+
+
+def test_a_server_that_cannot_start_ends_the_fleet_with_its_words(monkeypatch):
+    class Broken(FakeProcess):
+        async def run(self) -> None:
+            raise RuntimeError("no such model")
+
+    monkeypatch.setattr(autoscale, "ServerProcess", Broken)
+    monkeypatch.setattr(autoscale, "TICK_S", 0.01)
+
+    async def run() -> None:
+        group = ServerGroup(model="fake", least=1, most=2)
+        router = Router(RouterConfig(port=0), [])
+        scaler = LocalScaler(
+            group, router, Discovery(FleetConfig(servers=[group]), [], router.use), print
+        )
+        await router.start()
+        try:
+            await scaler.run()
+        finally:
+            await router.stop(0.1)
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        asyncio.run(asyncio.wait_for(run(), 10))

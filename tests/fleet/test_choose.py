@@ -1,0 +1,62 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.core.errors import ConfigError
+from cairn.fleet.choose import POLICIES, Ask, Candidate, best, seconds
+from cairn.fleet.config import read_fleet
+
+candidates = st.lists(
+    st.builds(Candidate, cached_tokens=st.integers(0, 5000), queued_tokens=st.integers(0, 50_000),
+              running=st.integers(0, 300), waiting=st.integers(0, 300)), min_size=1, max_size=8)  # fmt: skip
+
+
+@given(candidates, st.integers(1, 20_000), st.integers(0, 1000), st.sampled_from(sorted(POLICIES)))
+def test_every_policy_has_a_cost_for_every_server_and_ties_go_to_the_idlest(
+    servers, prompt, number, name
+):
+    place, costs = best(POLICIES[name], Ask(number, prompt), servers)
+    assert len(costs) == len(servers)
+    equal = [one.requests for one, cost in zip(servers, costs, strict=True) if cost == min(costs)]
+    assert costs[place] == min(costs)
+    assert servers[place].requests == min(equal)
+
+
+@given(
+    st.builds(Candidate, queued_tokens=st.integers(0, 9000), running=st.integers(0, 200)),
+    st.integers(64, 9000),
+)
+def test_more_cached_and_less_queued_never_cost_more_seconds(one, prompt):
+    ask = Ask(0, prompt)
+
+    def cost(**changes):
+        fields = {name: getattr(one, name) for name in Candidate.__struct_fields__}
+        return seconds(ask, [Candidate(**(fields | changes))])[0]
+
+    assert cost(cached_tokens=prompt // 2) <= cost(cached_tokens=0)
+    assert cost() <= cost(queued_tokens=one.queued_tokens + 1000)
+    assert cost() <= cost(running=one.running + 1)
+
+
+def test_seconds_leaves_a_warm_server_only_when_its_queue_costs_more_than_computing():
+    warm, cold = Candidate(cached_tokens=8000, queued_tokens=1000), Candidate()
+    assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 1
+    warm.queued_tokens = 20_000
+    assert best(seconds, Ask(0, 8192), [cold, warm])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[servers]]\nmodel='x'\ncout=2", "did you mean 'count'"),
+        ("[router]\npolicy='second'\n[[servers]]\nmodel='x'", "seconds"),
+        ("[[servers]]\nmodel='x'\nurls=['http://a']", "give `model`"),
+        ("servers = []", "no servers"),
+    ],
+)
+def test_a_wrong_file_names_the_mistake(tmp_path, text, said):
+    file = tmp_path / "fleet.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_fleet(file)
+    assert said in str(error.value) + (error.value.hint or "")

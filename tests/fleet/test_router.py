@@ -1,0 +1,185 @@
+"""The router in front of servers without a model: nothing is lost, whatever happens to them."""
+
+import asyncio
+import json
+import random
+
+import pytest
+from fake_servers import FakeServer, text_of
+
+from cairn.fleet.config import RouterConfig
+from cairn.fleet.router import Router
+
+
+async def exchange(url: str, *requests: tuple[str, bytes], headers: bytes = b"") -> bytes:
+    """Everything that comes back for requests of a connection, which ends after them."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for number, (line, body) in enumerate(requests, start=1):
+        head = b"%b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % (line.encode(), len(body))
+        close = b"connection: close\r\n" if number == len(requests) else b""
+        writer.write(head + headers + close + b"\r\n" + body)
+    raw = await reader.read()
+    writer.close()
+    return raw
+
+
+async def ask(url: str, prompt: str, count: int, stream: bool = True, **more: str):
+    """(status, text of the answer, raw body)."""
+    body = json.dumps({"prompt": prompt, "max_tokens": count, "stream": stream, **more}).encode()
+    raw = await exchange(url, ("POST /v1/completions", body))
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    status = int(head.split(b" ")[1])
+    if b"chunked" not in head:
+        return status, json.loads(rest).get("text"), rest
+    pieces = [line[6:] for line in rest.split(b"\n") if line.startswith(b"data: {")]
+    return status, "".join(json.loads(piece).get("text", "") for piece in pieces), rest
+
+
+def fleet(check, count: int = 2, up: bool = True, **settings) -> None:
+    """Runs `check(router's url, servers, router)`."""
+
+    async def run() -> None:
+        servers = [FakeServer() for _ in range(count)]
+        for server in servers:
+            await server.start()
+        config = RouterConfig(**({"port": 0, "stall_s": 0.5} | settings))
+        router = Router(config, [server.url for server in servers])
+        url = await router.start()
+        try:
+            async with asyncio.timeout(30):
+                while up and any(worker.state != "up" for worker in router.workers):
+                    await asyncio.sleep(0.01)
+                await check(url, servers, router)
+            assert not router.open
+            assert not router.held
+            for worker in router.workers:
+                assert (worker.waiting, worker.decoding, worker.queued_tokens) == (0, 0, 0)
+        finally:
+            await router.stop(0.1)
+            for server in servers:
+                server.kill()
+
+    asyncio.run(run())
+
+
+def test_marks_are_taken_out_and_every_token_arrives():
+    async def check(url, servers, router):
+        status, text, raw = await ask(url, "hello", 12)
+        assert (status, text) == (200, text_of("hello", 12))
+        assert [mark in raw for mark in (b":t", b":e", b"[DONE]")] == [False, False, True]
+        assert raw.endswith(b"0\r\n\r\n")
+        assert (await ask(url, "hello", 3, stream=False))[1] == text_of("hello", 3)
+
+    fleet(check)
+
+
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_a_stream_goes_on_elsewhere_where_its_server_died(after):
+    async def one_dies(url, servers, router):
+        victim = servers[0]
+        victim.die_after = after
+        answers = await asyncio.gather(*(ask(url, f"prompt {at}", 10) for at in range(6)))
+        assert [text for _, text, _ in answers] == [text_of(f"prompt {at}", 10) for at in range(6)]
+        assert victim.die_after is None, "nobody was sent to the victim"
+        assert b"error" not in b"".join(raw for _, _, raw in answers)
+        assert after in servers[1].served
+
+    fleet(one_dies)
+
+
+def test_servers_killed_at_random_under_load_lose_nothing():
+    async def check(url, servers, router):
+        chance, killing = random.Random(5), True
+
+        async def kill() -> None:
+            while killing:
+                await asyncio.sleep(0.15)
+                victim = chance.choice(servers)
+                victim.kill()
+                await asyncio.sleep(0.05)
+                await victim.start()
+
+        killer = asyncio.create_task(kill())
+
+        async def client(number: int) -> None:
+            for turn in range(6):
+                prompt, stream = f"{number} asks {turn}", turn % 3 != 2
+                status, text, raw = await ask(url, prompt, 30, stream)
+                assert (status, text) == (200, text_of(prompt, 30)), raw[-300:]
+
+        await asyncio.gather(*(client(number) for number in range(8)))
+        killing = False
+        await killer
+        assert router.views.moved > 0
+
+    fleet(check, count=3)
+
+
+def test_a_frozen_server_is_given_up_and_its_streams_go_on():
+    async def check(url, servers, router):
+        answers = [asyncio.create_task(ask(url, f"p{at}", 60)) for at in range(4)]
+        while not servers[0].served:
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.03)
+        servers[0].frozen = True
+        done = await asyncio.gather(*answers)
+        assert [text for _, text, _ in done] == [text_of(f"p{at}", 60) for at in range(4)]
+        assert router.workers[0].state == "down"
+        servers[0].frozen = False
+
+    fleet(check)
+
+
+def test_requests_wait_while_no_server_is_up_and_are_refused_with_reasons_after_that():
+    async def check(url, servers, router):
+        servers[0].kill()
+        waiting = asyncio.create_task(ask(url, "patient", 5))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await servers[0].start()
+        assert (await waiting)[1] == text_of("patient", 5)
+        servers[0].kill()
+        status, _, raw = await ask(url, "in vain", 5)
+        assert status == 503
+        assert b"server-0 is down" in raw
+
+    fleet(check, count=1, hold_s=1.0)
+
+
+def test_busy_servers_are_passed_over_and_a_stream_of_another_kind_ends_with_an_error():
+    async def check(url, servers, router):
+        servers[0].refuse = 503
+        for at in range(4):
+            assert (await ask(url, f"x{at}", 3))[1] == text_of(f"x{at}", 3)
+        servers[1].refuse = 429
+        assert (await ask(url, "y", 3))[0] in (429, 503)
+        servers[0].refuse = servers[1].refuse = None
+        for server in servers:
+            server.marked, server.die_after = False, 2
+        status, _, raw = await ask(url, "z", 9)
+        assert status == 200
+        assert b"server_lost" in raw
+
+    fleet(check)
+
+
+def test_the_router_answers_for_itself_and_explains_its_decisions():
+    async def check(url, servers, router):
+        body = b'{"prompt": "why", "max_tokens": 2}'
+        # Four requests on one connection, sent before the first is answered.
+        own = [("GET /cairn/fleet/requests/r-1", b""), ("GET /health", b""), ("GET /metrics", b"")]
+        raw = await exchange(
+            url, ("POST /v1/completions", body), *own, headers=b"x-request-id: r-1\r\n"
+        )
+        assert raw.count(b"HTTP/1.1 200") == 4
+        assert b"cairn_router_requests_total 1" in raw
+        assert b'"considered"' in raw
+        raw = await exchange(url, ("GET /fleet", b""), ("GET /cairn/fleet/requests", b""))
+        assert b"<title>Fleet</title>" in raw
+        assert b'{"requests":[{"id":"r-1"' in raw
+        status, _, raw = await ask(url, "x", 1, model="fkae")
+        assert status == 404
+        assert b"did you mean 'fake'" in raw
+
+    fleet(check)

@@ -1,0 +1,50 @@
+"""The fleet's simulator: the router's own policies over the engine's own schedulers."""
+
+import json
+
+import pytest
+
+from cairn.cli.main import main
+from cairn.fleet.choose import POLICIES
+from cairn.fleet.simulate import conversations, fitting, prompts_of, run_policy
+from cairn.plan.slo import Slo
+from cairn.serve.engine.request import Limits
+
+LIMITS = Limits(rows=32, step_tokens=2048, context=8192, pages=400, page_size=128, vocabulary=9)
+
+
+def seconds(step) -> float:
+    return 5e-3 + 2e-5 * step.tokens
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    prompts = prompts_of(fitting(conversations(120), LIMITS.context), LIMITS.page_size)
+    return {
+        name: run_policy(name, prompts, 1.0, 4, LIMITS, seconds, Slo(1.0, 0.05))
+        for name in POLICIES
+    }
+
+
+def test_every_policy_serves_everything_and_knowing_the_caches_pays(outcomes):
+    ours, blind = outcomes["seconds"], outcomes["round_robin"]
+    assert len({one.requests for one in outcomes.values()}) == 1
+    assert ours.hit_share > 1.3 * blind.hit_share
+    assert ours.ttft_p50_s < blind.ttft_p50_s
+    assert ours.goodput >= 0.98 * max(one.goodput for one in outcomes.values())
+
+
+def test_the_same_trace_gives_the_same_outcome(outcomes):
+    prompts = prompts_of(fitting(conversations(120), LIMITS.context), LIMITS.page_size)
+    again = run_policy("seconds", prompts, 1.0, 4, LIMITS, seconds, Slo(1.0, 0.05))
+    assert again == outcomes["seconds"]
+
+
+def test_the_verb_prints_json_and_names_mistakes(capsys):
+    words = ["simulate", "fleet", "--requests", "12", "--servers", "2"]
+    assert main([*words, "--policy", "seconds,llmd", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in shown["outcomes"]] == ["seconds", "llmd"]
+    assert main([*words, "--policy", "second"]) == 2
+    assert "did you mean 'seconds'" in capsys.readouterr().err
+    assert main([*words, "--load", "0"]) == 2

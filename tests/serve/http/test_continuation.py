@@ -1,0 +1,149 @@
+"""An answer that moves to another server stays the same answer; a router knows what a server has cached."""
+
+import asyncio
+import json
+
+import httpx
+import msgspec
+import pytest
+
+from cairn.fleet.config import RouterConfig
+from cairn.fleet.router import Router
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "tell me"}], "max_tokens": 14,
+        "temperature": 0, "stream": True}  # fmt: skip
+TEXT = {"model": "tiny", "prompt": "once upon", "max_tokens": 14, "temperature": 0, "stream": True}
+CASES = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "completions": ("/v1/completions", TEXT),
+    "messages": ("/v1/messages", CHAT),
+    "seeded": ("/v1/completions", TEXT | {"temperature": 0.9, "seed": 7}),
+    "penalties": ("/v1/completions", TEXT | {"presence_penalty": 1.5, "frequency_penalty": 0.5}),
+    "usage": ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": True}}),
+    "grammar": ("/v1/completions", TEXT | {"structured_outputs": {"regex": "[a-f]{12}"}}),
+}
+
+
+def stream(server, path, body, so_far=()):
+    """(events without what differs by the moment, ids of each write)."""
+    sent, headers = json.dumps(body).encode(), {"x-cairn-router": "1", "x-request-id": "moved"}
+    if so_far:
+        more = msgspec.msgpack.encode(list(so_far))
+        sent, headers["x-cairn-continue"] = sent + more, str(len(more))
+    answer = server.http.post(path, content=sent, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.text.endswith(":e\n\n")
+    writes, ids, events = [], [], []
+    for line in answer.text.split("\n"):
+        if line.startswith(":t "):
+            ids.append([int(id) for id in line[3:].split()])
+            writes.append(events)
+            events = []
+        elif line.startswith("data: "):
+            events.append(line)
+    return writes, ids, events
+
+
+def text_of(writes, end):
+    """What a client puts together, whatever the protocol calls it."""
+    found, ends = "", []
+    for line in [line for events in [*writes, end] for line in events]:
+        if line == "data: [DONE]":
+            continue
+        event = json.loads(line[6:])
+        for choice in event.get("choices", ()):
+            found += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            ends.append(choice.get("finish_reason"))
+        if event.get("type") == "content_block_delta":
+            found += event["delta"]["text"]
+        ends += [event["delta"].get("stop_reason")] if event.get("type") == "message_delta" else []
+        ends += (
+            [event["usage"]["completion_tokens"]]
+            if "choices" in event and event.get("usage")
+            else []
+        )
+    return found, [end for end in ends if end is not None]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_continued_at_any_write_is_the_same_answer(server, case):
+    path, body = CASES[case]
+    writes, ids, end = stream(server, path, body)
+    whole = text_of(writes, end)
+    assert sum(map(len, ids)) >= 8
+    assert all(whole)
+    for cut in {1, 2, len(ids) // 2, len(ids) - 1, len(ids)}:
+        so_far = [id for write in ids[:cut] for id in write]
+        rest, more, last = stream(server, path, body, so_far)
+        assert so_far + [id for write in more for id in write] == [id for one in ids for id in one]
+        text, ends = text_of(writes[:cut] + rest, last)
+        assert text == whole[0]
+        assert ends == whole[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "tail", "length", "said"),
+    [
+        (TEXT | {"n": 2}, msgspec.msgpack.encode([5]), None, "one answer"),
+        (TEXT | {"stream": False}, msgspec.msgpack.encode([5]), None, "one answer"),
+        (TEXT, b"\xff", None, "no token ids"),
+        (TEXT, msgspec.msgpack.encode([10**8]), None, "vocabulary"),
+        (TEXT, b"", "99999", "x-cairn-continue"),
+    ],
+)
+def test_a_wrong_continuation_is_refused(server, body, tail, length, said):
+    headers = {"x-cairn-continue": length or str(len(tail))}
+    sent = json.dumps(body).encode() + tail
+    answer = server.http.post("/v1/completions", content=sent, headers=headers)
+    assert said in answer.text
+    assert answer.status_code == 400 or "error" in answer.text
+
+
+def test_a_router_knows_what_the_server_will_find(server):
+    """Conversations that grow, branch and repeat: what was predicted is what was cached, but for a page at the end."""
+    page = server.service.serving.limits.page_size
+
+    async def run() -> list[tuple[int, int]]:
+        router = Router(RouterConfig(port=0), [server.url])
+        url = await router.start()
+        pairs = []
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            while router.workers[0].state != "up":
+                await asyncio.sleep(0.01)
+            for name in ("anna", "bert"):
+                system = {"role": "system", "content": f"you are the assistant of {name}"}
+                for branch in ("x", "y"):
+                    turns = [system]
+                    for turn in range(3):
+                        turns.append({"role": "user", "content": f"{branch}{turn}"})
+                        body = {
+                            "model": "tiny",
+                            "messages": turns,
+                            "max_tokens": 6,
+                            "temperature": 0,
+                        }
+                        id = f"{name}-{branch}-{turn}"
+                        answer = await client.post(
+                            "/v1/chat/completions", json=body, headers={"x-request-id": id}
+                        )
+                        document = answer.json()
+                        why = (await client.get(f"/cairn/fleet/requests/{id}")).json()
+                        cached = document["usage"]["prompt_tokens_details"]["cached_tokens"]
+                        pairs.append(
+                            (why["decisions"][0]["considered"][0]["cached_tokens"], cached)
+                        )
+                        turns.append(
+                            {
+                                "role": "assistant",
+                                "content": document["choices"][0]["message"]["content"],
+                            }
+                        )
+                        await asyncio.sleep(0.12)  # events come within a tenth of a second
+            router.index._expiring.clear()
+        await router.stop(1.0)
+        return pairs
+
+    pairs = asyncio.run(run())
+    assert sum(cached > 0 for _, cached in pairs) >= len(pairs) // 2
+    for predicted, cached in pairs:
+        assert 0 <= cached - predicted <= page, pairs
