@@ -114,10 +114,8 @@ def _scaled(
     for fold in folds_of(walked):
         if settings.method == "awq":
             scale_K = best_scale(fold, grid, stored)
-        elif fold.norm is not None:
-            scale_K = storable_scale(fold, smoothing_scale(fold, settings.strength), stored)
         else:
-            continue
+            scale_K = storable_scale(fold, smoothing_scale(fold, settings.strength), stored)
         apply_scales(fold, scale_K)
         yield from ((site.matrix.name, scale_K) for site in fold.sites)
 

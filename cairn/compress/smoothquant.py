@@ -1,6 +1,6 @@
 """SmoothQuant (arXiv:2211.10438): outliers of activations move into the weights, where they are easier to round.
 
-s = max|x|^a / max|w|^(1-a)        for each input column, folded into the norm before
+s = max|x|^a / max|w|^(1-a)        for each input column, folded into the norm or rows before
 """
 
 import torch

@@ -16,6 +16,7 @@ from cairn.compress.statistics import InputStatistics
 from cairn.compress.walk import final_hidden, walk
 from cairn.core.errors import CairnError
 from cairn.models.build import Build
+from cairn.models.quantized.matrices import matrices_of
 from cairn.models.quantized.planes import dequantized
 from cairn.models.quantized.rounding import SCHEMES, Grid, nearest_levels, rounded, steps_of
 from cairn.models.spec import Experts, ModelSpec
@@ -176,11 +177,16 @@ def test_smoothing_helps_where_activations_have_outliers():
     for method in ("rtn", "smoothquant"):
         model = model_of(spec)
         with torch.no_grad():
-            for layer in model.layers:
+            for number, layer in enumerate(model.layers):
                 layer.attention_norm.weight[:2] *= 100
+                up = matrices_of(layer, number)[2]
+                w_NK = up.read().clone()
+                w_NK[-2:] *= 100  # which makes two large columns for the down projection
+                up.write(w_NK)
         errors = quantize_model(model, text(), grid, Settings(method=method), torch.float32).errors
         lost[method] = {one.matrix: one.error for one in errors}
-    for name in ("layers.0.attention.qkv", "layers.1.attention.qkv"):
+    for name in ("attention.qkv", "feed_forward.down"):
+        name = f"layers.0.{name}"
         assert lost["smoothquant"][name] < 0.6 * lost["rtn"][name]
 
 
