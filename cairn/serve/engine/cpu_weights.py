@@ -1,7 +1,7 @@
 """In which form do the weights serve on this CPU? Decided by what the file holds and what is measured here, and said.
 
-    auto    packed for a GGUF file where there is a C compiler; else as few bits as the file has, where that is faster:
-            4-bit groups stay what they are, other quantised matrices become 8-bit rows, floating point stays as it is
+    auto    as few bits as the file has, where that is faster: 4-bit groups of a GGUF file stay what they are, other
+            quantised matrices become 8-bit rows, and a checkpoint in floating point stays as it is
     packed  matrices of a GGUF file stay mapped as they are stored (`models.linear.blocks`); wants a C compiler
     float   the numbers of the checkpoint: the exact form, and the slowest
     int8    all matrices as 8-bit rows

@@ -112,12 +112,9 @@ def stays_packed(config: EngineConfig, device: str, opened: OpenModel) -> bool:
         return False
     if device_kind(device) == "cuda":
         return config.weights == "auto"
-    in_blocks = opened.checkpoint is not None and opened.checkpoint.path.is_file()
-    if config.weights == "auto":
-        return in_blocks and no_cpu_kernels() is None
     if config.weights != "packed":
         return False
-    if not in_blocks:
+    if opened.checkpoint is None or not opened.checkpoint.path.is_file():
         raise ConfigError(
             f"weights is packed, and {opened.name} is no GGUF file", hint="leave out --weights"
         )
