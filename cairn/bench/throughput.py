@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from cairn.core.collector import quiet_collector
 from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
+from cairn.serve.config import DEFAULT_SEQUENCES
 
 if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
@@ -76,6 +77,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: str = ""
     head: str = ""
     weight_bytes: float | None = None  # of one weight on average: the limit counts these
+    speculate: str = ""  # who drafts; "": nobody
+    draft_tokens: int = 0  # most of a request in a step
+    synthetic_acceptance: list[float] = []  # by position, where drafts hold by chance
+    acceptance_length: float | None = None  # tokens of a step that verifies, of a request
     notes: list[str] = []
     failure: str | None = None
     commit: str = ""
@@ -105,6 +110,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""  # of weights that are loaded or random in floating point; "" as they are
     kv_cache: str = ""
     head: str = ""
+    speculate: str = ""
+    draft_tokens: int | Literal["auto"] = "auto"
+    synthetic_acceptance: str = ""
+    max_num_seqs: int = DEFAULT_SEQUENCES
     repeats: int = 3
 
 
@@ -120,6 +129,7 @@ class Bench(NamedTuple):
     rate: str  # whose matmul ceiling counts: the dtype, or fp8
     scale: float
     notes: list[str]
+    rates: list[float] = []  # noqa: RUF012  of synthetic acceptance
 
 
 class Run(NamedTuple):
@@ -127,6 +137,7 @@ class Run(NamedTuple):
     steps: int
     times: list["StepTimes"]
     failure: str | None
+    length: float | None = None  # tokens of a step that verifies, of a request
 
 
 def default_shape(device: str) -> str:
@@ -158,13 +169,29 @@ def prepare(setup: Setup) -> Bench:
         weights=setup.quantization or "auto",
         kv_cache_dtype=setup.kv_cache or "auto",
         head=setup.head or "auto",
+        speculate=setup.speculate or "off",
+        draft_tokens=setup.draft_tokens,
+        max_num_seqs=setup.max_num_seqs,
     )
     started = start_with(opened, runnable, config, sole=bool(setup.quantization))
     scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
     each = _bytes(runnable.model, started.engine)
+    rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     return Bench(
-        setup, started.engine, opened.spec, ceiling, dtype, each, rate, scale, started.notes
+        setup, started.engine, opened.spec, ceiling, dtype, each, rate, scale, started.notes, rates
     )
+
+
+def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
+    """Let drafts hold as often as is asked for; the rates by position."""
+    from cairn.serve.engine.speculate.synthetic import make_synthetic, read_rates
+
+    speculation, limits = engine.scheduler.speculation, engine.scheduler.limits
+    if not asked or speculation is None:
+        return []
+    rates = read_rates(asked, limits.drafts)
+    make_synthetic(speculation, rates, limits.vocabulary)
+    return rates
 
 
 def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
@@ -217,6 +244,8 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
     engine.scheduler.blocks.reset()
     first = engine.steps
+    speculation = engine.scheduler.speculation
+    runs, accepted = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
     with quiet_collector():
         began = time.perf_counter()
         added = submit(engine, chosen)
@@ -230,7 +259,10 @@ def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
     if wrong:
         why = wrong[0].error or f"it ended with {wrong[0].finish}"
         failure = f"{len(wrong)} of {len(added)} requests did not finish; {wrong[0]!r}: {why}"
-    return Run(seconds, steps, times, failure)
+    length = None
+    if speculation is not None and (verified := speculation.counts.runs - runs):
+        length = 1 + (speculation.accepted - accepted) / verified
+    return Run(seconds, steps, times, failure, length)
 
 
 def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":
@@ -294,6 +326,9 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
         head=bench.setup.head,
         weight_bytes=bench.each.weight,
         notes=notes,
+        speculate=bench.setup.speculate,
+        draft_tokens=bench.engine.scheduler.limits.drafts,
+        synthetic_acceptance=bench.rates,
     )
 
 
@@ -313,13 +348,18 @@ def _timed(blank: Row, runs: Sequence[Run]) -> Row:
         median_seconds=statistics.median(run.seconds for run in runs),
         fraction_of_limit=blank.limit_seconds / best.seconds,
         steps=best.steps,
+        acceptance_length=best.length,
         ledger=ledger(best.times),
     )
 
 
 def ledger(times: Sequence["StepTimes"]) -> StepLedger:
+    # Where drafts are waited for, a turn of the loop launches a step and the next one waits for it.
+    turns = len(times) / max(sum(step.sequences > 0 for step in times), 1)
+
     def median_ms(part: str) -> float:
-        return 1e3 * statistics.median(getattr(step, part) for step in times)
+        spent = [getattr(step, part) for step in times]
+        return 1e3 * (statistics.median(spent) if turns < 1.5 else turns * statistics.fmean(spent))
 
     parts = ("schedule", "launch", "wait", "update")
     return StepLedger(**{f"{part}_ms": median_ms(part) for part in parts})
@@ -327,7 +367,8 @@ def ledger(times: Sequence["StepTimes"]) -> StepLedger:
 
 def _key(row: Row) -> tuple[object, ...]:
     form = (row.dtype, row.quantization, row.kv_cache, row.head)
-    return row.shape, row.workload, *form, row.scale, row.plain
+    drafts = (row.speculate, row.draft_tokens, tuple(row.synthetic_acceptance))
+    return row.shape, row.workload, *form, row.scale, row.plain, *drafts
 
 
 def release() -> None:

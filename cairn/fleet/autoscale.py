@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from cairn.fleet.config import ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.processes import ServerProcess
+from cairn.fleet.processes import Gpus, ServerProcess
 from cairn.fleet.router import Router
-from cairn.fleet.scale import Rules, decide
+from cairn.fleet.scale import Rules, ScaledModel, decide
 from cairn.fleet.worker import TOKEN_S
 
 TICK_S = 1.0
@@ -25,9 +25,17 @@ class LocalScaler:
     """Owns the processes of the group that is scaled."""
 
     def __init__(
-        self, group: ServerGroup, router: Router, discovery: Discovery, say: Callable[[str], None]
+        self,
+        group: ServerGroup,
+        router: Router,
+        discovery: Discovery,
+        say: Callable[[str], None],
+        gpus: Gpus,
     ) -> None:
         self.group, self._router, self._discovery, self._say = group, router, discovery, say
+        self._gpus = gpus
+        self._model = ScaledModel(group.names, time.monotonic(), first=not router.scaled)
+        router.scaled.append(self._model)
         self._running: dict[str, tuple[ServerProcess, asyncio.Task[None]]] = {}  # by url
         self._began_s: dict[str, float] = {}  # of servers that are not up yet
         self._start_s = USUAL_START_S
@@ -35,7 +43,7 @@ class LocalScaler:
         self._made = 0
 
     async def run(self) -> None:
-        for _ in range(self.group.count if self.group.least else 0):
+        for _ in range(self.group.least or 0):
             await self._start()
         while True:
             await self.tick()
@@ -50,26 +58,26 @@ class LocalScaler:
         self._note_started(now)
         up = [one for one in workers.values() if one.state == "up"]
         waits = [one.queued_tokens * (one.load.token_s or TOKEN_S) for one in up]
-        seen = router.meter.seen(
+        seen = self._model.meter.seen(
             now,
             ready=len(up),
             starting=len(self._running) - len(up),
-            held=len(router.held),
-            in_flight=len(router.open) - len(router.held),
+            held=sum(self._model.serves(one.model) for one in router.held),
+            in_flight=sum(one.waiting + one.decoding for one in workers.values()),
             wait_s=min(waits, default=0.0),
         )
         target = decide(
             seen, self._rules(min((one.hello.rows for one in up if one.hello), default=ROWS))
         )
-        if target != len(self._running):
-            router.meter.changed_s = now
-            self._say(
-                f"{len(self._running)} servers become {target}: {seen.in_flight} requests run, {seen.held} wait"
-            )
-            for _ in range(target - len(self._running)):
-                await self._start()
-            for _ in range(len(self._running) - target):
-                await self._stop_one()
+        have = len(self._running)
+        while len(self._running) < target and await self._start():
+            pass
+        while len(self._running) > target:
+            await self._stop_one()
+        if len(self._running) != have:
+            self._model.meter.changed_s = now
+            name, load = self._model.names[0], f"{seen.in_flight} requests run, {seen.held} wait"
+            self._say(f"{name}: {have} servers become {len(self._running)}: {load}")
 
     def _rules(self, rows: int) -> Rules:
         group = self.group
@@ -88,13 +96,18 @@ class LocalScaler:
             if began is not None:
                 self._start_s = now - began
 
-    async def _start(self) -> None:
-        name = f"server-{self._made}"
+    async def _start(self) -> bool:
+        """False: there is no GPU left for it."""
+        own = self._gpus.take(self.group.gpus)
+        if own is None:
+            return False
         self._made += 1
-        process = ServerProcess(self.group, name, self._say)
+        name = f"{self._model.names[0]}-{self._made}"
+        process = ServerProcess(self.group, name, self._say, own)
         self._running[process.url] = process, asyncio.create_task(process.run())
         self._began_s[process.url] = time.monotonic()
         await self._show()
+        return True
 
     async def _stop_one(self) -> None:
         """The one with the least to do."""
@@ -102,12 +115,16 @@ class LocalScaler:
         url = min(self._running, key=lambda one: busy.get(one, 0))
         process, _ = self._running.pop(url)
         await self._show()
-        task = asyncio.create_task(process.stop())
+        task = asyncio.create_task(self._end(process))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
+    async def _end(self, process: ServerProcess) -> None:
+        await process.stop()
+        self._gpus.give_back(process.gpus)
+
     async def _show(self) -> None:
-        self._discovery.scaled = list(self._running)
+        self._discovery.scaled[self._model.names[0]] = list(self._running)
         await self._discovery.look()
 
     async def stop(self) -> None:

@@ -10,6 +10,7 @@
 A typo is an error with the name that was meant. Nothing here starts anything.
 """
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,6 +85,15 @@ class ServerGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def scaled(self) -> bool:
         return self.most is not None
 
+    @property
+    def names(self) -> list[str]:
+        """What requests call the model of servers that the fleet starts: as `cairn serve` names it."""
+        flag = "--served-model-name"
+        if flag in self.args:
+            after = self.args[self.args.index(flag) + 1 :]
+            return list(takewhile(lambda word: not word.startswith("--"), after))
+        return [Path(self.model).name if Path(self.model).exists() else self.model]
+
 
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers: list[ServerGroup]
@@ -94,8 +104,6 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if not self.servers:
             raise ConfigError("the fleet has no servers", hint="write a [[servers]] table")
-        if sum(group.scaled for group in self.servers) > 1:
-            raise ConfigError("two groups of servers are scaled", hint="one group may have `most`")
         if not NAME.fullmatch(self.name):
             raise ConfigError(
                 f"name is {self.name!r}", hint="small letters, digits and -, up to 40"

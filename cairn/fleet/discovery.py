@@ -28,7 +28,7 @@ class Discovery:
         self, config: FleetConfig, own: Sequence[str], use: Callable[[list[str]], None]
     ) -> None:
         self.config, self._own, self._use = config, list(own), use
-        self.scaled: list[str] = []  # servers that come and go with the load
+        self.scaled: dict[str, list[str]] = {}  # by model: servers that come and go with the load
         self._found: dict[str, list[str]] = {}
         self._last: list[str] = []
 
@@ -37,7 +37,7 @@ class Discovery:
         named = [group.dns for group in self.config.servers if group.dns]
         return [
             *self._own,
-            *self.scaled,
+            *(url for urls in self.scaled.values() for url in urls),
             *given,
             *(url for name in named for url in self._found.get(name, ())),
         ]

@@ -12,10 +12,10 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import accumulate
 
+from cairn.core.die_with_parent import die_with_parent
 from cairn.core.errors import CairnError
 from cairn.fleet.config import FleetConfig, ServerGroup
 
@@ -26,11 +26,15 @@ STOP_S = 30.0
 
 class ServerProcess:
     def __init__(
-        self, group: ServerGroup, name: str, say: Callable[[str], None], first_gpu: int = 0
+        self,
+        group: ServerGroup,
+        name: str,
+        say: Callable[[str], None],
+        gpus: Sequence[str] = (),
     ) -> None:
-        """`first_gpu`: of those that the fleet may use; the server sees its own only."""
+        """`gpus`: those that it sees, as CUDA_VISIBLE_DEVICES names them; empty: it is left to the server."""
         self.name, self._say, self._group = name, say, group
-        self._gpus = range(first_gpu, first_gpu + group.gpus)
+        self.gpus = list(gpus)
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.pid: int | None = None
@@ -46,17 +50,10 @@ class ServerProcess:
         return [sys.executable, "-m", "cairn", "serve", *own]
 
     def _environment(self) -> dict[str, str]:
-        if not self._gpus:
-            return dict(os.environ)
-        allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        known = allowed.split(",") if allowed else [str(at) for at in range(self._gpus.stop)]
-        if len(known) < self._gpus.stop:
-            raise CairnError(
-                f"{self.name} needs GPU {self._gpus.stop - 1}, and CUDA_VISIBLE_DEVICES is {allowed}",
-                hint="fewer servers, or more GPUs",
-            )
-        own = ",".join(known[at] for at in self._gpus)
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": own}
+        return {
+            **os.environ,
+            **({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}),
+        }
 
     async def run(self) -> None:
         """Until `stop`; raises when it ends without ever having been ready."""
@@ -85,6 +82,7 @@ class ServerProcess:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
             env=self._environment(),
+            preexec_fn=die_with_parent,  # a router that is killed leaves no servers behind
         )
         self.pid = self._process.pid
         assert self._process.stderr is not None
@@ -111,15 +109,38 @@ class ServerProcess:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def processes_of(config: FleetConfig, say: Callable[[str], None]) -> list[ServerProcess]:
+class Gpus:
+    """Those of the machine that no server of the fleet has."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._free = list(names)
+
+    def take(self, count: int) -> list[str] | None:
+        """None: there are not so many."""
+        if count > len(self._free):
+            return None
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def give_back(self, names: Sequence[str]) -> None:
+        self._free += names
+
+
+def processes_of(
+    config: FleetConfig, say: Callable[[str], None], gpus: Gpus
+) -> list[ServerProcess]:
     """Of groups with a fixed number; those that are scaled are `autoscale`'s."""
     fixed = [group for group in config.servers if group.model and not group.scaled]
-    groups = [group for group in fixed for _ in range(group.count)]
-    firsts = accumulate((group.gpus for group in groups), initial=0)
-    return [
-        ServerProcess(group, f"server-{at}", say, first)
-        for at, (group, first) in enumerate(zip(groups, firsts, strict=False))
-    ]
+    made: list[ServerProcess] = []
+    for group in [one for one in fixed for _ in range(one.count)]:
+        own = gpus.take(group.gpus)
+        if own is None:
+            raise CairnError(
+                f"server-{len(made)} needs {group.gpus} GPUs, and so many are not left",
+                hint="fewer servers, or fewer `gpus`",
+            )
+        made.append(ServerProcess(group, f"server-{len(made)}", say, own))
+    return made
 
 
 def _free_port() -> int:

@@ -26,7 +26,7 @@ from cairn.fleet.front import Front, HttpRequest, error_body
 from cairn.fleet.index import KeyIndex
 from cairn.fleet.pulse_client import PulseClient
 from cairn.fleet.relay import Exchange
-from cairn.fleet.scale import LoadMeter
+from cairn.fleet.scale import ScaledModel
 from cairn.fleet.upstream import Pool
 from cairn.fleet.views import Choice, Views
 from cairn.fleet.worker import Worker
@@ -47,7 +47,7 @@ class Router:
         self.open: set[Exchange] = set()
         self.held: OrderedDict[Exchange, None] = OrderedDict()  # while no server can take them
         self.views = Views(self)
-        self.meter = LoadMeter(time.monotonic())
+        self.scaled: list[ScaledModel] = []  # whose servers come and go
         self.draining = False
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,7 +165,7 @@ class Router:
             else:
                 exchange.tried.clear()
                 self.held[exchange] = None
-                self.meter.last_s = now
+                self._meter(exchange, now, 0.0)
             return
         self._send(exchange, fresh, now)
 
@@ -177,7 +177,7 @@ class Router:
         chosen = able[place]
         new = max(exchange.ask.prompt_tokens - candidates[place].cached_tokens, 1)
         exchange.sent_to(chosen, new)
-        self.meter.arrived(now, new * candidates[place].token_s)
+        self._meter(exchange, now, new * candidates[place].token_s)
         if keys.keys:
             self.index.expect(chosen.number, keys.keys, now)
         self.views.note(exchange, Choice(self.config.policy, chosen, able, candidates, costs))
@@ -200,6 +200,11 @@ class Router:
         self.held.pop(exchange, None)
         self.views.ended(exchange)
 
+    def _meter(self, exchange: Exchange, now: float, prefill_s: float) -> None:
+        for one in self.scaled:
+            if one.serves(exchange.model):
+                one.meter.arrived(now, prefill_s)
+
     def _place_held(self) -> None:
         for exchange in list(self.held):
             del self.held[exchange]
@@ -207,9 +212,9 @@ class Router:
 
     def _unknown_model(self, model: str | None) -> str | None:
         """Of a name that no server has; None as long as one of them has not told its names."""
-        if model is None or not self.workers:
+        names = {name for one in self.scaled for name in one.names}
+        if model is None or model in names or not (names or self.workers):
             return None
-        names: set[str] = set()
         for one in self.workers:
             if one.hello is None or model in one.hello.models:
                 return None

@@ -10,6 +10,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -110,3 +111,14 @@ class LoadMeter:
     def _forget(self, now_s: float) -> None:
         while self._arrivals and self._arrivals[0][0] < now_s - 2 * WINDOW_S:
             self._arrivals.popleft()
+
+
+class ScaledModel:
+    """A model whose servers come and go, and what arrives for it."""
+
+    def __init__(self, names: Sequence[str], now_s: float, first: bool = True) -> None:
+        """`first`: it also gets the requests that name no model."""
+        self.names, self.first, self.meter = list(names), first, LoadMeter(now_s)
+
+    def serves(self, model: str | None) -> bool:
+        return model in self.names if model is not None else self.first

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -14,7 +14,7 @@ from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.choose import POLICIES
 from cairn.fleet.config import FleetConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
-from cairn.fleet.processes import processes_of
+from cairn.fleet.processes import Gpus, processes_of
 from cairn.fleet.router import Router
 
 Say = Callable[[str], None]
@@ -27,10 +27,15 @@ class Reload(Protocol):
 
 
 async def serve_fleet(
-    config: FleetConfig, say: Say, stop: asyncio.Event, reload: asyncio.Event, read: Reload
+    config: FleetConfig,
+    say: Say,
+    stop: asyncio.Event,
+    reload: asyncio.Event,
+    read: Reload,
+    gpus: Gpus,
 ) -> None:
     """Until `stop` is set; raises when a server of its own cannot be started at all."""
-    processes = processes_of(config, say)
+    processes = processes_of(config, say, gpus)
     own = [process.url for process in processes]
     router = Router(config.router, own)
     discovery = Discovery(config, own, router.use)
@@ -40,7 +45,7 @@ async def serve_fleet(
     running = [asyncio.create_task(process.run()) for process in processes]
     running.append(asyncio.create_task(_wait(stop)))
     scalers = [
-        LocalScaler(group, router, discovery, say) for group in config.servers if group.scaled
+        LocalScaler(group, router, discovery, say, gpus) for group in config.servers if group.scaled
     ]
     running += [asyncio.create_task(scaler.run()) for scaler in scalers]
     beside = [
@@ -100,8 +105,8 @@ async def _say_ready(router: Router, address: str, say: Say) -> None:
     say(f"ready: {len(router.workers)} servers are up at {address}")
 
 
-def run_fleet(config: FleetConfig, read: Reload) -> None:
-    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again."""
+def run_fleet(config: FleetConfig, read: Reload, gpus: Sequence[str]) -> None:
+    """In an event loop of its own, until SIGTERM or Ctrl-C; SIGHUP reads the file again. `gpus`: that it may use."""
 
     async def main() -> None:
         stop, reload = asyncio.Event(), asyncio.Event()
@@ -109,7 +114,7 @@ def run_fleet(config: FleetConfig, read: Reload) -> None:
         loop.add_signal_handler(signal.SIGHUP, reload.set)
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, stop.set)
-        await serve_fleet(config, _print, stop, reload, read)
+        await serve_fleet(config, _print, stop, reload, read, Gpus(gpus))
 
     import uvloop
 

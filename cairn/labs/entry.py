@@ -7,7 +7,7 @@ lab's file and joins it again in `about`. A number that is none (NaN, infinity) 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -19,7 +19,8 @@ from cairn.labs.lab import Check, Kind, Lab, Outcome, Plot, Verdict, Words
 
 SCHEMA = 1  # of an entry; another number is another format
 
-Status = Literal["held", "off", "failed", "skipped"]
+# "busy": a check is off, and other programs held the machine's cores while it was measured
+Status = Literal["held", "off", "busy", "failed", "skipped"]
 
 
 class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,17 @@ class CheckLine(msgspec.Struct, frozen=True, kw_only=True):
     within: float
     gap: float | None  # (measured - predicted) / |predicted|; null where that is no number
     held: bool
+    simulated: bool = False
+
+
+class Guess(msgspec.Struct, frozen=True, kw_only=True):
+    """The learner's own prediction of the first check, made before it was measured."""
+
+    value: float
+    measured: float | None
+    factor: (
+        float | None
+    )  # how many times too large or too small; 1 is exact; null where it is no number
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +92,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[Words] = []
     calibrated: list[str] = []  # ceilings of machine.json that got better by this run
     failure: str | None = None  # the whole traceback
+    guess: Guess | None = None
+    settings: dict[str, float] = {}  # knobs that the learner set
 
 
 def measured_entry(
@@ -92,6 +106,9 @@ def measured_entry(
     quick: bool,
     where: Where,
     calibrated: Sequence[str] = (),
+    guess: float | None = None,
+    settings: Mapping[str, float] | None = None,
+    busy: bool = False,
 ) -> Entry:
     return Entry(
         lab=lab.name,
@@ -99,14 +116,33 @@ def measured_entry(
         at=at,
         seconds=round(seconds, 3),
         quick=quick,
-        status="held" if verdict.held else "off",
-        verdict=verdict.text,
+        status="held" if verdict.held else "busy" if busy else "off",
+        verdict=_while_busy(verdict.text) if busy and not verdict.held else verdict.text,
         where=where,
-        checks=[_check(check) for check in outcome.checks],
+        checks=[_check(check, lab.simulated) for check in outcome.checks],
         plots=[_plot(plot) for plot in outcome.plots],
         table=_table(outcome),
         notes=list(outcome.notes),
         calibrated=list(calibrated),
+        guess=None if guess is None else judge_guess(guess, outcome.checks[0].measured),
+        settings=dict(settings or {}),
+    )
+
+
+def judge_guess(guess: float, measured: float) -> Guess:
+    """How far a learner's number was from the measured one, as a factor of at least 1."""
+    factor = None
+    if math.isfinite(measured) and guess * measured > 0:
+        factor = max(guess / measured, measured / guess)
+    elif guess == measured:
+        factor = 1.0
+    return Guess(value=guess, measured=number(measured), factor=factor)
+
+
+def _while_busy(text: Words) -> Words:
+    return Words(
+        f"busy machine, measure again when it is idle ({text.en})",
+        f"机器繁忙，空闲时请重测（{text.zh}）",
     )
 
 
@@ -162,6 +198,10 @@ def about(lab: Lab) -> dict[str, object]:
         "hypothesis": asdict(lab.hypothesis),
         "needs": list(lab.needs),
         "seconds": lab.seconds,
+        "predict": None if lab.predict is None else asdict(lab.predict),
+        "why": None if lab.why is None else asdict(lab.why),
+        "knobs": [{"name": knob.name, "what": asdict(knob.what)} for knob in lab.knobs],
+        "now_try": [{"command": one.command, "look": asdict(one.look)} for one in lab.now_try],
         "code": list(lab.code),
         "reading": list(lab.reading),
         "causes": [asdict(cause) for cause in lab.causes],
@@ -176,7 +216,7 @@ def number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _check(check: Check) -> CheckLine:
+def _check(check: Check, simulated: bool) -> CheckLine:
     return CheckLine(
         what=check.what,
         predicted=number(check.predicted),
@@ -186,6 +226,7 @@ def _check(check: Check) -> CheckLine:
         within=float(check.within),
         gap=number(check.gap),
         held=bool(check.held),
+        simulated=check.simulated or simulated,
     )
 
 

@@ -58,7 +58,9 @@ def totals(entries: Sequence[Entry]) -> Words:
     minutes, seconds = divmod(round(sum(entry.seconds for entry in entries)), 60)
     return Words(
         f"{len(entries)} lab{'s' * (len(entries) != 1)}: {count['held']} as predicted, {count['off']} off, "
+        f"{count['busy']} on a busy machine, "
         f"{count['skipped']} skipped, {count['failed']} failed; {minutes}:{seconds:02} in all",
         f"{len(entries)} 个实验：{count['held']} 个与预测一致，{count['off']} 个有偏差，"
+        f"{count['busy']} 个因机器繁忙需重测，"
         f"{count['skipped']} 个跳过，{count['failed']} 个出错；共 {minutes} 分 {seconds:02} 秒",
     )

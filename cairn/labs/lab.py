@@ -76,6 +76,7 @@ class Check:
     unit: str
     kind: Kind = "near"
     within: float = 0.0
+    simulated: bool = False  # `measured` comes out of a simulator, not of this machine
 
     @property
     def gap(self) -> float:
@@ -128,6 +129,20 @@ class Outcome:
     calibrates: "Mapping[str, Measured]" = field(default_factory=dict)
 
 
+class Knob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A size that the learner may set: `cairn lab run roofline --set n=512`."""
+
+    name: str
+    what: Words
+
+
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to try next: a command, and what to look for."""
+
+    command: str
+    look: Words
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lab:
     name: str
@@ -141,6 +156,13 @@ class Lab:
     questions: tuple[Question, Question, Question]
     needs: tuple[Need, ...] = ()
     seconds: float = 5.0  # about how long it takes on two cores
+    predict: Words | None = (
+        None  # what the learner is asked for first: the value of the first check
+    )
+    why: Words | None = None  # why the result comes out so; shown after it
+    knobs: tuple[Knob, ...] = ()
+    now_try: tuple[Step, ...] = ()
+    simulated: bool = False  # every check's value comes out of a simulator
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +176,11 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     questions: tuple[Question, Question, Question]
     needs: tuple[Need, ...] = ()
     seconds: float = 5.0
+    predict: Words | None = None
+    why: Words | None = None
+    knobs: tuple[Knob, ...] = ()
+    now_try: tuple[Step, ...] = ()
+    simulated: bool = False  # every check's value comes out of a simulator
 
 
 def described(file: str, run: "Callable[[Workbench], Outcome]") -> Lab:

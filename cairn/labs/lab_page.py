@@ -19,7 +19,13 @@ from cairn.report import plot
 from cairn.report.page import Level, Markup, element, heading, join, page, table
 from cairn.report.plot import Series, chart
 
-LEVELS: dict[str, Level] = {"held": "good", "off": "bad", "failed": "bad", "skipped": "note"}
+LEVELS: dict[str, Level] = {
+    "held": "good",
+    "off": "bad",
+    "busy": "note",
+    "failed": "bad",
+    "skipped": "note",
+}
 
 
 def render(entries: Sequence[Entry], labs: Mapping[str, Lab], language: Language = "en") -> str:
@@ -119,7 +125,7 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
         [
             both(check.what),
             both(with_unit(check.predicted, check.unit)),
-            both(with_unit(check.measured, check.unit)),
+            join([both(with_unit(check.measured, check.unit)), *_badge(check)]),
             shown_gap(check.gap),
             kind_sign(check),
             element(
@@ -131,6 +137,13 @@ def _checks(checks: Sequence[CheckLine]) -> Markup:
         for check in checks
     ]
     return table([both(one) for one in heads], rows)
+
+
+def _badge(check: CheckLine) -> list[Markup]:
+    """A value that a simulator made says so."""
+    return (
+        [element("small", " ", both(WORDS["simulated"]), class_="badge")] if check.simulated else []
+    )
 
 
 def _table(lines: TableLines) -> Markup:

@@ -4,15 +4,30 @@
     GET /cairn/learn/topics/{topic}     one topic, with the newest run of each of its labs
     GET /cairn/learn/labs/{lab}         a lab and its newest run
     GET /cairn/learn/words              the words around them, in both languages
+    GET /cairn/learn/exercises          all exercises, and which of them were passed here
+    GET /cairn/learn/exercises/{name}   one: what is wanted, its hints, the skeleton
+    GET /cairn/learn/interview          the rounds and their questions, without answers
+    GET /cairn/learn/grade              ?round=&topic=&answer=  a typed answer beside its rubric
 
-Read only: labs are run and questions are answered in the terminal. Each answer is read from the record anew, so a lab
-that has just run is there after a reload. Where the server has keys, these paths ask for one as well.
+Read only: labs and exercises run in the terminal, never on behalf of a browser; a graded answer is not kept. Each
+document is read from the record anew, so a lab that has just run is there after a reload. Where the server has keys,
+these paths ask for one as well.
 """
+
+from urllib.parse import parse_qs
 
 from msgspec.structs import asdict
 from starlette.concurrency import run_in_threadpool
 
 from cairn.labs.catalogue import all_labs
+from cairn.labs.exercises.exercise import all_exercises
+from cairn.labs.interview import rounds
+from cairn.labs.learn_documents import (
+    exercise_document,
+    exercises_document,
+    graded_document,
+    interview_round,
+)
 from cairn.labs.learner import Learner, lab_document, look, map_document, topic_document
 from cairn.labs.wording import WORDS
 from cairn.serve.http.protocol.refusal import JSON, Refusal
@@ -27,6 +42,10 @@ def routes() -> list[Guarded]:
         Guarded("/cairn/learn/topics/{topic}", learn_topic),
         Guarded("/cairn/learn/labs/{lab}", learn_lab),
         Guarded("/cairn/learn/words", learn_words),
+        Guarded("/cairn/learn/exercises", learn_exercises),
+        Guarded("/cairn/learn/exercises/{name}", learn_exercise),
+        Guarded("/cairn/learn/interview", learn_interview),
+        Guarded("/cairn/learn/grade", learn_grade),
     ]
 
 
@@ -50,6 +69,32 @@ async def learn_lab(service: Service, call: Call, body: bytes) -> JSON:
 
 async def learn_words(service: Service, call: Call, body: bytes) -> JSON:
     return JSON({name: asdict(words) for name, words in WORDS.items()})
+
+
+async def learn_exercises(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON(await run_in_threadpool(exercises_document))
+
+
+async def learn_exercise(service: Service, call: Call, body: bytes) -> JSON:
+    name = call.scope["path_params"]["name"]
+    if name not in all_exercises():
+        raise Refusal(404, f"there is no exercise '{name}'")
+    return JSON(await run_in_threadpool(exercise_document, all_exercises()[name]))
+
+
+async def learn_interview(service: Service, call: Call, body: bytes) -> JSON:
+    return JSON([interview_round(one) for one in rounds().values()])
+
+
+async def learn_grade(service: Service, call: Call, body: bytes) -> JSON:
+    asked = {
+        name: values[-1] for name, values in parse_qs(call.scope["query_string"].decode()).items()
+    }
+    one = rounds().get(asked.get("round", ""))
+    found = [q for q in one.question if q.topic == asked.get("topic")] if one is not None else []
+    if not found:
+        raise Refusal(404, "there is no such question: give round, topic and answer")
+    return JSON(graded_document(found[0], asked.get("answer", "")))
 
 
 async def _learner() -> Learner:

@@ -15,8 +15,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -47,10 +47,17 @@ class Session:
     quick: bool = False
     limit_s: float = LIMIT_S
     log_line: calibration.LogLine = lambda message: None
+    settings: Mapping[str, float] = field(default_factory=dict)  # knobs that were set
+    is_busy: Callable[[], bool] = lambda: (
+        False
+    )  # whether others hold the cores; asked after an "off"
 
 
 def run_lab(
-    lab: Lab, session: Session, report: Callable[[str], None] = lambda label: None
+    lab: Lab,
+    session: Session,
+    report: Callable[[str], None] = lambda label: None,
+    guess: float | None = None,
 ) -> Entry:
     at = datetime.now(UTC).isoformat(timespec="seconds")
     quick, where = session.quick, session.where
@@ -61,7 +68,11 @@ def run_lab(
         with span("lab", name=lab.name), _alone(), _limit(lab.name, session.limit_s):
             with tempfile.TemporaryDirectory(prefix=f"cairn-lab-{lab.name}-") as folder:
                 bench = Workbench(
-                    ceilings=session.ceilings, quick=quick, folder=Path(folder), report=report
+                    ceilings=session.ceilings,
+                    quick=quick,
+                    folder=Path(folder),
+                    report=report,
+                    settings=session.settings,
                 )
                 outcome = lab.run(bench)
             verdict = judge(lab, outcome)
@@ -81,6 +92,9 @@ def run_lab(
         quick=quick,
         where=where,
         calibrated=learned.better,
+        guess=guess,
+        settings=session.settings,
+        busy=not verdict.held and session.is_busy(),
     )
 
 

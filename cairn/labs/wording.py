@@ -7,7 +7,7 @@ says itself is in its own file; short labels of plots and tables are in `glossar
 from cairn.labs.lab import Words
 
 STATE_SIGNS = {"done": "●", "begun": "◐", "ready": "○", "later": "·"}  # of a topic
-RUN_SIGNS = {"held": "✓", "off": "≠", "failed": "✗", "skipped": "–"}  # of a lab's run
+RUN_SIGNS = {"held": "✓", "off": "≠", "busy": "~", "failed": "✗", "skipped": "–"}  # of a lab's run
 
 WORDS: dict[str, Words] = {
     # the states of a topic, and of a run
@@ -17,12 +17,13 @@ WORDS: dict[str, Words] = {
     "later": Words("needs others first", "需先学其他"),
     "held": Words("as predicted", "与预测一致"),
     "off": Words("off", "有偏差"),
+    "busy": Words("busy machine", "机器繁忙"),
     "failed": Words("failed", "出错"),
     "skipped": Words("skipped", "跳过"),
     # the map and the plans
     "title": Words("The roadmap", "学习路线"),
     "of": Words("topics done", "个主题已完成"),
-    "months": Words("months", "月"),
+    "months": Words("months {0}-{1}", "第 {0}–{1} 个月"),
     "next": Words("Next", "下一步"),
     "week": Words("Seven days", "七天计划"),
     "year": Words("Twelve months", "十二个月计划"),
@@ -45,6 +46,15 @@ WORDS: dict[str, Words] = {
     "judge": Words("Did you have it? [y/n, q to stop] ", "答对了吗？[y/n，q 退出] "),
     # an exercise
     "exercises": Words("Exercises", "练习"),
+    "minutes": Words("minutes", "分钟"),
+    "skeleton": Words("Skeleton", "代码骨架"),
+    "graph": Words("Graph of topics", "主题依赖图"),
+    "interview": Words("Interview", "面试"),
+    "your answer": Words("Your answer", "你的回答"),
+    "grade": Words("Grade it", "评分"),
+    "has": Words("Has", "已答到"),
+    "lacks": Words("Lacks", "缺少"),
+    "follow-up": Words("Follow-up", "追问"),
     "wrote": Words("wrote", "已写入"),
     "then": Words("then", "然后运行"),
     "passed": Words("passed", "通过"),
@@ -58,6 +68,12 @@ WORDS: dict[str, Words] = {
     "what": Words("what", "内容"),
     "predicted": Words("predicted", "预测"),
     "measured": Words("measured", "实测"),
+    "simulated": Words("simulated", "模拟"),
+    "your prediction": Words("Your prediction", "你的预测"),
+    "predict first": Words("Predict first", "先预测"),
+    "skip": Words("a number, or Enter to skip: ", "输入数字，直接回车跳过："),
+    "why": Words("Why", "为什么"),
+    "now try": Words("Now try", "接着试试"),
     "gap": Words("gap", "偏差"),
     "allowed": Words("allowed", "允许"),
     "verdict": Words("Verdict", "结论"),

@@ -6,12 +6,13 @@
     bench.step(...)  "this is what happens now", for the bar
     bench.time(...)  the median of repeated calls, with its spread
     bench.folder     an empty folder that is gone afterwards
+    bench.setting()  a size that the learner may have set: --set n=512
 
 Knows nothing about labs. Loading or measuring the ceilings is the caller's business.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ class Workbench:
     quick: bool
     folder: Path
     report: Callable[[str], None] = lambda label: None
+    settings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -43,6 +45,10 @@ class Workbench:
     def pick(self, full: Choice, quick: Choice) -> Choice:
         """The full size of something, or its quick one."""
         return quick if self.quick else full
+
+    def setting(self, name: str, default: int) -> int:
+        """What the learner set, or the lab's own value."""
+        return int(self.settings.get(name, default))
 
     def time(
         self,

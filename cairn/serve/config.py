@@ -11,8 +11,10 @@ import tyro
 from cairn.core.errors import ConfigError
 from cairn.models.linear.registry import FORMS, NAMES
 from cairn.models.quantized.scheme import ALIASES, GGUF, METHODS
+from cairn.serve.engine.request import MOST_DRAFTS
 
 DEFAULT_SEQUENCES = 256
+SPECULATE = "ngram, suffix, grammar, auto, off or a model"
 # What other engines take under names that are not here, and what does it instead.
 INSTEAD = {
     "seed": "SamplingParams(seed=...) makes an answer repeat",
@@ -24,6 +26,9 @@ INSTEAD = {
     "pipeline_parallel_size": "tensor_parallel_size shares a model between GPUs",
     "disable_log_stats": "leave it out: nothing is logged",
     "max_logprobs": "leave it out: logprobs may be up to 20",
+    "speculative_config": "speculate='ngram', 'suffix' or a draft model, and draft_tokens=...",
+    "speculative_model": "speculate=... takes ngram, suffix or a draft model",
+    "num_speculative_tokens": "draft_tokens=... says how many",
     "revision": "download that revision, and give its folder",
     "download_dir": "HF_HOME says where models are kept",
 }
@@ -89,6 +94,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """the same tokens at temperature 0, whatever else is in the batch"""
     tensor_parallel_size: int = 1
     """GPUs (or processes on a CPU) that share the model"""
+    speculate: str = "off"
+    """guess several tokens and verify them in one step, with the same answers: ngram (what followed the last tokens
+    before), suffix (what most often did, in finished answers too), grammar (only what a schema leaves no choice
+    about), a smaller MODEL with the same tokens, auto (suffix) or off"""
+    draft_tokens: int | Literal["auto"] = "auto"
+    """most guesses of a request in a step; auto: as many as are expected to pay"""
     load_in_advance: bool = False
     """capture all graphs before the first request, instead of when each is first needed"""
 
@@ -113,6 +124,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check("kv_cache_dtype", self.kv_cache_dtype, self.kv_cache_dtype in caches, "auto or fp8")
         _check("head", self.head, self.head in ("auto", "8bit"), "auto or 8bit")
         self._check_quantization()
+        drafts = self.draft_tokens
+        fine = drafts == "auto" or 1 <= drafts <= MOST_DRAFTS
+        _check("draft_tokens", drafts, fine, f"auto, or from 1 to {MOST_DRAFTS}")
+        _check("speculate", self.speculate or "empty", bool(self.speculate), SPECULATE)
         known = self.scheduling_policy in ("fcfs", "priority", "shortest")
         _check("scheduling_policy", self.scheduling_policy, known, "fcfs, priority or shortest")
 

@@ -89,6 +89,12 @@ class GrammarConstraint:
         self.finished = token in self._ends
         return None
 
+    def forced(self) -> list[int]:
+        return [] if self.finished else self._matcher.compute_ff_tokens()
+
+    def followed(self, tokens: Sequence[int]) -> int:
+        return 0 if self.finished else self._matcher.validate_tokens(list(tokens))
+
     def copy(self) -> "GrammarConstraint":
         twin = GrammarConstraint(self._matcher.deep_copy(), (self._own, self._wanted), self._ends)
         twin.finished = self.finished

@@ -24,6 +24,7 @@ from cairn.models.cache import cache_bytes_per_token
 from cairn.models.spec import ModelSpec
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId
 from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step import Advance, Step
 
 KERNELS_PER_LAYER = 8  # two norms, qkv, rope with the cache write, attention, output, up, down
@@ -82,12 +83,17 @@ def simulate(
     step_seconds: StepSeconds,
     *,
     prefix_caching: bool = True,
+    speculation: Speculation | None = None,
 ) -> Result:
-    """Run a trace to its end. Requests that cannot be served have an outcome too, with the error."""
+    """Run a trace to its end. Requests that cannot be served have an outcome too, with the error.
+
+    `speculation`: drafts, which hold as its `accept` says: see `engine.speculate.synthetic`.
+    """
     line = sorted((Arrival(*arrival) for arrival in arrivals), key=lambda arrival: arrival.seconds)
     for arrival in line:
         _require_time("an arrival", arrival.seconds)
-    run = _Run(Scheduler(limits, prefix_caching=prefix_caching), line)
+    scheduler = Scheduler(limits, prefix_caching=prefix_caching, speculation=speculation)
+    run = _Run(scheduler, line)
     while run.coming or run.scheduler.has_work:
         run.arrive()
         run.advance(step_seconds)
@@ -133,7 +139,10 @@ class _Run:
         blocks = self.scheduler.blocks
         self.peak_pages = max(self.peak_pages, blocks.pages - 1 - blocks.free_pages)
         self.peak_running = max(self.peak_running, self.scheduler.running)
-        for advance in self.scheduler.update(step, list(map(_filler, step.sampling))):
+        drafts = step.drafts or [()] * len(step.sampling)
+        pairs = zip(step.sampling, drafts, strict=True)
+        drawn = [_filler(request) for request, own in pairs for _ in range(1 + len(own))]
+        for advance in self.scheduler.update(step, drawn):
             self._stamp(advance)
 
     def _stamp(self, advance: Advance) -> None:

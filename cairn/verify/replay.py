@@ -115,7 +115,7 @@ def one_request(config: EngineConfig) -> EngineConfig:
 
 def plain_of(config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(
-        config, plain=True, dtype="float32", weights="float", batch_invariant=False
+        config, plain=True, dtype="float32", weights="float", batch_invariant=False, speculate="off"
     )
 
 

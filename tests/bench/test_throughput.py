@@ -33,6 +33,19 @@ def run(*args: str) -> int:
     return verb.run(["throughput", *SMALL, *args])
 
 
+def test_synthetic_acceptance_brings_the_length_that_is_asked_for(capsys):
+    drafts = ["--speculate", "ngram", "--draft-tokens", "4", "--synthetic-acceptance", "3.0"]
+    args = ["--workload", "latency", "--repeats", "1", "--scale", "0.5", "--max-num-seqs", "1"]
+    assert run(*args, *drafts, "--json", "--commit", "abc") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["speculate"], row["draft_tokens"], row["failure"]) == ("ngram", 4, None)
+    assert sum(row["synthetic_acceptance"]) == pytest.approx(2.0)
+    assert row["acceptance_length"] == pytest.approx(3.0, abs=0.5)
+    for wrong in ([*drafts[:2], *drafts[4:]], [*drafts[:-1], "9"]):
+        with pytest.raises(UsageError, match="synthetic"):
+            run(*args, *wrong)
+
+
 def test_json_is_one_document_with_what_is_promised(capsys):
     assert run("--workload", "all", "--repeats", "2", "--json", "--commit", "abc") == 0
     captured = capsys.readouterr()

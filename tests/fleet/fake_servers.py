@@ -5,6 +5,7 @@ The n-th token of an answer is a function of the prompt and of n alone, so a con
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -21,8 +22,10 @@ def text_of(prompt: str, count: int) -> str:
 
 
 class FakeServer:
-    def __init__(self, gap_s: float = 0.002, marked: bool = True) -> None:
-        self.gap_s, self.marked = gap_s, marked
+    def __init__(
+        self, gap_s: float = 0.002, marked: bool = True, models: Sequence[str] = ("fake",)
+    ) -> None:
+        self.gap_s, self.marked, self.models = gap_s, marked, list(models)
         self.served: list[int] = []  # tokens that each request was continued from
         self.die_after: int | None = None  # tokens of the next answer
         self.refuse: int | None = None  # a status instead of answers
@@ -78,7 +81,7 @@ class FakeServer:
 
     async def _pulse(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        frames = framed(Hello(1, ["fake"], 16, True, 8)) + framed(Events(0))
+        frames = framed(Hello(1, self.models, 16, True, 8)) + framed(Events(0))
         while True:
             frames += framed(Load())
             if not self.frozen:

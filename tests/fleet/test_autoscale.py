@@ -11,14 +11,15 @@ from cairn.fleet import autoscale
 from cairn.fleet.autoscale import LocalScaler
 from cairn.fleet.config import FleetConfig, RouterConfig, ServerGroup
 from cairn.fleet.discovery import Discovery
+from cairn.fleet.processes import Gpus
 from cairn.fleet.router import Router
 
 
 class FakeProcess:
     """As `ServerProcess`, with a server in this process."""
 
-    def __init__(self, group, name, say) -> None:
-        self.server = FakeServer()
+    def __init__(self, group, name, say, gpus) -> None:
+        self.server, self.gpus = FakeServer(models=group.names), gpus
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.server.port = probe.getsockname()[1]
@@ -43,7 +44,7 @@ def test_from_zero_to_zero(monkeypatch):
         config = FleetConfig(servers=[group], router=RouterConfig(port=0, hold_s=10))
         router = Router(config.router, [])
         discovery = Discovery(config, [], router.use)
-        scaler = LocalScaler(group, router, discovery, said.append)
+        scaler = LocalScaler(group, router, discovery, said.append, Gpus([]))
         url = await router.start()
         scaling = asyncio.create_task(scaler.run())
         await asyncio.sleep(0.15)
@@ -62,7 +63,7 @@ def test_from_zero_to_zero(monkeypatch):
         await scaler.stop()
 
     asyncio.run(asyncio.wait_for(run(), 30))
-    assert [line.split(":")[0] for line in said] == [
+    assert [line.split(": ")[1] for line in said] == [
         "0 servers become 1",
         "1 servers become 0",
         "0 servers become 1",
@@ -81,7 +82,7 @@ def test_a_server_that_cannot_start_ends_the_fleet_with_its_words(monkeypatch):
         group = ServerGroup(model="fake", least=1, most=2)
         router = Router(RouterConfig(port=0), [])
         scaler = LocalScaler(
-            group, router, Discovery(FleetConfig(servers=[group]), [], router.use), print
+            group, router, Discovery(FleetConfig(servers=[group]), [], router.use), print, Gpus([])
         )
         await router.start()
         try:
@@ -91,3 +92,33 @@ def test_a_server_that_cannot_start_ends_the_fleet_with_its_words(monkeypatch):
 
     with pytest.raises(RuntimeError, match="no such model"):
         asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_each_model_is_started_when_it_is_asked_for_and_gpus_are_shared_out(monkeypatch):
+    monkeypatch.setattr(autoscale, "ServerProcess", FakeProcess)
+    monkeypatch.setattr(autoscale, "TICK_S", 0.03)
+
+    async def run() -> None:
+        groups = [
+            ServerGroup(model=name, least=0, most=2, idle_s=0.5, gpus=1) for name in ("a", "b")
+        ]
+        router = Router(RouterConfig(port=0, hold_s=10), [])
+        discovery = Discovery(FleetConfig(servers=groups), [], router.use)
+        gpus = Gpus(["7"])
+        scalers = [LocalScaler(group, router, discovery, print, gpus) for group in groups]
+        url = await router.start()
+        scaling = [asyncio.create_task(scaler.run()) for scaler in scalers]
+        assert (await ask(url, "x", 3, model="a"))[1] == text_of("x", 3)
+        assert [worker.hello.models for worker in router.workers] == [["a"]]
+        # The only GPU is taken: b waits until a has been idle for long enough.
+        assert (await ask(url, "y", 3, model="b"))[1] == text_of("y", 3)
+        assert [worker.hello.models for worker in router.workers] == [["b"]]
+        status, _, raw = await ask(url, "z", 3, model="c")
+        assert status == 404
+        assert b"there are: a, b" in raw
+        for task in scaling:
+            task.cancel()
+        await router.stop(0.1)
+        await asyncio.gather(*(scaler.stop() for scaler in scalers))
+
+    asyncio.run(asyncio.wait_for(run(), 30))

@@ -9,6 +9,7 @@ import sys
 import time
 
 import httpx
+import psutil
 import pytest
 
 PATIENCE_S = 60
@@ -95,3 +96,35 @@ def test_a_wrong_file_changes_nothing_and_a_right_one_is_taken(fleet):
     fleet.process.send_signal(signal.SIGHUP)
     fleet.wait_for(r"(the file was taken: 2 servers, policy lmetric)")
     assert shown(fleet)["policy"] == "lmetric"
+
+
+PARENT = """
+import uvloop
+from cairn.fleet.config import ServerGroup
+from cairn.fleet.processes import ServerProcess
+
+class Sleeper(ServerProcess):
+    command = ["sh", "-c", "echo ready after 0 s >&2; exec sleep 60"]
+
+uvloop.run(Sleeper(ServerGroup(model="x"), "sleeper", lambda text: print(text, flush=True)).run())
+"""
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_servers_end_with_a_router_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    pid = int(re.search(r"process (\d+)", parent.stdout.readline())[1])
+    assert lives(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    ends = time.monotonic() + 10
+    while lives(pid) and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not lives(pid)

@@ -60,7 +60,7 @@ def test_all_come_to_a_verdict(ran):
     assert [run["lab"] for run in runs] == list(SUBSET)
     status = {run["lab"]: run["status"] for run in runs}
     assert {lab: status[lab] for lab in COUNTED} == dict.fromkeys(COUNTED, "held")
-    assert set(status.values()) <= {"held", "off"}
+    assert set(status.values()) <= {"held", "off", "busy"}
     assert [*status.values()].count("off") <= MOST_OFF, status
     assert {run["area"] for run in runs} == set(AREAS)
     for run in runs:

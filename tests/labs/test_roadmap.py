@@ -70,6 +70,21 @@ def test_every_text_is_there_in_both_languages():
     assert faults == []
 
 
+def test_one_chinese_term_for_one_thing():
+    """A GPU kernel is "kernel", the operating system's is 内核; prefill and decode apart are PD 分离."""
+    folder = Path(roadmap.__file__).parent
+    faults = []
+    for file in folder.rglob("*.toml"):
+        text = file.read_text()
+        faults += [
+            f"{file.name}: {term}" for term in ("存算分离", "核函数", "寻模型") if term in text
+        ]
+        about_gpus = file.parent.name in ("gpu", "pytorch") or file.name == "sys-601.toml"
+        lines = [line for line in text.splitlines() if "内核" in line] if about_gpus else []
+        faults += [f"{file.name}: {line}" for line in lines if "系统调用" not in line]
+    assert faults == []
+
+
 def commands():
     found = {command for topic in load().topics.values() for command in topic.commands}
     return sorted(command for command in found if command.startswith("cairn "))

@@ -6,6 +6,7 @@ Tests choose the moments: what is added, aborted, scheduled and updated, and whe
 from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 from fake_device import EOS, FakeDevice, reference
 from noisy_drafter import NoisyDrafter
@@ -14,6 +15,7 @@ from cairn.core.errors import RequestError
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step import Step
 
 MOST_IN_FLIGHT = 2  # steps
@@ -21,12 +23,16 @@ Question = tuple[list[int], SamplingParams, int, str]  # prompt, parameters, pri
 
 
 class CheckedScheduler:
-    def __init__(self, limits: Limits, prefix_caching: bool = True, accuracy: float = 0.0) -> None:
-        """`accuracy` of the drafts, of which `limits` says how many."""
+    def __init__(
+        self, limits: Limits, prefix_caching: bool = True, accuracy: float = 0.0, **how: Any
+    ) -> None:
+        """`accuracy` of the drafts, of which `limits` says how many. `how`: as `Speculation` takes it."""
         self.limits = limits
         self.expected: dict[Request, list[int]] = {}
         drafter = NoisyDrafter(self.expected, accuracy, limits.vocabulary)
-        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching, drafter=drafter)
+        self.scheduler = Scheduler(
+            limits, prefix_caching=prefix_caching, speculation=Speculation(drafter, **how)
+        )
         self.device = FakeDevice(limits)
         self.alive: list[Request] = []
         self.heard: dict[Request, list[int]] = {}  # what update reported
@@ -181,11 +187,15 @@ class CheckedScheduler:
         ran = [chunk.request for chunk in step.chunks]
         kept = [request for request in before if request in ran]
         assert ran == kept + step.admitted
+        speculation = self.scheduler.speculation
+        waits = speculation is not None and speculation.waits
+        earlier = [other for other in self.scheduler._in_flight if other is not step]
+        waits = waits and any(other.drafts for other in earlier)
         left_out = [r for r in before if r not in ran and r.state == "running" and r.total < r.end]
         for request in left_out:
             alone = len(before) == 1 and request.pending > 0
             uncertain = request.drafted and len(request.outputs) < request.min_tokens
-            assert alone or uncertain or step.tokens == budget
+            assert alone or uncertain or waits or step.tokens == budget
         line = list(self.scheduler.queues.waiting)
         places = [self._place(request) for request in (*step.admitted, *line)]
         assert places == sorted(places)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from cairn.serve.engine.request import Request
+from cairn.serve.engine.speculate.drafter import Ask
 
 
 class NoisyDrafter:
@@ -16,7 +17,13 @@ class NoisyDrafter:
         self.whole = whole  # always as many as asked for
         self.asked = 0
 
-    def propose(self, request: Request, hoped: Sequence[int], most: int) -> list[int]:
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        return [self._propose(*ask) for ask in asks]
+
+    def finish(self, request: Request) -> None:
+        """It is told nothing that it does not know."""
+
+    def _propose(self, request: Request, hoped: Sequence[int], most: int) -> list[int]:
         self.asked += 1
         answer = self.answers.get(request.id) or self.answers[request]
         at = len(request.outputs) + len(hoped)

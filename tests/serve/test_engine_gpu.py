@@ -292,6 +292,23 @@ def test_drafts_and_the_special_parameters(loaded):
     assert [r.outputs for r in found] == [r.outputs for r in wanted]
 
 
+@pytest.mark.parametrize("speculate", ["ngram", "suffix"])
+def test_drafters_that_are_served_change_no_token(loaded, speculate):
+    """The same questions twice, so that finished answers are known; through graphs, in the overlapped loop."""
+    prompts = [prompt_of(n, seed=n) * 2 for n in (9, 40, 70)]
+    answers = {}
+    for who in ("off", speculate):
+        engine = engine_of(loaded, batch_invariant=True, speculate=who, draft_tokens=4)
+        for _ in range(2):
+            requests = submit(engine, prompts, max_tokens=48)
+            engine.run()
+        answers[who] = [request.outputs for request in requests]
+    assert answers[speculate] == answers["off"]
+    counts = engine.scheduler.speculation.counts
+    assert 0 < counts.accepted <= counts.drafted
+    assert any(shape.layout.verifies for shape in engine.runner.graphs._captured)
+
+
 def test_new_weights_go_where_the_graphs_look(loaded, tmp_path):
     """Captured graphs keep addresses: after a change in place they compute with the new numbers."""
     opened, _ = loaded

@@ -101,10 +101,11 @@ def net():
     return random_model(spec, Build(device="cpu", dtype=torch.float32), seed=3)
 
 
-def new_engine(*, overlap=False, tight=False):
+def new_engine(*, overlap=False, tight=False, **drafts):
     config = EngineConfig(
         model="tiny", device="cpu", dtype="float32", block_size=16, max_num_seqs=16, plain=True,
         max_num_batched_tokens=24 if tight else 512, num_gpu_blocks_override=16 if tight else 400,
+        **drafts,
     )  # fmt: skip
     model = net()
     engine = start_with(
@@ -147,6 +148,7 @@ SEEN: dict[str, list[list[int]]] = {}
 
 
 WAYS = [{}, {"overlap": True}, {"tight": True}, {"tight": True, "overlap": True}]
+DRAWS = [{}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_k": 40, "seed": 5}]
 NO_LINES = dict.fromkeys(map(tokenizer().id, "Ċč"), -100.0)  # random models like to indent
 
 
@@ -218,6 +220,41 @@ def test_other_wishes_hold_within_the_grammar(overlap):
     assert re.fullmatch("[ab]{6}", text_of(penalised))
     assert (cut.finish, len(cut.outputs)) == ("length", 2)
     at_rest(engine)
+
+
+@pytest.mark.parametrize("speculate", ["grammar", "suffix"])
+@pytest.mark.parametrize("switches", [{}, {"overlap": True, "tight": True}], ids=str)
+def test_what_a_grammar_forces_is_drafted(switches, speculate):
+    """The same answers in fewer steps; ends of the grammar and stop tokens inside a run included."""
+    answers, steps = {}, {}
+    for who in ("off", speculate):
+        engine = new_engine(**switches, speculate=who, draft_tokens=5)
+        asked = [
+            ask(engine, prompt, constraint(**guide), logit_bias=NO_LINES, **params)
+            for guide, _ in GUIDES.values()
+            for prompt, params in zip(PROMPTS, DRAWS, strict=True)
+        ]
+        engine.run()
+        answers[who] = [(r.outputs, r.finish, r.stop_reason, r.error) for r in asked]
+        steps[who] = engine.steps
+        at_rest(engine)
+    assert answers[speculate] == answers["off"]
+    counts = engine.scheduler.speculation.counts
+    assert counts.accepted > 0.2 * counts.drafted > 0
+    assert steps[speculate] < steps["off"]
+
+
+def test_a_grammar_says_what_it_forces_and_follows():
+    rule = constraint(guided_choice=["yes, of course"])
+    forced = rule.forced()
+    assert tokenizer().decode(forced) == "yes, of course"
+    wrong = [*forced[:2], tokenizer().id("7")]
+    assert rule.followed(wrong) == 2
+    for token in forced:
+        assert rule.accept(token) is None
+    assert rule.accept(EOS) is None
+    assert rule.finished
+    assert (list(rule.forced()), rule.followed(forced)) == ([], 0)
 
 
 class Stubborn:

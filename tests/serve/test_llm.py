@@ -727,3 +727,46 @@ print(llm.generate("Once", SamplingParams(max_tokens=2))[0].outputs[0].finish_re
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() in ("length", "stop")
+
+
+def test_drafts_change_no_answer(folder):
+    """Stop strings inside a run, several answers to a prompt, log-probabilities, grammars and streams."""
+    kinds = [
+        SamplingParams(temperature=0, max_tokens=40, logprobs=1),
+        SamplingParams(temperature=0.9, seed=3, n=2, max_tokens=30, stop=["e", "é"]),
+        SamplingParams(
+            temperature=0, max_tokens=60, structured_outputs=StructuredOutputs(regex="(abc){3,9}")
+        ),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=30, frequency_penalty=0.5, min_tokens=9),
+    ]
+    prompts = ["say it again, say it again, say", "ab ab ab ab", "Once upon a time", PROMPTS[2]]
+
+    async def streamed(llm):
+        pieces = [output.outputs[0].new_text async for output in llm.stream(prompts[0], kinds[0])]
+        return "".join(pieces)
+
+    def answers(speculate):
+        with LLM(folder, device="cpu", speculate=speculate, draft_tokens=3) as llm:
+            found = [
+                (
+                    o.text,
+                    o.token_ids,
+                    o.finish_reason,
+                    o.stop_reason,
+                    sorted(o.logprobs[0]) if o.logprobs else None,
+                )
+                for output in llm.generate(prompts, kinds, use_tqdm=False)
+                for o in output.outputs
+            ]
+            engine = llm.serving.engine.engine
+            counts = engine.scheduler.speculation.counts if speculate != "off" else None
+            assert counts is None or counts.accepted > 0
+            return found, asyncio.run(streamed(llm))
+
+    plain = answers("off")
+    assert answers("auto") == plain
+    assert answers(str(folder)) == plain  # the model drafts for itself
+    with pytest.raises(ConfigError, match="draft_tokens is 0"):
+        LLM(folder, speculate="ngram", draft_tokens=0)
+    with pytest.raises(ModelNotFound):
+        LLM(folder, device="cpu", speculate="/no/such/folder")

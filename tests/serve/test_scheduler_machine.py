@@ -87,12 +87,19 @@ limits_of_any_size = st.builds(
     groups=st.sampled_from(GROUPS),
 )
 accuracies = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+choices = st.sampled_from([None, lambda tokens: 1.0, lambda tokens: 1 + 0.3 * tokens])  # seconds
+ways_to_draft = st.fixed_dictionaries({"waits": st.booleans(), "seconds": choices})
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(limits=limits_of_any_size, prefix_caching=st.booleans(), accuracy=accuracies)
-    def start(self, limits: Limits, prefix_caching: bool, accuracy: float) -> None:
-        self.engine = CheckedScheduler(limits, prefix_caching, accuracy)
+    @initialize(
+        limits=limits_of_any_size,
+        prefix_caching=st.booleans(),
+        accuracy=accuracies,
+        how=ways_to_draft,
+    )
+    def start(self, limits: Limits, prefix_caching: bool, accuracy: float, how: Any) -> None:
+        self.engine = CheckedScheduler(limits, prefix_caching, accuracy, **how)
 
     @rule(several=st.lists(questions, min_size=1, max_size=5))
     def add(self, several: list[Question]) -> None:
@@ -174,7 +181,9 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         prefill_chunk=rng.choice([0, 0, 4]),
         drafts=[0, 1, 3, 5][(seed + depth) % 4],
     )
-    engine = CheckedScheduler(limits, prefix_caching, accuracy=rng.choice([0.5, 0.9]))
+    waits = bool(seed % 2)
+    accuracy = rng.choice([0.5, 0.9])
+    engine = CheckedScheduler(limits, prefix_caching, accuracy, waits=waits)
     for _ in range(120):
         if rng.random() < 0.4:
             for _ in range(rng.randint(1, 4)):
@@ -199,7 +208,7 @@ def test_soak(seed: int, depth: int, prefix_caching: bool) -> None:
         speculation = engine.scheduler.speculation
         assert speculation is not None
         assert 0 < speculation.accepted < speculation.drafted
-        assert engine.seen["drafts ahead of drafts"] or not depth
+        assert bool(engine.seen["drafts ahead of drafts"]) == bool(depth and not waits)
     if engine.scheduler.blocks.windowed:
         assert engine.seen["window"]
     if stateful and prefix_caching:

@@ -14,6 +14,9 @@ from cairn.models.spec import ModelSpec
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.sampling_params import SamplingParams
 from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.speculate.ngram import NgramDrafter
+from cairn.serve.engine.speculate.speculation import Speculation
+from cairn.serve.engine.speculate.synthetic import make_synthetic, rates_of_length
 from cairn.serve.engine.step import Chunk, Step
 from cairn.serve.simulate import Arrival, StepCosts, roofline_step_seconds, simulate
 
@@ -324,3 +327,32 @@ def test_a_faster_machine_is_never_slower(bandwidth, rate, launch):
 
     faster = ceilings(bandwidth=bandwidth * BYTES_PER_S, rate=rate * FLOPS_PER_S)
     assert seconds(faster) <= seconds(ceilings()) <= seconds(ceilings(launch=launch))
+
+
+def test_drafts_shorten_a_trace_as_far_as_they_hold():
+    """64 tokens of one request by a length of 2.5, and never slower where steps cost what their tokens cost."""
+    rates = rates_of_length(2.5, 4)
+
+    def run(seconds, speculation):
+        result = simulate(
+            [Arrival(0.0, make(1, prompt=10, output=65))],
+            limits(drafts=4),
+            lambda step: seconds(step.tokens),
+            speculation=speculation,
+        )
+        assert result.output_tokens == 65
+        return result
+
+    def drafting(**how):
+        speculation = Speculation(NgramDrafter(), waits=True, **how)
+        make_synthetic(speculation, rates, 1000)
+        return speculation
+
+    flat = run(lambda tokens: 1.0, drafting())
+    assert flat.steps == pytest.approx(1 + 64 / 2.5, abs=6)
+    steep = drafting(seconds=lambda tokens: float(tokens))  # the controller asks for none
+    assert run(lambda tokens: float(tokens), steep).steps == 65
+    assert steep.drafted == 0
+    bent = drafting(seconds=lambda tokens: 1.0 + 0.1 * tokens)
+    plain = run(lambda tokens: 1.0 + 0.1 * tokens, None)
+    assert run(lambda tokens: 1.0 + 0.1 * tokens, bent).seconds < 0.75 * plain.seconds

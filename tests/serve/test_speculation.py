@@ -5,12 +5,22 @@ in part and not at all, in one batch with prompts and with requests of every kin
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from noisy_drafter import NoisyDrafter
-from tiny_engines import VOCABULARY, at_rest, prompt_of, submit, tiny_engine
+from tiny_engines import (
+    VOCABULARY,
+    all_logits,
+    at_rest,
+    greedy,
+    model,
+    prompt_of,
+    submit,
+    tiny_engine,
+)
 
 from cairn.core.errors import RequestError
 from cairn.serve.answer import Answer
@@ -44,6 +54,13 @@ class EveryThird:
             return f"token {token} at {self.count}"
         self.count += 1
         return None
+
+    def forced(self) -> list[int]:
+        return []
+
+    def followed(self, tokens: Sequence[int]) -> int:
+        wrong = (n for n, token in enumerate(tokens) if token % 3 != (self.count + n) % 3)
+        return next(wrong, len(tokens))
 
     def copy(self) -> "EveryThird":
         return EveryThird(self.count)
@@ -150,6 +167,52 @@ def test_families_with_windows_learned_positions_and_experts(family):
     assert outcome(engine, ask(engine)) == without_drafts(family)
 
 
+@pytest.mark.parametrize(
+    ("speculate", "drafts", "how"),
+    [
+        ("ngram", 4, {}),
+        ("ngram", "auto", dict(tight=True, overlap=True)),
+        ("suffix", 3, dict(chunked=True, rows=3, overlap=True)),
+        ("auto", "auto", dict(overlap=True)),
+    ],
+)
+def test_drafters_that_are_served_change_no_token(speculate, drafts, how):
+    """Each has drafts that hold and drafts that do not; the second time, finished answers are known."""
+    engine = tiny_engine(FAMILY, speculate=speculate, draft_tokens=drafts, **how)
+    if speculate == "suffix":
+        assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    counts = engine.scheduler.speculation.counts
+    assert 0 < counts.accepted < counts.drafted
+    assert not engine.scheduler.speculation._acceptance
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 1.0])
+def test_where_drafts_are_waited_for_nothing_runs_ahead_of_them(accuracy):
+    engine = drafting(FAMILY, accuracy, overlap=True)
+    engine.scheduler.speculation.waits = True
+    assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    assert engine.scheduler.speculation.accepted > 100
+
+
+def test_a_drafter_that_dies_ends_nothing():
+    class Mortal(NoisyDrafter):
+        def propose(self, asks):
+            if self.asked > 20:
+                raise RuntimeError("out of ideas")
+            return super().propose(asks)
+
+    answers = {id: outputs for id, (outputs, *_) in enumerate(without_drafts(FAMILY))}
+    engine = tiny_engine(FAMILY, drafter=Mortal(answers, 0.8, VOCABULARY, whole=True), drafts=3)
+    heard: list[Exception] = []
+    engine.scheduler.speculation._on_failure = heard.append
+    assert outcome(engine, ask(engine)) == without_drafts(FAMILY)
+    assert [str(problem) for problem in heard] == ["out of ideas"]
+    assert engine.scheduler.speculation.failed
+    at_rest(engine)
+
+
 def test_invariant_runs_agree_bit_by_bit():
     alone = tiny_engine("llama", invariant=True)
     plain = submit(alone, [SHARED], max_tokens=20, logprobs=1)[0]
@@ -219,3 +282,35 @@ def test_accepted_is_the_run_of_draws_that_were_drafted():
 def test_more_drafts_than_a_kernel_compares_are_refused():
     with pytest.raises(RequestError, match="drafts is 32"):
         Limits(rows=1, step_tokens=64, context=64, pages=9, page_size=16, vocabulary=9, drafts=32)
+
+
+def test_draws_behind_drafts_have_the_distribution_of_the_model():
+    """Chi-square, with no other run to compare with: what follows the likeliest token, where that was drafted."""
+    prompt = prompt_of(12, seed=3)
+    likeliest = greedy(FAMILY, prompt, 3)
+
+    class Fixed:
+        def propose(self, asks):
+            return [
+                likeliest[len(ask.request.outputs) + len(ask.hoped) :][: ask.most] for ask in asks
+            ]
+
+        def finish(self, request):
+            pass
+
+    engine = tiny_engine(FAMILY, rows=64, pages=600, drafter=Fixed(), drafts=2)
+    requests = submit(engine, [prompt], temperature=0.4, max_tokens=3, seed=0)
+    for seed in range(1, 1200):
+        requests += submit(engine, [prompt], temperature=0.4, max_tokens=3, seed=seed)
+    engine.run()
+    drawn = [r.outputs[1] for r in requests if r.outputs[0] == likeliest[0]]
+    logits_V = all_logits(model(FAMILY), [*prompt, likeliest[0]])[-1]
+    expected_V = len(drawn) * (logits_V.double() / 0.4).softmax(-1).numpy()
+    counted_V = np.bincount(drawn, minlength=VOCABULARY)
+    common = expected_V >= 5
+    sums = [np.append(own[common], own[~common].sum()) for own in (counted_V, expected_V)]
+    statistic = float((((sums[0] - sums[1]) ** 2) / np.maximum(sums[1], 1e-9)).sum())
+    freedom = len(sums[0]) - 1
+    assert len(drawn) > 100
+    assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+    assert engine.scheduler.speculation.accepted > 50

@@ -48,6 +48,8 @@ def tiny_engine(
     pages: int | None = None,
     budget: int | None = None,
     groups: bool = True,
+    speculate: str = "off",
+    draft_tokens: Any = "auto",
     **more: Any,
 ) -> Engine:
     """`pages`: of one cache group; there are as many for each of the model's. `more`: as `start_with` takes it."""
@@ -59,6 +61,7 @@ def tiny_engine(
         max_num_batched_tokens=budget or (24 if chunked else 512),
         num_gpu_blocks_override=count * (pages or (7 if tight else 96)), cache_groups=groups,
         enable_prefix_caching=prefix, batch_invariant=invariant,
+        speculate=speculate, draft_tokens=draft_tokens,
     )  # fmt: skip
     opened = OpenModel(family, net.spec, None, (), None)
     engine = start_with(opened, Runnable(family, net, "a test"), config, **more).engine

@@ -10,6 +10,8 @@ from playwright.sync_api import expect
 from cairn.hw.ceilings import Ceilings, identify, machine_file, save
 from cairn.hw.probe import probe
 from cairn.labs import learner
+from cairn.labs.exercises.exercise import all_exercises, find_exercise
+from cairn.labs.interview import rounds
 from cairn.labs.roadmap import load
 
 
@@ -67,6 +69,31 @@ def test_in_chinese_and_kept(record, open_tab, server):
     expect(tab.find(".learn")).to_have_attribute("lang", "zh-CN")
     tab.press("5")
     expect(tab.find("h1")).to_have_text("学习路线")
+
+
+def test_graph_exercise_and_interview_in_both_languages(record, open_tab, server):
+    tab = open_tab(server, "/#/learn/graph:")
+    expect(tab.find(".topic-graph a")).to_have_count(len(load().topics))
+    edges = sum(len(topic.requires) for topic in load().topics.values())
+    expect(tab.find(".topic-graph path")).to_have_count(edges)
+
+    tab = open_tab(server, "/#/learn/exercises:")
+    expect(tab.find("[data-figure=passed]")).to_have_text(f"0/{len(all_exercises())} passed")
+    tab.find("a", has_text=find_exercise("online-softmax").about.title.en).click()
+    expect(tab.find("pre.code")).to_contain_text("raise NotImplementedError")
+    expect(tab.find("details p").first).to_be_hidden()
+    tab.find("label", has_text="中文").click()
+    expect(tab.find("h1")).to_have_text(find_exercise("online-softmax").about.title.zh)
+
+    tab = open_tab(server, "/#/learn/interview:")
+    expect(tab.find("form.question")).to_have_count(
+        sum(len(one.question) for one in rounds().values())
+    )
+    first = tab.find("form.question").first
+    first.locator("textarea").fill("8 TFLOP/s, it is memory-bound")
+    first.locator("button").click()
+    expect(first.locator(".verdict")).to_have_text("50%")
+    expect(first).to_contain_text("Lacks: 200")
 
 
 def test_a_lab_that_has_not_run_says_how(record, open_tab, server):

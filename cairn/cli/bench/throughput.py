@@ -51,6 +51,14 @@ class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """type of keys and values, if it is not the model's"""
     head: Literal["", "8bit"] = ""
     """output projection in float8"""
+    speculate: str = ""
+    """who drafts: ngram, suffix or auto; answers stay the same"""
+    draft_tokens: int | Literal["auto"] = "auto"
+    """most drafts of a request in a step; auto: as many as are expected to pay"""
+    synthetic_acceptance: str = ""
+    """drafts hold by chance, for random weights: rates by position (0.8,0.6,0.4), or one length such as 3.0"""
+    max_num_seqs: int = 256
+    """most requests that run at once; fewer need fewer graphs, as the latency workload does with 1"""
     out: Path | None = None
     """write the rows to this file, after each one"""
     merge: bool = False
@@ -102,10 +110,25 @@ def _check(options: BenchThroughput) -> None:
         raise UsageError("--merge is given without --out", hint="name the file with --out")
     if options.model is not None and options.shape:
         raise UsageError("both --model and --shape are given", hint="give one of them")
+    if options.synthetic_acceptance:
+        _check_synthetic(options)
+    if options.max_num_seqs < 1:
+        raise UsageError(f"--max-num-seqs is {options.max_num_seqs}", hint="it is at least 1")
     if not 1 <= options.repeats <= 1000:
         raise UsageError(f"--repeats is {options.repeats}", hint="it is between 1 and 1000")
     if options.scale is not None and not 0 < options.scale <= 1:
         raise UsageError(f"--scale is {options.scale}", hint="it is above 0 and at most 1")
+
+
+def _check_synthetic(options: BenchThroughput) -> None:
+    from cairn.serve.engine.speculate.synthetic import read_rates
+
+    if not options.speculate or options.draft_tokens == "auto":
+        raise UsageError(
+            "--synthetic-acceptance needs a drafter and a number of drafts",
+            hint="add --speculate ngram --draft-tokens 4",
+        )
+    read_rates(options.synthetic_acceptance, options.draft_tokens)
 
 
 def _setups(options: BenchThroughput) -> "list[Setup]":
@@ -123,6 +146,8 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
             shape=shape, model=model, device=options.device, dtype=options.dtype,
             plain=options.plain, scale=options.scale, repeats=options.repeats,
             quantization=options.quantization, kv_cache=options.kv_cache, head=options.head,
+            speculate=options.speculate, draft_tokens=options.draft_tokens,
+            synthetic_acceptance=options.synthetic_acceptance, max_num_seqs=options.max_num_seqs,
         )
         for shape, model in models.items()
     ]  # fmt: skip
@@ -161,8 +186,13 @@ def form(row: "Row") -> str:
         row.quantization,
         row.kv_cache and f"{row.kv_cache} KV",
         row.head and f"{row.head} head",
+        row.speculate and f"{row.speculate} {row.draft_tokens}{_length(row)}",
     )
     return "".join(f", {part}" for part in parts if part)
+
+
+def _length(row: "Row") -> str:
+    return f" length {row.acceptance_length:.2f}" if row.acceptance_length else ""
 
 
 def table(rows: "list[Row]") -> str:

@@ -61,12 +61,19 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """on a CPU, how weights are multiplied with; auto: no fewer bits than the file has, as `cairn serve` does"""
     chat_template: Path | None = None
     """with --chat: a file with the template to use instead of the model's"""
+    speculate: str = "off"
+    """guess several tokens and verify them in one step, with the same answer: ngram, suffix, auto or off"""
+    draft_tokens: int | Literal["auto"] = "auto"
+    """most guesses in a step; auto: as many as are expected to pay"""
     plain: bool = False
     """compute with the plain generator, which everything else is held against, instead of the engine"""
     config: Path | None = None
     """a TOML file with any of these settings"""
     json: bool = False
     """print one JSON document instead of streaming text"""
+
+
+ENGINE_OPTIONS = ("device", "dtype", "weights", "speculate", "draft_tokens")
 
 
 class Seconds(msgspec.Struct, frozen=True):
@@ -213,7 +220,7 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     from cairn.serve.serving import runs_on_gpu
 
     began = time.perf_counter()
-    engine = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    engine = {name: getattr(options, name) for name in ENGINE_OPTIONS}
     page = GPU_PAGE if runs_on_gpu(EngineConfig(model=options.model, **engine)) else CPU_PAGE
     tokens = len(show.prompt) + (sampling.max_tokens or 0)
     # A page holds one cache group's layers, and layers with a window are groups of their own.
@@ -274,6 +281,11 @@ def _check(options: Generate) -> None:
     for name, value in (("--system", options.system), ("--chat-template", options.chat_template)):
         if value is not None and not options.chat:
             raise UsageError(f"{name} is given without --chat", hint="add --chat")
+    if options.plain and options.speculate != "off":
+        raise UsageError(
+            f"--speculate {options.speculate} is given, and --plain computes token by token",
+            hint="leave out one of them",
+        )
     if options.plain and options.weights not in ("auto", "float"):
         raise UsageError(
             f"--weights {options.weights} is given, and --plain computes with the weights as they are",

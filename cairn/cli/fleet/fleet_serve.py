@@ -1,5 +1,6 @@
 """`cairn fleet serve FILE`: servers and a router, until they are stopped."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -41,5 +42,16 @@ def run(args: list[str]) -> int:
     config = read()
     from cairn.fleet.serve import run_fleet
 
-    run_fleet(config, read)
+    run_fleet(config, read, _gpus())
     return 0
+
+
+def _gpus() -> list[str]:
+    """Those that the servers may use, as CUDA_VISIBLE_DEVICES names them."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name for name in allowed.split(",") if name]
+    from cairn.hw.gpus import read_gpus
+
+    found, _ = read_gpus(Path("/"))
+    return [str(at) for at in range(len(found))]

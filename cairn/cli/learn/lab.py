@@ -2,6 +2,7 @@
 
     cairn lab list                      which there are, and which of them this machine can run
     cairn lab run roofline              one, with its plot, its checks, the code to read, its questions
+    cairn lab run roofline --predict 12 your own number first; the record keeps how far off you were
     cairn lab run --area serving        all of an area; --all runs every one
     cairn lab report --html labs.html   what the record has, the newest run of each
 
@@ -59,6 +60,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """every lab of this area"""
     all: bool = False
     """every lab"""
+    predict: float | None = None
+    """your own prediction of the lab's first check, before it is measured"""
+    set: list[str] = []
+    """knobs of the lab, such as n=512; `cairn lab list --json` names them"""
     quick: bool = False
     """smaller sizes and fewer repeats; wider spread"""
     answers: bool = False
@@ -132,7 +137,9 @@ def run_run(args: list[str]) -> int:
     alone = len(labs) == 1
     if not options.area and not options.all:
         _refuse_unmet(labs, machine, options.lang)
-    session = _session(machine, options.quick)
+    settings = _settings(labs, options)
+    guess = _guess(labs, options)
+    session = _session(machine, options.quick, settings)
     prepare(len(labs))
     entries: list[Entry] = []
     kept = True  # a record that cannot be written is said once, and costs no measurement
@@ -140,7 +147,7 @@ def run_run(args: list[str]) -> int:
     try:
         for lab in labs:
             with progress.of(lab) as step:
-                entry = run_lab(lab, session, step)
+                entry = run_lab(lab, session, step, guess)
             entries.append(entry)
             kept = kept and _keep(entry)
             if not options.json:
@@ -158,6 +165,7 @@ def run_report(args: list[str]) -> int:
     from cairn.labs import record
     from cairn.labs.catalogue import all_labs, labs_of
     from cairn.labs.figures import totals
+    from cairn.labs.foresight import foresight, said
     from cairn.labs.wording import WORDS
 
     if options.html is not None:
@@ -182,7 +190,47 @@ def run_report(args: list[str]) -> int:
         for entry in entries:
             print(f"{entry.at[:10]}  {lab_show.line(entry, options.lang)}")
         print(totals(entries).of(options.lang))
+        if (seen := foresight(kept.entries)) is not None:
+            print(said(seen).of(options.lang))
     return 0
+
+
+def _settings(labs: "list[Lab]", options: Run) -> dict[str, float]:
+    """NAME=NUMBER of each --set; a knob that the lab does not have is refused before anything is measured."""
+    found: dict[str, float] = {}
+    if options.set and len(labs) != 1:
+        raise UsageError("--set is for one lab", hint="name one lab")
+    for written in options.set:
+        name, _, value = written.partition("=")
+        knobs = {knob.name for knob in labs[0].knobs}
+        if name not in knobs:
+            has = f"its knobs are: {', '.join(sorted(knobs))}" if knobs else "it has no knobs"
+            raise UsageError(f"lab {labs[0].name} has no knob '{name}'", hint=has)
+        try:
+            found[name] = float(value)
+        except ValueError as error:
+            raise UsageError(f"--set {written}: '{value}' is no number") from error
+        if not 0 < found[name] < 1e9:
+            raise UsageError(f"--set {written}: a knob is above 0 and below 1e9")
+    return found
+
+
+def _guess(labs: "list[Lab]", options: Run) -> float | None:
+    """The learner's own number: from --predict, or asked for at a terminal where the lab has a question."""
+    from cairn.labs.wording import WORDS
+
+    if options.predict is not None:
+        if len(labs) != 1:
+            raise UsageError("--predict is for one lab", hint="name one lab")
+        return options.predict
+    question = labs[0].predict if len(labs) == 1 else None
+    if question is None or options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    print(f"{WORDS['predict first'].of(options.lang)}: {question.of(options.lang)}")
+    try:
+        return float(input(WORDS["skip"].of(options.lang)))
+    except (ValueError, EOFError):
+        return None
 
 
 def _chosen(options: Run) -> "list[Lab]":
@@ -219,16 +267,25 @@ class UnmetNeed(UsageError):
     exit_status = EXIT_UNMET
 
 
-def _session(machine: "Machine", quick: bool) -> "Session":
+def _session(machine: "Machine", quick: bool, settings: "Mapping[str, float]") -> "Session":
     from cairn import __version__
     from cairn.bench.record import current_commit
     from cairn.labs import calibration
+    from cairn.labs.busy import is_busy
     from cairn.labs.entry import where_of
     from cairn.labs.runner import Session
 
     ceilings = calibration.ready(machine, _quick_look, _log_line)
     where = where_of(ceilings, __version__, current_commit())
-    return Session(machine=machine, ceilings=ceilings, where=where, quick=quick, log_line=_log_line)
+    return Session(
+        machine=machine,
+        ceilings=ceilings,
+        where=where,
+        quick=quick,
+        log_line=_log_line,
+        settings=settings,
+        is_busy=is_busy,
+    )
 
 
 def _keep(entry: "Entry") -> bool:

@@ -13,6 +13,7 @@ from cairn.cli import columns
 from cairn.labs.code_place import find_place
 from cairn.labs.entry import CheckLine, Entry, PlotLines
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
+from cairn.labs.foresight import said_guess
 from cairn.labs.lab import AREAS, Lab, Language, Words
 from cairn.labs.wording import RUN_SIGNS, WORDS
 from cairn.report.terminal_plot import draw
@@ -43,6 +44,11 @@ def whole(lab: Lab, entry: Entry, language: Language, answers: bool) -> list[str
     sign = RUN_SIGNS[entry.status]
     verdict = _wrapped(f"{sign} {_of(entry.verdict, language)} ({entry.seconds:.1f} s)")
     text += _section("verdict", verdict, language)
+    if entry.guess is not None and entry.checks:
+        guess = said_guess(entry.guess, entry.checks[0].unit)
+        text += _section("your prediction", _wrapped(guess.of(language)), language)
+    if lab.why is not None and entry.checks:
+        text += _section("why", _wrapped(lab.why.of(language)), language)
     if entry.calibrated:
         text += [f"{WORDS['calibrated'].of(language)}: {', '.join(entry.calibrated)}", ""]
     return text + _around(lab, language, answers)
@@ -90,19 +96,29 @@ def markdown(labs: Sequence[Lab], language: Language) -> str:
 def _checks(checks: Sequence[CheckLine], language: Language) -> list[str]:
     heads = [
         "",
-        *(WORDS[name].of(language) for name in ("predicted", "measured", "gap", "allowed")),
+        *(WORDS[name].of(language) for name in ("predicted", "measured")),
+        *([WORDS["simulated"].of(language)] if any(check.simulated for check in checks) else []),
+        *(WORDS[name].of(language) for name in ("gap", "allowed")),
     ]
     rows = [
         [
             f"{RUN_SIGNS['held' if check.held else 'off']} {_of(check.what, language)}",
             with_unit(check.predicted, check.unit).of(language),
-            with_unit(check.measured, check.unit).of(language),
+            *_measured(check, any(one.simulated for one in checks), language),
             shown_gap(check.gap),
             kind_sign(check),
         ]
         for check in checks
     ]
     return columns.lines(heads, rows, left=[0])
+
+
+def _measured(check: CheckLine, two_columns: bool, language: Language) -> list[str]:
+    """A simulated value stands in a column of its own."""
+    shown = with_unit(check.measured, check.unit).of(language)
+    if not two_columns:
+        return [shown]
+    return ["", shown] if check.simulated else [shown, ""]
 
 
 def _plot(plot: PlotLines, language: Language) -> list[str]:
@@ -124,7 +140,11 @@ def _around(lab: Lab, language: Language, answers: bool) -> list[str]:
         asked += _wrapped(f"{number}. {question.ask.of(language)}")
         if answers:
             asked += [f"   {row}" for row in _wrapped(question.answer.of(language), WIDTH - 5)]
-    return text + _section("questions" if answers else "questions hidden", asked, language)
+    text += _section("questions" if answers else "questions hidden", asked, language)
+    if not lab.now_try:
+        return text
+    steps = [f"{one.command}  # {one.look.of(language)}" for one in lab.now_try]
+    return text + _section("now try", steps, language)
 
 
 def _section(name: str, rows: Sequence[str], language: Language) -> list[str]:

@@ -3,8 +3,11 @@
     cairn learn                 the map
     cairn learn next            a few topics that are ready now
     cairn learn kv-cache        one topic: what, why, how to debug it, code, labs, reading, a self-check
-    cairn learn quiz            the mock interview, with evidence from this machine
-    cairn learn week | year     the plans
+    cairn learn quiz            questions of the topics, with evidence from this machine
+    cairn learn interview       seven rounds; typed answers are graded by a rubric
+    cairn learn story           project stories (STAR) from your own record, as Markdown
+    cairn learn plan week       hours, commands, output and check for each day; also 12-weeks, year
+    cairn learn week | year     which sections of the map come when
 
 A topic is done when its labs have run (`cairn lab run`) and its question was answered (`cairn learn quiz`). Chooses and
 asks; `learn_show` draws, `cairn.labs` knows.
@@ -27,16 +30,20 @@ if TYPE_CHECKING:
     from cairn.labs.roadmap import Topic
 
 Language = Literal["en", "zh"]
-VIEWS = ("map", "next", "quiz", "week", "year")
+VIEWS = ("map", "next", "quiz", "interview", "story", "plan", "week", "year")
 
 
 class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The roadmap: the map, one topic, what is next, a quiz, plans for a week and a year."""
 
     what: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="TOPIC|next|quiz|week|year")
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="TOPIC|next|quiz|interview|story|plan|week|year"),
     ] = "map"
-    """a topic by its id, or one of: next, quiz, week, year; nothing shows the map"""
+    """a topic by its id, or one of: next, quiz, interview, story, plan, week, year; nothing shows the map"""
+    which: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")] = ""
+    """of plan: week, 12-weeks or year"""
     lang: Language = "en"
     """en or zh"""
     course: str | None = None
@@ -45,12 +52,16 @@ class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """quiz: questions of this topic only"""
     count: int = 5
     """quiz and next: how many"""
+    round: str | None = None
+    """interview: one round only: systems, kernels, training, networking, inference, cluster, project"""
     seed: int | None = None
-    """quiz: the same questions again"""
+    """quiz and interview: the same questions again"""
     answers: bool = False
     """a topic: show the model answer below the question"""
     html: Path | None = None
     """write the map, or the topic, as one page to this file"""
+    markdown: Path | None = None
+    """plan and story: write them as Markdown to this file"""
     json: bool = False
     """print one JSON document"""
 
@@ -58,6 +69,11 @@ class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def run(args: list[str]) -> int:
     options = load(Learn, args=args, env_prefix="CAIRN_LEARN_").value
     _check(options)
+    if options.what in ("plan", "story", "interview"):
+        from cairn.cli.learn import learn_interview, learn_plan
+
+        page = {"plan": learn_plan.run_plan, "story": learn_plan.run_story}.get(options.what)
+        return learn_interview.run_interview(options) if page is None else page(options)
     from cairn.labs.learner import look
 
     learner = look()
@@ -191,6 +207,13 @@ def _require_course(learner: "Learner", course: str) -> None:
 
 
 def _check(options: Learn) -> None:
+    if options.which and options.what != "plan":
+        raise UsageError(
+            f"'{options.which}' is one word too many behind '{options.what}'",
+            hint="only `cairn learn plan` takes a second word: week, 12-weeks or year",
+        )
+    if options.markdown is not None:
+        require_place(options.markdown)
     if options.count < 1:
         raise UsageError(f"--count is at least 1, not {options.count}")
     if options.html is not None:

@@ -86,7 +86,7 @@ def answer(asked: Asked, language: Language) -> list[str]:
 def _course_line(course: Heading, language: Language) -> str:
     months = ""
     if course.months:
-        months = f"  ({_word('months', language)} {course.months[0]}-{course.months[1]})"
+        months = f"  ({_word('months', language).format(*course.months)})"
     needs = f"  <- {', '.join(course.requires)}" if course.requires else ""
     return f"{course.id}  {course.title(language)}{months}{needs}"
 

@@ -4,9 +4,8 @@ A product of n x n matrices does 2n³ FLOP over 3n² numbers, so its intensity g
 large ones for the arithmetic. The roofline says at which intensity that turns.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cairn.hw.ceilings import rate as rate_of
 from cairn.hw.roofline import floor
 from cairn.labs.lab import Check, Outcome, Plot, Rows, Table, Words, described
 from cairn.labs.workbench import Workbench
@@ -14,62 +13,125 @@ from cairn.labs.workbench import Workbench
 if TYPE_CHECKING:
     import torch
 
-    from cairn.hw.ceilings import Measured
-
 SIZES = (64, 128, 256, 512, 1024)
 GPU_SIZES = (256, 512, 1024, 2048, 4096, 8192)
+
+
+class Point(NamedTuple):
+    """One operation: what it does and what it moves, and how long it took."""
+
+    label: str
+    flops: float
+    moved: float  # bytes
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.moved
+
+    @property
+    def rate(self) -> float:
+        return self.flops / self.seconds / 1e9
 
 
 def run(bench: Workbench) -> Outcome:
     import torch
 
     dtype, name = (torch.bfloat16, "bf16") if bench.on_gpu else (torch.float32, "fp32")
-    sizes = GPU_SIZES if bench.on_gpu else bench.pick(SIZES, SIZES[1:4])
-    rate = bench.ceilings.matmul[name].value
-    measured, limit, rows, found = [], [], [], []
-    for n in sizes:
-        bench.step(f"matrix product {n} x {n}")
-        pairs = [(torch.randn(n, n, dtype=dtype, device=bench.device),) * 2 for _ in range(4)]
-        timing = bench.time(torch.matmul, pairs)
-        seconds = timing.median_s
-        flops, moved = 2.0 * n**3, 3.0 * n * n * dtype.itemsize
-        found.append(rate_of(flops, "FLOP/s", timing, f"lab roofline, {n} x {n}"))
-        best = floor(flops, moved, name, bench.ceilings, in_graph=False)
-        measured.append((flops / moved, flops / seconds / 1e9))
-        limit.append((flops / moved, flops / best.seconds / 1e9))
-        rows.append([n, flops / moved, best.bound, flops / seconds / 1e9, best.share(seconds)])
-    adding, bandwidth = _addition(bench, dtype, name)
+    largest = bench.setting("n", 8192 if bench.on_gpu else 1024)
+    sizes = [
+        n for n in (GPU_SIZES if bench.on_gpu else bench.pick(SIZES, SIZES[2:])) if n < largest
+    ]
+    adding = _addition(bench, dtype)
+    left = [adding, _matrix_vector(bench, dtype)]
+    products = [_product(bench, n, dtype) for n in [*sizes, largest]]
+    rate, copy = bench.ceilings.matmul[name].value, bench.ceilings.copy
+    bandwidth = copy.value if copy else adding.moved / adding.seconds
+    points = [*left, *products]
+    best = [floor(one.flops, one.moved, name, bench.ceilings, in_graph=False) for one in points]
+    rows = [
+        [one.label, one.intensity, low.bound, one.rate, low.share(one.seconds)]
+        for one, low in zip(points, best, strict=True)
+    ]
+    roof = [(o.intensity, o.flops / low.seconds / 1e9) for o, low in zip(points, best, strict=True)]
     return Outcome(
-        checks=[
-            Check(
-                what=Words("rate of the largest product", "最大矩阵乘的速率"),
-                predicted=rate / 1e9,
-                measured=measured[-1][1],
-                unit="GFLOP/s",
-                within=0.35,
-            ),
-            adding,
-        ],
+        checks=_checks(rate, bandwidth, left, products),
         plots=[
             Plot(
                 title=Words("Roofline", "屋顶线"),
                 x=Words("FLOP per byte", "每字节浮点运算数"),
                 y=Words("GFLOP/s", "GFLOP/s"),
-                lines={"roofline": limit, "measured": measured},
+                lines={"roofline": roof, "measured": [(one.intensity, one.rate) for one in points]},
                 log_x=True,
                 log_y=True,
             )
         ],
         table=_table(rows),
-        # The best of them is a rate that this machine reaches: a better ceiling than a busy moment's.
-        calibrates={f"matmul.{name}": max(found, key=lambda one: one.value), "copy": bandwidth},
     )
+
+
+def _checks(rate: float, bandwidth: float, left: list[Point], products: list[Point]) -> list[Check]:
+    """The ridge, and both sides of it: a product beyond the roof is as wrong as one far below it."""
+    adding, vector = left
+    measured_ridge = products[-1].rate * 1e9 / (adding.moved / adding.seconds)
+    return [
+        Check(
+            what=Words("ridge point of this machine", "本机的拐点"),
+            predicted=rate / bandwidth,
+            measured=measured_ridge,
+            unit="FLOP/byte",
+            within=0.6,
+        ),
+        Check(
+            what=Words("rate of the largest product", "最大矩阵乘的速率"),
+            predicted=rate / 1e9,
+            measured=products[-1].rate,
+            unit="GFLOP/s",
+            within=0.35,
+        ),
+        Check(
+            what=Words("bandwidth of an addition", "加法的访存带宽"),
+            predicted=bandwidth / 1e9,
+            measured=adding.moved / adding.seconds / 1e9,
+            unit="GB/s",
+            within=0.5,
+        ),
+        Check(
+            what=Words("product over matrix-vector, FLOP/s", "矩阵乘与矩阵乘向量的 FLOP/s 之比"),
+            predicted=2.0,  # left of the ridge the arithmetic units wait
+            measured=products[-1].rate / vector.rate,
+            unit="x",
+            kind="at_least",
+        ),
+    ]
+
+
+def _product(bench: Workbench, n: int, dtype: "torch.dtype") -> Point:
+    import torch
+
+    bench.step(f"matrix product {n} x {n}")
+    pairs = [(torch.randn(n, n, dtype=dtype, device=bench.device),) * 2 for _ in range(4)]
+    seconds = bench.time(torch.matmul, pairs).median_s
+    return Point(f"{n} x {n}", 2.0 * n**3, 3.0 * n * n * dtype.itemsize, seconds)
+
+
+def _matrix_vector(bench: Workbench, dtype: "torch.dtype") -> Point:
+    """Each weight is read for one multiply-add, as in decoding one sequence."""
+    import torch
+
+    n = bench.pick(4096, 2048)
+    matrix, vector = (
+        torch.randn(*shape, dtype=dtype, device=bench.device) for shape in ((n, n), (n,))
+    )
+    bench.step("matrix times vector, left of the ridge")
+    seconds = bench.time(lambda: torch.mv(matrix, vector)).p10_s
+    return Point("matrix x vector", 2.0 * n * n, (n * n + 2 * n) * dtype.itemsize, seconds)
 
 
 def _table(rows: Rows) -> Table:
     return Table(
         columns=[
-            Words("n", "n"),
+            Words("operation", "运算"),
             Words("FLOP/byte", "FLOP/字节"),
             Words("bound by", "受限于"),
             Words("GFLOP/s", "GFLOP/s"),
@@ -79,24 +141,16 @@ def _table(rows: Rows) -> Table:
     )
 
 
-def _addition(bench: Workbench, dtype: "torch.dtype", name: str) -> "tuple[Check, Measured]":
-    """The other side of the ridge: an addition can only be as fast as memory."""
+def _addition(bench: Workbench, dtype: "torch.dtype") -> Point:
+    """Far left of the ridge: an addition can only be as fast as memory."""
     import torch
 
     count = bench.pick(1 << 25, 1 << 24)
     a, b, out = (torch.ones(count, dtype=dtype, device=bench.device) for _ in range(3))
     bench.step("addition, far left of the ridge")
     timing = bench.time(lambda: torch.add(a, b, out=out))
-    moved = 3.0 * count * a.element_size()
-    best = floor(count, moved, name, bench.ceilings, in_graph=False)
-    check = Check(
-        what=Words("bandwidth of an addition", "加法的访存带宽"),
-        predicted=moved / best.seconds / 1e9,
-        measured=moved / timing.p10_s / 1e9,  # what the memory can do, not its neighbours
-        unit="GB/s",
-        within=0.5,
-    )
-    return check, rate_of(moved, "B/s", timing, f"lab roofline, additions of {count:,} numbers")
+    # The fastest tenth: what the memory can do, not its neighbours.
+    return Point("addition", count, 3.0 * count * a.element_size(), timing.p10_s)
 
 
 LAB = described(__file__, run)

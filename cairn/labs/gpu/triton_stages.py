@@ -67,7 +67,7 @@ def run(bench: Workbench) -> Outcome:
         notes=[
             Words(
                 "`cairn kernels explain rmsnorm` shows all stages of a kernel side by side.",
-                "`cairn kernels explain rmsnorm` 可并排查看一个内核的所有阶段。",
+                "`cairn kernels explain rmsnorm` 可并排查看一个 kernel 的所有阶段。",
             )
         ],
     )

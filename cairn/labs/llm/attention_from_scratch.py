@@ -110,9 +110,9 @@ def _table() -> Table:
             Words("reusable KV cache", "可复用的 KV cache"),
         ],
         rows=[
-            ["decoder-only", "past / 过去", "yes / 是"],
-            ["encoder", "all / 全部", "no / 否"],
-            ["encoder-decoder", "past + source / 过去 + 源序列", "both / 两者"],
+            ["decoder-only", "past", "yes"],
+            ["encoder", "all", "no"],
+            ["encoder-decoder", "past and source", "both"],
         ],
     )
 

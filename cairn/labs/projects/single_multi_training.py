@@ -81,12 +81,11 @@ def _sooner(one: Step, two: Step, reduce_s: float) -> list[Check]:
             within=0.4,
         ),
         Check(
-            what=Words("speed-up, the model's as the limit", "加速比（以模型预测为上限）"),
+            what=Words("speed-up of two processes", "双进程加速比"),
             predicted=one.seconds / (one.seconds / 2 + reduce_s),
             measured=one.seconds / two.seconds,
             unit="x",
-            kind="at_most",
-            within=0.25,
+            within=0.4,  # slower than one process is as wrong as faster than the model
         ),
     ]
 

@@ -51,14 +51,14 @@ def _times(bench: Workbench, eager: float, replayed: float) -> list[Check]:
     launch, node = ceiling(bench.ceilings, "launch"), ceiling(bench.ceilings, "launch_in_graph")
     return [
         Check(
-            what=Words(f"{KERNELS} kernels from Python", f"从 Python 启动 {KERNELS} 个内核"),
+            what=Words(f"{KERNELS} kernels from Python", f"从 Python 启动 {KERNELS} 个 kernel"),
             predicted=KERNELS * launch * 1e6,
             measured=eager * 1e6,
             unit="us",
             within=0.4,
         ),
         Check(
-            what=Words(f"{KERNELS} kernels from a graph", f"从 graph 重放 {KERNELS} 个内核"),
+            what=Words(f"{KERNELS} kernels from a graph", f"从 graph 重放 {KERNELS} 个 kernel"),
             predicted=KERNELS * node * 1e6,
             measured=replayed * 1e6,
             unit="us",

@@ -142,6 +142,7 @@ def _paces(together: list[float], apart: list[float]) -> list[Check]:
             ),
             predicted=step * 1e3,
             measured=_middle(apart) * 1e3,
+            simulated=True,
             unit="ms",
             within=0.4,
         ),
@@ -149,6 +150,7 @@ def _paces(together: list[float], apart: list[float]) -> list[Check]:
             what=Words("p99 between tokens, together over apart", "TPOT p99：合并 / 分离"),
             predicted=2.0,
             measured=_p99(together) / _p99(apart),
+            simulated=True,
             unit="x",
             kind="at_least",
         ),
@@ -168,6 +170,7 @@ def _price() -> Check:
         ),
         predicted=0.2,
         measured=cache_bytes(spec, PROMPT, 2) / LINK / prefill,
+        simulated=True,
         unit="x",
         kind="at_most",
     )

@@ -4,7 +4,7 @@ The shipped model continues a text with repetitions; guesses come from the text 
 over them costs little more than one token, because decode reads the same weights either way.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.labs.lab import Check, Outcome, Plot, Table, Words, described
 from cairn.labs.one_thread import one_thread
@@ -13,6 +13,8 @@ from cairn.labs.workbench import Workbench
 
 if TYPE_CHECKING:
     from torch import Generator
+
+    from cairn.models.runnable import OpenModel
 
 TEXT = (
     "Tom has a red ball. Ann has a red ball. Tom has a blue ball. Ann has a blue ball. Tom has a green ball. Ann "
@@ -38,9 +40,12 @@ def run(bench: Workbench) -> Outcome:
         told[most] = speculate(model, prompt, count, most)
     measured = [(float(most), per_pass(one)) for most, one in told.items()]
     foreseen = [(float(most), foreseen_per_pass(told[1], most)) for most in told]
+    bench.step("the same through the engine")
+    served = {most: serve(opened, prompt, count, most) for most in (1, 4)}
     return Outcome(
         checks=[
             *_checks(plain, told[4], dict(foreseen)[4.0]),
+            *_served_checks(plain, served),
             _sampled(bench.pick(20_000, 5_000)),
         ],
         plots=[
@@ -53,6 +58,57 @@ def run(bench: Workbench) -> Outcome:
         ],
         table=_table(plain, told),
     )
+
+
+class Served(NamedTuple):
+    """What the engine made of the prompt with its own n-gram drafter."""
+
+    tokens: list[int]
+    length: float  # tokens of a step that verified drafts
+    rate: float  # of drafts that were tried, those that held
+
+
+def serve(opened: "OpenModel", prompt: list[int], count: int, most: int) -> Served:
+    from cairn.labs.serving._engine import ask
+    from cairn.serve.config import EngineConfig
+    from cairn.serve.engine.start import start_with
+
+    config = EngineConfig(
+        model="cairn-tiny", device="cpu", weights="float", num_gpu_blocks_override=64,
+        speculate="ngram", draft_tokens=most,
+    )  # fmt: skip
+    engine = start_with(opened, opened.load("cpu", "float32"), config, sole=True).engine
+    request = ask(0, prompt, count)
+    engine.add(request)
+    engine.run()
+    assert engine.scheduler.speculation is not None
+    counts = engine.scheduler.speculation.counts
+    return Served(request.outputs, counts.length, counts.accepted / max(counts.drafted, 1))
+
+
+def _served_checks(plain: Told, served: dict[int, Served]) -> list[Check]:
+    """From the acceptance of single drafts, the length of a run of four."""
+    return [
+        Check(
+            what=Words(
+                "tokens of the engine with drafts that differ from plain decoding",
+                "引擎使用草稿时与普通解码不同的 token 数",
+            ),
+            predicted=0,
+            measured=sum(a != b for a, b in zip(served[4].tokens, plain.tokens, strict=True)),
+            unit="tokens",
+        ),
+        Check(
+            what=Words(
+                "tokens of an engine step that verifies four drafts, from single ones",
+                "引擎一步验证 4 个草稿得到的 token 数，由单个草稿的接受率预测",
+            ),
+            predicted=expected_tokens(served[1].rate, 4),
+            measured=served[4].length,
+            unit="tokens",
+            within=0.3,
+        ),
+    ]
 
 
 def per_pass(told: Told) -> float:

@@ -55,9 +55,10 @@ def _watch_gradients(parallel: Any) -> list[int]:
     def spy() -> None:
         if isinstance(sync, Zero):  # on their way whole (stage 1), or this rank's rows (stage 2)
             kept = [flat for _, flat, _, _ in sync._flying] + list(sync.shards.values())
+        elif isinstance(sync, Replicas):  # a bucket that has left is one flat tensor
+            kept = [flat for _, flat, _ in sync._flying] + list(sync.held.found().values())
         else:
-            held = sync.held.found() if isinstance(sync, Replicas) else sync.gradients()
-            kept = list(held.values())
+            kept = list(sync.gradients().values())
         seen.append(sum(map(_bytes, kept)))
         finish()
 

@@ -8,7 +8,7 @@ model's work for the step has been launched, while the device is busy with it. W
 unknown here; the engine only asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from cairn.core.errors import RequestError
@@ -31,6 +31,14 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> str | None:
         """Go on by a token. None: it did; else why it cannot, which ends the request."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """The next tokens about which the grammar leaves no choice of text, as it would spell them; often none."""
+        ...
+
+    def followed(self, tokens: Sequence[int]) -> int:
+        """How many of these could come next, one behind the other."""
         ...
 
     def copy(self) -> "Constraint":

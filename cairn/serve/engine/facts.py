@@ -12,11 +12,12 @@ from cairn.models.linear.maps import held_bytes, linears
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.messages import Facts, Stats
+from cairn.serve.engine.speculate.acceptance import Counts
 
 
 def stats_of(engine: Engine) -> Stats:
     scheduler, spent = engine.scheduler, engine.spent
-    speculation = scheduler.speculation
+    counts = scheduler.speculation.counts if scheduler.speculation is not None else Counts()
     usage, found = scheduler.blocks.usage(), scheduler.blocks.prefix.statistics
     return Stats(
         engine.steps,
@@ -35,9 +36,11 @@ def stats_of(engine: Engine) -> Stats:
         time.monotonic(),
         getattr(engine, "remote_prefills", 0),
         getattr(engine, "prefill_fallbacks", 0),
-        speculation.drafted if speculation is not None else 0,
-        speculation.accepted if speculation is not None else 0,
+        counts.drafted,
+        counts.accepted,
         usage.groups,
+        counts.runs,
+        tuple(counts.by_position),
     )
 
 

@@ -95,7 +95,8 @@ class GPURunner(Runner):
         return staged, done
 
     def _shared_tokens(self, step: Step) -> int:
-        if step.prefill or step.admitted or self.limits.drafts:
+        verifies = self.limits.drafts and (step.drafts or any(c.ahead for c in step.chunks))
+        if step.prefill or step.admitted or verifies:
             self.shared.forget()
             return 0
         return self.shared.tokens(step.sampling) if self.can_share else 0

@@ -20,12 +20,14 @@ from cairn.serve.engine.pooling import Pools
 from cairn.serve.engine.request import Finish, Request, RequestId
 from cairn.serve.engine.runner import Flight, Landed, Runner, TokenLogprobs
 from cairn.serve.engine.scheduler import Scheduler
+from cairn.serve.engine.speculate.step_seconds import MeasuredSeconds
 from cairn.serve.engine.step import Advance, Step
 from cairn.serve.engine.step_budget import Pace
 from cairn.serve.engine.step_times import NOTHING, Spent, StepTimes
 from cairn.serve.engine.weight_sources import WeightsFrom, identity_of
 
 REMEMBERED = 4096  # steps in the ledger
+DRAFTING_NEW = 0.1  # what the newest step counts for in the mean time of drafting
 ROOM = "lower gpu_memory_utilization or max_num_batched_tokens: a step found no room"
 
 
@@ -104,6 +106,7 @@ class Engine:
         launched = self.clock()
         if self.pace is not None:  # a CPU computes in `launch`
             self.pace.note(step.tokens, launched - scheduled)
+        self._note_seconds(step, scheduled - began, launched - scheduled)
         due = flight
         if self.overlap:
             due, self._flying = self._flying, flight
@@ -224,6 +227,16 @@ class Engine:
             host,
             device,
         )
+
+    def _note_seconds(self, step: Step, scheduling: float, computing: float) -> None:
+        """By these the number of drafts is chosen. Only a CPU has computed when a step is launched."""
+        speculation = self.scheduler.speculation
+        if speculation is None or step.prefill or not step.chunks:
+            return
+        if isinstance(speculation.seconds, MeasuredSeconds):
+            speculation.seconds.note(step.tokens, computing)
+            if step.drafts:  # drafting is a part of it
+                speculation.wait_s += DRAFTING_NEW * (scheduling - speculation.wait_s)
 
     def _launch(self, step: Step) -> tuple[list[Output], Flight | None]:
         if not step.chunks:

@@ -158,6 +158,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     drafted: int = 0  # drafts that were verified, since the start
     accepted: int = 0  # of those, that held
     groups_used: tuple[int, ...] = ()  # of `pages_used`, those of each cache group
+    draft_runs: int = 0  # times that drafts of a request were verified, since the start
+    accepted_at: tuple[int, ...] = ()  # how often the first, second, .. draft held
 
 
 class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,6 +8,7 @@ runs, rows of the arena until it ends: a preempted request is computed again fro
 """
 
 from bisect import insort
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from cairn.core.errors import RequestError
@@ -18,8 +19,14 @@ from cairn.serve.engine.waiting_queue import WaitingQueue
 
 
 class Queues:
-    def __init__(self, limits: Limits, blocks: BlockManager) -> None:
-        self.limits = limits
+    def __init__(
+        self,
+        limits: Limits,
+        blocks: BlockManager,
+        on_finish: Callable[[Request], None] | None = None,
+    ) -> None:
+        """`on_finish`: is called for each request that ends."""
+        self.limits, self.on_finish = limits, on_finish
         self.blocks = blocks
         self.arena = ArenaRows(limits.arena_rows)
         self.requests: dict[RequestId, Request] = {}  # waiting and running
@@ -78,6 +85,8 @@ class Queues:
         request.finish = reason
         request.stop_reason = stop_reason
         del self.requests[request.id]
+        if self.on_finish is not None:
+            self.on_finish(request)
 
     def sweep(self) -> None:
         """Take the finished out of the running, all of them in one pass."""

@@ -107,6 +107,8 @@ class Ledger(msgspec.Struct):
     requeued: float = 0.0  # seconds without a row after preemptions
     prefill: Spent = NOTHING  # what the engine did from its admission to its first token
     decode: Spent = NOTHING  # and from there to its end
+    drafted: int = 0  # drafts of it that were verified
+    accepted: int = 0  # of those, that held
 
 
 class Request:

@@ -27,8 +27,7 @@ from collections.abc import Sequence
 from cairn.serve.engine.block_manager import BlockManager
 from cairn.serve.engine.queues import Queues
 from cairn.serve.engine.request import Finish, Limits, Request, RequestId
-from cairn.serve.engine.speculate.drafter import Drafter
-from cairn.serve.engine.speculate.speculation import Speculation, speculation_of
+from cairn.serve.engine.speculate.speculation import Speculation, check_drafts
 from cairn.serve.engine.step import NO_TOKENS, Advance, Chunk, Step, joined
 
 NO_PAGES: tuple[int, ...] = ()
@@ -41,15 +40,19 @@ class Scheduler:
         *,
         prefix_caching: bool = True,
         blocks: BlockManager | None = None,
-        drafter: Drafter | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        """`blocks`: a block manager that does more than manage, such as one that measures."""
+        """`blocks`: a block manager that does more than manage, such as one that measures.
+
+        `speculation`: counts where `limits` have room for drafts.
+        """
         self.limits = limits
-        self.speculation = speculation_of(drafter, limits)
+        check_drafts(limits)
+        self.speculation = speculation if limits.drafts else None
         self.blocks = blocks or BlockManager(
             limits.pages, limits.page_size, prefix_caching=prefix_caching, groups=limits.groups
         )
-        self.queues = Queues(limits, self.blocks)
+        self.queues = self._make_queues()
         self.step_limit = (
             0  # tokens of the next step besides one for each request; 0: `limits` rule
         )
@@ -59,7 +62,11 @@ class Scheduler:
     def manage(self, blocks: BlockManager) -> None:
         """Use another block manager; there are no requests yet."""
         self.blocks = blocks
-        self.queues = Queues(self.limits, blocks)
+        self.queues = self._make_queues()
+
+    def _make_queues(self) -> Queues:
+        on_finish = self.speculation.finish if self.speculation is not None else None
+        return Queues(self.limits, self.blocks, on_finish)
 
     @property
     def requests(self) -> dict[RequestId, Request]:
@@ -107,6 +114,8 @@ class Scheduler:
         """Decide the next step. One without chunks: nothing can run before a step in flight is updated."""
         step = Step(self._steps)
         self._steps += 1
+        if self._waits_for_drafts():
+            return step
         decoding = any(r.computed >= r.prefill_until for r in self.queues.running)
         most = self.limits.budget(decoding)
         if self.step_limit:
@@ -123,9 +132,24 @@ class Scheduler:
             self._in_flight.append(step)
         return step
 
+    def _waits_for_drafts(self) -> bool:
+        speculation = self.speculation
+        if speculation is None or not speculation.waits:
+            return False
+        return any(step.drafts for step in self._in_flight)
+
+    def _may_decode(self, request: Request) -> bool:
+        """Its last token is known or on the device, it is not the last of its answer, and nothing depends on it."""
+        if request.computed < request.prefill_until or request.total >= request.end:
+            return False
+        return request.constraint is None or not request.pending
+
     def _continue_running(self, step: Step, budget: int) -> int:
         """One chunk for each running request; returns what is left of the budget."""
         page_size, speculation = self.limits.page_size, self.speculation
+        if speculation is not None:
+            decoding = [request for request in self.queues.running if self._may_decode(request)]
+            speculation.plan(decoding, self.limits.drafts)
         chunks, sampling = step.chunks, step.sampling
         seen = 0  # by the tokens that are decoded
         for request in self.queues.running:  # may lose its last ones while the loop runs
@@ -212,8 +236,8 @@ class Scheduler:
             len(self.queues.running) - len(step.chunks) - 1, 0
         )  # each of them needs a token
         most = min(self.limits.drafts, budget - 1 - later, request.end - total - 1)
-        guesses = speculation.guess(request, most)
-        drafts = guesses[:most] if most > 0 else []
+        guesses, wanted = speculation.planned(request)
+        drafts = guesses[: max(min(most, wanted), 0)]
         first_page, pages = len(request.blocks), NO_PAGES
         if drafts and total + len(drafts) > first_page * size:
             pages = self.blocks.allocate(request, total + len(drafts))

@@ -43,7 +43,9 @@ from cairn.serve.engine.sizing import (
     size_pages,
     step_bytes,
 )
+from cairn.serve.engine.speculate.choice import choose_drafter, make_speculation
 from cairn.serve.engine.speculate.drafter import Drafter
+from cairn.serve.engine.speculate.speculation import Speculation
 from cairn.serve.engine.step_budget import CPU_STEP_S, Pace, mixed_step_tokens
 from cairn.serve.engine.timed_blocks import TimedBlocks
 
@@ -135,10 +137,11 @@ def start_with(
 ) -> Started:
     """With a model that is loaded; `sole`: nobody else uses it, so it may lose what this engine does not read.
 
-    `drafter` proposes up to `drafts` tokens of each request for a step to verify. `arena_rows`: of embeddings, for
-    prompts with pieces.
+    `drafter`, in place of what `config.speculate` says, proposes up to `drafts` tokens of each request for a step to
+    verify. `arena_rows`: of embeddings, for prompts with pieces.
     """
     model = runnable.model
+    chosen = choose_drafter(config, opened) if drafter is None else None
     _check_form(config, model.embedding.weight.is_cuda)
     converted = []
     if config.weights in FORMS:  # before the memory that is left is counted
@@ -146,6 +149,7 @@ def start_with(
     if config.head == "8bit":
         converted.append(convert_head(model, release=sole))
     limits, sizes = choose_limits(runnable, config)
+    drafts = chosen.drafts if chosen is not None else drafts
     limits = msgspec.structs.replace(limits, drafts=drafts, arena_rows=arena_rows)
     shards = model.build.shards
     if isinstance(shards, Ranks):  # memory that is free differs, pages must not
@@ -161,7 +165,12 @@ def start_with(
         prefix_caching=config.enable_prefix_caching,
         groups=limits.groups,
     )
-    scheduler = Scheduler(limits, blocks=blocks, drafter=drafter)
+    speculation = Speculation(drafter) if drafter is not None else None
+    if chosen is not None:
+        speculation = make_speculation(
+            chosen, config, runnable, _row_widths(config, limits, on_gpu)
+        )
+    scheduler = Scheduler(limits, blocks=blocks, speculation=speculation)
     notes = [
         runnable.summary(),
         f"{limits.pages - 1} pages of {limits.page_size} tokens ({format_count(limits.capacity)} tokens): "
@@ -183,6 +192,7 @@ def start_with(
     if runner.pool.scales is not None:
         notes.append(runner.pool.scales.note())
     notes += arranged
+    notes += [chosen.note] if chosen is not None else []
     overlap, together = on_gpu and not config.plain, shards.size > 1
     pace = None
     if config.step_ms and not on_gpu and not together:  # ranks would not decide the same
@@ -190,6 +200,15 @@ def start_with(
         notes.append(f"a step takes about {pace.seconds:g} s at most, as measured while it runs")
     engine = Engine(scheduler, runner, overlap=overlap, together=together, pace=pace)
     return Started(engine, opened, notes)
+
+
+def _row_widths(config: EngineConfig, limits: Limits, on_gpu: bool) -> tuple[int, ...]:
+    """Tokens that rows of a verifying step are padded to; none: they are not."""
+    if not on_gpu or config.enforce_eager or config.plain:
+        return ()
+    from cairn.serve.engine.cuda_graph import verify_widths
+
+    return verify_widths(limits.drafts)
 
 
 def groups_note(limits: Limits) -> str:

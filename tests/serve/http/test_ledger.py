@@ -406,6 +406,7 @@ def test_the_engine_as_it_is(server):
     assert len(pages["map"]) == 256
     assert pages["map"].count("c") == pages["cached"]
     assert set(pages["map"]) <= set("c.")
+    assert seen["drafts"] == {"runs": 0, "tokens": 0, "accepted": 0, "accepted_at": []}
     assert seen["prefix"] == {
         "looked_up_tokens": stats.prefix_tokens,
         "hit_tokens": stats.prefix_hits,

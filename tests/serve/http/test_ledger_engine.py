@@ -56,12 +56,17 @@ def test_counters_go_on_when_an_engine_begins_again():
                 device_s=steps / 2,
                 drafted=2 * found,
                 accepted=found,
+                draft_runs=found // 2,
+                accepted_at=(found // 2, found - found // 2),
             ),
         )
     assert metrics.value("cairn_preempted_requests_total", model="m") == 3 + 1
     assert metrics.value("cairn_prefix_found_tokens_total", model="m") == 10 + 8
     assert metrics.value("cairn_spec_decode_num_draft_tokens_total", model="m") == 20 + 16
     assert metrics.value("cairn_spec_decode_num_accepted_tokens_total", model="m") == 10 + 8
+    assert metrics.value("cairn_spec_decode_num_drafts_total", model="m") == 5 + 4
+    second = "cairn_spec_decode_num_accepted_tokens_per_pos_total"
+    assert metrics.value(second, model="m", position="1") == 5 + 4
     assert metrics.value("cairn_engine_seconds_total", model="m", part="device") == 4.5 + 3
 
 

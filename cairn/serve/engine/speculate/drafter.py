@@ -9,21 +9,33 @@ holds for every kind of sampling, penalties and grammars included, and for tempe
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Request
 
 
+class Ask(NamedTuple):
+    """A request whose next tokens are wanted."""
+
+    request: "Request"
+    hoped: Sequence[int]  # what is guessed of the tokens in flight; the drafts follow them
+    most: int  # drafts
+
+
 class Drafter(Protocol):
     """Guesses on the host. Deterministic: the ranks of a tensor-parallel group ask their own, and have to agree."""
 
-    def propose(self, request: "Request", hoped: Sequence[int], most: int) -> Sequence[int]:
-        """Up to `most` tokens that may follow the prompt, the outputs and `hoped`, which is still in flight.
+    def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
+        """For each, up to `most` tokens that may follow its prompt, its outputs and `hoped`.
 
         It is asked for one more than a step verifies: for the token that is drawn behind the last draft. Fewer, or
         none, is an answer, too.
         """
+        ...
+
+    def finish(self, request: "Request") -> None:
+        """The request has ended: nothing more is asked about it."""
         ...
 
 

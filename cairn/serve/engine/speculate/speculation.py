@@ -1,41 +1,107 @@
 """What a scheduler asks a drafter, and what becomes of the drafts. Pure Python; knows no pages and no budget.
 
-    guess --> drafts for the next step, and a guess of what is drawn behind them --land--> which tokens hold
+    plan --> drafts for the next step, and a guess of what is drawn behind them --land--> which tokens hold
 
 `schedule` may run ahead of `update`, so a drafter is often asked while tokens are in flight. It is asked with what is
 hoped for instead: `Request.hoped` is its guess of the first of `Request.expected` tokens. When a step lands otherwise
-than hoped, drafts that follow it are most likely rejected, and the drafter starts again from what is known.
+than hoped, drafts that follow it are most likely rejected, and the drafter starts again from what is known. Where it
+`waits`, no step follows one with drafts before that has landed: few tokens in flight are known well enough to draft
+behind them, and those of a step without drafts still overlap.
+
+A drafter that raises is asked no more: requests go on without drafts, and their answers are the same.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from cairn.core.errors import ConfigError
-from cairn.serve.engine.speculate.drafter import Drafter, accepted
+from cairn.serve.engine.speculate.acceptance import Acceptance, Counts
+from cairn.serve.engine.speculate.controller import Prospect, Seconds, choose_drafts
+from cairn.serve.engine.speculate.drafter import Ask, Drafter, accepted
 
 if TYPE_CHECKING:
     from cairn.serve.engine.request import Limits, Request
     from cairn.serve.engine.step import Step
 
 NO_DRAFTS: tuple[int, ...] = ()
+# Which tokens a request gets, of those that were drawn behind its last token and behind each of its drafts.
+Accept = Callable[["Request", Sequence[int], Sequence[int]], list[int]]
+
+
+class Planned(NamedTuple):
+    """For one request in the next step."""
+
+    guesses: Sequence[int]  # of the tokens that it draws
+    drafts: int  # so many of them are verified
+
+
+NOTHING = Planned(NO_DRAFTS, 0)
 
 
 class Speculation:
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.drafted = self.accepted = 0  # drafts that were verified since the start, and that held
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        seconds: Seconds | None = None,
+        widths: Sequence[int] = (),
+        wait_s: float = 0.0,
+        waits: bool = False,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """`seconds`: of a step, by which the number of drafts is chosen; None: as many as are proposed.
 
-    def guess(self, request: "Request", most: int) -> list[int]:
-        """What may follow the token that is computed next: up to `most` drafts, and one token more."""
-        if request.params.pooling is not None:
-            return []
-        unguessed = request.expected - len(request.hoped)
-        asked = unguessed + max(most, 0) + 1
-        proposed = list(self.drafter.propose(request, request.hoped, asked))[:asked]
-        if len(proposed) < unguessed:
-            return []
-        request.hoped += proposed[:unguessed]
-        return proposed[unguessed:]
+        `widths` and `wait_s`: as `choose_drafts` takes them. `on_failure`: is called with what the drafter raised;
+        None: it is raised.
+        """
+        self.drafter, self.waits = drafter, waits
+        self.seconds, self.widths, self.wait_s = seconds, widths, wait_s
+        self.counts = Counts()
+        self.accept: Accept = _drawn_as_drafted
+        self.failed = False  # the drafter has raised, and is asked no more
+        self._on_failure = on_failure
+        self._acceptance: dict[Request, Acceptance] = {}
+        self._planned: dict[Request, Planned] = {}
+
+    @property
+    def drafted(self) -> int:
+        return self.counts.drafted
+
+    @property
+    def accepted(self) -> int:
+        return self.counts.accepted
+
+    def plan(self, decoding: Sequence["Request"], most: int) -> None:
+        """Ask for drafts of all requests that the next step may decode, and choose how many of them it verifies."""
+        self._planned.clear()
+        decoding = [request for request in decoding if request.params.pooling is None]
+        if not decoding or self.failed:
+            return
+        if not any(self._choose(decoding, [most] * len(decoding))):
+            return  # whatever is proposed
+        asks = [_ask(request, most) for request in decoding]
+        proposed = self._propose(asks)
+        guesses = [_behind(ask.request, tokens) for ask, tokens in zip(asks, proposed, strict=True)]
+        rooms = [min(most, request.end - request.total - 1) for request in decoding]
+        counts = [max(min(len(g), room), 0) for g, room in zip(guesses, rooms, strict=True)]
+        counts = self._choose(decoding, counts)
+        for request, own, count in zip(decoding, guesses, counts, strict=True):
+            if own:
+                self._planned[request] = Planned(own, count)
+
+    def _choose(self, decoding: Sequence["Request"], proposed: Sequence[int]) -> Sequence[int]:
+        """How many drafts of each are worth their time; where nothing says how long a step takes, all."""
+        if self.seconds is None or not any(proposed):
+            return proposed
+        prospects = [Prospect(self.rate(r), n) for r, n in zip(decoding, proposed, strict=True)]
+        return choose_drafts(prospects, self.seconds, self.widths, self.wait_s)
+
+    def planned(self, request: "Request") -> Planned:
+        return self._planned.pop(request, NOTHING)
+
+    def rate(self, request: "Request") -> float:
+        """The chance that its next draft holds."""
+        return self._acceptance.setdefault(request, Acceptance()).rate
 
     def launch(self, request: "Request", drafts: int, guesses: Sequence[int] = ()) -> None:
         """A step draws a token for the request, and one behind each draft; `guesses` of all of them."""
@@ -49,16 +115,44 @@ class Speculation:
         drafts = step.drafts or [NO_DRAFTS] * len(step.sampling)
         pairs, at = [], 0
         for request, guessed in zip(step.sampling, drafts, strict=True):
-            run = accepted(drawn[at : at + len(guessed) + 1], guessed)
+            run = self.accept(request, drawn[at : at + len(guessed) + 1], guessed)
             at += len(guessed) + 1
             pairs += [(request, token) for token in run]
             self._settle(request, run, len(guessed))
         return pairs
 
+    def finish(self, request: "Request") -> None:
+        """The request has ended."""
+        self._acceptance.pop(request, None)
+        if not self.failed:
+            try:
+                self.drafter.finish(request)
+            except Exception as problem:  # noqa: BLE001  as in `_propose`
+                self._fail(problem)
+
+    def _propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
+        try:
+            proposed = self.drafter.propose(asks)
+            return [list(own)[: ask.most] for own, ask in zip(proposed, asks, strict=True)]
+        except Exception as problem:  # noqa: BLE001  whatever it was, answers do not depend on drafts
+            self._fail(problem)
+            return [NO_DRAFTS] * len(asks)
+
+    def _fail(self, problem: Exception) -> None:
+        if self._on_failure is None:
+            raise problem
+        self.failed = True
+        self._on_failure(problem)
+
     def _settle(self, request: "Request", run: list[int], drafts: int) -> None:
         rejected = 1 + drafts - len(run)
-        self.drafted += drafts
-        self.accepted += drafts - rejected
+        held = drafts - rejected
+        self.counts.note(drafts, held)
+        if request.state != "finished":
+            request.ledger.drafted += drafts
+            request.ledger.accepted += held
+            if (acceptance := self._acceptance.get(request)) is not None:
+                acceptance.note(drafts, held)
         request.total -= rejected
         if request.state == "running":
             request.computed -= rejected
@@ -72,13 +166,30 @@ class Speculation:
             request.expected = request.steps_in_flight
 
 
-def speculation_of(drafter: Drafter | None, limits: "Limits") -> Speculation | None:
-    """None: there is no drafter, or no room for drafts in a step."""
-    if drafter is None or not limits.drafts:
-        return None
-    if any(group.kind == "state" for group in limits.groups):
+def _drawn_as_drafted(request: "Request", drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    return accepted(drawn, drafts)
+
+
+def _ask(request: "Request", most: int) -> Ask:
+    """Also for what is in flight and was not guessed yet, and for the token behind the last draft."""
+    unguessed = request.expected - len(request.hoped)
+    room = min(most, request.end - request.total - 1)
+    return Ask(request, request.hoped, unguessed + max(room, 0) + 1)
+
+
+def _behind(request: "Request", proposed: Sequence[int]) -> Sequence[int]:
+    """What is proposed behind the tokens in flight; those that had no guess get theirs."""
+    unguessed = request.expected - len(request.hoped)
+    if len(proposed) < unguessed:
+        return NO_DRAFTS
+    request.hoped += proposed[:unguessed]
+    return proposed[unguessed:]
+
+
+def check_drafts(limits: "Limits") -> None:
+    """Refuse drafts for layers that cannot go back behind those that do not hold."""
+    if limits.drafts and any(group.kind == "state" for group in limits.groups):
         raise ConfigError(
             f"a step verifies {limits.drafts} drafts, and layers of this model keep a state",
             hint="a state cannot go back behind drafts that do not hold; serve it without a drafter",
         )
-    return Speculation(drafter)

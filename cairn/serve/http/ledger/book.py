@@ -109,6 +109,7 @@ class Book:
             e2e_s=_round(now - entry.arrived) if known else None, preemptions=ledger.preemptions, spans=spans,
             floor=FloorView(prefill_s=_seconds(prefill), decode_s=_seconds(decode)), reason=reason,
             text_of_reason=text, answers=entry.answers, streamed=entry.streamed, steps=entry.steps,
+            drafted_tokens=ledger.drafted, accepted_tokens=ledger.accepted,
             prefill_chunks=ledger.prefill_chunks, digest=entry.digest, key=entry.key or None,
             device_s=_round(entry.device_s) if entry.device_s else None,
             joules=_round(entry.joules) if entry.joules else None, cache_miss=entry.miss,

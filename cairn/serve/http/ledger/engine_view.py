@@ -19,6 +19,7 @@ from cairn.serve.http.ledger.book import Book, percentiles
 from cairn.serve.http.ledger.floor import Floors
 from cairn.serve.http.ledger.views import (
     BatchView,
+    DraftsView,
     EngineView,
     GroupView,
     LatencyView,
@@ -114,6 +115,8 @@ class EngineLook:
             rate=self._rates.view(), batch=self._batch(steps, stats),
             latency=LatencyView(ttft_s=latency.ttft_s, itl_s=percentiles(self._gaps.recent), e2e_s=latency.e2e_s),
             recent=[step_view(step, now, book.floors) for step in steps],
+            drafts=DraftsView(runs=stats.draft_runs, tokens=stats.drafted, accepted=stats.accepted,
+                              accepted_at=stats.accepted_at),
         )  # fmt: skip
 
     def _pages(self, stats: Stats) -> PagesView:

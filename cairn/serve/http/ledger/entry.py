@@ -153,11 +153,12 @@ class Entry:
 
     @property
     def steps(self) -> int:
-        """Of the engine, that computed something of it: every output, and the chunks before the last of a prompt."""
+        """Of the engine, that computed something of it: every output but accepted drafts, and the earlier chunks."""
         ledger = self.ledger
         if not ledger.prefill_chunks:
             return 0
-        return max(self.outputs + ledger.prefill_chunks - self.answers - ledger.preemptions, 1)
+        drawn = self.outputs - ledger.accepted
+        return max(drawn + ledger.prefill_chunks - self.answers - ledger.preemptions, 1)
 
     def parts(self, now: float | None = None) -> list[Part]:
         """In their order, without a gap, until it ended or until `now`; then those that are sums."""
@@ -206,6 +207,8 @@ def together(ledgers: Sequence[Ledger]) -> Ledger:
         allocation=sum(ledger.allocation for ledger in ledgers),
         pages=sum(ledger.pages for ledger in ledgers),
         requeued=max(ledger.requeued for ledger in ledgers),
+        drafted=sum(ledger.drafted for ledger in ledgers),
+        accepted=sum(ledger.accepted for ledger in ledgers),
         # Steps are shared, so the longest stands for all.
         prefill=max((ledger.prefill for ledger in ledgers), key=_steps),
         decode=max((ledger.decode for ledger in ledgers), key=_steps),

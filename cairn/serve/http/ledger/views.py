@@ -41,6 +41,15 @@ class PagesView(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupView] = []  # where there are several
 
 
+class DraftsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding since the start; a run is a request's drafts in one step."""
+
+    runs: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_at: tuple[int, ...] = ()  # how often the first, second, .. draft of a run held
+
+
 class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens since the start: looked for in the prefix cache, and found there."""
 
@@ -110,6 +119,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchView
     latency: LatencyView
     recent: list[StepView]  # oldest first
+    drafts: DraftsView = DraftsView()
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +197,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     text_of_miss: str = ""
     digest: str | None = None  # of the answers' tokens: the same tokens have the same one
     prefill_chunks: int = 0
+    drafted_tokens: int = 0  # that a drafter guessed and a step verified
+    accepted_tokens: int = 0  # of those, that were right
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):

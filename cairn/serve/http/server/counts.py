@@ -37,6 +37,7 @@ GROWING = (
     "prefill_fallbacks",
     "drafted",
     "accepted",
+    "draft_runs",
 )  # of `Stats`
 RECENT = 4096  # times between tokens, for percentiles
 CATALOGUE_HTTP: tuple[Metric, ...] = (
@@ -140,6 +141,18 @@ CATALOGUE_HTTP: tuple[Metric, ...] = (
         help="Prompts that a prefill server was asked for, and that were computed here instead.",
         unit="prompts",
         labels=("model",),
+    ),
+    Counter(
+        name="cairn_spec_decode_num_drafts_total",
+        help="Times that drafts of a request were verified.",
+        unit="drafts",
+        labels=("model",),
+    ),
+    Counter(
+        name="cairn_spec_decode_num_accepted_tokens_per_pos_total",
+        help="Drafts that were accepted, by their position behind the last token.",
+        unit="tokens_per_pos",
+        labels=("model", "position"),
     ),
     Counter(
         name="cairn_spec_decode_num_draft_tokens_total",
@@ -283,6 +296,15 @@ class EngineTotals:
         add("cairn_prefix_found_tokens_total", "prefix_hits")
         add("cairn_remote_prompts_total", "remote_prefills")
         add("cairn_fallback_prompts_total", "prefill_fallbacks")
+        add("cairn_spec_decode_num_drafts_total", "draft_runs")
+        for position, held in enumerate(stats.accepted_at):
+            before = last.accepted_at[position] if position < len(last.accepted_at) else 0
+            metrics.add(
+                "cairn_spec_decode_num_accepted_tokens_per_pos_total",
+                held - before,
+                model=self._model,
+                position=str(position),
+            )
         add("cairn_spec_decode_num_draft_tokens_total", "drafted")
         add("cairn_spec_decode_num_accepted_tokens_total", "accepted")
         add("cairn_engine_seconds_total", "host_s", part="host")

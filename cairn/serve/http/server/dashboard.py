@@ -30,7 +30,8 @@ ROWS = (
         "cairn_running_requests", "cairn_waiting_requests", "cairn_preempted_requests_total", "cairn_engine_steps",
         "cairn_engine_seconds_total", "cairn_remote_prompts_total", "cairn_fallback_prompts_total",
         "cairn_weights_bytes",
-        "cairn_spec_decode_num_draft_tokens_total", "cairn_spec_decode_num_accepted_tokens_total",
+        "cairn_spec_decode_num_drafts_total", "cairn_spec_decode_num_draft_tokens_total",
+        "cairn_spec_decode_num_accepted_tokens_total", "cairn_spec_decode_num_accepted_tokens_per_pos_total",
     )),
     Row("Cache", (
         "cairn_cache_used_pages", "cairn_cache_findable_pages", "cairn_cache_pages",

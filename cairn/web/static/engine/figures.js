@@ -5,9 +5,12 @@ import { count, figure, percent, plural, seconds } from "../format.js";
 
 const tail = (of) => `p90 ${seconds(of.p90)} · p99 ${seconds(of.p99)}`;
 
+const drafted = (drafts) =>
+  drafts?.runs ? `tokens/s · ${figure(1 + drafts.accepted / drafts.runs)} per run of drafts` : "tokens per second";
+
 // [label, value, the small line below, a word on what it is]
 const FIGURES = [
-  ["Output", (now) => `${figure(now.rate.output_tokens_per_s)}`, () => "tokens per second", "what all answers together gain"],
+  ["Output", (now) => `${figure(now.rate.output_tokens_per_s)}`, ({ drafts }) => drafted(drafts), "what all answers together gain"],
   ["Prompts", (now) => `${figure(now.rate.prompt_tokens_per_s)}`, () => "tokens per second", "prompt tokens computed"],
   ["Running", (now) => count(now.running), (now) => `${plural(now.open_requests, "open request")}`, "sequences in the batch"],
   ["Waiting", (now) => count(now.waiting), () => "for a place", "sequences without a place in the batch"],

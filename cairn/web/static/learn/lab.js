@@ -10,7 +10,7 @@ export function labReport({ about, run, shown }) {
     h("p", {}, h("a", { href: "#/learn" }, `← ${word("back")}`)),
     h("div", { class: "head" }, h("h1", {}, said(about.title)), h("p", { class: "soft" }, `${about.area}/${about.name}`)),
     h("h2", {}, word("hypothesis")), h("p", {}, said(about.hypothesis)),
-    run ? measured(run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
+    run ? measured(about, run, shown) : h("p", { class: "soft" }, `${word("not run")}. ${word("run it")}: `, h("code", {}, `cairn lab run ${about.name}`)),
     h("h2", {}, word("code")), h("ul", { class: "notes" }, about.code.map((place) => h("li", {}, h("code", {}, place)))),
     h("h2", {}, word("reading")), h("ul", { class: "notes" }, about.reading.map((title) => h("li", {}, title))),
     h("h2", {}, word("questions")), about.questions.map((one) =>
@@ -18,22 +18,24 @@ export function labReport({ about, run, shown }) {
   ].flat(2);
 }
 
-function measured(run, shown) {
+function measured(about, run, shown) {
   return [
     h("p", { class: `verdict ${run.status}` }, h("b", {}, `${word(run.status)}: `), said(run.verdict)),
     h("div", { class: "cards" }, run.plots.map((plot) => drawPlot(plot))),
     checks(run, shown),
+    about.why ? [h("h2", {}, word("why")), h("p", {}, said(about.why))] : null,
     run.table ? figures(run.table.columns, shown.table) : null,
     run.notes.map((note) => h("p", {}, said(note))),
     h("p", { class: "hint" }, `${run.at}, ${run.where.device_name}, ${figure(run.seconds)} s${run.quick ? ", quick" : ""}`),
-  ].flat().filter(Boolean);
+  ].flat(2).filter(Boolean);
 }
 
 function checks(run, shown) {
   const heads = ["what", "predicted", "measured", "gap", "allowed"].map((name) => h("th", { scope: "col" }, word(name)));
   const row = (check, at) => {
     const { predicted, measured: found, gap, allowed } = shown.checks[at];
-    const cells = [said(predicted), said(found), gap, allowed].map((text) => h("td", { class: "number" }, text));
+    const badge = check.simulated ? h("small", { class: "badge" }, ` ${word("simulated")}`) : "";
+    const cells = [said(predicted), [said(found), badge], gap, allowed].map((text) => h("td", { class: "number" }, text));
     return h("tr", {}, h("td", {}, said(check.what)), cells, h("td", {}, check.held ? "✓" : "≠"));
   };
   return h("table", { class: "checks" }, h("thead", {}, h("tr", {}, heads, h("th", {}))), h("tbody", {}, run.checks.map(row)));

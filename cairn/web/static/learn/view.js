@@ -1,14 +1,17 @@
 /**
  * The roadmap: the map with what is done, one topic, the report of a lab.
  *
- *     #/learn   #/learn/TOPIC   #/learn/lab:NAME
+ *     #/learn   #/learn/TOPIC   #/learn/lab:NAME   #/learn/graph:   #/learn/exercises:   #/learn/exercise:NAME   #/learn/interview:
  *
- * Reads only; labs run and questions are answered in the terminal, and the commands for it are on the page.
+ * Labs and exercises run in the terminal, and the commands for it are on the page; an answer of the interview is graded here.
  */
 
 import { troubleNotice } from "../chat/trouble.js";
 import { h } from "../dom.js";
 import { getJSON } from "../server.js";
+import { exerciseList, exercisePage } from "./exercises.js";
+import { topicGraph } from "./graph.js";
+import { interviewPage } from "./interview.js";
 import { labReport } from "./lab.js";
 import { mapOf } from "./map.js";
 import { topicPage } from "./topic.js";
@@ -40,5 +43,9 @@ async function draw(rest) {
   await loadWords();
   if (rest === "") return mapOf(await getJSON("/cairn/learn"));
   if (rest.startsWith("lab:")) return labReport(await getJSON(`/cairn/learn/labs/${encodeURIComponent(rest.slice(4))}`));
+  if (rest === "graph:") return topicGraph(await getJSON("/cairn/learn"));
+  if (rest === "exercises:") return exerciseList(await getJSON("/cairn/learn/exercises"));
+  if (rest.startsWith("exercise:")) return exercisePage(await getJSON(`/cairn/learn/exercises/${encodeURIComponent(rest.slice(9))}`));
+  if (rest === "interview:") return interviewPage(await getJSON("/cairn/learn/interview"));
   return topicPage(await getJSON(`/cairn/learn/topics/${encodeURIComponent(rest)}`));
 }

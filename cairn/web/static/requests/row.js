@@ -60,6 +60,7 @@ function inside(view) {
     view.cache_miss ? ["Not found", view.cache_miss] : null,
     ["Output", plural(view.output_tokens, "token")],
     ["Preempted", view.preemptions ? plural(view.preemptions, "time") : "never"],
+    view.drafted_tokens ? ["Drafts that held", `${count(view.accepted_tokens)} of ${count(view.drafted_tokens)}`] : null,
     view.steps ? ["Steps", count(view.steps)] : null,
     view.key ? ["Key", view.key] : null,
     view.device_s ? ["Device, its share", seconds(view.device_s)] : null,

@@ -1,0 +1,96 @@
+"""The mock interview: rounds, questions with rubrics, follow-ups, and when a topic should be asked again.
+
+    interview.toml   seven rounds; questions of each with the facts that a good answer has, and a follow-up
+    due(answers)     topics whose last right answer is older than their interval: 1, 3, 7, 16, 35 days ...
+
+Pure: nobody is asked here and nothing is written.
+"""
+
+import random
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from cairn.core.errors import UsageError, did_you_mean
+from cairn.labs.lab import Words
+from cairn.labs.progress import Answer
+from cairn.labs.rubric import Point
+
+FILE = Path(__file__).with_name("interview.toml")
+INTERVALS_DAYS = (1, 3, 7, 16, 35, 90)  # after the first right answer in a row, the second, ...
+
+
+class Drilled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A question of a round."""
+
+    topic: str
+    ask: Words
+    points: list[Point]
+    answer: Words
+    follow: Words  # what an interviewer asks next
+
+
+class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    id: str
+    title: Words
+    minutes: int
+    wants: Words  # what the interviewer looks for
+    question: list[Drilled] = []
+
+
+class Interview(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    round: list[Round]
+
+
+@cache
+def rounds() -> dict[str, Round]:
+    try:
+        return {one.id: one for one in msgspec.toml.decode(FILE.read_bytes(), type=Interview).round}
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{FILE.name}: {error}") from error
+
+
+def find_round(name: str) -> Round:
+    if name not in rounds():
+        hint = did_you_mean(name, rounds(), otherwise=f"rounds are: {', '.join(rounds())}")
+        raise UsageError(f"there is no round '{name}'", hint=hint)
+    return rounds()[name]
+
+
+def choose(
+    wanted: Iterable[Round], count: int, seed: int, due_topics: Iterable[str] = ()
+) -> list[tuple[Round, Drilled]]:
+    """Questions of these rounds in a mixed order; topics that are due come first."""
+    pairs = [(one, question) for one in wanted for question in one.question]
+    random.Random(seed).shuffle(pairs)
+    waiting = set(due_topics)
+    pairs.sort(key=lambda pair: pair[1].topic not in waiting)  # stable: the mixed order stays
+    return pairs[:count]
+
+
+def due(answers: Iterable[Answer], now: datetime) -> list[str]:
+    """Topics to ask again: the latest answer was wrong, or its interval has passed. Longest overdue first."""
+    by_topic: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_topic.setdefault(answer.topic, []).append(answer)
+    when = {topic: _next_time(given) for topic, given in by_topic.items()}
+    return [topic for topic, at in _by_time(when) if at <= now]
+
+
+def _next_time(given: list[Answer]) -> datetime:
+    streak = 0
+    for answer in reversed(given):
+        if not answer.right:
+            break
+        streak += 1
+    last = datetime.fromisoformat(given[-1].at)
+    if streak == 0:
+        return last
+    return last + timedelta(days=INTERVALS_DAYS[min(streak, len(INTERVALS_DAYS)) - 1])
+
+
+def _by_time(when: Mapping[str, datetime]) -> list[tuple[str, datetime]]:
+    return sorted(when.items(), key=lambda pair: pair[1])

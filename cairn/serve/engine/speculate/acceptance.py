@@ -1,0 +1,53 @@
+"""How often drafts of a request hold: a decaying mean of each request, and counts by position of all. Pure Python."""
+
+START = 0.6  # believed of a request before the first draft
+START_WEIGHT = 4.0  # drafts that this belief counts as
+DECAY = 0.9  # what an earlier step's drafts count for
+REST = (
+    0.97  # the same for a step without drafts: what was seen is slowly forgotten, and tried again
+)
+
+
+class Acceptance:
+    """Of one request: the chance that its next draft holds, given that those before it did."""
+
+    __slots__ = ("held", "tried")
+
+    def __init__(self) -> None:
+        self.tried = self.held = 0.0
+
+    @property
+    def rate(self) -> float:
+        return (self.held + START * START_WEIGHT) / (self.tried + START_WEIGHT)
+
+    def note(self, drafts: int, held: int) -> None:
+        """Drafts behind the first that fails say nothing: they were not tried."""
+        decay = DECAY if drafts else REST
+        self.tried = decay * self.tried + min(held + 1, drafts)
+        self.held = decay * self.held + held
+
+
+class Counts:
+    """Of all requests since the start, under the meanings that vLLM's metrics have."""
+
+    def __init__(self) -> None:
+        self.runs = 0  # steps of a request that verified drafts
+        self.drafted = 0  # tokens
+        self.accepted = 0
+        self.by_position: list[int] = []  # how often the first, second, .. draft held
+
+    def note(self, drafts: int, held: int) -> None:
+        if not drafts:
+            return
+        self.runs += 1
+        self.drafted += drafts
+        self.accepted += held
+        if held > len(self.by_position):
+            self.by_position += [0] * (held - len(self.by_position))
+        for position in range(held):
+            self.by_position[position] += 1
+
+    @property
+    def length(self) -> float:
+        """Tokens that a verifying step brings a request on average, the one that is always drawn included."""
+        return 1 + self.accepted / self.runs if self.runs else 1.0

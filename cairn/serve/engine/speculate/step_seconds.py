@@ -1,0 +1,83 @@
+"""How long does a step of so many tokens take? By measuring, or by what a GPU moves and multiplies.
+
+measured    a + b * tokens, fitted to the steps so far; the newest count most. For a CPU, where the form of the
+            weights and who else computes decide
+modelled    weights through memory or products, whichever is longer, and each layer's kernels one behind another.
+            The same in every rank, so that all of them choose the same drafts
+"""
+
+from typing import TYPE_CHECKING
+
+from cairn.core.errors import HardwareError
+from cairn.hw.ceilings import load
+from cairn.hw.datasheet import find_chip
+from cairn.models.step_cost import weights_read
+from cairn.serve.engine.step_budget import OF_VENDOR, matmul_rate
+
+if TYPE_CHECKING:
+    from cairn.models.spec import ModelSpec
+    from cairn.serve.engine.speculate.controller import Seconds
+
+FORGET = 0.98  # what an earlier step counts for
+FIRST_SLOPE = 0.1  # of the time of one token: what another one is believed to add, until steps have been timed
+FIRST_WEIGHT = 2.0  # steps that this belief counts as
+LAYER_S = 14.5e-6  # of the dependent kernels of a layer inside a CUDA graph
+UNKNOWN_FLAT = 64  # tokens up to which products cost the same, on a GPU of which nothing is known
+
+
+class MeasuredSeconds:
+    """A line through (tokens, seconds) of the steps without prompts, by weighted least squares."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        if tokens <= 0 or seconds <= 0:
+            return
+        for name, value in (
+            ("_weight", 1.0),
+            ("_x", tokens),
+            ("_y", seconds),
+            ("_xx", tokens * tokens),
+            ("_xy", tokens * seconds),
+        ):
+            setattr(self, name, FORGET * getattr(self, name) + value)
+
+    def __call__(self, tokens: int) -> float:
+        if not self._weight:
+            return 1 + FIRST_SLOPE * (tokens - 1)  # only ratios count
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = self._xx - self._x * mean_x
+        shared = self._xy - self._x * mean_y
+        believed = FIRST_SLOPE * mean_y / (1 + FIRST_SLOPE * (mean_x - 1))
+        slope = (shared + FIRST_WEIGHT * believed) / (spread + FIRST_WEIGHT)
+        slope = max(slope, 0.0)
+        least = 0.1 * mean_y  # a line through noise must not reach zero
+        return max(mean_y + slope * (tokens - mean_x), least)
+
+
+def modelled_seconds(
+    spec: "ModelSpec", weight_bytes: float, ranks: int, device_name: str, dtype: str
+) -> "Seconds":
+    """`weight_bytes`: of one weight. Keys and values are left out: verifying reads them once, as decoding does."""
+    bandwidth, rate = _bandwidth(device_name), matmul_rate(device_name, dtype)
+
+    def seconds(tokens: int) -> float:
+        read = weights_read(spec, tokens) * weight_bytes / ranks
+        multiplied = 2 * spec.matmul_parameters() * tokens / ranks
+        if bandwidth is None or rate is None:
+            return max(1.0, tokens / UNKNOWN_FLAT)  # only ratios count
+        return max(read / bandwidth, multiplied / rate) + LAYER_S * spec.layers
+
+    return seconds
+
+
+def _bandwidth(device_name: str) -> float | None:
+    try:
+        ceilings = load()
+    except HardwareError:
+        ceilings = None
+    if ceilings and ceilings.device_name == device_name and ceilings.copy is not None:
+        return ceilings.copy.value
+    chip, _ = find_chip(device_name)
+    return None if chip is None else OF_VENDOR * chip.bytes_per_s

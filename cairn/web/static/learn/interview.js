@@ -1,0 +1,35 @@
+/** The interview: seven rounds; an answer is typed, graded by the rubric, and shown beside the model answer. */
+
+import { h } from "../dom.js";
+import { getJSON } from "../server.js";
+import { said, word } from "./words.js";
+
+export function interviewPage(rounds) {
+  return [
+    h("p", {}, h("a", { href: "#/learn" }, `← ${word("back")}`)),
+    h("div", { class: "head" }, h("h1", {}, word("interview"))),
+    rounds.map((round) => h("section", { class: "card course", "aria-label": round.id },
+      h("h2", {}, said(round.title)), h("p", { class: "soft" }, `${round.minutes} ${word("minutes")} · ${said(round.wants)}`),
+      round.questions.map((question) => form(round.id, question)))),
+  ].flat();
+}
+
+function form(round, { topic, ask }) {
+  const field = h("textarea", { rows: "3", "aria-label": word("your answer") });
+  const result = h("div", { role: "status" });
+  const grade = async (event) => {
+    event.preventDefault();
+    const query = new URLSearchParams({ round, topic, answer: field.value });
+    result.replaceChildren(...shown(await getJSON(`/cairn/learn/grade?${query}`)));
+  };
+  return h("form", { class: "question", onsubmit: grade }, h("p", {}, said(ask)), field,
+    h("button", { type: "submit" }, word("grade")), result);
+}
+
+const shown = ({ share, right, found, missing, answer, follow }) => [
+  h("p", { class: `verdict ${right ? "held" : "off"}` }, h("b", {}, `${Math.round(share * 100)}%`)),
+  found.length ? h("p", {}, `${word("has")}: ${found.join("; ")}`) : "",
+  missing.length ? h("p", {}, `${word("lacks")}: ${missing.join("; ")}`) : "",
+  h("p", {}, h("b", {}, `${word("answer")}: `), said(answer)),
+  h("p", { class: "soft" }, `${word("follow-up")}: ${said(follow)}`),
+];
