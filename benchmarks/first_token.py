@@ -29,7 +29,7 @@ ASK = """
 import sys, time
 from cairn import LLM, SamplingParams
 imported = time.time()
-llm = LLM(sys.argv[1], device=sys.argv[2])
+llm = LLM(sys.argv[1], device=sys.argv[2], load_in_advance=False)
 made = time.time()
 (answer,) = llm.generate([list(range(100, 228))], SamplingParams(max_tokens=1, ignore_eos=True))
 assert len(answer.outputs[0].token_ids) == 1

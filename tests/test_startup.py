@@ -25,8 +25,11 @@ def run(program: str) -> dict:
 
 
 def test_importing_the_models_costs_little_beyond_torch():
-    """As a share of torch's own import, in CPU time, the best of three: a slow machine slows both down."""
+    """As a share of torch's own import, in CPU time, the best of up to three: a slow machine slows both down."""
     program = IMPORT_MODELS.replace("began =", "before = set(sys.modules)\nbegan =")
-    results = [run(program) for _ in range(3)]
-    assert min(result["share"] for result in results) < 0.2
-    assert results[0]["heavy"] == []
+    shares = []
+    while len(shares) < 3 and not (shares and shares[-1] < 0.2):
+        result = run(program)
+        assert result["heavy"] == []
+        shares.append(result["share"])
+    assert min(shares) < 0.2

@@ -28,6 +28,10 @@ def _without(*names: str, **changes: Any) -> dict[str, Any]:
     return {k: v for k, v in _sizes(**changes).items() if k not in names}
 
 
+_LATENT: dict[str, Any] = dict(
+    kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, moe_intermediate_size=24,
+    first_k_dense_replace=1,
+)  # fmt: skip
 CONFIGS: dict[str, Any] = {
     "llama": lambda: transformers.LlamaConfig(**_sizes()),
     "llama-biases": lambda: transformers.LlamaConfig(
@@ -90,8 +94,34 @@ CONFIGS: dict[str, Any] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(
+        **_without("head_dim", "num_key_value_heads"), q_lora_rank=None, **_LATENT,
+        topk_method="greedy", n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2,
+    ),
+    "deepseek_v2-groups": lambda: transformers.DeepseekV2Config(
+        **_without("head_dim", "num_key_value_heads"), q_lora_rank=20, **_LATENT,
+        topk_method="group_limited_greedy", n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+        n_group=3, topk_group=2, routed_scaling_factor=3.0,
+        rope_parameters={
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40,
+            "rope_theta": 10000.0, "mscale": 0.707, "mscale_all_dim": 0.707,
+        },
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **_without("head_dim", num_key_value_heads=6), q_lora_rank=20, **_LATENT,
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2,
+        num_mtp_layers=0,
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_sizes(num_hidden_layers=4), num_local_experts=5, num_experts_per_tok=2, sliding_window=9,
+        rope_parameters={
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 40, "rope_theta": 150000.0,
+        },
+    ),
 }  # fmt: skip
-FAMILY_NAMES = list(CONFIGS)
+SPARSE_NAMES = [name for name in CONFIGS if name.startswith(("deepseek", "gpt_oss"))]
+FAMILY_NAMES = [name for name in CONFIGS if name not in SPARSE_NAMES]
 
 
 @functools.cache
@@ -104,6 +134,9 @@ def reference(name: str) -> transformers.PreTrainedModel:
             CONFIGS[name](), attn_implementation="eager"
         )
     with torch.no_grad():
+        for name_of, buffer in model.named_buffers():
+            if name_of.endswith("e_score_correction_bias"):  # a weight in all but name
+                buffer.add_(torch.randn_like(buffer) * 0.3)
         for parameter in model.parameters():
             # Norms and biases start as ones and zeros, which would hide one that is not applied.
             noise = torch.randn_like(parameter) * (0.12 if parameter.ndim > 1 else 0.3)

@@ -58,11 +58,19 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SIZES | {"num_hidden_layers": 7}, sliding_window=16, query_pre_attn_scalar=32,
         rope_parameters=_GEMMA3_ROPE,
     ),
+    "granite": lambda: transformers.GraniteConfig(
+        **SIZES, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.0
+    ),
+    "smollm3": lambda: transformers.SmolLM3Config(**SIZES | {"num_hidden_layers": 4}),
+    "olmo2": lambda: transformers.Olmo2Config(**SIZES),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=160, n_embd=64, n_layer=3, n_head=4, n_positions=128,
         bos_token_id=1, eos_token_id=2,
     ),
 }  # fmt: skip
+
+
+LLAMAS = ("llama", "granite", "smollm3")  # whose rows of q and k are interleaved
 
 
 def checkpoint(name: str) -> tuple[transformers.PreTrainedModel, dict[str, torch.Tensor]]:
@@ -171,7 +179,7 @@ def _write_keys(writer: GGUFWriter, config: transformers.PretrainedConfig) -> No
     if head_dim := getattr(config, "head_dim", None):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if writer.arch == "llama":
+    if writer.arch in LLAMAS:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(config.head_dim)
     _write_rope_keys(writer, config)
@@ -195,6 +203,11 @@ def _write_family_keys(writer: GGUFWriter, config: transformers.PretrainedConfig
         writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type == "qwen3_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -239,7 +252,9 @@ def _change(
     name: str,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    if architecture == gguf.MODEL_ARCH.LLAMA and re.search(r"[qk]_proj\.(weight|bias)$", name):
+    if gguf.MODEL_ARCH_NAMES[architecture] in LLAMAS and re.search(
+        r"[qk]_proj\.(weight|bias)$", name
+    ):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
         return split.swapaxes(1, 2).reshape(values.shape)

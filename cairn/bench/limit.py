@@ -65,13 +65,13 @@ def prefill_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Co
     """All prompts in one step; a beginning that they share is computed for the first of them only."""
     shared = chosen[0].shared
     work = [SequenceWork(shared, 0, logits=0)] if shared else []
-    work += [SequenceWork(len(p.prompt) - p.shared, p.shared, shared=p.shared) for p in chosen]
+    work += [SequenceWork(p.length - p.known, p.known, shared=p.shared) for p in chosen]
     return step_cost(spec, work, each.value, each.weight)
 
 
 def decode_cost(spec: ModelSpec, chosen: Sequence[Prompted], each: Bytes) -> Cost:
     """All tokens after the first of each answer, in as many steps as the longest answer needs."""
-    prompts_R = np.array([len(request.prompt) for request in chosen])
+    prompts_R = np.array([request.length for request in chosen])
     outputs_R = np.array([request.output for request in chosen])
     shared_R = np.array([request.shared for request in chosen])
     of_pair = spec.attention_flops(1) / spec.layers  # of one query and one key

@@ -177,7 +177,8 @@ class LoadClient:
             body["prompt"] = ask.prompt
         if target.ignore_eos:
             body["ignore_eos"] = True
-        wire = self._wire("POST", PATHS[target.endpoint], msgspec.json.encode(body | target.extra))
+        body |= {**ask.fields, **target.extra}
+        wire = self._wire("POST", PATHS[target.endpoint], msgspec.json.encode(body))
         return Prepared(wire, ask.output_tokens)
 
     async def send(self, prepared: Prepared, due_s: float) -> Record:

@@ -2,6 +2,8 @@
 
     random          prompts of one length, answers of one length, nothing shared
     sharegpt-like   lengths as people chat: log-normal, on average 161 tokens in and 338 out (arXiv:2309.06180)
+    agents          turns of 8 agents behind the same 6,144 tokens; a turn has all of its agent's turns before it
+    long            documents of 8,000 to 120,000 tokens, log-uniform, 128 out
     trace           lengths of a trace; where it names blocks of tokens, equal names become equal tokens
 
 A prompt is made of token ids, each 0 <= id < vocab, which /v1/completions takes as they are; or of short English words
@@ -12,7 +14,8 @@ makes the same prompts. Pure.
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced
@@ -23,6 +26,11 @@ LARGEST_VOCAB = 10_000  # every model of interest has that many ids
 INPUT_TOKENS = 128
 OUTPUT_TOKENS = 64
 LONGEST = 4096  # of a drawn conversation, either way
+
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+AGENTS, TURNS = 8, 6
+HEAD_BLOCKS = 12  # of instructions and tools, the same for every agent
+DOCUMENT = (8_000, 120_000)  # tokens
 
 # exp(mu + sigma^2 / 2) is the mean of a log-normal distribution.
 _INPUT = (math.log(161) - 1.2**2 / 2, 1.2)
@@ -47,6 +55,7 @@ class Ask(NamedTuple):
 
     prompt: str | list[int]
     output_tokens: int
+    fields: Mapping[str, Any] = NO_FIELDS  # more of the body
 
 
 class Shape(NamedTuple):
@@ -66,6 +75,28 @@ def chat_shapes(
     while True:
         read, written = (generator.lognormvariate(*curve) for curve in (_INPUT, _OUTPUT))
         yield Shape(_within(read, most_in), _within(written, most_out))
+
+
+def agent_shapes(
+    generator: random.Random, most_in: int | None = None, most_out: int | None = None
+) -> Iterator[Shape]:
+    """All agents take a turn, then all take the next; after TURNS of them others take their place."""
+    head = tuple(range(HEAD_BLOCKS))
+    for group in itertools.count():
+        for turn, agent in itertools.product(range(1, TURNS + 1), range(AGENTS)):
+            first = HEAD_BLOCKS + (group * AGENTS + agent) * TURNS
+            blocks = (*head, *range(first, first + turn))
+            written = _within(generator.randint(40, 160), most_out)
+            yield Shape(_within(BLOCK_TOKENS * len(blocks), most_in), written, blocks)
+
+
+def document_shapes(
+    generator: random.Random, most_in: int | None = None, most_out: int | None = None
+) -> Iterator[Shape]:
+    low, high = map(math.log, DOCUMENT)
+    while True:
+        read = math.exp(generator.uniform(low, high))
+        yield Shape(_within(read, most_in), _within(128, most_out))
 
 
 def traced_shapes(

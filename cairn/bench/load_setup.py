@@ -16,8 +16,11 @@ from cairn.bench import arrivals, load_prompts
 from cairn.bench.arrival_traces import Traced
 from cairn.bench.arrivals import Kind
 from cairn.bench.load_client import Target
+from cairn.bench.load_mix import Mix, fields
 from cairn.bench.load_prompts import Ask
 from cairn.bench.load_stats import Slo
+
+Dataset = Literal["random", "sharegpt-like", "agents", "long", "trace"]
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     target: Target
     label: str = "server"
-    dataset: Literal["random", "sharegpt-like", "trace"] = "random"
+    dataset: Dataset = "random"
+    mix: Mix = "none"
     trace: list[Traced] = []
     trace_name: str = ""
     input_tokens: int | None = None  # of random; the most of the others
@@ -74,7 +78,8 @@ def workload(setup: Setup) -> str:
     sizes = [f"{most}{limit} {way}" for way, limit in limits.items() if limit is not None]
     name = f"trace {setup.trace_name}" if setup.dataset == "trace" else setup.dataset
     chat = ["chat"] if setup.target.endpoint == "chat" else []
-    return ", ".join([name, *sizes, *chat])
+    mix = [setup.mix] if setup.mix != "none" else []
+    return ", ".join([name, *sizes, *chat, *mix])
 
 
 def due_times(setup: Setup, load: Load) -> list[float] | None:
@@ -99,17 +104,24 @@ def due_times(setup: Setup, load: Load) -> list[float] | None:
 
 def prompts(setup: Setup, place: int) -> Iterator[Ask]:
     """Of the point with this number in a sweep: no other point has the same."""
+    asked = load_prompts.asks(_shapes(setup), setup.form, setup.vocab, f"{setup.seed} {place}")
+    more = fields(setup.mix, setup.target.endpoint)
+    return (ask._replace(fields=own) for ask, own in zip(asked, more, strict=False))
+
+
+def _shapes(setup: Setup) -> Iterator[load_prompts.Shape]:
     most_in, most_out = setup.input_tokens, setup.output_tokens
-    if setup.dataset == "trace":
-        shapes = load_prompts.traced_shapes(setup.trace, most_in, most_out)
-    elif setup.dataset == "sharegpt-like":
-        shapes = load_prompts.chat_shapes(
-            random.Random(f"lengths {setup.seed}"),
-            most_in or load_prompts.LONGEST,
-            most_out or load_prompts.LONGEST,
-        )
-    else:
-        shapes = load_prompts.random_shapes(
-            most_in or load_prompts.INPUT_TOKENS, most_out or load_prompts.OUTPUT_TOKENS
-        )
-    return load_prompts.asks(shapes, setup.form, setup.vocab, f"{setup.seed} {place}")
+    generator = random.Random(f"lengths {setup.seed}")
+    match setup.dataset:
+        case "trace":
+            return load_prompts.traced_shapes(setup.trace, most_in, most_out)
+        case "agents":
+            return load_prompts.agent_shapes(generator, most_in, most_out)
+        case "long":
+            return load_prompts.document_shapes(generator, most_in, most_out)
+        case "sharegpt-like":
+            longest = load_prompts.LONGEST
+            return load_prompts.chat_shapes(generator, most_in or longest, most_out or longest)
+    return load_prompts.random_shapes(
+        most_in or load_prompts.INPUT_TOKENS, most_out or load_prompts.OUTPUT_TOKENS
+    )

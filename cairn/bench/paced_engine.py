@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from cairn.models.runnable import OpenModel
+from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits
 from cairn.serve.engine.runner import Landed
@@ -48,6 +49,7 @@ class PacedRunner:
     def __init__(self, words: list[int], step_seconds: StepSeconds) -> None:
         self._words, self._step_seconds = words, step_seconds
         self._free = 0.0  # when the device has done what it was given
+        self.adapters = Adapters(cast(Any, None), obstacle="a paced device computes nothing")
 
     def launch(self, step: Step) -> PacedFlight:
         words, count = self._words, len(self._words)

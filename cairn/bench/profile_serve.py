@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from cairn.bench.engine_run import serve, submit
 from cairn.bench.profiled_kernels import KernelLine, Window, device_spans, profiled
-from cairn.bench.throughput import WARM_TOKENS, Bench, choose_requests, serve, submit
+from cairn.bench.throughput import WARM_TOKENS, Bench, choose_requests
 from cairn.bench.workload import Prompted
 from cairn.core import events
 from cairn.core.trace import Summary, write_trace
@@ -92,7 +93,7 @@ class Seen(NamedTuple):
 
 def profile(bench: Bench, name: str, window: int, out: Path | None, ran: Ran) -> Profile:
     """Both runs; with `out`, also the timeline."""
-    chosen, notes = choose_requests(name, bench.scale, bench.spec)
+    chosen, notes = choose_requests(name, bench.scale, bench.spec, bench.context)
     scheduler = Watched(bench.engine.scheduler)
     engine = Engine(scheduler, bench.engine.runner, overlap=bench.engine.overlap)
     serve(engine, [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen])

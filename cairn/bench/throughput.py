@@ -1,10 +1,11 @@
 """How many tokens per second does the engine serve, and how many could it at best?
 
-    open model -> ceilings of this machine -> engine -> warm-up -> runs of each workload -> Row -> throughput.json
+    open model -> ceilings of this machine -> engine [-> first run] -> warm-up -> runs of each workload -> Row -> JSON
 
 A run begins with an idle engine and ends with the last token of the last request on the host. Between runs the prefix
 cache is emptied, so that only what a workload shares within itself is found; during a run Python's garbage collector
-rests. The requests are those of `workload`, sampled at temperature 0.6. Prints nothing.
+rests. The first run of a fresh engine is what a user gets who has just started it: with `cold` it stands beside the
+others. The requests are those of `workload`, sampled at temperature 0.6 where they do not say. Prints nothing.
 """
 
 import gc
@@ -12,17 +13,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from cairn.bench import record
+from cairn.bench.engine_run import Run, serve
 from cairn.bench.limit import Bytes, Limit, device_name, limit, measure_ceiling
 from cairn.bench.record import Origin, all_commands, grouped, not_again
 from cairn.bench.workload import CPU_SCALE, LARGEST_TOKEN, Prompted, Totals, requests, totals
-from cairn.core.collector import quiet_collector
 from cairn.core.errors import UsageError
 from cairn.hw.roofline import dtype_name
 from cairn.kernels.tooling.measure import Ceiling
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from cairn.models.spec import ModelSpec
     from cairn.models.transformer import Transformer
     from cairn.serve.engine.loop import Engine, StepTimes
-    from cairn.serve.engine.request import Request
 
-CONTEXT = 4096  # tokens of the longest request, as nano-vllm's benchmark sets it
-TEMPERATURE = 0.6
+CONTEXT = 4096  # tokens of the longest request, as nano-vllm's benchmark sets it, unless a workload has longer ones
+CUT = ("long",)  # workloads whose prompts are cut to the context of the model
 WARM_TOKENS = 8  # of each answer in the run before the first that counts
 WARM_RUNS = 2  # the engine captures a prefill shape when it comes up for the second time
 
@@ -61,6 +60,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens_per_s: float | None = None
     seconds: float | None = None  # of the best run
     median_seconds: float | None = None
+    first_seconds: float | None = None  # of the first run of a fresh engine
+    first_of_warm: float | None = None  # its speed, as a share of the best run's
+    ready_seconds: float | None = None  # from the open model to an engine that takes requests
     fraction_of_limit: float | None = None
     limit_seconds: float = 0.0
     limited_by: str = ""  # memory or compute
@@ -115,6 +117,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     synthetic_acceptance: str = ""
     max_num_seqs: int = DEFAULT_SEQUENCES
     repeats: int = 3
+    cold: bool = False  # measure the first run, too; an engine then serves one workload
+    workloads: list[str] = []  # that its engine is made for
 
 
 class Bench(NamedTuple):
@@ -130,14 +134,8 @@ class Bench(NamedTuple):
     scale: float
     notes: list[str]
     rates: list[float] = []  # noqa: RUF012  of synthetic acceptance
-
-
-class Run(NamedTuple):
-    seconds: float
-    steps: int
-    times: list["StepTimes"]
-    failure: str | None
-    length: float | None = None  # tokens of a step that verifies, of a request
+    context: int = CONTEXT  # of the longest request
+    ready_seconds: float = 0.0
 
 
 def default_shape(device: str) -> str:
@@ -159,12 +157,15 @@ def prepare(setup: Setup) -> Bench:
     rate = "fp8" if setup.quantization == "fp8" else dtype
     ceiling = measure_ceiling(runnable.device, rate)
     release()
+    scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
+    context = _context(setup.workloads, scale, opened.spec)
+    began = time.perf_counter()
     config = EngineConfig(
         model=setup.model,
         device=setup.device,
         dtype=setup.dtype,
         plain=setup.plain,
-        max_model_len=min(CONTEXT, opened.spec.context),
+        max_model_len=context,
         load_in_advance=True,
         weights=setup.quantization or "auto",
         kv_cache_dtype=setup.kv_cache or "auto",
@@ -174,12 +175,29 @@ def prepare(setup: Setup) -> Bench:
         max_num_seqs=setup.max_num_seqs,
     )
     started = start_with(opened, runnable, config, sole=bool(setup.quantization))
-    scale = setup.scale or (CPU_SCALE if runnable.device == "cpu" else 1.0)
+    ready = time.perf_counter() - began
     each = _bytes(runnable.model, started.engine)
     rates = _dial_acceptance(started.engine, setup.synthetic_acceptance)
     return Bench(
-        setup, started.engine, opened.spec, ceiling, dtype, each, rate, scale, started.notes, rates
+        setup=setup,
+        engine=started.engine,
+        spec=opened.spec,
+        ceiling=ceiling,
+        dtype=dtype,
+        each=each,
+        rate=rate,
+        scale=scale,
+        notes=started.notes,
+        rates=rates,
+        context=context,
+        ready_seconds=ready,
     )
+
+
+def _context(names: Sequence[str], scale: float, spec: "ModelSpec") -> int:
+    """As long as the longest request of these workloads, as far as the model goes."""
+    longest = [totals(requests(name, scale)).longest for name in names]
+    return min(max([CONTEXT, *longest]), spec.context)
 
 
 def _dial_acceptance(engine: "Engine", asked: str) -> list[float]:
@@ -205,10 +223,15 @@ def _bytes(model: "Transformer", engine: "Engine") -> Bytes:
     return Bytes(weight, engine.runner.pool.cache.itemsize)
 
 
-def choose_requests(name: str, scale: float, spec: "ModelSpec") -> tuple[list[Prompted], list[str]]:
+def choose_requests(
+    name: str, scale: float, spec: "ModelSpec", context: int = CONTEXT
+) -> tuple[list[Prompted], list[str]]:
     """The requests of a workload as this model can take them, and what had to differ."""
     chosen, notes = requests(name, scale), []
-    context = min(CONTEXT, spec.context)
+    context = min(context, spec.context)
+    if name in CUT and totals(chosen).longest > context:
+        chosen = [one._replace(prompt=one.prompt[: context - one.output]) for one in chosen]
+        notes.append(f"prompts cut to the context of {context} tokens")
     if (longest := totals(chosen).longest) > context:
         raise UsageError(
             f"the longest request of {name} at scale {scale:g} has {longest} tokens, the context is {context}",
@@ -223,10 +246,15 @@ def choose_requests(name: str, scale: float, spec: "ModelSpec") -> tuple[list[Pr
 
 
 def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
-    """Warm up, run `repeats` times, and hold the best run against the limit."""
-    chosen, notes = choose_requests(name, bench.scale, bench.spec)
+    """The first run, if it counts; warm up, run `repeats` times, and hold the best run against the limit."""
+    chosen, notes = choose_requests(name, bench.scale, bench.spec, bench.context)
     best_possible = limit(bench.spec, chosen, bench.ceiling, bench.rate, bench.each)
     blank = _blank(bench, name, totals(chosen), best_possible, notes)
+    first = serve(bench.engine, chosen) if bench.setup.cold else None
+    if first is not None:
+        ran(f"{bench.setup.shape} {name} first run")
+        if first.failure is not None:
+            return msgspec.structs.replace(blank, failure=first.failure)
     short = [one._replace(output=min(one.output, WARM_TOKENS)) for one in chosen]
     for _ in range(WARM_RUNS):
         serve(bench.engine, short)
@@ -237,44 +265,7 @@ def measure(bench: Bench, name: str, ran: Ran = lambda what: None) -> Row:
         ran(f"{bench.setup.shape} {name} {number + 1}/{bench.setup.repeats}")
         if runs[-1].failure is not None:
             return msgspec.structs.replace(blank, failure=runs[-1].failure)
-    return _timed(blank, runs)
-
-
-def serve(engine: "Engine", chosen: Sequence[Prompted]) -> Run:
-    """All requests at once into an idle engine with an empty prefix cache, until the last has its last token."""
-    engine.scheduler.blocks.reset()
-    first = engine.steps
-    speculation = engine.scheduler.speculation
-    runs, accepted = (speculation.counts.runs, speculation.accepted) if speculation else (0, 0)
-    with quiet_collector():
-        began = time.perf_counter()
-        added = submit(engine, chosen)
-        while engine.has_work:
-            engine.step()
-        seconds = time.perf_counter() - began
-    steps = engine.steps - first
-    times = list(islice(reversed(engine.times), steps))[::-1]
-    wrong = [r for r, one in zip(added, chosen, strict=True) if len(r.outputs) != one.output]
-    failure = None
-    if wrong:
-        why = wrong[0].error or f"it ended with {wrong[0].finish}"
-        failure = f"{len(wrong)} of {len(added)} requests did not finish; {wrong[0]!r}: {why}"
-    length = None
-    if speculation is not None and (verified := speculation.counts.runs - runs):
-        length = 1 + (speculation.accepted - accepted) / verified
-    return Run(seconds, steps, times, failure, length)
-
-
-def submit(engine: "Engine", chosen: Sequence[Prompted]) -> "list[Request]":
-    from cairn.serve.engine.request import Request
-    from cairn.serve.engine.sampling_params import SamplingParams
-
-    added = []
-    for at, one in enumerate(chosen):
-        params = SamplingParams(temperature=TEMPERATURE, max_tokens=one.output, ignore_eos=True)
-        added.append(Request(at, one.prompt, params))
-        engine.add(added[-1])
-    return added
+    return _timed(blank, runs, first)
 
 
 def report(
@@ -325,6 +316,7 @@ def _blank(bench: Bench, name: str, all_of: Totals, best: Limit, notes: list[str
         kv_cache=bench.setup.kv_cache,
         head=bench.setup.head,
         weight_bytes=bench.each.weight,
+        ready_seconds=bench.ready_seconds,
         notes=notes,
         speculate=bench.setup.speculate,
         draft_tokens=bench.engine.scheduler.limits.drafts,
@@ -338,8 +330,11 @@ def _threads(bench: Bench) -> int | None:
     return torch.get_num_threads() if bench.engine.runner.device.type == "cpu" else None
 
 
-def _timed(blank: Row, runs: Sequence[Run]) -> Row:
+def _timed(blank: Row, runs: Sequence[Run], first: Run | None) -> Row:
     best = min(runs, key=lambda run: run.seconds)
+    if first is not None:
+        share = best.seconds / first.seconds
+        blank = msgspec.structs.replace(blank, first_seconds=first.seconds, first_of_warm=share)
     return msgspec.structs.replace(
         blank,
         output_tokens_per_s=blank.output_tokens / best.seconds,

@@ -8,26 +8,22 @@
 
 Every answer has exactly as many tokens as it says: end-of-text is ignored. All draws come from one generator with
 seed 0, in the order below, so that the requests are the same everywhere; a test holds them to stored hashes. A scale
-below 1 makes the same thing smaller for machines without a GPU. Knows nothing about engines or models.
+below 1 makes the same thing smaller for machines without a GPU. `everyday` has more: what people do. Knows nothing
+about engines or models.
 """
 
+import functools
 import math
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cairn.bench.everyday import EVERYDAY
+from cairn.bench.prompted import Draw, Prompted, with_history
 from cairn.core.errors import UsageError, did_you_mean
 
 LARGEST_TOKEN = 10_000  # every model of interest has that many
 CPU_SCALE = 0.1  # 26 of nano's requests, 10 to 103 tokens each way: seconds instead of an hour
-
-
-class Prompted(NamedTuple):
-    """One request: what goes in, and how many tokens have to come out."""
-
-    prompt: list[int]
-    output: int
-    shared: int = 0  # so many tokens at its beginning are those of every other request, too
 
 
 class Totals(NamedTuple):
@@ -37,9 +33,6 @@ class Totals(NamedTuple):
     longest: int  # prompt and answer together
 
 
-Draw = Callable[[int], list[int]]  # so many tokens
-
-
 def requests(name: str, scale: float = 1.0) -> list[Prompted]:
     """The requests of a workload, all of them or in small."""
     if name not in WORKLOADS:
@@ -47,12 +40,17 @@ def requests(name: str, scale: float = 1.0) -> list[Prompted]:
         raise UsageError(f"there is no workload '{name}'", hint=hint)
     if not 0 < scale <= 1:
         raise UsageError(f"the scale is {scale}", hint="it is above 0 and at most 1")
+    return in_small(list(_full_size(name)), scale)
+
+
+@functools.cache  # up to a million draws
+def _full_size(name: str) -> tuple[Prompted, ...]:
     generator = random.Random(0)
 
     def draw(count: int) -> list[int]:
         return [generator.randint(0, LARGEST_TOKEN) for _ in range(count)]
 
-    return in_small(WORKLOADS[name](generator, draw), scale)
+    return tuple(WORKLOADS[name](generator, draw))
 
 
 def in_small(full: list[Prompted], scale: float) -> list[Prompted]:
@@ -63,36 +61,35 @@ def in_small(full: list[Prompted], scale: float) -> list[Prompted]:
     def less(count: int) -> int:
         return math.ceil(count * scale)
 
-    return [
-        Prompted(
-            prompt[: less(shared)] + prompt[shared : shared + less(len(prompt) - shared)],
-            less(output),
-            less(shared),
-        )
-        for prompt, output, shared in full[: less(len(full))]
-    ]
+    def smaller(one: Prompted) -> Prompted:
+        head = one.shared if one.follows is None else 0
+        own = one.prompt[head : head + less(len(one.prompt) - head)]
+        prompt = one.prompt[: less(head)] + own
+        return one._replace(prompt=prompt, output=less(one.output), shared=less(one.shared))
+
+    return with_history([smaller(one) for one in full[: less(len(full))]])
 
 
 def totals(chosen: list[Prompted]) -> Totals:
     return Totals(
         requests=len(chosen),
-        input_tokens=sum(len(request.prompt) for request in chosen),
+        input_tokens=sum(request.length for request in chosen),
         output_tokens=sum(request.output for request in chosen),
-        longest=max(len(request.prompt) + request.output for request in chosen),
+        longest=max(request.length + request.output for request in chosen),
     )
 
 
 def choose(names: list[str]) -> list[str]:
-    """The workloads that are named, in their own order; `all` names every one."""
-    if "all" in names:
-        return list(WORKLOADS)
+    """The workloads that are named, in their own order. `all`: the five; `everyday`: what people do."""
+    groups = {"all": COMPARED, "everyday": EVERYDAY}
+    wanted: set[str] = set()
     for name in names:
-        if name not in WORKLOADS:
-            hint = did_you_mean(
-                name, WORKLOADS, otherwise=f"there are: {', '.join(WORKLOADS)}, all"
-            )
+        if name not in WORKLOADS and name not in groups:
+            known = (*WORKLOADS, *groups)
+            hint = did_you_mean(name, known, otherwise=f"there are: {', '.join(known)}")
             raise UsageError(f"there is no workload '{name}'", hint=hint)
-    return [name for name in WORKLOADS if name in names]
+        wanted |= set(groups.get(name, (name,)))
+    return [name for name in WORKLOADS if name in wanted]
 
 
 # The order of the draws is part of the definition: all prompts of nano come before all its lengths of answers.
@@ -120,10 +117,11 @@ def _shared(generator: random.Random, draw: Draw) -> list[Prompted]:
     return [Prompted(head + draw(256), 64, len(head)) for _ in range(256)]
 
 
-WORKLOADS: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
+COMPARED: dict[str, Callable[[random.Random, Draw], list[Prompted]]] = {
     "nano": _nano,
     "latency": _latency,
     "prefill": _prefill,
     "decode": _decode,
     "shared": _shared,
 }
+WORKLOADS = COMPARED | EVERYDAY

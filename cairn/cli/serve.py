@@ -52,7 +52,7 @@ def with_slo(options: Serve, slo: str) -> Serve:
     from cairn.plan.weight_forms import weight_form
 
     served = Served(
-        spec=open_model(options.model).spec,
+        spec=open_model(options.model, options.context).spec,
         device=gpu,
         tp=options.tensor_parallel_size,
         weight_bytes=weight_form(options.weights if options.weights in FORMS else "", None).bytes,

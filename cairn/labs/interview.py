@@ -1,6 +1,7 @@
 """The mock interview: rounds, questions with rubrics, follow-ups, and when a topic should be asked again.
 
     interview.toml   seven rounds; questions of each with the facts that a good answer has, and a follow-up
+    drills.toml      the round `diagnose`: evidence to read, graded by the cause that was found
     due(answers)     topics whose last right answer is older than their interval: 1, 3, 7, 16, 35 days ...
 
 Pure: nobody is asked here and nothing is written.
@@ -20,6 +21,7 @@ from cairn.labs.progress import Answer
 from cairn.labs.rubric import Point
 
 FILE = Path(__file__).with_name("interview.toml")
+DRILLS = Path(__file__).with_name("drills.toml")
 INTERVALS_DAYS = (1, 3, 7, 16, 35, 90)  # after the first right answer in a row, the second, ...
 
 
@@ -31,6 +33,7 @@ class Drilled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     points: list[Point]
     answer: Words
     follow: Words  # what an interviewer asks next
+    evidence: str = ""  # a log, a table or a trace to read first
 
 
 class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,10 +50,14 @@ class Interview(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def rounds() -> dict[str, Round]:
-    try:
-        return {one.id: one for one in msgspec.toml.decode(FILE.read_bytes(), type=Interview).round}
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{FILE.name}: {error}") from error
+    found: dict[str, Round] = {}
+    for file in (FILE, DRILLS):
+        try:
+            read = msgspec.toml.decode(file.read_bytes(), type=Interview)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{file.name}: {error}") from error
+        found |= {one.id: one for one in read.round}
+    return found
 
 
 def find_round(name: str) -> Round:

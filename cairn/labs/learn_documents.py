@@ -49,7 +49,9 @@ def interview_round(one: Round) -> dict[str, Any]:
         "title": asdict(one.title),
         "minutes": one.minutes,
         "wants": asdict(one.wants),
-        "questions": [{"topic": q.topic, "ask": asdict(q.ask)} for q in one.question],
+        "questions": [
+            {"topic": q.topic, "ask": asdict(q.ask), "evidence": q.evidence} for q in one.question
+        ],
     }
 
 

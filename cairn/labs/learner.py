@@ -17,6 +17,7 @@ from cairn.labs import record
 from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
 from cairn.labs.entry import Entry, about
+from cairn.labs.exercises.exercise import all_exercises, exercises_of
 from cairn.labs.figures import kind_sign, shown_cell, shown_gap, with_unit
 from cairn.labs.needs import unmet
 from cairn.labs.progress import Answers, Standing, answered_right, next_topics, standing
@@ -94,6 +95,10 @@ def topic_document(learner: Learner, topic: Topic) -> dict[str, Any]:
         "standing": msgspec.to_builtins(learner.standings[topic.id]),
         "places": [str(find_place(written)) for written in topic.code],
         "lab_titles": {name: asdict(all_labs()[name].title) for name in topic.labs},
+        "exercises": [
+            {"name": name, "title": asdict(all_exercises()[name].about.title)}
+            for name in exercises_of(topic.id)
+        ],
         "runs": [
             msgspec.to_builtins(learner.runs[name]) for name in topic.labs if name in learner.runs
         ],

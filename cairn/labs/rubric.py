@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)\s*(%|[kKMGT]i?B?\b|万|亿|us|ms|s\b)?")
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
 SIZES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "万": 1e4, "亿": 1e8}
 SIZES |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 ENOUGH = 0.6  # share of the points that makes an answer right
@@ -53,6 +54,13 @@ def grade_answer(answer: str, points: Sequence[Point]) -> Graded:
     return Graded(found=found, missing=missing)
 
 
+def worded(point: str, language: str) -> str:
+    """A point as a learner of one language reads it: only the wordings of that language, where there are any."""
+    wordings = point.split(" / ")
+    wanted = [one for one in wordings if bool(CHINESE.search(one)) == (language == "zh")]
+    return " / ".join(wanted or wordings)
+
+
 def numbers_in(text: str) -> list[float]:
     """Every number of a text: 147,456 is one, 144 KiB is 147456 as well as 144."""
     found: list[float] = []
@@ -73,7 +81,7 @@ def _has(point: Point, answer: str, words: set[str], numbers: Sequence[float]) -
 
 
 def _contains(need: str, answer: str, words: set[str]) -> bool:
-    if re.search(r"[\u4e00-\u9fff]", need) or not re.fullmatch(r"[\w-]+", need):
+    if CHINESE.search(need) or not re.fullmatch(r"[\w-]+", need):
         return need.lower() in answer.lower()
     return _stem(need.lower()) in words
 

@@ -1,6 +1,7 @@
 """The activation of a feed-forward layer, with or without a gate.
 
 gated      act(gate) * up, where the two lie side by side      [T, 2F] -> [T, F]
+clamped    min(gate, c) * sigmoid(1.702 min(gate, c)) * (clamp(up, -c, c) + 1), as gpt-oss has it
 ungated    act(up)                                             [T, F] -> [T, F]
 """
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch.nn.functional as F
 from torch import Tensor
 
-from cairn.models.spec import Activation
+from cairn.models.spec import CLAMPED_ALPHA, Activation
 
 if TYPE_CHECKING:
     from cairn.kernels.quantize.quantize import Quantized
@@ -20,6 +21,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "clamped_silu": lambda x: x * (x * CLAMPED_ALPHA).sigmoid(),
 }
 
 
@@ -28,6 +30,7 @@ class Gate(NamedTuple):
 
     activation: Activation
     gated: bool
+    limit: float = 0.0  # of clamped_silu
 
     @property
     def is_swiglu(self) -> bool:
@@ -35,10 +38,13 @@ class Gate(NamedTuple):
 
     @property
     def has_kernel(self) -> bool:
-        return self.gated and self.activation != "relu"
+        return self.gated and self.activation not in ("relu", "clamped_silu")
 
     def of(self, parts: list[Tensor]) -> Tensor:
         """By torch, with gradients, from the separate projections."""
+        if self.activation == "clamped_silu":
+            gate_TF, up_TF = parts[0].clamp(max=self.limit), parts[1].clamp(-self.limit, self.limit)
+            return ACTIVATIONS[self.activation](gate_TF) * (up_TF + 1)
         first_TF = ACTIVATIONS[self.activation](parts[0])
         return first_TF * parts[1] if self.gated else first_TF
 
@@ -48,10 +54,10 @@ class Gate(NamedTuple):
 
     def fast(self, inner_TF: Tensor) -> Tensor:
         """By our kernel where there is one."""
-        if self.gated and self.activation != "relu":
+        if self.has_kernel:
             from cairn.kernels.layer.activation import gated_activation
 
-            return gated_activation(inner_TF, None, self.activation)
+            return gated_activation(inner_TF, None, cast(Any, self.activation))
         return self.plain(inner_TF)
 
     def fast_fp8(self, inner_TF: Tensor) -> "Quantized":
@@ -62,6 +68,8 @@ class Gate(NamedTuple):
 
     def in_place(self, inner_TF: Tensor) -> Tensor:
         """In the fewest operations, without gradients; may overwrite what it is given."""
+        if self.activation == "clamped_silu":
+            return self.plain(inner_TF)
         act = ACTIVATIONS[self.activation]
         if not self.gated:
             return act(inner_TF)

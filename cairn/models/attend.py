@@ -11,7 +11,7 @@ paged and the ring forms are held against. Nothing here knows about layers' weig
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import torch
@@ -19,7 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cairn.core.errors import RequestError
+from cairn.models.cache import layer_planes
 from cairn.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from cairn.models.latent import LatentTokens
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -29,6 +33,12 @@ class Rule(msgspec.Struct, frozen=True):
     scale: float
     window: int = 0  # how many tokens back, itself included; 0: all
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: as they are
+    sinks_H: Tensor | None = None  # one more logit per head, which no value belongs to
+
+    @property
+    def by_scores(self) -> bool:
+        """Whether scores have to be changed before the softmax, which torch's own attention does not do."""
+        return bool(self.softcap) or self.sinks_H is not None
 
 
 class Attend(Protocol):
@@ -71,7 +81,8 @@ class KVCache:
     def __init__(
         self, spec: ModelSpec, capacity: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        shape = (spec.layers, 2, capacity, spec.kv_heads, spec.head_dim)
+        planes = layer_planes(spec, 0)  # keys and values, or one plane that is both
+        shape = (spec.layers, len(planes), capacity, planes[0].heads, planes[0].width)
         self.blocks_L2NKC = torch.empty(shape, dtype=dtype, device=device)
         self.capacity = capacity
         self.length = 0
@@ -79,7 +90,7 @@ class KVCache:
     def extend(self, layer: int, k_TKC: Tensor, v_TKC: Tensor) -> tuple[Tensor, Tensor]:
         """Write behind the known tokens of a layer; returns all keys and values so far."""
         end = self.length + k_TKC.shape[0]
-        keys, values = self.blocks_L2NKC[layer]
+        keys, values = self.blocks_L2NKC[layer, 0], self.blocks_L2NKC[layer, -1]
         keys[self.length : end] = k_TKC
         values[self.length : end] = v_TKC
         return keys[:end], values[:end]
@@ -121,6 +132,17 @@ class Cached:
             start += count
         return torch.cat(outputs)
 
+    def latent(self, tokens: "LatentTokens", rule: Rule) -> Tensor:
+        """Rows of latent attention: several tokens attend in the expanded form, one in the absorbed form."""
+        outputs, start = [], 0
+        for cache, count in zip(self.caches, self.counts, strict=True):
+            span = slice(start, start + count)
+            new_T1E = tokens.rows_TE[span, None]
+            rows_N1E, _ = cache.extend(rule.layer, new_T1E, new_T1E)
+            outputs.append(tokens.attended(span, rows_N1E, rule))
+            start += count
+        return torch.cat(outputs)
+
     def commit(self) -> None:
         for cache, count in zip(self.caches, self.counts, strict=True):
             cache.length += count
@@ -130,8 +152,8 @@ def attention(q_SHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, rule: Rule) -> Tensor
     """Causal attention of the last S tokens of a sequence of N, grouped heads, window, soft-cap."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_SHC, k_NKC, v_NKC))
     length, total = q_SHC.shape[0], k_NKC.shape[0]
-    if rule.softcap:
-        out = _softcapped(q, k, v, _visible(length, total, rule.window, q.device), rule)
+    if rule.by_scores:
+        out = _by_scores(q, k, v, _visible(length, total, rule.window, q.device), rule)
     elif length == total and not (rule.window and rule.window < total):
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=rule.scale, enable_gqa=True
@@ -153,10 +175,15 @@ def _visible(length: int, total: int, window: int, device: torch.device) -> Tens
     return mask_SN & (key_N > query_S1 - window) if window else mask_SN
 
 
-def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> Tensor:
+def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask_SN: Tensor, rule: Rule) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
     scores = (q @ k.transpose(-1, -2)) * rule.scale
-    scores = rule.softcap * torch.tanh(scores / rule.softcap)
-    weights = scores.masked_fill(~mask_SN, float("-inf")).softmax(dim=-1, dtype=torch.float32)
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    scores = scores.masked_fill(~mask_SN, float("-inf"))
+    if rule.sinks_H is not None:
+        sinks = rule.sinks_H.to(scores.dtype)[None, :, None, None]
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : k.shape[-2]]
     return weights.to(q.dtype) @ v

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from cairn.core.errors import ConfigError
 from cairn.models.attend import Rule
-from cairn.models.build import Build
+from cairn.models.build import Build, Holder, Slot
 from cairn.models.layer_loop import Input, Step, Sublayer
 from cairn.models.layers import Norm
 from cairn.models.linear.form import Product
@@ -16,7 +17,7 @@ from cairn.models.shards import even_share
 from cairn.models.spec import ModelSpec
 
 
-class Attention(Sublayer):
+class Attention(Sublayer, Holder):
     """Queries, keys and values of heads; several heads of queries share one of keys."""
 
     def __init__(self, build: Build, spec: ModelSpec, layer: int) -> None:
@@ -40,8 +41,23 @@ class Attention(Sublayer):
         ]
         self.q_norm, self.k_norm = norms
         self.out = Rows(build, queries, spec.hidden, spec.out_bias)
-        self.rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
+        self.plain_rule = Rule(layer, spec.scale, spec.window(layer), spec.attention_softcap)
+        self.sinks_H = build.parameter(self.heads) if spec.sinks else None
+        self.shards = build.shards
         self.rope = spec.rope_of(layer)
+
+    @property
+    def rule(self) -> Rule:
+        """With the sinks as they are now: loading and training replace them."""
+        if self.sinks_H is None:
+            return self.plain_rule
+        return msgspec.structs.replace(self.plain_rule, sinks_H=self.sinks_H)
+
+    def slots(self) -> Iterator[Slot]:
+        if self.sinks_H is not None:
+            first, every = self.heads * self.shards.rank, self.heads * self.shards.size
+            cut = (0, first, first + self.heads) if self.shards.size > 1 else None
+            yield Slot("sinks", "sinks_H", (every,), cut=cut)
 
     @property
     def entry(self) -> Columns | None:

@@ -18,13 +18,15 @@ from cairn.core.errors import HardwareError, ModelNotFound, WeightsError
 from cairn.models.build import Build
 from cairn.models.checkpoint_names import LEFTOVERS
 from cairn.models.config_fields import Fields
-from cairn.models.families import eos_ids_of, from_hf
+from cairn.models.families import from_hf
+from cairn.models.family_fields import eos_ids_of
 from cairn.models.gguf.tokenizer import tokenizer_from_gguf
 from cairn.models.quantized.scheme import CONFIG, GGUF, quantization_of
 from cairn.models.quantized.source import QuantizedTensors
 from cairn.models.safetensors_file import SafetensorsFolder, TensorSource, read_json
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
+from cairn.models.stacked_experts import split_experts
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.models.transformer import Transformer
@@ -40,6 +42,7 @@ class Checkpoint:
         self.path, self.config = path, config
         self.spec: ModelSpec = from_hf(config)
         self.quantization = quantization_of(config)
+        tensors = split_experts(tensors)
         self.tensors: TensorSource = tensors
         if self.quantization is not None:
             self.tensors = QuantizedTensors(tensors, self.quantization, _float_dtype(config))

@@ -25,22 +25,24 @@ class Source(NamedTuple):
     parts: int = 1  # that are stored in this tensor
     start: int = 0  # the first row of this part
     rows: int = 0  # of the whole tensor
+    leading: bool = False  # stored with a dimension of 1 in front
     order: tuple[int, ...] = ()  # which stored row of a head is our row i; (): the same
 
     @property
     def is_whole(self) -> bool:
         """Whether the stored tensor is the model's, as it lies."""
-        return not self.transposed and self.parts == 1 and not self.order
+        plain = not self.transposed and not self.leading
+        return plain and self.parts == 1 and not self.order
 
 
 class Style(NamedTuple):
     outside: dict[str, str]
     layer: str  # prefix of layer N
-    inside: dict[str, str]  # "*" stands for the number of an expert
+    inside: dict[str, str]  # "*" stands for the number of an expert; a name with its kind wins
     transposed: frozenset[str] = frozenset()
     joined: tuple[tuple[str, ...], ...] = ()  # stored in one tensor, in this order
     pairs: bool = False  # rotary positions pair neighbouring columns rather than halves
-    choice_bias: str = "{router}.e_score_correction_bias"
+    leading: frozenset[str] = frozenset()  # stored with a dimension of 1 in front
     more_layers: bool = False  # layers behind the last predict further tokens, and are left out
 
 
@@ -60,6 +62,7 @@ LLAMA = Style(
         "feed_forward.inner.up": "mlp.up_proj",
         "feed_forward.down": "mlp.down_proj",
         "feed_forward.router": "mlp.gate",
+        "feed_forward.router.bias": "mlp.gate.e_score_correction_bias",
         "feed_forward.*.gate": "mlp.experts.*.gate_proj",
         "feed_forward.*.up": "mlp.experts.*.up_proj",
         "feed_forward.*.down": "mlp.experts.*.down_proj",
@@ -72,6 +75,7 @@ MIXTRAL = LLAMA._replace(
     inside=LLAMA.inside
     | {
         "feed_forward.router": "block_sparse_moe.gate",
+        "feed_forward.router.bias": "block_sparse_moe.gate.e_score_correction_bias",
         "feed_forward.*.gate": "block_sparse_moe.experts.*.w1",
         "feed_forward.*.up": "block_sparse_moe.experts.*.w3",
         "feed_forward.*.down": "block_sparse_moe.experts.*.w2",
@@ -83,6 +87,27 @@ GEMMA = LLAMA._replace(
         "attention_post_norm": "post_attention_layernorm",
         "feed_forward_norm": "pre_feedforward_layernorm",
         "feed_forward_post_norm": "post_feedforward_layernorm",
+    }
+)
+DEEPSEEK = LLAMA._replace(
+    inside=LLAMA.inside
+    | {
+        "attention.query_down.q": "self_attn.q_a_proj",
+        "attention.query_norm": "self_attn.q_a_layernorm",
+        "attention.query.up": "self_attn.q_b_proj",
+        "attention.query.q": "self_attn.q_proj",  # queries in one product, as in the Lite models
+        "attention.down.kv": "self_attn.kv_a_proj_with_mqa",
+        "attention.norm": "self_attn.kv_a_layernorm",
+        "attention.expansion": "self_attn.kv_b_proj",
+    },
+    more_layers=True,
+)
+GPT_OSS = LLAMA._replace(
+    inside=LLAMA.inside
+    | {
+        "attention.sinks": "self_attn.sinks",
+        "feed_forward.router": "mlp.router",
+        "feed_forward.router.logit_bias": "mlp.router.bias",
     }
 )
 GPT2 = Style(
@@ -138,9 +163,14 @@ GRANITE4 = LLAMA._replace(
     joined=(tuple(GATE_UP),),
 )
 MORE_LAYERS = LLAMA._replace(more_layers=True)
-MINIMAX = MIXTRAL._replace(choice_bias="block_sparse_moe.e_score_correction_bias")
+MINIMAX = MIXTRAL._replace(
+    inside=MIXTRAL.inside | {"feed_forward.router.bias": "block_sparse_moe.e_score_correction_bias"}
+)
 ERNIE = LLAMA._replace(pairs=True)
-ERNIE_MOE = ERNIE._replace(choice_bias="mlp.moe_statics.e_score_correction_bias")
+ERNIE_BIAS = "mlp.moe_statics.e_score_correction_bias"
+ERNIE_MOE = ERNIE._replace(
+    inside=ERNIE.inside | {"feed_forward.router.bias": ERNIE_BIAS}, leading=frozenset({ERNIE_BIAS})
+)
 STYLES = {
     "mixtral": MIXTRAL,
     "gemma2": GEMMA,
@@ -158,10 +188,14 @@ STYLES = {
     "minimax_m2": MINIMAX,
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE_MOE,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "gpt_oss": GPT_OSS,
 }
 
 # What checkpoints carry beside the weights: tables and masks that the model computes for itself.
-LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias))$")
+# Masks and tables of old checkpoints, and the head of a classifier, which scores pooled states on the host.
+LEFTOVERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|^score\.weight)$")
 
 
 def source(family: str, slot: str) -> Source:
@@ -172,14 +206,15 @@ def source(family: str, slot: str) -> Source:
     number, inner = re.fullmatch(r"layers\.(\d+)\.(.+)", path).groups()  # type: ignore[union-attr]
     expert = re.search(r"\.(\d+)\.", inner)
     pattern = inner.replace(expert.group(), ".*.") if expert else inner
+    whole = style.inside.get(f"{pattern}.{kind}")
+    if whole is not None:
+        return Source(f"{style.layer}{number}.{whole}", leading=whole in style.leading)
     if pattern not in style.inside:
         raise UnsupportedModel(
             f"the format of {family} checkpoints has no place for {slot}",
             hint="choose a family whose layers have this part",
         )
     theirs = style.inside[pattern]
-    if inner == "feed_forward.router" and kind == "bias":
-        return Source(f"{style.layer}{number}.{style.choice_bias.format(router=theirs)}")
     name = theirs.replace("*", expert.group(1)) if expert else theirs
     full = f"{style.layer}{number}.{name}.{kind}"
     transposed = kind == "weight" and theirs in style.transposed

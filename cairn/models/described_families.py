@@ -9,8 +9,16 @@ from typing import Any
 
 import msgspec
 
+from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
-from cairn.models.families import _by_type, _everywhere, _layer_windows, _llama_like, _rope
+from cairn.models.family_fields import (
+    everywhere,
+    layer_windows,
+    llama_like,
+    rope_from,
+    rope_of,
+    windows_by_type,
+)
 from cairn.models.spec import Experts, ModelSpec, Rope
 
 
@@ -18,9 +26,9 @@ def _read(fields: Fields, family: str, theta: float = 1e4, **rest: Any) -> Model
     """`rest`: what differs from Llama, and the defaults that do."""
     context = fields.take("max_position_embeddings", int)
     if "rope" not in rest:
-        rest |= _rope(fields, context, theta)
+        rest |= rope_of(fields, context, theta)
     eps = fields.take("rms_norm_eps", float, rest.pop("eps", 1e-5))
-    return _llama_like(fields, family, norm_eps=eps, **rest)
+    return llama_like(fields, family, norm_eps=eps, **rest)
 
 
 def _head_dim(fields: Fields, default: int = 0) -> int:
@@ -28,23 +36,20 @@ def _head_dim(fields: Fields, default: int = 0) -> int:
     return fields.take("head_dim", int, default) or hidden // max(heads, 1)
 
 
-def _partial(fields: Fields, share: float, theta: float = 1e4) -> dict[str, Any]:
+def _partial(fields: Fields, share: float, theta: float = 1e4, head_dim: int = 0) -> dict[str, Any]:
     """Rotary positions of some of a head's columns; the share stands beside the others or among them."""
-    parameters = dict(fields.take("rope_parameters", dict, {}))
+    context = fields.take("max_position_embeddings", int)
     share = fields.take("partial_rotary_factor", float, share)
-    inner = Fields(parameters, "rope_parameters")
-    share = inner.take("partial_rotary_factor", float, share)
-    parameters.pop("partial_rotary_factor", None)
     theta = fields.take("rope_theta", float, theta)
-    size = _head_dim(fields)
-    plain = Fields(parameters, "rope_parameters")
-    kind = plain.take("rope_type", str, "default")
-    theta = plain.take("rope_theta", float, theta)
-    if kind != "default":
-        plain.seen.discard("rope_type")
-    plain.finish()
+    parameters = fields.take("rope_parameters", dict, {})
+    given = dict(fields.take("rope_scaling", dict, {}) or parameters)
+    share = Fields(given, "rope_parameters").take("partial_rotary_factor", float, share)
+    given.pop("partial_rotary_factor", None)
+    found = rope_of(Fields({"rope_parameters": given}), context, theta)
+    size = _head_dim(fields, head_dim)
     rotated = int(size * share)
-    return {"rope": Rope(theta=theta, rotated=0 if rotated == size else rotated)}
+    rotated = 0 if rotated == size else rotated
+    return found | {"rope": msgspec.structs.replace(found["rope"], rotated=rotated)}
 
 
 def _granite(fields: Fields) -> ModelSpec:
@@ -53,11 +58,18 @@ def _granite(fields: Fields) -> ModelSpec:
         "granite",
         eps=1e-6,
         mlp_bias=fields.take("mlp_bias", bool, False),
-        embedding_scale=fields.take("embedding_multiplier", float, 1.0),
-        query_scale=fields.take_positive("attention_multiplier", float, 1.0),
-        residual_scale=fields.take("residual_multiplier", float, 1.0),
-        logit_divisor=fields.take_positive("logits_scaling", float, 1.0),
+        **_multipliers(fields),
     )
+
+
+def _multipliers(fields: Fields) -> dict[str, float]:
+    """Granite's."""
+    return {
+        "embedding_scale": fields.take("embedding_multiplier", float, 1.0),
+        "query_scale": fields.take_positive("attention_multiplier", float, 1.0),
+        "residual_scale": fields.take("residual_multiplier", float, 1.0),
+        "logit_divisor": fields.take_positive("logits_scaling", float, 1.0),
+    }
 
 
 def _smollm3(fields: Fields) -> ModelSpec:
@@ -68,7 +80,7 @@ def _smollm3(fields: Fields) -> ModelSpec:
     window = fields.take("sliding_window", int, 0) if used else 0
     fields.seen |= {"sliding_window", "max_window_layers", "pretraining_tp"}
     nope = tuple(i for i, rotated in zip(layers, rotates, strict=False) if not rotated)
-    windows = _by_type(fields, window, [bool(window) and i in nope for i in layers])
+    windows = windows_by_type(fields, window, [bool(window) and i in nope for i in layers])
     return _read(
         fields,
         "smollm3",
@@ -87,12 +99,66 @@ def _olmo2(fields: Fields) -> ModelSpec:
     )
 
 
+def _olmo3(fields: Fields) -> ModelSpec:
+    """OLMo 2 with windows; only the layers that see everything are stretched."""
+    window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
+    context = fields.take("max_position_embeddings", int)
+    theta = fields.take("rope_theta", float, 5e5)
+    given = dict(fields.take("rope_parameters", dict, {}))
+    scaling = fields.take("rope_scaling", dict, {})
+    kinds = Fields(given, "rope_parameters")
+    full = kinds.take("full_attention", dict, {}) | scaling
+    local = kinds.take("sliding_attention", dict, {})
+    kinds.finish()
+    found = rope_of(Fields({"rope_parameters": full}), context, theta)
+    rope_local = rope_from(Fields(local, "rope_parameters"), context, 5e5)
+    return _read(
+        fields,
+        "olmo3",
+        pre_norms=False,
+        post_norms=True,
+        qk_norm=True,
+        qk_norm_over="width",
+        windows=layer_windows(fields, window, every=4),
+        rope_local=None if rope_local == found["rope"] else rope_local,
+        **found,
+    )
+
+
+def _granite4(fields: Fields) -> ModelSpec:
+    """The dense models of Granite 4: attention in every layer, and its shared expert alone."""
+    layers = fields.take("num_hidden_layers", int)
+    kinds = set(fields.take_list("layer_types", str, ["mamba"] * layers))
+    if kinds - {"attention", "full_attention"}:
+        raise UnsupportedModel(
+            f"config.json: layer_types has {', '.join(sorted(kinds))}",
+            hint="of Granite 4, the models whose layers all have attention are supported",
+        )
+    if fields.take("num_local_experts", int, 8):
+        raise UnsupportedModel(
+            f"config.json: num_local_experts is {fields.config.get('num_local_experts')!r}",
+            hint="of Granite 4, the dense models are supported",
+        )
+    fields.take("num_experts_per_tok", int, 0)
+    fields.seen |= {name for name in fields.config if name.startswith("mamba_")}
+    fields.seen |= {"time_step_limit", "layers_block_type"}
+    rotates = fields.take("position_embedding_type", str, "nope") == "rope"
+    return _read(
+        fields,
+        "granitemoehybrid",
+        eps=1e-6,
+        intermediate=fields.take("shared_intermediate_size", int, 1024),
+        nope_layers=() if rotates else tuple(range(layers)),
+        **_multipliers(fields),
+    )
+
+
 def _exaone4(fields: Fields) -> ModelSpec:
     window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
     fields.seen.add("sliding_window_pattern")
     pattern = fields.config.get("sliding_window_pattern", 4)
     every = len(pattern) if isinstance(pattern, str) else int(pattern or 1)
-    windows = _layer_windows(fields, window, max(every, 1))
+    windows = layer_windows(fields, window, max(every, 1))
     nope = tuple(i for i, seen in enumerate(windows) if not seen) if window else ()
     return _read(
         fields,
@@ -127,7 +193,7 @@ def _glm4(fields: Fields) -> ModelSpec:
         post_norms=True,
         qkv_bias=fields.take("attention_bias", bool, True),
         out_bias=False,
-        **_partial(fields, 0.5),
+        **_partial(fields, 0.5, head_dim=128),
     )
 
 
@@ -174,7 +240,7 @@ def _dots1(fields: Fields) -> ModelSpec:
     layers = range(fields.take("num_hidden_layers", int))
     window = fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
     first = fields.take("max_window_layers", int, 62)
-    windows = _by_type(fields, window, [bool(window) and i >= first for i in layers])
+    windows = windows_by_type(fields, window, [bool(window) and i >= first for i in layers])
     experts = _sigmoid_experts(
         fields,
         renormalize=fields.take("norm_topk_prob", bool, False),
@@ -214,7 +280,7 @@ def _phi3(fields: Fields) -> ModelSpec:
             long_factors=tuple(float(x) for x in rope.take_list("long_factor", (int, float), [])),  # type: ignore[arg-type]
         )
     rope.finish()
-    windows = _everywhere(fields, fields.take("sliding_window", int, 0))
+    windows = everywhere(fields, fields.take("sliding_window", int, 0))
     return _read(fields, "phi3", rope=Rope(**found), windows=windows)
 
 
@@ -253,7 +319,7 @@ def _minimax_m2(fields: Fields) -> ModelSpec:
         head_dim=size,
         qk_norm=True,
         qk_norm_over="width",
-        **_partial(fields, rotated / size, 5e6),
+        **_partial(fields, rotated / size, 5e6, head_dim=128),
     )
 
 
@@ -285,10 +351,10 @@ def _ministral3(fields: Fields) -> ModelSpec:
     inner = Fields(given, "rope_parameters")
     temperature = inner.take("llama_4_scaling_beta", float, 0.0)
     given.pop("llama_4_scaling_beta", None)
-    found = _rope(Fields({"rope_parameters": given}), context, 1e6)
+    found = rope_of(Fields({"rope_parameters": given}), context, 1e6)
     if temperature and found["rope"].original_context:
         found["rope"] = msgspec.structs.replace(found["rope"], temperature=temperature)
-    windows = _everywhere(fields, fields.take("sliding_window", int, 0))
+    windows = everywhere(fields, fields.take("sliding_window", int, 0))
     return _read(fields, "ministral3", head_dim=_head_dim(fields, 128), windows=windows, **found)
 
 
@@ -305,7 +371,9 @@ DESCRIBED: dict[str, Callable[[Fields], ModelSpec]] = {
     "phi3": _phi3,
     "smollm3": _smollm3,
     "granite": _granite,
+    "granitemoehybrid": _granite4,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "exaone4": _exaone4,
     "seed_oss": _seed_oss,
     "glm4": _glm4,

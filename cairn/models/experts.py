@@ -39,6 +39,7 @@ class Router(Holder):
         if experts.choice_bias:
             blank_E = torch.empty(experts.count, device=build.device)
             self.bias_E = nn.Parameter(blank_E, requires_grad=False)
+        self.logit_bias_E = build.parameter(experts.count) if experts.logit_bias else None
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and indices of the chosen experts, each [T, per_token]."""
@@ -48,7 +49,8 @@ class Router(Holder):
     def scores(self, x_TD: Tensor) -> Tensor:
         """How well each expert fits each token, [T, E] float32."""
         # Every rank routes alike, but weighs only its slice of each expert: `whole` sums the gradient.
-        scores_TE = F.linear(x_TD, self.shards.whole(self.weight)).float()
+        bias_E = None if self.logit_bias_E is None else self.shards.whole(self.logit_bias_E)
+        scores_TE = F.linear(x_TD, self.shards.whole(self.weight), bias_E).float()
         return scores_TE.softmax(-1) if self.experts.gate == "softmax" else scores_TE.sigmoid()
 
     def choose(self, scores_TE: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -60,13 +62,16 @@ class Router(Holder):
         return self.weigh(scores_TE, chosen_TN), chosen_TN
 
     def _in_best_groups(self, biased_TE: Tensor) -> Tensor:
-        """-inf for experts outside of a token's best groups; a group is as good as its two best experts together."""
-        biased_TGN = biased_TE.unflatten(-1, (self.experts.groups, -1))
-        best = min(2, biased_TGN.shape[-1])
-        sums_TG = biased_TGN.topk(best, dim=-1).values.sum(-1)
-        kept_TG = torch.zeros_like(sums_TG, dtype=torch.bool)
-        kept_TG.scatter_(1, sums_TG.topk(self.experts.top_groups, dim=-1).indices, True)
-        return biased_TGN.masked_fill(~kept_TG[..., None], float("-inf")).flatten(-2)
+        """Scores of the experts that a token may choose; the others are minus infinity.
+
+        A group counts as its best expert, or where a bias steers the choice as the sum of its two best (DeepSeek-V3).
+        """
+        biased_TGI = biased_TE.unflatten(-1, (self.experts.groups, -1))
+        best = min(2, biased_TGI.shape[-1]) if self.experts.choice_bias else 1
+        groups_TG = biased_TGI.topk(best, dim=-1).values.sum(-1)
+        chosen_TG = groups_TG.topk(self.experts.top_groups, dim=-1).indices
+        outside_TG = torch.ones_like(groups_TG, dtype=torch.bool).scatter(1, chosen_TG, False)
+        return biased_TGI.masked_fill(outside_TG[..., None], float("-inf")).flatten(1)
 
     def weigh(self, scores_TE: Tensor, chosen_TN: Tensor) -> Tensor:
         """The weights of chosen experts."""
@@ -79,6 +84,8 @@ class Router(Holder):
         yield Slot("weight", "weight", tuple(self.weight.shape))
         if isinstance(self.bias_E, nn.Parameter):
             yield Slot("bias", "bias_E", tuple(self.bias_E.shape), init="zeros")
+        if self.logit_bias_E is not None:
+            yield Slot("logit_bias", "logit_bias_E", tuple(self.logit_bias_E.shape), init="zeros")
 
 
 class ExpertLayer(Sublayer, Holder):
@@ -89,10 +96,14 @@ class ExpertLayer(Sublayer, Holder):
         self.parts = ("gate", "up") if spec.gated else ("up",)
         self.experts, self.hidden, self.shards = experts, spec.hidden, build.shards
         self.width = even_share(experts.intermediate, build.shards, "columns of each expert")
-        self.gate = Gate(spec.activation, spec.gated)
+        self.gate = Gate(spec.activation, spec.gated, spec.activation_limit)
         self.router = Router(build, spec, experts)
         self.inner_EFD = build.parameter(experts.count, len(self.parts) * self.width, spec.hidden)
         self.down_EDF = build.parameter(experts.count, spec.hidden, self.width)
+        self.inner_bias_EF = self.down_bias_ED = None
+        if experts.biases:
+            self.inner_bias_EF = build.parameter(experts.count, len(self.parts) * self.width)
+            self.down_bias_ED = build.parameter(experts.count, spec.hidden)
         shared = experts.shared_intermediate
         self.shared = FeedForward(build, spec, shared) if shared else None
 
@@ -101,7 +112,10 @@ class ExpertLayer(Sublayer, Holder):
         weights_TN, chosen_TN = self.router(entered_TD)
         order_M, ends_E = sort_by_expert(chosen_TN, self.experts.count)
         out_MD = self.visit(entered_TD[order_M // chosen_TN.shape[1]], ends_E)
-        y_TD = self.shards.reduce(combined(out_MD, order_M, weights_TN))
+        y_TD = combined(out_MD, order_M, weights_TN)
+        if self.down_bias_ED is not None:
+            y_TD = y_TD + self.weighed_bias(self.down_bias_ED, weights_TN, chosen_TN)
+        y_TD = self.shards.reduce(y_TD)
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
     def plain(self, x_TD: Tensor, step: Step) -> Tensor:
@@ -112,12 +126,23 @@ class ExpertLayer(Sublayer, Holder):
 
     def visit(self, x_MD: Tensor, ends_E: Tensor) -> Tensor:
         """Rows that are sorted by expert, each through its expert, in one grouped product each way."""
-        inner_MF = self.gate.plain(grouped_product(x_MD, self.inner_EFD, ends_E))
-        return grouped_product(inner_MF, self.down_EDF, ends_E)
+        inner_MF = grouped_product(x_MD, self.inner_EFD, ends_E)
+        if self.inner_bias_EF is not None:
+            row_M = torch.arange(len(x_MD), dtype=ends_E.dtype, device=ends_E.device)
+            expert_M = torch.searchsorted(ends_E, row_M, right=True)
+            inner_MF = inner_MF + self.inner_bias_EF[expert_M.clamp(max=self.experts.count - 1)]
+        return grouped_product(self.gate.plain(inner_MF), self.down_EDF, ends_E)
+
+    def weighed_bias(self, bias_ED: Tensor, weights_TN: Tensor, chosen_TN: Tensor) -> Tensor:
+        """This rank's part of the biases behind the second products, weighed as their results are."""
+        dense_TE = weights_TN.new_zeros(len(weights_TN), self.experts.count)
+        dense_TE = dense_TE.scatter(1, chosen_TN, weights_TN)
+        return dense_TE @ self.shards.whole(bias_ED) / self.shards.size
 
     def expert(self, expert: int, x_MD: Tensor) -> Tensor:
         """One expert for all rows: the definition of what the grouped form computes."""
-        inner_MF = self.gate.plain(F.linear(x_MD, self.inner_EFD[expert]))
+        inner_bias_F = None if self.inner_bias_EF is None else self.inner_bias_EF[expert]
+        inner_MF = self.gate.plain(F.linear(x_MD, self.inner_EFD[expert], inner_bias_F))
         return F.linear(inner_MF, self.down_EDF[expert])
 
     def slots(self) -> Iterator[Slot]:
@@ -128,8 +153,14 @@ class ExpertLayer(Sublayer, Holder):
                 index = (expert, slice(i * self.width, (i + 1) * self.width))
                 cut = (0, first, first + self.width) if split else None
                 yield Slot(f"{expert}.{part}.weight", "inner_EFD", (whole, self.hidden), index, cut)
+                if self.inner_bias_EF is not None:
+                    name = f"{expert}.{part}.bias"
+                    yield Slot(name, "inner_bias_EF", (whole,), index, cut, "zeros")
             cut = (1, first, first + self.width) if split else None
             yield Slot(f"{expert}.down.weight", "down_EDF", (self.hidden, whole), (expert,), cut)
+            if self.down_bias_ED is not None:
+                name = f"{expert}.down.bias"
+                yield Slot(name, "down_bias_ED", (self.hidden,), (expert,), init="zeros")
 
 
 def combined(out_MD: Tensor, order_M: Tensor, weights_TN: Tensor) -> Tensor:

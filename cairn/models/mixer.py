@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from cairn.core.errors import ConfigError
+
 if TYPE_CHECKING:
-    from cairn.models.spec import ModelSpec
+    from cairn.models.spec import Latent, ModelSpec
 
 
 class Plane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +55,7 @@ class GroupedQuery:
     def parameters(self, spec: "ModelSpec") -> int:
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         biases = (queries + 2 * keys) * spec.qkv_bias + spec.hidden * spec.out_bias
+        biases += spec.heads * spec.sinks
         normed = queries + keys if spec.qk_norm_over == "width" else 2 * spec.head_dim
         per_column = 2 if spec.norm == "layer" else 1
         return self.matmul_parameters(spec) + biases + normed * per_column * spec.qk_norm
@@ -68,13 +71,52 @@ class GroupedQuery:
         return Plane("k", heads, spec.head_dim), Plane("v", heads, spec.head_dim)
 
 
+class LatentShape:
+    """Latent attention: one row per token is cached, whatever the number of heads and ranks."""
+
+    def parameters(self, spec: "ModelSpec") -> int:
+        latent = _latent(spec)
+        norms = latent.rank + latent.query_rank
+        biases = (latent.query_rank + latent.width) * spec.qkv_bias + spec.hidden * spec.out_bias
+        return self.matmul_parameters(spec) + norms + biases
+
+    def matmul_parameters(self, spec: "ModelSpec") -> int:
+        latent, queries = _latent(spec), spec.heads * spec.head_dim
+        if latent.query_rank:
+            query = latent.query_rank * (spec.hidden + queries)
+        else:
+            query = spec.hidden * queries
+        expansion = latent.rank * spec.heads * (latent.unrotated + latent.value)
+        out = spec.heads * latent.value * spec.hidden
+        return query + spec.hidden * latent.width + expansion + out
+
+    def pair_flops(self, spec: "ModelSpec") -> int:
+        """In the expanded form, as prefill and training compute it."""
+        return 2 * spec.heads * (spec.head_dim + _latent(spec).value)
+
+    def planes(self, spec: "ModelSpec", shards: int) -> tuple[Plane, ...]:
+        return (Plane("latent", 1, _latent(spec).width),)
+
+
+def _latent(spec: "ModelSpec") -> "Latent":
+    if spec.latent is None:
+        raise ConfigError(
+            f"a {spec.family} model with mixer latent has no latent sizes",
+            hint="give `latent`: rank, unrotated, rotated and value",
+        )
+    return spec.latent
+
+
 class Registration(NamedTuple):
     shape: MixerShape
     module: str
     name: str  # of the class
 
 
-MIXERS = {"attention": Registration(GroupedQuery(), "cairn.models.attention", "Attention")}
+MIXERS = {
+    "attention": Registration(GroupedQuery(), "cairn.models.attention", "Attention"),
+    "latent": Registration(LatentShape(), "cairn.models.latent", "LatentAttention"),
+}
 
 
 def make_mixer(name: str, *arguments: Any) -> Any:

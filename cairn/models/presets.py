@@ -11,6 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.core.errors import ConfigError
+from cairn.models.described_presets import glm45_air, glm45_whole, olmo3, phi4, smollm3
+from cairn.models.sparse_presets import (
+    deepseek_v2_lite,
+    deepseek_v3,
+    gpt_oss,
+    tiny_deepseek,
+    tiny_gpt_oss,
+)
 from cairn.models.spec import Experts, ModelSpec, Rope
 
 
@@ -166,6 +174,21 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
     "gemma-3-4b": lambda: _gemma3(2560, 34, 8, 4, 10_240),
     "gemma-3-12b": lambda: _gemma3(3840, 48, 16, 8, 15_360),
     "gemma-3-27b": lambda: _gemma3(5376, 62, 32, 16, 21_504, head_dim=128, query_scale=168**-0.5),
+    "qwen3-235b-a22b": lambda: _qwen3(
+        4096, 94, 64, 12_288, family="qwen3_moe", kv_heads=4,
+        experts=Experts(count=128, per_token=8, intermediate=1536),
+    ),
+    "llama-3.1-405b": lambda: _llama3(16_384, 126, 128, 53_248),
+    "phi-4": phi4,
+    "smollm3-3b": smollm3,
+    "olmo-3-7b": lambda: olmo3(4096, 32, 32, 32, 11_008),
+    "olmo-3-32b": lambda: olmo3(5120, 64, 40, 8, 27_648),
+    "glm-4.5-air": glm45_air,
+    "glm-4.5": glm45_whole,
+    "deepseek-v2-lite": deepseek_v2_lite,
+    "deepseek-v3": deepseek_v3,
+    "gpt-oss-20b": lambda: gpt_oss(24, 32),
+    "gpt-oss-120b": lambda: gpt_oss(36, 128),
     "gpt2": lambda: _gpt2(768, 12, 12),
     "gpt2-medium": lambda: _gpt2(1024, 24, 16),
     "gpt2-large": lambda: _gpt2(1280, 36, 20),
@@ -185,6 +208,8 @@ PRESETS: dict[str, Callable[[], ModelSpec]] = {
         activation="gelu_tanh", embedding_scale=48**0.5, windows=(8, 8, 0),
         rope=Rope(theta=1_000_000.0), rope_local=Rope(),
     ),
+    "tiny-deepseek": tiny_deepseek,
+    "tiny-gpt-oss": tiny_gpt_oss,
     "tiny-gpt2": lambda: _tiny(
         "gpt2", kv_heads=4, hidden=64, intermediate=256, tied=True, norm="layer", qkv_bias=True,
         out_bias=True, mlp_bias=True, activation="gelu_tanh", gated=False, positions="learned",

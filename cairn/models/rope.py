@@ -56,7 +56,7 @@ def frequencies(
 ) -> tuple[Tensor, float | Tensor]:
     """Radians per position for each pair, [C/2] (dynamic: [T, C/2]), and a factor on cos and sin, or one per pair."""
     angles, amplitude = _rotated(rope, spec, device, lengths_T)
-    still = spec.head_dim // 2 - angles.shape[-1]
+    still = spec.rotary_dim // 2 - angles.shape[-1]
     if not still:
         return angles, amplitude
     amplitudes = torch.full(angles.shape[-1:], amplitude, device=device)
@@ -67,7 +67,7 @@ def _rotated(
     rope: Rope, spec: ModelSpec, device: torch.device, lengths_T: Tensor | None
 ) -> tuple[Tensor, float]:
     """The same for the pairs that are rotated."""
-    size = rope.rotated or spec.head_dim
+    size = rope.rotated or spec.rotary_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     trained = rope.original_context or spec.context
     if rope.kind == "dynamic" and lengths_T is not None:

@@ -22,6 +22,7 @@ from cairn.models.presets import preset
 from cairn.models.room import check_fits
 from cairn.models.shards import ALONE, Shards
 from cairn.models.spec import ModelSpec
+from cairn.models.stretch import stretched
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
@@ -111,10 +112,15 @@ class OpenModel:
         return runnable
 
 
-def open_model(name: str) -> OpenModel:
+def open_model(name: str, context: int | None = None) -> OpenModel:
+    """`context`: tokens that the model is to see, stretched where it was trained for fewer."""
     if name.startswith(RANDOM):
-        return OpenModel(name, preset(name.removeprefix(RANDOM)), None, (), None)
+        spec = preset(name.removeprefix(RANDOM))
+        spec = spec if context is None else stretched(spec, context)
+        return OpenModel(name, spec, None, (), None)
     checkpoint = open_checkpoint(resolve(name))
+    if context is not None:
+        checkpoint.spec = stretched(checkpoint.spec, context)
     tokenizer = checkpoint.tokenizer()
     eos_ids = checkpoint.eos_ids or tokenizer.eos_ids
     return OpenModel(name, checkpoint.spec, tokenizer, eos_ids, checkpoint)

@@ -16,7 +16,8 @@ import msgspec
 from cairn.core.errors import ConfigError
 from cairn.models.mixer import MIXERS, MixerShape
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_silu"]
+CLAMPED_ALPHA = 1.702  # of clamped_silu: x * sigmoid(alpha x)
 SIZES = ("vocab", "hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "context")
 
 
@@ -63,8 +64,26 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     groups: int = 1  # of equally many neighbours, of which a token visits the `top_groups` best
     top_groups: int = 1
+    logit_bias: bool = False  # the router's product has a bias
+    biases: bool = False  # the experts' products have biases
     shared_intermediate: int = 0  # an expert that every token visits; 0: none
     dense_layers: tuple[int, ...] = ()  # layers that keep the dense feed-forward
+
+
+class Latent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Latent attention (MLA, arXiv:2405.04434): keys and values of all heads are products of one narrow row."""
+
+    rank: int  # columns of the row that keys and values are made of
+    unrotated: int  # columns of a head's queries and keys without positions
+    rotated: int  # columns with rotary positions, the same key for all heads
+    value: int  # columns of a head's values
+    query_rank: int = 0  # queries go through a product of this rank; 0: they are one product
+    interleaved: bool = True  # rotary positions pair columns (0, 1), (2, 3) ..; else i and i + half
+
+    @property
+    def width(self) -> int:
+        """Columns that are cached for a token."""
+        return self.rank + self.rotated
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,9 +112,12 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mlp_bias: bool = False
     activation: Activation = "silu"
     gated: bool = True  # act(gate(x)) * up(x) rather than act(up(x))
+    activation_limit: float = 0.0  # of clamped_silu, on its inputs
     experts: Experts | None = None
     # positions and attention
     mixer: str = "attention"  # what a layer does along the sequence, by its name in `models.mixer`
+    latent: Latent | None = None  # of the mixer `latent`
+    sinks: bool = False  # each head has one more logit in its softmax, which no value belongs to
     positions: Literal["rope", "learned"] = "rope"
     rope: Rope = Rope()
     rope_local: Rope | None = None  # for windowed layers, where it differs
@@ -119,6 +141,11 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def scale(self) -> float:
         return self.query_scale or self.head_dim**-0.5
+
+    @property
+    def rotary_dim(self) -> int:
+        """Columns of a head that rotary positions rotate."""
+        return self.latent.rotated if self.latent else self.head_dim
 
     def window(self, layer: int) -> int:
         """How many tokens back a layer sees, itself included; 0 for all of them."""
@@ -171,7 +198,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         visited = experts.per_token if active else experts.count
         routed = (2 + self.gated) * self.hidden * visited * experts.intermediate
         shared = self._dense_parameters(experts.shared_intermediate)
-        return routed + shared + experts.count * (self.hidden + experts.choice_bias)
+        per_expert = ((1 + self.gated) * experts.intermediate + self.hidden) * experts.biases
+        router = experts.count * (self.hidden + experts.choice_bias + experts.logit_bias)
+        return routed + shared + visited * per_expert + router
 
     def _dense_parameters(self, width: int) -> int:
         """A feed-forward layer of this width, dense or shared; only routed experts have no biases."""
@@ -238,13 +267,13 @@ def _validate(spec: ModelSpec) -> None:
             f"{spec.heads} attention heads cannot share {spec.kv_heads} key/value heads evenly",
             hint="the number of heads is a multiple of the number of key/value heads",
         )
-    if spec.positions == "rope" and spec.head_dim % 2:
+    if spec.positions == "rope" and spec.rotary_dim % 2:
         raise ConfigError(
-            f"rotary positions need an even head size, not {spec.head_dim}",
+            f"rotary positions need an even head size, not {spec.rotary_dim}",
             hint="rotation turns pairs of dimensions",
         )
     for rope in (spec.rope, spec.rope_local or spec.rope):
-        _validate_rope(rope, spec.head_dim)
+        _validate_rope(rope, spec.rotary_dim)
     if spec.residual_scale != 1.0 and spec.post_norms:
         raise ConfigError(
             "a model that norms what its blocks add and scales it too", hint="no known family does"
@@ -257,6 +286,11 @@ def _validate(spec: ModelSpec) -> None:
         raise ConfigError(
             f"logits divided by {spec.logit_divisor}, residuals scaled by {spec.residual_scale}",
             hint="both are finite numbers, and the divisor is above 0",
+        )
+    if (spec.mixer == "latent") != (spec.latent is not None):
+        raise ConfigError(
+            f"mixer {spec.mixer} with latent sizes {spec.latent}",
+            hint="the mixer `latent` has sizes of its own, and no other one has",
         )
     if spec.windows and len(spec.windows) != spec.layers:
         raise ConfigError(

@@ -7,8 +7,8 @@ first used. Names are translated by `checkpoint_names`; files are opened by the 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,9 @@ def load(
     for path, group in _by_parameter(slots).items():
         if path in packed:
             continue
-        values = [(slot, slot.share(_read(slot, where[slot.name], tensors))) for slot in group]
+        values = [
+            (slot, slot.share(read_source(slot, where[slot.name], tensors))) for slot in group
+        ]
         _place(modules, path, values, device)
         progress(sum(value.nbytes for _, value in values))
     # Behind the biases, which a form takes along.
@@ -103,9 +105,15 @@ def load(
         give_blocks(blocks, cast(HasBlocks, tensors), progress)
 
 
-def fill_shares(
-    model: Transformer, shares: Mapping[str, Tensor], device: torch.device | str
-) -> None:
+class HasSlots(Protocol):
+    """A model that says which tensors it needs."""
+
+    def slots(self) -> Iterator[Slot]: ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
+
+
+def fill_shares(model: HasSlots, shares: Mapping[str, Tensor], device: torch.device | str) -> None:
     """Fill every parameter of a model on the meta device; `shares`: by the name of its slot, this rank's part."""
     modules = dict(model.named_modules())
     for path, group in _by_parameter(model.slots()).items():
@@ -156,14 +164,14 @@ def _some(names: list[str]) -> str:
     return ", ".join(name if name.isprintable() else repr(name) for name in names[:3])
 
 
-def _read(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
+def read_source(slot: Slot, place: Source, tensors: TensorSource) -> Tensor:
     """The whole tensor of a slot, transposed, cut and ordered as our layers want it."""
     tensor = tensors.tensor(place.tensor)
     stored = tuple(tensor.shape)
     rows, *rest = slot.shape
     expected = (place.rows or rows, *rest)
     expected = expected[::-1] if place.transposed else expected
-    if stored == (1, *expected):  # Ernie's bias of a router has a dimension of groups
+    if place.leading and stored == (1, *expected):
         tensor, stored = tensor[0], expected
     if stored != expected:
         raise WeightsError(

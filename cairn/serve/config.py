@@ -65,6 +65,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int | Literal["auto"] | None = None
     """longest request, prompt and answer together; default: what the model was made for; auto: so long that several of
     them fit into the cache"""
+    context: int | None = None
+    """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
     max_num_seqs: int = DEFAULT_SEQUENCES
     """most requests that run at once"""
     max_num_batched_tokens: int | None = None
@@ -101,12 +103,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     draft_tokens: int | Literal["auto"] = "auto"
     """most guesses of a request in a step; auto: as many as are expected to pay"""
     load_in_advance: bool = False
-    """capture all graphs before the first request, instead of when each is first needed"""
+    """capture all common graphs before the first request, instead of when first needed; LLM and the server do"""
 
     def __post_init__(self) -> None:
         fine = 0 < self.gpu_memory_utilization <= 1
         _check("gpu_memory_utilization", self.gpu_memory_utilization, fine, "above 0, at most 1")
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+        for name in ("max_model_len", "context", "max_num_seqs", "max_num_batched_tokens", "block_size",
                      "num_gpu_blocks_override", "tensor_parallel_size"):  # fmt: skip
             value = getattr(self, name)
             _check(name, value, value in (None, "auto") or value >= 1, "at least 1")

@@ -20,6 +20,7 @@ class Job:
         "pooled",
         "prompt_logprobs",
         "request",
+        "result",
         "streamed",
     )
 
@@ -40,6 +41,7 @@ class Job:
         )
         self.prompt_logprobs: Sequence[Found] | None = None
         self.pooled: bytes | None = None  # the prompt as a vector of float32, if that was asked for
+        self.result: object = None  # of a job that is computed whole: a transcript
         self.detokenize_s = 0.0  # seconds that its text took to make
         self._begun = False
 

@@ -20,11 +20,16 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import msgspec
+import numpy as np
 
 from cairn.core.errors import ConfigError, RequestError, did_you_mean
+from cairn.models.encoder.pooling_rules import Pooling
+from cairn.models.encoder.texts import TextIds, encode_texts
+from cairn.models.speech.sound_file import read_sound
+from cairn.models.speech.transcribe import Wanted
 from cairn.models.tokenizer import Message, Tokenizer, ToolSchema
 from cairn.serve.answer import RequestOutput, readable_prompt
 from cairn.serve.config import INSTEAD, EngineConfig
@@ -33,7 +38,9 @@ from cairn.serve.job import Job
 from cairn.serve.progress import answer_bar
 from cairn.serve.prompts import Prompt, PromptLike, read_params, read_priorities, read_prompts
 from cairn.serve.serving import GenerateRequest, open_serving
+from cairn.serve.speech_thread import Speech, Transcript
 from cairn.serve.stream import Stream, vector_of
+from cairn.serve.text_vectors import Pair, matrix_of
 
 REDRAW_S = 0.1
 log = logging.getLogger("cairn")
@@ -111,6 +118,89 @@ class LLM:
         request = GenerateRequest(read[0].token_ids, params, priority, read[0].salt)
         return Stream(self.serving, read[0], request)
 
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate: bool = False,
+        use_tqdm: bool = False,
+    ) -> list[list[float]]:
+        """A vector for each text, pooled and normalised as the files beside the model say.
+
+        `prompt_name`: of the model's own prompts, such as "query". `truncate`: cut texts that are too long.
+        """
+        vectors = self.serving.vectors
+        prompt, most = vectors.rules.prompt(prompt_name), self._most_tokens(truncate)
+        each = [texts] if isinstance(texts, str) else list(texts)
+        read = encode_texts(vectors.tokenizer, [prompt + text for text in each], most)
+        pooled_BD = self._pool(read, vectors.rules.pooling, use_tqdm)
+        return vectors.embeddings(pooled_BD, dimensions, normalize).tolist()
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        use_tqdm: bool = False,
+    ) -> list[float]:
+        """How well the texts of each pair belong together; one `text_1` goes with every `text_2`."""
+        second = [text_2] if isinstance(text_2, str) else list(text_2)
+        first = [text_1] * len(second) if isinstance(text_1, str) else list(text_1)
+        if len(first) != len(second):
+            raise RequestError(
+                f"{len(first)} and {len(second)} texts",
+                hint="give one text_1 for all, or equally many",
+            )
+        pairs = [Pair(one, two) for one, two in zip(first, second, strict=True)]
+        most = self._most_tokens(truncate)
+        inputs = self.serving.vectors.score_inputs(pairs, most, instruction)
+        return inputs.scores(self._pool(inputs.texts, inputs.pooling, use_tqdm))
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, **options: Any
+    ) -> list[tuple[int, float]]:
+        """Indices of documents with their scores, best first; takes the options of `score`."""
+        scores = self.score(query, documents, **options)
+        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+        return [(at, scores[at]) for at in order[:top_n]]
+
+    def classify(
+        self, texts: str | Sequence[str], *, truncate: bool = False, use_tqdm: bool = False
+    ) -> list[dict[str, float]]:
+        """The probability of each label of each text."""
+        vectors = self.serving.vectors
+        each = [texts] if isinstance(texts, str) else list(texts)
+        if (classifier := vectors.classifier) is None:
+            raise RequestError(f"{self.serving.name} has no head that classifies texts")
+        read = encode_texts(vectors.tokenizer, each, self._most_tokens(truncate))
+        probs_BL = vectors.probabilities(self._pool(read, classifier.pooling, use_tqdm))
+        return [dict(zip(classifier.labels, row, strict=True)) for row in probs_BL.tolist()]
+
+    def transcribe(
+        self,
+        sound: bytes | np.ndarray,
+        *,
+        language: str | None = None,
+        task: Literal["transcribe", "translate"] = "transcribe",
+    ) -> Transcript:
+        """What is said in a sound file, or in samples at 16 kHz; for models that hear."""
+        samples = read_sound(sound) if isinstance(sound, bytes) else sound.astype(np.float32)
+        params = SamplingParams(max_tokens=1, temperature=0, pooling="last")
+        speech = Speech(samples, Wanted(task, language))
+        countdown = _Countdown()
+        request = GenerateRequest([0], params, media=speech)
+        jobs = self.serving.jobs([request], countdown.on_update, streamed=False)
+        self._wait_for(jobs, countdown, show=False)
+        result = jobs[0].result
+        if not isinstance(result, Transcript):
+            raise RequestError(f"nothing was transcribed: {jobs[0].answer.whole.error}")
+        return result
+
     def close(self) -> None:
         """End everything that runs, and give the memory back once this object is gone."""
         self._finalizer()
@@ -136,6 +226,23 @@ class LLM:
         variables = dict(template_kwargs or {})
         text = self.tokenizer.chat(checked, tools, add_generation_prompt, **variables)
         return Prompt(text, self.tokenizer.encode(text, special=False))
+
+    def _most_tokens(self, truncate: bool) -> int | None:
+        return self.serving.limits.longest_text if truncate else None
+
+    def _pool(self, texts: Sequence[TextIds], pooling: Pooling, show: bool) -> np.ndarray:
+        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, pooling=pooling)
+        requests = [GenerateRequest(text.ids, params, segment=text.segment) for text in texts]
+        if not requests:
+            return np.zeros((0, self.serving.opened.spec.hidden), np.float32)
+        countdown = _Countdown()
+        jobs = self.serving.jobs(requests, countdown.on_update, streamed=False)
+        self._wait_for(jobs, countdown, show)
+        found = [job.pooled for job in jobs if job.pooled is not None]
+        if len(found) < len(jobs):
+            failed = next(job.answer.whole for job in jobs if job.pooled is None)
+            raise RequestError(f"a text was not computed: {failed.error or failed.finish_reason}")
+        return matrix_of(found)
 
     def _answer(
         self, prompts: list[Prompt], params: list[SamplingParams], show: bool, priorities: list[int]
@@ -225,7 +332,8 @@ def read_config(model: object, options: Mapping[str, Any]) -> EngineConfig:
     if not isinstance(model, str | PathLike):
         raise ConfigError(f"model is {model!r}", hint="give a folder, a file or a name")
     try:
-        return msgspec.convert({"model": str(model), **options}, EngineConfig)
+        given = {"model": str(model), "load_in_advance": True, **options}
+        return msgspec.convert(given, EngineConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"an argument of LLM is wrong: {error}") from None
 

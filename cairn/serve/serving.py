@@ -12,13 +12,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from cairn.core.errors import ConfigError, RequestError, TokenizerError
 from cairn.models.checkpoint import default_device
-from cairn.models.runnable import OpenModel, open_model
+from cairn.models.encoder.open import open_encoder
+from cairn.models.hub import resolve
+from cairn.models.runnable import RANDOM, OpenModel, open_model
+from cairn.models.speech.load import is_whisper
 from cairn.models.tokenizer import Tokenizer
 from cairn.serve.answer import Answer
 from cairn.serve.config import EngineConfig, RoleConfig
@@ -37,9 +41,11 @@ from cairn.serve.grammar import Grammar, Grammars, grammars_for
 from cairn.serve.guide import read_guide
 from cairn.serve.job import Job
 from cairn.serve.prompts import params_of_answers
+from cairn.serve.text_vectors import TextVectors
 
 log = logging.getLogger("cairn")
 CLOSED = "the engine is closed"
+DECODER_POOLINGS = (None, "mean", "last")
 
 
 class EngineHost(Protocol):
@@ -126,6 +132,8 @@ class GenerateRequest(NamedTuple):
     grammar: Grammar | None = None
     served: ServedModel = ServedModel("")  # its pages are found by no other
     outputs: Sequence[int] = ()  # the beginning of its one answer, made elsewhere
+    segment: int = 0  # where the second text of a pair begins; 0: there is one text
+    media: object = None  # sound, for a model that hears
 
 
 class Serving:
@@ -156,6 +164,11 @@ class Serving:
     @property
     def name(self) -> str:
         return self.opened.name
+
+    @cached_property
+    def vectors(self) -> TextVectors:
+        """How pooled states become embeddings and scores."""
+        return TextVectors(self.opened)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name; None is the first one."""
@@ -247,6 +260,10 @@ class Serving:
 
     def _check(self, request: GenerateRequest) -> None:
         prompt, params = request.prompt, request.params
+        if self.limits.answers == "text" and params.pooling not in DECODER_POOLINGS:
+            raise RequestError(
+                f"pooling is {params.pooling}, and a model that generates has mean and last"
+            )
         if params.stop and not self.has_tokenizer:
             raise RequestError(
                 f"stop is {params.stop}, and {self.name} has no tokenizer to find it with",
@@ -277,6 +294,8 @@ class Serving:
                 salt=request.salt,
                 identity=request.served.identity,
                 adapter=request.served.adapter,
+                segment=request.segment,
+                media=request.media,
                 eos_ids=self.opened.eos_ids,
                 constraint=None if grammar is None else grammar.start(),
                 outputs=request.outputs,
@@ -320,6 +339,8 @@ def open_serving(
     `in_processes`: None gives the engine processes of its own where several GPUs share the model. `role`: one half of a
     prefill and decode pair.
     """
+    if (other := _open_other(config, names)) is not None:
+        return other
     if in_processes is None:
         in_processes = config.tensor_parallel_size > 1
     if not in_processes:
@@ -334,10 +355,29 @@ def open_serving(
         return Serving(started.opened, limits, host, started.notes, facts, names)
     from cairn.serve.engine_processes import EngineProcesses  # needs ZeroMQ
 
-    opened = open_model(config.model)
+    opened = open_model(config.model, config.context)
     processes = EngineProcesses(config, role=role)
     client = processes.client
     return Serving(opened, client.limits, processes, client.notes, client.facts, names)
+
+
+def _open_other(config: EngineConfig, names: Sequence[str]) -> Serving | None:
+    """A model that does not generate: a text encoder, or one that hears. They build on this file."""
+    if config.model.startswith(RANDOM):
+        return None
+    try:
+        encoder = open_encoder(config.model)
+    except PermissionError:
+        return None  # whoever opens it next says what is forbidden
+    if encoder is not None:
+        from cairn.serve.encoder_serving import open_encoder_serving
+
+        return open_encoder_serving(encoder, config, names)
+    if is_whisper(folder := resolve(config.model)):
+        from cairn.serve.speech_serving import open_speech_serving
+
+        return open_speech_serving(config.model, folder, config, names)
+    return None
 
 
 def runs_on_gpu(config: EngineConfig) -> bool:

@@ -158,8 +158,30 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """the adapter counts alpha / sqrt(rank) instead"""
     dora: bool = False
     """train the length of each row beside the adapter"""
+    base: Literal["float", "nf4"] = "float"
+    """nf4: the frozen weights of the layers are kept in 4 bits (QLoRA)"""
     merge: bool = True
     """with checkpoint.export: leave the merged model beside the adapter"""
+
+
+class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is learnt: the text itself, or which of two answers people prefer."""
+
+    kind: Literal["sft", "dpo", "ipo", "kto", "orpo", "simpo"] = "sft"
+    """sft: the next token (of chats, the assistant's words); the others: preferences, from .jsonl files in data.sources
+    with prompt, chosen and rejected; kto: prompt, completion and label. orpo and simpo need no reference model"""
+    beta: Amount = 0.0
+    """how closely the policy is held to the reference; 0: as usual, which is 0.1, and 2 for simpo"""
+    gamma: Amount = 1.0
+    """simpo: by how much the chosen answer has to win"""
+    weight: Amount = 0.1
+    """orpo: of the odds beside the cross entropy"""
+    label_smoothing: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
+    """dpo: the share of labels that are taken to be wrong"""
+    desirable: Amount = 1.0
+    """kto: the weight of good answers"""
+    undesirable: Amount = 1.0
+    """kto: the weight of bad answers"""
 
 
 class BadStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,6 +265,7 @@ class Train(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     qat: Qat = Qat()
     distill: Distill = Distill()
     adapter: Adapter = Adapter()
+    objective: Objective = Objective()
     bad_step: BadStep = BadStep()
     validation: Validation = Validation()
     checkpoint: Checkpoint = Checkpoint()
@@ -298,6 +321,7 @@ def _check(config: Train) -> None:
         raise ConfigError("data.sources is empty", hint='name one, such as "stories"')
     _check_prompts(config)
     _check_adapter(config)
+    _check_objective(config)
     precision, optim = config.precision, config.optim
     if precision.kind == "float16" and not precision.masters:
         raise ConfigError(
@@ -332,8 +356,39 @@ def _check_adapter(config: Train) -> None:
         raise ConfigError(
             f"qat.scheme {config.qat.scheme} with an adapter", hint="leave one of them out"
         )
+    cut = config.parallel.tp * config.parallel.fsdp
+    if config.adapter.rank and config.adapter.base == "nf4" and (config.adapter.dora or cut > 1):
+        raise ConfigError(
+            "adapter.base nf4 with dora, tp or fsdp: rows of 4-bit weights are neither measured nor cut",
+            hint="leave them out, or use adapter.base float",
+        )
     if config.adapter.rank and not config.adapter.targets:
         raise ConfigError("adapter.targets is empty", hint='use ["all-linear"]')
+
+
+def _check_objective(config: Train) -> None:
+    """Preferences are whole sequences, and come from files."""
+    kind = config.objective.kind
+    if kind == "sft":
+        return
+    if config.parallel.cp > 1:
+        raise ConfigError(
+            f"objective {kind} with cp {config.parallel.cp}: it needs the sum over a whole answer",
+            hint="leave cp out",
+        )
+    if config.distill.teacher or config.qat.scheme != "none":
+        raise ConfigError(
+            f"objective {kind} with distillation or qat", hint="leave one of them out"
+        )
+    if config.validation.share or config.validation.sources:
+        raise ConfigError(
+            f"objective {kind} with held-out data", hint="leave validation.share and .sources out"
+        )
+    needs = kind in ("dpo", "ipo", "kto")
+    if needs and not config.adapter.rank and config.model.checkpoint is None:
+        raise ConfigError(
+            f"objective {kind} needs a reference model", hint="begin with a model.checkpoint"
+        )
 
 
 def _check_prompts(config: Train) -> None:

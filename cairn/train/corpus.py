@@ -21,6 +21,7 @@ from cairn.train.data import procedural
 from cairn.train.data.default_template import with_chat_template
 from cairn.train.data.open_source import ALL, Span, is_parquet, open_blend, own_tokenizer
 from cairn.train.data.open_tokens import open_tokens
+from cairn.train.data.preferences import Preferences
 from cairn.train.data.raw_text import holds_chats, is_raw, texts_of
 from cairn.train.data.source import Source
 from cairn.train.data.tokenizer_identity import id_limit, tokenizer_hash
@@ -80,6 +81,19 @@ def open_corpus(
     else:
         source, held_out = opened(data.sources, data.weights, ALL), None
     return Corpus(source, tokenizer, id_limit(tokenizer), held_out)
+
+
+def open_preferences(data: Data, seed: int, judged: bool, learnt: Tokenizer | None) -> Corpus:
+    """Pairs of answers, or single ones with a label, in files; `learnt`: the tokenizer of the weights."""
+    if learnt is None and data.tokenizer is None:
+        raise ConfigError(
+            "preferences need a model that has a tokenizer",
+            hint="begin with a model.checkpoint, or name a folder with --data.tokenizer",
+        )
+    tokenizer = choose_tokenizer(data, seed, learnt)
+    files = [Path(name) for name in data.sources]
+    source = Preferences(files, tokenizer, data.sequence, seed, judged=judged)
+    return Corpus(source, tokenizer, id_limit(tokenizer))
 
 
 def choose_tokenizer(data: Data, seed: int, learnt: Tokenizer | None = None) -> Tokenizer:

@@ -61,6 +61,7 @@ class Varlen:
             window=rule.window,
             softcap=rule.softcap,
             scale=rule.scale,
+            sinks_H=rule.sinks_H,
         )
         return cast(Tensor, out)
 
@@ -85,7 +86,8 @@ class FusedLayers:
         kinds = spec.ropes(range(spec.layers))
         self.tables = rope_tables(kinds, spec, context, device)
         # Whether some mixers run by torch, and need rotations.
-        self.rotates_by_torch = spec.qk_norm_rotated or not all(kind.is_tabulated for kind in kinds)
+        by_torch = spec.qk_norm_rotated or spec.latent is not None
+        self.rotates_by_torch = by_torch or not all(kind.is_tabulated for kind in kinds)
 
     def lookup(self, vocabulary: Vocabulary, tokens_T: Tensor) -> Tensor:
         if vocabulary.shards.size > 1 or vocabulary.lookup_addend is not None:
@@ -129,6 +131,9 @@ class TrainingStep:
         return inner if gate is None else Gated(inner, gate)
 
     def rows(self, part: Rows, x: "Tensor | Gated", onto: Tensor | None) -> Tensor:
+        if part.form is not None:  # frozen, in few bits
+            x_TF = x.gate.plain(x.inner_TF) if isinstance(x, Gated) else x
+            return cast(Tensor, part.product(x_TF))
         how, weight = self.form.settings(part.shards, self.deferred), part.matrix()
         if isinstance(x, Gated) and x.gate.has_kernel and part.addend is None:
             return part.summed(gated_product(x.inner_TF, weight, x.gate.activation, how))
@@ -194,6 +199,8 @@ class TrainingInput:
         return normed_TD
 
     def project(self, part: Columns, how: Settings) -> Tensor:
+        if part.form is not None:  # frozen, in few bits
+            return cast(Tensor, part.product(how.shards.enter(self.tensor)))
         (x_TD, y_TD), norm, weight = self.residual, self.norm, part.matrix()
         if norm.is_rms and part.addend is None:
             x, residual = (x_TD, None) if y_TD is None else (y_TD, x_TD)

@@ -41,6 +41,7 @@ from cairn.train.next_batches import (
     StatefulBatches,
     check_counts,
 )
+from cairn.train.parallel.interface import HasMetrics
 from cairn.train.state import TrainState
 from cairn.train.step import StepResult, train_step
 from cairn.train.stop_signals import interruptible, tolerant
@@ -367,6 +368,7 @@ class Loop:
             of_measured=flops / self.measured if self.measured else None,
             peak_gib=torch.cuda.max_memory_allocated(state.device) / 2**30 if on_gpu else None,
             bad=verdict.why,
+            metrics=state.loss.metrics() if isinstance(state.loss, HasMetrics) else {},
         )
 
 

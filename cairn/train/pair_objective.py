@@ -1,13 +1,14 @@
-"""The loss of preference pairs over a packed batch: a rule over sums of sequences, in two passes over the head.
+"""The loss of preferences over a packed batch: a rule over sums of sequences, in two passes over the head.
 
-    hidden -log-probabilities, no gradient-> sums of each completion -rule-> slope of each sequence
+    hidden -log-probabilities, no gradient-> sums of each answer -rule-> slope of each sequence
     hidden -head again, with that slope for every token-> gradients
 
-Documents 2p and 2p + 1 of a batch are the chosen and the rejected answer of pair p: the stream `sequence` numbers the
-tokens' documents from 0 in each microbatch, and `reference`, where a rule needs it, holds log-probabilities of the
-base. Only targets of the completion count. Context parallelism cuts sequences apart and is refused by who sets this up.
+A sample has two answers, whose tokens the stream `side` tells apart (`data.preferences`); all samples of a microbatch
+have equally many tokens. `reference`, where a rule needs it, holds log-probabilities of another model. Only targets of
+the answers count. Context parallelism cuts sequences apart and is refused by who sets this up.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,32 +16,51 @@ from torch import Tensor
 
 from cairn.models.linear.maps import Vocabulary
 from cairn.models.spec import ModelSpec
+from cairn.train.data.preferences import GOOD, SIDE
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import IGNORED, Objective, Streams
+from cairn.train.rules.kto import KTO, divergence
 from cairn.train.rules.pairs import Completions, PairLoss, PairRule
 
 if TYPE_CHECKING:
     from cairn.train.data.batch import Batch
 
-SEQUENCE, REFERENCE, LOSS, SLOPE = "sequence", "reference", "pair loss", "pair slope"
+REFERENCE, LOSS, SLOPE = "reference", "pair loss", "pair slope"
 
 
 class PairObjective:
-    """The `Loss` of a training step over pairs; `valid` is the number of pairs of all ranks."""
+    """The `Loss` of a training step over preferences; its unit is a sample, not a token."""
 
-    def __init__(self, spec: ModelSpec, rule: PairRule, fused: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, rule: PairRule | KTO, fused: bool = False) -> None:
         self.rule = rule
         self.head = TargetLogProbs(spec, fused=fused)
         self.tokens = Objective(spec, GivenSlope(), fused)
+        self._preferred: list[
+            Tensor
+        ] = []  # of each sample since `metrics`: is the better answer likelier?
+
+    def units(self, batches: "Sequence[Batch]") -> int:
+        """What the loss is divided by, on this data rank."""
+        return sum(len(batch.ids) for batch in batches)
 
     def __call__(
         self, hidden_TD: Tensor, vocabulary: Vocabulary, batch: "Batch", valid: Tensor
     ) -> Tensor:
         with torch.no_grad():
             logp_T = self.head(hidden_TD.detach(), vocabulary, batch)["logp"]
-        loss_T, slope_T = pair_slopes(self.rule, logp_T, batch)
+        sides = answers(logp_T, batch, self.rule.needs_reference)
+        found = judged(self.rule, sides, batch)
+        self._preferred.append((sides[0].gain_P > sides[1].gain_P).float())
+        loss_T, slope_T = spread(found, sides, batch)
         streams = batch.extra | {LOSS: loss_T, SLOPE: slope_T}
         return self.tokens(hidden_TD, vocabulary, batch._replace(extra=streams), valid)
+
+    def metrics(self) -> dict[str, float]:
+        """Since they were read last, on this rank."""
+        found, self._preferred = self._preferred, []
+        if not found or isinstance(self.rule, KTO):
+            return {}
+        return {"preferred": float(torch.cat(found).mean())}
 
 
 class GivenSlope:
@@ -53,29 +73,43 @@ class GivenSlope:
         return streams[LOSS], streams[SLOPE]
 
 
-def pair_slopes(rule: PairRule, logp_T: Tensor, batch: "Batch") -> tuple[Tensor, Tensor]:
-    """Each token's share of its pair's loss, and its slope."""
+def answers(logp_T: Tensor, batch: "Batch", with_reference: bool) -> list[Completions]:
+    """The two answers of each sample, summed over their tokens."""
+    at_T, samples = _places(batch), len(batch.ids)
     counts_T = batch.targets_T != IGNORED
-    pairs, sequence_T = len(batch.lengths) // 2, batch.extra[SEQUENCE].long()
-    reference_T = batch.extra[REFERENCE] if rule.needs_reference else torch.zeros_like(logp_T)
+    reference_T = batch.extra[REFERENCE] if with_reference else torch.zeros_like(logp_T)
 
     def sums(values_T: Tensor) -> Tensor:
-        total_S = torch.zeros(2 * pairs + 1, dtype=torch.float32, device=logp_T.device)
+        total_S = torch.zeros(2 * samples + 1, dtype=torch.float32, device=logp_T.device)
         kept_T = torch.where(counts_T, values_T.float(), 0.0)
-        return total_S.index_add(0, sequence_T.clamp(max=2 * pairs), kept_T)[: 2 * pairs]
+        return total_S.index_add(0, at_T, kept_T)[:-1].view(samples, 2)
 
-    tokens_P2 = sums(torch.ones_like(logp_T)).clamp(min=1).view(-1, 2)
-    logp_P2, reference_P2 = sums(logp_T).view(-1, 2), sums(reference_T).view(-1, 2)
-    sides = [Completions(logp_P2[:, i], tokens_P2[:, i], reference_P2[:, i]) for i in (0, 1)]
-    found: PairLoss = rule(*sides)
-    there_P = sums(torch.ones_like(logp_T)).view(-1, 2).amin(1) > 0  # padding makes no pair
-    slope_S = (torch.stack(found[1:], 1) * there_P[:, None]).flatten()
-    loss_S = (0.5 * (found.loss_P * there_P)[:, None] / tokens_P2).flatten()
-    last = slope_S.new_zeros(1)  # of padding
-    at_T = sequence_T.clamp(max=2 * pairs)
+    tokens_P2 = sums(torch.ones_like(logp_T)).clamp(min=1)
+    logp_P2, reference_P2 = sums(logp_T), sums(reference_T)
+    return [Completions(logp_P2[:, i], tokens_P2[:, i], reference_P2[:, i]) for i in (0, 1)]
+
+
+def judged(rule: PairRule | KTO, sides: list[Completions], batch: "Batch") -> PairLoss:
+    """KTO compares the first answers with how likely the second ones became, which are other prompts' answers."""
+    if not isinstance(rule, KTO):
+        return rule(*sides)
+    good_P = batch.extra[GOOD].view(len(batch.ids), -1)[:, 0] > 0.5
+    found = rule(sides[0].gain_P, good_P, divergence(sides[1].gain_P))
+    return PairLoss(found.loss_S, found.slope_S, torch.zeros_like(found.slope_S))
+
+
+def spread(found: PairLoss, sides: list[Completions], batch: "Batch") -> tuple[Tensor, Tensor]:
+    """Each token's share of its sample's loss, which the first answer bears, and its slope."""
+    slope_S = torch.stack([found.chosen_P, found.rejected_P], 1).flatten()
+    share_P = found.loss_P / sides[0].tokens_P
+    loss_S = torch.stack([share_P, torch.zeros_like(share_P)], 1).flatten()
+    last, at_T = slope_S.new_zeros(1), _places(batch)  # the last one is that of padding
     return torch.cat([loss_S, last])[at_T], torch.cat([slope_S, last])[at_T]
 
 
-def numbered(lengths: list[int]) -> Tensor:
-    """The stream `sequence`: which document each token belongs to."""
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+def _places(batch: "Batch") -> Tensor:
+    """Which answer each token belongs to: 2 p and 2 p + 1 of sample p, and behind all of them for padding."""
+    samples, tokens = len(batch.ids), len(batch.tokens_T)
+    side_T = batch.extra[SIDE].long()
+    sample_T = torch.arange(tokens, device=side_T.device) // (tokens // samples)
+    return torch.where(side_T < 2, 2 * sample_T + side_T, 2 * samples)

@@ -30,7 +30,7 @@ from cairn.models.transformer import Transformer
 from cairn.models.weights import load_model
 from cairn.train.checkpoint.folder import complete_steps
 from cairn.train.config import Model, Train
-from cairn.train.corpus import Corpus, open_corpus
+from cairn.train.corpus import Corpus, open_corpus, open_preferences
 from cairn.train.data import procedural
 from cairn.train.distill import Distillation, check_distill
 from cairn.train.fused_forward import Varlen
@@ -38,6 +38,7 @@ from cairn.train.memory import fitting, room_of, with_recompute
 from cairn.train.metrics_log import check_sinks
 from cairn.train.objective import NextToken, Objective
 from cairn.train.optim.optimizer import make_optimizer
+from cairn.train.pair_objective import PairObjective
 from cairn.train.parallel.interface import Loss, Parallel
 from cairn.train.parallel.mesh import Mesh
 from cairn.train.parallel.parallelize import parallelize, with_choice_bias
@@ -56,6 +57,7 @@ from cairn.train.refuse import (
     check_memory,
     check_room,
 )
+from cairn.train.rules.choose import rule_of
 from cairn.train.state import TrainState
 from cairn.train.trainable import Base, Trainable, digest_of, frozen_parameters
 
@@ -96,9 +98,12 @@ def describe(config: Train) -> tuple[Corpus, ModelSpec, Checkpoint | None]:
     start = _open_start(config.model)
     spec = start.spec if start else shape_of(config.model)
     learnt = _tokenizer_of_run(config) or _tokenizer_of(start)
-    corpus = open_corpus(
-        config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
-    )
+    if config.objective.kind == "sft":
+        corpus = open_corpus(
+            config.data, config.seed, spec.vocab, learnt, config.validation, _text_cache(config)
+        )
+    else:
+        corpus = open_preferences(config.data, config.seed, config.objective.kind == "kto", learnt)
     spec = _fitted(spec, corpus, config, start is not None)
     return corpus, with_choice_bias(spec, config.balance), start
 
@@ -186,7 +191,7 @@ def assemble(
         dtype=dtype_of(precision),
         seed=config.seed,
         fill=None if start is None else partial(_fill, spec=spec, start=start, device=device),
-        attend=Varlen if by_kernels and spec.head_dim in WIDTHS else None,
+        attend=Varlen if by_kernels and spec.head_dim in WIDTHS and not spec.latent else None,
         recompute=_kind(config),
         fused_context=config.data.sequence if fused else None,
         products=products_of(config, spec),
@@ -194,6 +199,7 @@ def assemble(
         balance=config.balance,
         trainable=trainable,
         adapter=adapter,
+        quantized=adapter is not None and config.adapter.base == "nf4",
     )
     form = f"{'fused' if fused else 'plain'} form because {why}"
     layout = "" if config.parallel.world() == 1 else f"layout {config.parallel.words()}, "
@@ -215,11 +221,13 @@ def _base(config: Train, start: Checkpoint | None) -> Base | None:
     adapter = adapter_of(config)
     if not frozen and adapter is None:
         return None
+    nf4 = adapter is not None and config.adapter.base == "nf4"
     if start is None:
-        return Base(seed=config.seed, frozen=frozen, adapter=adapter)
+        return Base(seed=config.seed, frozen=frozen, adapter=adapter, nf4=nf4)
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     digest = digest_of(start.path) if is_first else ""
-    return Base(path=str(config.model.checkpoint), digest=digest, frozen=frozen, adapter=adapter)
+    path = str(config.model.checkpoint)
+    return Base(path=path, digest=digest, frozen=frozen, adapter=adapter, nf4=nf4)
 
 
 def adapter_of(config: Train) -> AdapterSpec | None:
@@ -283,6 +291,8 @@ def _state(
         parallel.matrices(),
     )
     loss: Loss = Objective(spec, NextToken(config.precision.z_loss), fused)
+    if config.objective.kind != "sft":
+        loss = PairObjective(spec, rule_of(config.objective), fused)
     if config.distill.teacher:
         loss = Distillation(spec, config.distill, config.precision.z_loss)
     return TrainState(config, spec, parallel, optimizer, loss, device, base)

@@ -59,13 +59,13 @@ def _tiny_cpu() -> Train:
 def _tiny_lora() -> Train:
     """An adapter that teaches cairn-tiny to tell stories, in two minutes on a laptop."""
     return Train(
-        steps=60,
+        steps=40,
         model=Model(checkpoint=Path("cairn-tiny")),
-        data=Data(sources=["stories"], sequence=128, sequences=8, microbatch=8),
+        data=Data(sources=["stories"], sequence=96, sequences=8, microbatch=8),
         optim=Optim(lr=2e-3, weight_decay=0.0),
         schedule=Schedule(kind="linear", warmup=4, final=0.1),
         adapter=Adapter(rank=8, alpha=16.0),
-        validation=Validation(share=0.05, every=60, prompts=["Once upon a time"], tokens=24),
+        validation=Validation(share=0.05, every=40, prompts=["Once upon a time"], tokens=12),
         checkpoint=Checkpoint(every=0),
         log=Log(every=5),
     )

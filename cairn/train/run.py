@@ -15,7 +15,9 @@ import msgspec
 
 from cairn.comm.watchdog import watching
 from cairn.core.config import to_toml
+from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import TOKENIZER_FILES
+from cairn.models.hub import resolve
 from cairn.models.tokenizer import Tokenizer
 from cairn.models.tokenizer_folder import tokenizer_from_folder
 from cairn.train.checkpoint.export import export_adapter, export_newest
@@ -29,8 +31,11 @@ from cairn.train.memory import predict
 from cairn.train.metrics_log import Record
 from cairn.train.next_batches import NextBatches, SourceBatches
 from cairn.train.only_here import check_free, only_here
+from cairn.train.pair_objective import PairObjective
+from cairn.train.precision import dtype_of
 from cairn.train.prepare import TOKENIZER, Prepared, prepare
 from cairn.train.qat import export_quantized, grid_of
+from cairn.train.reference import ReferredBatches
 from cairn.train.report import write_report
 from cairn.train.validation import Validation
 
@@ -62,17 +67,20 @@ def run(
     if rank == 0:
         config.folder.mkdir(parents=True, exist_ok=True)
     with only_here(config.folder) if locked else nullcontext():
-        return _run(config, prepared, rank, log_line, on_record, make_loop)
+        source = _source(prepared)
+        return carry_out(config, prepared, source, rank, log_line, on_record, make_loop)
 
 
-def _run(
+def carry_out(
     config: Train,
     prepared: Prepared,
-    rank: int,
-    log_line: Callable[[str], None],
-    on_record: Callable[[Record], None],
-    make_loop: Callable[..., Loop],
+    source: Source | NextBatches,
+    rank: int = 0,
+    log_line: Callable[[str], None] = print,
+    on_record: Callable[[Record], None] = lambda record: None,
+    make_loop: Callable[..., Loop] = Loop,
 ) -> Finished:
+    """All steps of a run whose model is there, and what it leaves behind."""
     world, folder, state = config.parallel.world(), config.folder, prepared.state
     memory = predict(state.spec, state.config, prepared.fused, prepared.frozen)
     if rank == 0:
@@ -81,7 +89,7 @@ def _run(
         for note in prepared.notes:
             log_line(note)
     with watching(rank, world, log_line):
-        loop = make_loop(state, _source(prepared), world, rank, log_line, on_record)
+        loop = make_loop(state, source, world, rank, log_line, on_record)
         loop.validation = make_validation(prepared)
         outcome = loop.run()
     if rank != 0:
@@ -105,16 +113,22 @@ def _run(
 
 
 def _source(prepared: Prepared) -> Source | NextBatches:
-    """The data of the run, with what the teacher says about it if there is one."""
+    """The data of the run, with what a teacher or a reference model says about it if there is one."""
     state, source = prepared.state, prepared.corpus.source
-    settings = state.config.distill
-    if not settings.teacher:
+    config, parallel, loss = state.config, state.parallel, state.loss
+    refers = isinstance(loss, PairObjective) and loss.rule.needs_reference
+    if not config.distill.teacher and not refers:
         return source
+    batches = SourceBatches(source, config, parallel.data_rank, parallel.data_ranks, state.device)
+    if isinstance(loss, PairObjective):
+        frozen = None
+        if not config.adapter.rank:
+            opened = open_checkpoint(resolve(str(config.model.checkpoint)))
+            frozen = opened.load(str(state.device), dtype_of(config.precision))
+            frozen.eval().requires_grad_(False)
+        return ReferredBatches(batches, loss.head, frozen)
+    settings = config.distill
     teacher = open_teacher(settings, state.spec, prepared.corpus.tokenizer, str(state.device))
-    parallel = state.parallel
-    batches = SourceBatches(
-        source, state.config, parallel.data_rank, parallel.data_ranks, state.device
-    )
     return TaughtBatches(batches, teacher, settings.teacher)
 
 

@@ -18,9 +18,11 @@ from cairn.train.bad_step import Watch
 from cairn.train.checkpoint.load import About
 from cairn.train.checkpoint.piece import Piece, whole
 from cairn.train.config import Train
+from cairn.train.data.batch import Batch
+from cairn.train.objective import valid_tokens
 from cairn.train.optim.int8_states import BLOCK
 from cairn.train.optim.optimizer import Offloaded, Optimizer
-from cairn.train.parallel.interface import Loss, Parallel
+from cairn.train.parallel.interface import CountsUnits, Loss, Parallel
 from cairn.train.precision import LossScale
 from cairn.train.trainable import Base
 
@@ -44,6 +46,13 @@ class TrainState:
         self.step = 0  # updates done, skipped ones included
         self.samples = 0  # consumed by all ranks
         self.tokens = 0  # seen by all ranks
+        self.lr_scale = 1.0  # of the next step; whoever makes its batches may ask for another one
+
+    def units(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """How many losses this data rank has to add up: of tokens, or of what its loss counts instead."""
+        if isinstance(self.loss, CountsUnits):
+            return torch.tensor(float(self.loss.units(batches)), device=self.device)
+        return valid_tokens([batch.targets_T for batch in batches], self.device)
 
     def pieces(self) -> dict[str, Piece]:
         """Every tensor that has to survive, under a name that no layout changes."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from cairn.core.events import span
 from cairn.train.bad_step import veto
 from cairn.train.lr_schedule import rate
-from cairn.train.objective import valid_tokens
 from cairn.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -26,9 +25,9 @@ class StepResult(NamedTuple):
     """Tensors are scalars on the device; read them when you have time to wait."""
 
     step: int  # which one it was, from 0
-    loss: Tensor  # mean over the valid tokens of all ranks
+    loss: Tensor  # mean over them
     norm: Tensor  # of the gradients, before they were clipped
-    valid: Tensor  # tokens that had a loss, all ranks
+    valid: Tensor  # tokens that had a loss, or samples of preferences; all ranks
     lr: float
     limit: float  # a loss above this was vetoed
     ids: list[int]  # samples that this process read
@@ -38,9 +37,7 @@ class StepResult(NamedTuple):
 def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
     config, parallel, scale = state.config, state.parallel, state.scale
     with span("train step", step=state.step):
-        valid = parallel.sum_over_data(
-            valid_tokens([batch.targets_T for batch in batches], state.device)
-        )
+        valid = parallel.sum_over_data(state.units(batches))
         share = parallel.forward_backward(
             batches, state.loss, scale.enlarge(valid.clamp(min=1)), scale.factor()
         )
@@ -50,7 +47,7 @@ def train_step(state: TrainState, batches: "Sequence[Batch]") -> StepResult:
         norm = scale.shrink(parallel.grad_norm())
         limit = state.watch.limit()
         factor = veto(scale.shrink(clip_factor(norm, config.optim.max_norm)), loss, limit)
-        lr = config.optim.lr * rate(config.schedule, state.step, config.steps)
+        lr = config.optim.lr * rate(config.schedule, state.step, config.steps) * state.lr_scale
         state.optimizer.update(parallel.gradients(), state.step + 1, lr, factor)
         scale.update(~norm.isfinite())
         parallel.zero_grad()

@@ -45,6 +45,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     frozen: tuple[str, ...] = ()
     adapter: AdapterSpec | None = None  # what was trained in place of the weights
+    nf4: bool = False  # the weights under it were in 4 bits
 
 
 EVERYTHING = Trainable()

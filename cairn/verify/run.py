@@ -47,7 +47,14 @@ def gather(opened: OpenModel, engine: Engine, server: Server | None) -> Evidence
     else:
         options = {"device": engine.device, "dtype": engine.dtype, "weights": engine.weights}
         room = max(len(probe.ids) + probe.answer for probe in probes)
-        with LLM(opened.name, max_num_seqs=8, max_model_len=room + 1, **options) as llm:
+        made = LLM(
+            opened.name,
+            max_num_seqs=8,
+            max_model_len=room + 1,
+            load_in_advance=False,  # a few short texts need few graphs
+            **options,
+        )
+        with made as llm:
             found = from_engine(llm, probes)
     return msgspec.structs.replace(found, fingerprint=fingerprint(opened))
 

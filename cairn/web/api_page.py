@@ -27,6 +27,7 @@ EXAMPLES = {
     "/v1/chat/completions": '{"messages": [{"role": "user", "content": "Hi"}]}',
     "/v1/completions": '{"prompt": "Once upon a time", "max_tokens": 16}',
     "/v1/embeddings": '{"input": "a stone"}',
+    "/v1/rerank": '{"query": "a stone", "documents": ["granite", "bread"]}',
     "/v1/messages": '{"max_tokens": 64, "messages": [{"role": "user", "content": "Hi"}]}',
     "/v1/responses": '{"input": "Hi"}',
     "/tokenize": '{"prompt": "a stone"}',

@@ -26,7 +26,7 @@ def test_decode_is_a_walk_over_all_tokens(shape):
     """Token by token, each with what the spec says that it costs; weights once a step."""
     spec = preset(shape)
     flops, kv, steps = 0, 0.0, 0
-    for prompt, output, _ in CHOSEN:
+    for prompt, output, *_ in CHOSEN:
         for step in range(1, output):
             flops += spec.forward_flops(1, cached=len(prompt) + step - 1)
             kv += cache_bytes(spec, len(prompt) + step, 4)
@@ -39,7 +39,7 @@ def test_decode_is_a_walk_over_all_tokens(shape):
 def test_prefill_computes_every_prompt_and_the_logits_of_its_last_token():
     spec = preset("tiny-qwen3")
     cost = prefill_cost(spec, CHOSEN, Bytes(2, 2))
-    assert cost.flops == sum(spec.forward_flops(len(p), logits=1) for p, _, _ in CHOSEN)
+    assert cost.flops == sum(spec.forward_flops(len(p), logits=1) for p, *_ in CHOSEN)
     assert cost.bytes == spec.matmul_parameters() * 2 + sum(
         cache_bytes(spec, n, 2) for n in (5, 9, 17)
     )

@@ -3,14 +3,27 @@
 import itertools
 import random
 import statistics
+from itertools import islice
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from shared_data import shared
 
 from cairn.bench.arrival_traces import BLOCK_TOKENS, Traced, read_trace
-from cairn.bench.load_prompts import asks, chat_shapes, random_shapes, traced_shapes
+from cairn.bench.load_mix import SCHEMA, fields
+from cairn.bench.load_prompts import (
+    AGENTS,
+    HEAD_BLOCKS,
+    TURNS,
+    agent_shapes,
+    asks,
+    chat_shapes,
+    document_shapes,
+    random_shapes,
+    traced_shapes,
+)
 
 
 def take(shapes, count, form="tokens", vocab=100, seed="0"):
@@ -83,3 +96,31 @@ def test_the_real_trace_shares_as_much_as_it_says():
 def test_a_trace_can_be_cut_short():
     (shape,) = traced_shapes([Traced(0, 5000, 900)], 100, 10)
     assert (shape.input_tokens, shape.output_tokens) == (100, 10)
+
+
+def test_a_turn_of_an_agent_begins_with_its_turns_before():
+    shapes = list(islice(agent_shapes(random.Random(0)), 2 * AGENTS * TURNS))
+    made = [ask.prompt for ask in asks(iter(shapes), "tokens", 1000, "0")]
+    for place in range(AGENTS, AGENTS * TURNS):
+        before = made[place - AGENTS]
+        assert made[place][: len(before)] == before
+    heads = {tuple(prompt[: HEAD_BLOCKS * BLOCK_TOKENS]) for prompt in made}
+    assert len(heads) == 1
+    own = {tuple(prompt[HEAD_BLOCKS * BLOCK_TOKENS :][:BLOCK_TOKENS]) for prompt in made}
+    assert len(own) == 2 * AGENTS  # after all turns come others
+
+
+def test_documents_are_long():
+    lengths = [s.input_tokens for s in islice(document_shapes(random.Random(0)), 200)]
+    assert 8_000 <= min(lengths) < 10_000 < 90_000 < max(lengths) <= 120_000
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_what_requests_ask_for_besides(endpoint):
+    (named,) = islice(fields("logprobs", endpoint), 1)
+    assert named["top_logprobs" if endpoint == "chat" else "logprobs"] == 5
+    (shaped,) = islice(fields("structured", endpoint), 1)
+    assert shaped["response_format"]["json_schema"]["schema"] == SCHEMA
+    jsonschema.validate({"name": "a", "kind": "place", "year": 3, "tags": []}, SCHEMA)
+    assert len({str(one) for one in islice(fields("sampled", endpoint), 9)}) == 5
+    assert next(fields("none", endpoint)) == {}

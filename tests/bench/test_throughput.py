@@ -1,5 +1,6 @@
 """`cairn bench throughput` and `cairn profile serve` on real engines of tiny models: rows, records, mistakes."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -8,13 +9,15 @@ import msgspec
 import pytest
 import torch
 
-from cairn.bench import profile_serve, record, throughput
+from cairn.bench import engine_run, profile_serve, record, throughput
+from cairn.bench.engine_run import serve
 from cairn.bench.workload import requests, totals
 from cairn.cli.bench import bench as verb
 from cairn.cli.profile import profile as profile_verb
 from cairn.core.errors import ConfigError, DataError, UsageError
 from cairn.kernels.tooling.measure import Ceiling
 from cairn.models.cache import cache_bytes
+from cairn.models.presets import preset
 from cairn.serve.engine.scheduler import Scheduler
 
 CEILING = Ceiling(device="a CPU", bytes_per_s=1e10, flops_per_s={"fp32": 1e11})
@@ -25,8 +28,10 @@ SMALL = ["--shape", "tiny-qwen3", "--device", "cpu", "--dtype", "float32", "--sc
 
 @pytest.fixture(autouse=True)
 def ceiling(monkeypatch):
-    """Known at once: measuring it is tested elsewhere."""
+    """Known at once: measuring it is tested elsewhere. In a large process a collection takes half a second."""
     monkeypatch.setattr(throughput, "measure_ceiling", lambda device, dtype: CEILING)
+    monkeypatch.setattr(engine_run, "quiet_collector", contextlib.nullcontext)
+    monkeypatch.setattr(throughput, "release", lambda: None)
 
 
 def run(*args: str) -> int:
@@ -101,6 +106,43 @@ def test_a_run_begins_with_an_empty_prefix_cache(monkeypatch):
     throughput.measure(bench, "shared")
     assert hits.count(0) == 4  # the first request of each run
     assert set(hits) == {0, 32}  # 36 tokens are shared: two whole pages
+
+
+def test_turns_follow_each_other_and_find_what_was_said_in_the_cache():
+    setup = throughput.Setup(shape="tiny-qwen3", model="random:tiny-qwen3", device="cpu", dtype="float32",
+                             scale=0.3, repeats=1, cold=True, workloads=["turns"])  # fmt: skip
+    bench = throughput.prepare(setup)
+    chosen, _ = throughput.choose_requests("turns", 0.02, bench.spec)
+    chosen = [one._replace(follows=None if at < 2 else at - 2) for at, one in enumerate(chosen)]
+    seen = {}
+    add = bench.engine.add
+    bench.engine.add = lambda request: (seen.update({request.id: request}), add(request))
+    run = serve(bench.engine, chosen)
+    assert run.failure is None
+    for at, one in enumerate(chosen):
+        assert len(seen[at].outputs) == one.output
+        if one.follows is not None:
+            last = seen[one.follows]
+            assert seen[at].prompt == [*last.prompt, *last.outputs, *one.prompt]
+            assert seen[at].ledger.arrived >= last.ledger.finished
+
+
+def test_the_first_run_of_a_fresh_engine_stands_beside_the_best(capsys):
+    args = ["--workload", "agents", "logprobs", "--cold", "--repeats", "1", "--json"]
+    assert run(*args, "--commit", "abc") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["workload"] for row in rows] == ["agents", "logprobs"]
+    for row in rows:
+        assert row["first_of_warm"] == pytest.approx(row["seconds"] / row["first_seconds"])
+        assert row["ready_seconds"] > 0
+        assert row["failure"] is None
+
+
+def test_documents_are_cut_to_the_context():
+    spec = preset("tiny-qwen3")
+    chosen, notes = throughput.choose_requests("long", 0.2, spec)
+    assert {one.length + one.output for one in chosen} == {spec.context}
+    assert notes[0] == f"prompts cut to the context of {spec.context} tokens"
 
 
 def test_a_request_that_fails_is_a_row_that_says_so(monkeypatch, capsys):

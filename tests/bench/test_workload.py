@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from cairn.bench.workload import WORKLOADS, Prompted, choose, in_small, requests, totals
+from cairn.bench.everyday import EVERYDAY
+from cairn.bench.workload import (
+    COMPARED,
+    WORKLOADS,
+    Prompted,
+    choose,
+    in_small,
+    requests,
+    totals,
+)
 from cairn.core.errors import UsageError
 
 # sha256 of json.dumps([(prompt, output), ...]), from the definition that the peers were measured with.
@@ -31,7 +40,7 @@ def full_size(name: str) -> list[Prompted]:
     return requests(name)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", COMPARED)
 def test_the_requests_are_the_same_everywhere(name):
     made = full_size(name)
     plain = json.dumps([(one.prompt, one.output) for one in made])
@@ -58,8 +67,31 @@ def test_in_small_a_prefix_is_still_shared_and_a_tail_still_is_not():
     assert {len(head) for head in heads} == {180}
 
 
+def test_conversations_have_the_lengths_of_people():
+    full = full_size("conversations")
+    read, written = [len(one.prompt) for one in full], [one.output for one in full]
+    assert sum(read) / len(full) == pytest.approx(161, rel=0.2)
+    assert sum(written) / len(full) == pytest.approx(338, rel=0.2)
+    assert max(read) > 5 * sorted(read)[len(read) // 2]  # a long tail
+    assert {tuple(one.sampling) for one in full_size("logprobs")} == {("logprobs",)}
+    assert len({str(one.sampling) for one in full_size("sampled")}) == 5
+
+
+@pytest.mark.parametrize(("name", "people", "turns"), [("turns", 64, 4), ("agents", 32, 6)])
+@pytest.mark.parametrize("scale", [1, 0.6])
+def test_a_turn_stands_behind_everything_that_was_said_before(name, people, turns, scale):
+    full = in_small(full_size(name), scale)
+    assert len(full) == -(-people * turns * scale // 1)
+    for place, one in enumerate(full):
+        assert one.follows == (None if place < people else place - people)
+        last = None if one.follows is None else full[one.follows]
+        assert one.before == (last.length + last.output if last else 0)
+    assert len({tuple(one.prompt[: one.shared]) for one in full[:people]}) == 1
+
+
 def test_choosing():
-    assert choose(["all"]) == list(WORKLOADS)
+    assert choose(["all"]) == list(COMPARED)
+    assert choose(["everyday", "nano"]) == ["nano", *EVERYDAY]
     assert choose(["shared", "nano"]) == ["nano", "shared"]
     with pytest.raises(UsageError, match="no workload 'nanoo'") as raised:
         choose(["nanoo"])

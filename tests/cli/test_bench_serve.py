@@ -80,6 +80,19 @@ def test_a_trace_is_replayed_in_its_order(tmp_path):
     assert sorted(len(body["prompt"]) for body in server.bodies[1:]) == [5 + n for n in range(8)]
 
 
+def test_the_first_run_stands_beside_the_warm_one(capsys):
+    with running() as server:
+        args = ["--url", server.url, "--concurrency", 2, "--num-requests", 6, "--input-len", 600]
+        assert bench(*args, "--dataset", "agents", "--mix", "sampled", "--cold", "--json") == 0
+    first, warm = json.loads(capsys.readouterr().out)["rows"]
+    assert (first["load"], warm["load"]) == ("2 at a time, first run", "2 at a time")
+    assert warm["workload"] == "agents, at most 600 in, sampled"
+    assert len(server.bodies) == 6 + 4 + 6  # four of warm-up between them
+    assert [body["temperature"] for body in server.bodies[:6]] == [0.0, 0.7, 1.0, 0.8, 1.0, 0.0]
+    prompts = {tuple(body["prompt"][:512]) for body in server.bodies[:6]}
+    assert len(prompts) == 1  # the same instructions
+
+
 def test_a_server_that_refuses_says_why(capsys):
     with running([Reply(status=400)]) as server:
         assert bench("--url", server.url, "--rate", 5, "--num-requests", 3) == 2
@@ -124,6 +137,7 @@ def test_a_key_is_sent_and_written_nowhere(tmp_path, monkeypatch, capsys):
         (["--rate", "1", "--duration", "-1"], "--duration is -1"),
         (["--rate", "1", "--dataset", "sharegpt"], "no dataset 'sharegpt'"),
         (["--rate", "1", "--dataset", "trace"], "without a file"),
+        (["--rate", "1", "--find-rate", "--cold", "--slo-ttft-ms", "9"], "--cold and --find-rate"),
         (["--rate", "1", "--dataset", "trace", "/no/such/file"], "cannot read the trace"),
         (["--rate", "1", "--merge"], "--merge is given without --out"),
         (["--rate", "1", "--extra-body", "[1]"], "--extra-body"),

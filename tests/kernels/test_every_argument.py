@@ -50,6 +50,7 @@ from cairn.kernels.optim.grad_norm import clip_scale, square_sum
 from cairn.kernels.paged import cascade
 from cairn.kernels.paged.kv_blocks import copy_blocks, swap_blocks
 from cairn.kernels.paged.kv_write import rope_write
+from cairn.kernels.paged.latent_attention import latent_attention
 from cairn.kernels.paged.paged_attention import paged_attention
 from cairn.kernels.paged.step_inputs import decode_step, keep_tokens, step_inputs
 from cairn.kernels.quantize.quantize import Quantized, dequantize, quantize, quantize_reference
@@ -196,6 +197,19 @@ CALLS: list[tuple[Any, dict[str, Any]]] = [
         paged(window=4, sinks_H=random(2), out=torch.empty(3, 2, 64), lse=torch.empty(3, 2)),
     ),
     (paged_attention, paged(q_THC=random(9, 2, 64), cu_seqlens_q=ids(0, 3, 8, 9), max_query=5)),
+    (
+        latent_attention,
+        dict(
+            q_THE=random(9, 2, 24),
+            cache=random(4, 16, 1, 24),
+            block_tables=ids(0, 1, 2, 3, 1, 0).view(3, 2),
+            lengths=ids(20, 5, 1),
+            cu_seqlens_q=ids(0, 3, 8, 9),
+            rank=16,
+            max_query=5,
+            scale=0.3,
+        ),
+    ),
     (
         paged_attention,
         paged(q_THC=random(3, 2, 64, dtype=BF16), **SCALES)

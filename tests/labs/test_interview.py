@@ -18,7 +18,7 @@ from cairn.labs.interview import INTERVALS_DAYS, choose, due, rounds
 from cairn.labs.plans import load as load_plans
 from cairn.labs.progress import Answer
 from cairn.labs.roadmap import load
-from cairn.labs.rubric import Point, grade_answer, numbers_in
+from cairn.labs.rubric import Point, grade_answer, numbers_in, worded
 
 QUESTIONS = [question for one in rounds().values() for question in one.question]
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -55,6 +55,12 @@ def test_a_word_counts_in_any_number_and_case():
     point = Point(need=["queue"])
     assert grade_answer("Queues build up", [point]).right
     assert not grade_answer("nothing waits", [point]).right
+
+
+def test_a_point_is_shown_in_one_language():
+    assert worded("clock / throttle / 降频", "en") == "clock / throttle"
+    assert worded("clock / throttle / 降频", "zh") == "降频"
+    assert worded("147456", "zh") == "147456"
 
 
 def test_answers_come_again_at_growing_intervals():

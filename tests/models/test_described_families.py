@@ -1,20 +1,27 @@
-"""Families that differ from Llama in a few fields compute what `transformers` computes, packed and with a cache."""
+"""Families that differ from Llama in a few fields compute what `transformers` computes, and are written back for it."""
 
+import copy
 import functools
-import tempfile
+import json
 import warnings
-from pathlib import Path
 
+import numpy as np
 import pytest
+import tiny_checkpoints
 import torch
 import transformers
+from quantized_files import mxfp4_blocks
+from safetensors.torch import save_file
 
 from cairn.models.attend import Cached, KVCache, Packed
-from cairn.models.build import Build
-from cairn.models.export import tensors
-from cairn.models.families import from_hf
-from cairn.models.safetensors_file import SafetensorsFolder, read_json
-from cairn.models.weights import load_model
+from cairn.models.checkpoint import open_checkpoint
+from cairn.models.export import export
+from cairn.models.runnable import OpenModel, Runnable
+from cairn.models.transformer import Transformer
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.start import start_with
 
 SIZES = dict(
     vocab_size=99, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
@@ -37,7 +44,20 @@ CONFIGS = {
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4,
         logits_scaling=2.0,
     ),
+    "granitemoehybrid": dict(
+        layer_types=["full_attention"] * 2, num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=1,
+        shared_intermediate_size=24, position_embedding_type="rope", embedding_multiplier=3.0,
+        attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.0,
+    ),
     "olmo2": dict(),
+    "olmo3": dict(
+        sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=5e5),
+            full_attention=dict(
+                rope_type="yarn", rope_theta=5e5, factor=4.0, original_max_position_embeddings=16
+            ),
+        ),
+    ),
     "exaone4": dict(sliding_window=9, sliding_window_pattern=2),
     "seed_oss": dict(head_dim=16, attention_out_bias=True),
     "glm4": dict(head_dim=16),
@@ -59,8 +79,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@functools.cache
-def reference(kind: str) -> transformers.PreTrainedModel:
+def made(kind: str) -> transformers.PreTrainedModel:
     torch.manual_seed(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -74,39 +93,109 @@ def reference(kind: str) -> transformers.PreTrainedModel:
 
 
 @functools.cache
-def folder(kind: str) -> Path:
-    path = Path(_root().name) / kind
-    reference(kind).save_pretrained(path)
-    return path
+def reference(name: str) -> transformers.PreTrainedModel:
+    return tiny_checkpoints.reference(name) if name in tiny_checkpoints.CONFIGS else made(name)
 
 
-@functools.cache
-def _root() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="cairn-described-")
+def tokens(count: int) -> torch.Tensor:
+    return torch.randint(0, 99, (count,), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@torch.no_grad()
-def test_a_family_equals_the_reference_packed_and_cached(kind):
-    source = SafetensorsFolder(folder(kind))
-    spec = from_hf(read_json(folder(kind) / "config.json"))
-    model = load_model(spec, source, Build("cpu", torch.float32)).eval()
-    tokens_T = torch.randint(0, 99, (45,), generator=torch.Generator().manual_seed(1))
-    expected_TV = reference(kind)(tokens_T[None]).logits[0]
-    assert expected_TV.std() > 0.02
-    attend = Packed([45])
-    ours_TV = model.logits(model(tokens_T, attend.positions_T(), attend))
-    assert (ours_TV - expected_TV).abs().max() <= 2e-4
-    cache = KVCache(spec, 45, torch.float32, "cpu")
-    for piece_T, wanted_TV in zip(
-        tokens_T.split([20, 1, 24]), expected_TV.split([20, 1, 24]), strict=True
-    ):
+def logits(model: Transformer, tokens_T: torch.Tensor) -> torch.Tensor:
+    attend = Packed([len(tokens_T)])
+    return model.logits(model(tokens_T, attend.positions_T(), attend))
+
+
+def greedy(model: Transformer, prompt_T: torch.Tensor, count: int) -> torch.Tensor:
+    """A continuation with a cache: the prompt in two pieces, then one token after another."""
+    found_T, cache = prompt_T, KVCache(model.spec, len(prompt_T) + count, torch.float32, "cpu")
+    pieces = list(prompt_T.split([len(prompt_T) // 2, len(prompt_T) - len(prompt_T) // 2]))
+    for _ in range(count + 1):
+        piece_T = pieces.pop(0)
         cached = Cached([cache], [len(piece_T)])
-        got_TV = model.logits(model(piece_T, cached.positions_T(), cached))
+        scores_TV = model.logits(model(piece_T, cached.positions_T(), cached))
         cached.commit()
-        assert (got_TV - wanted_TV).abs().max() <= 2e-4
-    for name, value in tensors(
-        model
-    ):  # ordered as they were read; Ernie's bias has one dimension less
-        stored = source.tensor(name)
-        assert torch.equal(value.reshape(stored.shape), stored), name
+        if not pieces:
+            pieces.append(scores_TV[-1:].argmax(-1))
+            found_T = torch.cat((found_T, pieces[0]))
+    return found_T
+
+
+def served(model: Transformer, prompt: list[int], count: int) -> list[int]:
+    """The same through the engine, twice: pages, the lean form, and then the prefix cache."""
+    config = EngineConfig(model="tiny", device="cpu", max_model_len=128, num_gpu_blocks_override=32)
+    opened = OpenModel("tiny", model.spec, None, (), None)
+    engine = start_with(opened, Runnable("tiny", model, "a test"), config).engine
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    found = []
+    for number in range(2):
+        request = Request(number, prompt, params)
+        engine.add(request)
+        engine.run()
+        found.append(request.outputs)
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *tiny_checkpoints.SPARSE_NAMES])
+@torch.no_grad()
+def test_a_family_equals_the_reference_and_is_written_as_it_was_read(name, tmp_path):
+    reference(name).save_pretrained(tmp_path / "theirs")
+    opened = open_checkpoint(tmp_path / "theirs")
+    model = opened.load("cpu", torch.float32).eval()
+    assert model.spec.parameters() == sum(p.numel() for p in model.parameters())
+    tokens_T = tokens(45)
+    expected_TV = reference(name)(tokens_T[None]).logits[0]
+    assert expected_TV.std() > 0.02
+    torch.testing.assert_close(logits(model, tokens_T), expected_TV, rtol=0, atol=2e-4)
+
+    found_T = greedy(model, tokens_T[:9], 40)
+    best_T = reference(name)(found_T[None]).logits[0].argmax(-1)
+    assert found_T[9:].tolist() == best_T[8:-1].tolist()
+
+    prompt = tokens_T[:20].tolist()
+    expected = greedy(model, tokens_T[:20], 12)[20:].tolist()
+    assert served(copy.deepcopy(model), prompt, 12) == expected
+
+    export(model, tmp_path / "ours")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "ours", attn_implementation="eager"
+        ).eval()
+    assert torch.equal(again(tokens_T[None]).logits[0], expected_TV)
+
+
+@torch.no_grad()
+def test_experts_of_gpt_oss_in_mxfp4_are_read_as_they_are_published(tmp_path):
+    """Blocks and scales as openai/gpt-oss-20b stores them; the oracle has the values that they stand for."""
+    config = transformers.GptOssConfig(
+        **SIZES | dict(hidden_size=64, intermediate_size=32, head_dim=16, sliding_window=9),
+        num_local_experts=3, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    chance, state = np.random.default_rng(4), model.state_dict()
+    for name in [name for name in state if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        experts, columns, rows = state[name].shape
+        made = [mxfp4_blocks(chance, rows, columns) for _ in range(experts)]
+        state[name].copy_(torch.stack([one.weight.t() for one in made]) / 16)
+        for part in ("blocks", "scales"):
+            stored = torch.stack([one.tensors[part] for one in made])
+            state[f"{name}_{part}"] = stored - 4 if part == "scales" else stored  # 2 ** -4
+    for name, value in state.items():
+        if name.endswith("bias"):
+            value.normal_(0, 0.3)
+    expected_TV = model(tokens(20)[None]).logits[0]
+    kept = {
+        k: v.contiguous() for k, v in state.items() if not k.endswith(("gate_up_proj", "down_proj"))
+    }
+    save_file(kept, tmp_path / "model.safetensors")
+    written = config.to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    opened = open_checkpoint(tmp_path)
+    for notes in (None, []):  # dequantised, and as a server asks for them
+        ours = opened.load("cpu", torch.float32, notes=notes).eval()
+        torch.testing.assert_close(logits(ours, tokens(20)), expected_TV, rtol=0, atol=2e-4)

@@ -1,16 +1,24 @@
 """The layer of experts is what its few lines of definition say, for every kind of gate."""
 
+from typing import cast
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.kernels.experts.sort_pairs import Pairs, sort_pairs
+from cairn.models import fused_experts
 from cairn.models.activation import ACTIVATIONS
 from cairn.models.attend import Packed
 from cairn.models.build import Build
+from cairn.models.experts import ExpertLayer
+from cairn.models.fused_experts import experts_product
 from cairn.models.grouped_product import masked_product, split_product
+from cairn.models.linear.form import Kernels
+from cairn.models.presets import preset
 from cairn.models.spec import Experts, ModelSpec
-from cairn.models.transformer import Transformer
+from cairn.models.transformer import Layer, Transformer
 from cairn.models.weights import random_model
 
 
@@ -129,3 +137,28 @@ def test_a_bias_steers_the_choice_and_not_the_weights():
     assert (chosen_TN == 4).any(-1).all()
     assert torch.equal(weights_TN, router.scores(x_TD).gather(1, chosen_TN))
     assert "layers.0.feed_forward.router.bias" in {s.name for s in a_model(experts).slots()}
+
+
+def unwritten(chosen_TK: torch.Tensor, count: int) -> Pairs:
+    """As the kernel sorts: what lies behind the last expert's pairs is whatever was there."""
+    pairs = sort_pairs(chosen_TK, count)
+    order_P = pairs.order_P.clone()
+    order_P[pairs.ends_E[-1] :] = 2**30
+    return pairs._replace(order_P=order_P)
+
+
+def test_biases_and_a_clamped_gate_are_the_same_through_the_kernels(monkeypatch):
+    spec = preset("tiny-gpt-oss")
+    model = random_model(spec, Build("cpu", torch.float32, fused=True)).requires_grad_(False)
+    layer = cast(ExpertLayer, cast(Layer, model.layers[0]).feed_forward)
+    for name, parameter in layer.named_parameters():
+        parameter.normal_(0, 1 if "bias" in name or "router" in name else 0.3)
+    x_TD = torch.randn(9, spec.hidden)
+    found_TD = experts_product(layer, x_TD, x_TD, Kernels())
+    torch.testing.assert_close(found_TD, layer(x_TD), rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(fused_experts, "sort_pairs", unwritten)
+    slots_T = torch.tensor([3, 4, 5, 6, 7, 8, -1, -1, -1], dtype=torch.int32)
+    padded_TD = experts_product(layer, x_TD, x_TD, Kernels(), slots_T)
+    torch.testing.assert_close(padded_TD[:6], layer(x_TD)[:6], rtol=1e-4, atol=1e-4)
+    alone_TD = torch.cat([layer(x_1D) for x_1D in x_TD.split(1)])
+    torch.testing.assert_close(alone_TD, layer(x_TD), rtol=1e-4, atol=1e-4)

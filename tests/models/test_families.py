@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from published_configs import CONFIGS as PUBLISHED
 
 from cairn.core.errors import CairnError, UnsupportedModel
+from cairn.models.described_families import DESCRIBED
 from cairn.models.export import to_hf
 from cairn.models.families import FAMILIES, from_hf
 from cairn.models.presets import PRESETS, preset
 from cairn.models.rope import frequencies
+from cairn.models.sparse_families import SPARSE
 from cairn.models.spec import Experts, ModelSpec, Rope
 
 # What a config has to say; the rest has a default.
@@ -28,9 +30,19 @@ SIZES = dict(
 MINIMAL = {
     **{kind: SIZES for kind in FAMILIES if kind != "gpt2"},
     "qwen3_moe": SIZES | {"moe_intermediate_size": 12},
+    "granitemoehybrid": SIZES
+    | {"layer_types": ["full_attention"] * 8, "num_local_experts": 0, "mamba_n_heads": 1},
+    "deepseek_v2": SIZES | {"num_experts_per_tok": 2},
     "gpt2": dict(vocab_size=99, n_embd=32, n_layer=2, n_head=4, bos_token_id=5, eos_token_id=6),
 }
+GRANITE4 = {"layer_types", "num_local_experts", "mamba_n_heads"}  # they make it a dense model
+SIZED = {kind: fields.keys() - GRANITE4 for kind, fields in MINIMAL.items()}
 families = pytest.mark.parametrize("kind", FAMILIES)
+# Fields that most families refuse, and these read.
+UNDERSTOOD = {
+    **{kind: ["partial_rotary_factor"] for kind in ("phi3", "glm4", "glm4_moe", "minimax_m2")},
+    "smollm3": ["pretraining_tp"],
+}
 
 
 def minimal(kind: str, **changes) -> dict:
@@ -266,6 +278,8 @@ def test_the_multimodal_gemma_points_to_the_text_model():
     ],
 )
 def test_a_field_that_nobody_reads_is_refused_by_name(kind, field, value):
+    if field in UNDERSTOOD.get(kind, []):
+        pytest.skip("a field of this family")
     error = refusal(minimal(kind, **{field: value}))
     assert error.message == f"config.json: field {field!r} (value {value!r}) is not supported"
 
@@ -274,7 +288,7 @@ def test_a_field_that_nobody_reads_is_refused_by_name(kind, field, value):
 def test_a_missing_field_is_named(kind):
     always = {"model_type", "bos_token_id", "eos_token_id"}
     optional = {"num_key_value_heads"} if kind == "llama" else set()
-    for field in minimal(kind).keys() - always - optional:
+    for field in SIZED[kind] - always - optional:
         config = minimal(kind)
         del config[field]
         assert f"field {field!r} is missing, expected int" in refusal(config).message
@@ -283,7 +297,7 @@ def test_a_missing_field_is_named(kind):
 @families
 @pytest.mark.parametrize("value", ["32", 32.0, True, [32], {}])
 def test_a_size_of_the_wrong_type_is_named(kind, value):
-    for field in MINIMAL[kind].keys() - {"eos_token_id"}:
+    for field in SIZED[kind] - {"eos_token_id"}:
         error = refusal(minimal(kind, **{field: value}))
         assert f"field {field!r} is {value!r}, expected int" in error.message
 
@@ -476,7 +490,12 @@ def expressible(draw, family: str) -> ModelSpec:
     return ModelSpec(**fields)
 
 
-@pytest.mark.parametrize("family", ["gemma3" if k == "gemma3_text" else k for k in FAMILIES])
+DEEP = [
+    kind for kind in FAMILIES if kind not in DESCRIBED | SPARSE
+]  # the others: test_described_families
+
+
+@pytest.mark.parametrize("family", ["gemma3" if k == "gemma3_text" else k for k in DEEP])
 @given(data=st.data())
 def test_any_spec_of_a_family_survives_the_way_to_a_config_and_back(family, data):
     spec = data.draw(expressible(family))

@@ -70,7 +70,10 @@ def test_transformers_runs_what_was_read(converted, tmp_path):
     """Written out as config.json and safetensors, the file is the same model to `transformers`."""
     model, _, path = converted
     file = GGUFFile(path)
-    (tmp_path / "config.json").write_text(json.dumps(file.config()))
+    config = {
+        "pad_token_id": None
+    } | file.config()  # SmolLM3's default is not in a small vocabulary
+    (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = {name: file.tensor(name).clone() for name in file.names()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     again, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -85,8 +88,8 @@ def test_transformers_runs_what_was_read(converted, tmp_path):
 
 def test_transformers_reads_the_file_alike(converted):
     model, _, path = converted
-    if model.config.model_type == "mixtral":
-        pytest.skip("transformers does not read Mixtral from GGUF")
+    if model.config.model_type in ("mixtral", "granite", "smollm3", "olmo2"):
+        pytest.skip(f"transformers does not read {model.config.model_type} from GGUF")
     file = GGUFFile(path)
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()

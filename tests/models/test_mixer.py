@@ -48,8 +48,8 @@ class LatentShape:
 
 @pytest.fixture
 def latent(monkeypatch):
-    monkeypatch.setitem(MIXERS, "latent", Registration(LatentShape(), __name__, "Latent"))
-    return msgspec.structs.replace(preset("tiny-llama"), mixer="latent")
+    monkeypatch.setitem(MIXERS, "narrow", Registration(LatentShape(), __name__, "Latent"))
+    return msgspec.structs.replace(preset("tiny-llama"), mixer="narrow")
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -17,6 +18,7 @@ from cairn.models.cache import cache_bytes, cache_bytes_per_token
 from cairn.models.export import to_hf
 from cairn.models.presets import PRESETS, preset
 from cairn.models.spec import Experts, ModelSpec, Rope, _pairs
+from cairn.models.stretch import stretched
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 
@@ -36,6 +38,14 @@ PUBLISHED = {
     "mistral-7b-v0.1": 7_241_732_096,
     "mistral-7b-v0.3": 7_248_023_552,
     "mixtral-8x7b": 46_702_792_704,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "llama-3.1-405b": 405_853_388_800,
+    "phi-4": 14_659_507_200,
+    "smollm3-3b": 3_075_098_624,
+    "olmo-3-7b": 7_298_011_136,
+    "deepseek-v2-lite": 15_706_484_224,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
 }
@@ -76,6 +86,25 @@ def shapes(draw) -> ModelSpec:
     )  # fmt: skip
 
 
+# -- context ------------------------------------------------------------------------------------
+
+
+def test_a_context_is_stretched_by_yarn_or_by_the_factors_of_the_model():
+    llama = preset("tiny-llama")
+    assert stretched(llama, 100).rope == llama.rope
+    assert stretched(llama, 100).context == 100
+    longer = stretched(llama, 4 * llama.context)
+    assert longer.rope == Rope(kind="yarn", factor=4.0, original_context=llama.context)
+    assert stretched(longer, 8 * llama.context).rope.factor == 8.0
+    factors = dict(short_factors=(1.0,) * 8, long_factors=(2.0,) * 8)
+    phi = msgspec.structs.replace(llama, rope=Rope(kind="longrope", original_context=64, **factors))
+    assert stretched(phi, 64).context == 64  # where the short factors apply
+    gpt2, llama3 = preset("tiny-gpt2"), preset("llama-3.2-1b")
+    for spec, why in ((gpt2, "a table"), (llama3, "by llama3"), (phi, "for 256 tokens")):
+        with pytest.raises(ConfigError, match=why):
+            stretched(spec, 2 * spec.context)
+
+
 # -- parameters ---------------------------------------------------------------------------------
 
 
@@ -85,7 +114,10 @@ def test_a_preset_has_as_many_parameters_as_the_same_model_in_transformers(name)
     config = transformers.AutoConfig.for_model(**to_hf(spec))
     with torch.device("meta"):
         reference = transformers.AutoModelForCausalLM.from_config(config)
-    assert spec.parameters() == sum(p.numel() for p in reference.parameters())
+    total = sum(p.numel() for p in reference.parameters())
+    buffers = reference.named_buffers()  # among them a weight in all but name
+    total += sum(b.numel() for name, b in buffers if name.endswith("e_score_correction_bias"))
+    assert spec.parameters() == total
 
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED.items())
@@ -142,7 +174,8 @@ def counted_flops(spec: ModelSpec, tokens: int, cached: int, logits: int) -> int
 
 
 def whole_rectangle(spec: ModelSpec, tokens: int, cached: int) -> int:
-    return 4 * spec.layers * spec.heads * spec.head_dim * tokens * (tokens + cached)
+    per_pair = sum(spec.mixer_shape(layer).pair_flops(spec) for layer in range(spec.layers))
+    return per_pair * tokens * (tokens + cached)
 
 
 @given(shapes(), st.integers(1, 12), st.integers(0, 12), st.data())
@@ -158,6 +191,10 @@ def test_forward_flops_of_the_tiny_presets(name):
     spec = preset(name)
     seen = counted_flops(spec, 20, 0, 20)
     masked = whole_rectangle(spec, 20, 0) - spec.attention_flops(20)
+    if (
+        spec.experts and spec.experts.biases
+    ):  # which are added as a product with weights of all experts
+        masked += 2 * 20 * spec.experts.count * spec.hidden * spec.layers
     assert spec.forward_flops(20) == seen - masked
 
 

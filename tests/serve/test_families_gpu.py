@@ -16,7 +16,7 @@ from cairn.models.attend import Cached, KVCache
 from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.runnable import OpenModel, Runnable
-from cairn.models.spec import Experts, ModelSpec, Rope
+from cairn.models.spec import Experts, Latent, ModelSpec, Rope
 from cairn.models.transformer import Transformer
 from cairn.models.weights import random_model
 from cairn.serve.config import EngineConfig
@@ -56,6 +56,28 @@ SPECS = {
     "dynamic angles": msgspec.structs.replace(
         LLAMA, rope=Rope(kind="dynamic", factor=2.0, original_context=48)
     ),
+    "output norms only, of all heads at once": msgspec.structs.replace(
+        LLAMA, pre_norms=False, post_norms=True, qk_norm=True, qk_norm_over="width"
+    ),
+    "norms behind the rotation": msgspec.structs.replace(
+        LLAMA, qk_norm=True, qk_norm_rotated=True, nope_layers=(1,)
+    ),
+    "multipliers": msgspec.structs.replace(
+        LLAMA, residual_scale=0.5, logit_divisor=2.0, embedding_scale=4.0, query_scale=0.05
+    ),
+    "half of the columns rotated": msgspec.structs.replace(LLAMA, rope=Rope(rotated=32)),
+    "sinks and biases": msgspec.structs.replace(
+        LLAMA, sinks=True, windows=(24, 0, 24), qkv_bias=True, out_bias=True, activation="clamped_silu",
+        activation_limit=2.0, experts=Experts(8, 2, 128, logit_bias=True, biases=True),
+    ),
+    "latent rows": msgspec.structs.replace(
+        LLAMA, mixer="latent", kv_heads=4, head_dim=96, latent=Latent(64, 64, 32, 64),
+        experts=Experts(8, 2, 128, renormalize=False, shared_intermediate=128, dense_layers=(0,)),
+    ),
+    "latent queries, groups of experts": msgspec.structs.replace(
+        LLAMA, mixer="latent", kv_heads=4, head_dim=96, latent=Latent(48, 64, 32, 32, query_rank=64),
+        experts=Experts(8, 2, 128, gate="sigmoid", choice_bias=True, groups=4, top_groups=2),
+    ),
     "yarn": msgspec.structs.replace(LLAMA, rope=Rope(kind="yarn", factor=4.0, original_context=128)),
 }  # fmt: skip
 LENGTHS = (1, 5, 40, 64, 65, 150, 200)
@@ -72,7 +94,9 @@ def weights(spec: ModelSpec) -> Transformer:
     """Large enough for every part to matter; a router that is sure of its choice."""
     model = random_model(spec, Build("cpu", torch.bfloat16, fused=True), seed=5)
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
+        if "bias" in name or "sinks" in name:  # they start as zeros, which would hide them
+            parameter.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(len(name)))
+        elif parameter.dim() > 1:
             parameter.data.mul_(20 if "router" in name else 3)
     return model.requires_grad_(False).eval()
 

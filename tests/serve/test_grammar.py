@@ -222,8 +222,9 @@ def test_other_wishes_hold_within_the_grammar(overlap):
     at_rest(engine)
 
 
-@pytest.mark.parametrize("speculate", ["grammar", "suffix"])
-@pytest.mark.parametrize("switches", [{}, {"overlap": True, "tight": True}], ids=str)
+@pytest.mark.parametrize(
+    ("speculate", "switches"), [("grammar", {}), ("suffix", {"overlap": True, "tight": True})]
+)
 def test_what_a_grammar_forces_is_drafted(switches, speculate):
     """The same answers in fewer steps; ends of the grammar and stop tokens inside a run included."""
     answers, steps = {}, {}

@@ -91,8 +91,8 @@ def test_a_step_that_fails_takes_its_vectors_along():
 
 
 def test_a_pooling_that_does_not_exist():
-    with pytest.raises(RequestError, match="pooling is 'max'"):
-        SamplingParams(pooling="max")
+    with pytest.raises(RequestError, match="pooling is 'median'"):
+        SamplingParams(pooling="median")
 
 
 @pytest.mark.gpu

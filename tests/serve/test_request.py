@@ -34,7 +34,7 @@ WRONG = {
     "logit_bias": [{-1: 0.0}, {3: 101.0}, {3: math.nan}, {"a": 1.0}, [1]],
     "skip_special_tokens": ["no"],
     "include_stop_str_in_output": [0],
-    "pooling": ["max", 1, "", True],
+    "pooling": ["median", 1, "", True],
     "structured_outputs": ["json", 1, ["a"], True],
 }
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 
 from cairn.models.presets import preset
+from cairn.serve.engine.adapters import Adapters
 from cairn.serve.engine.loop import Engine
 from cairn.serve.engine.request import Limits, Request
 from cairn.serve.engine.runner import Landed
@@ -68,6 +69,7 @@ def test_a_long_prompt_does_not_keep_the_others_waiting():
 
     class Slow:
         device = torch.device("cpu")
+        adapters = Adapters(cast(Any, None))
 
         def launch(self, step):
             now[0] += step.tokens / 500

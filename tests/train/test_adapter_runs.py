@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import folder as checkpoint
 
 from cairn.core.errors import ConfigError
+from cairn.models.linear.nf4 import dequantize_nf4, quantize_nf4
 from cairn.train.checkpoint.export import adapted_model
 from cairn.train.checkpoint.folder import newest
 from cairn.train.config import Adapter, Checkpoint, Data, Model, Optim, Precision, Schedule, Train
@@ -61,14 +62,14 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     assert again.outcome.last_loss == pytest.approx(whole.outcome.last_loss, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "layout", [Layout(tp=2), Layout(fsdp=2), Layout(pp=2)], ids=lambda layout: layout.words()
-)
-def test_layouts_agree(layout, tmp_path):
+def test_two_shards_agree_with_one_process(tmp_path):
+    """Other layouts with frozen weights: `parallel/test_streams_and_frozen.py`."""
     one = run(recipe(tmp_path / "one", steps=3), log_line=quiet)
 
     def one_rank(rank, world):
-        config = recipe(tmp_path / "two", steps=3, parallel=layout, checkpoint=Checkpoint(every=0))
+        config = recipe(
+            tmp_path / "two", steps=3, parallel=Layout(fsdp=2), checkpoint=Checkpoint(every=0)
+        )
         return run(config, rank, quiet).outcome.last_loss
 
     assert run_local(2, one_rank, "cpu") == pytest.approx(one.outcome.last_loss, abs=2e-5)
@@ -79,6 +80,29 @@ def test_fused_form_agrees(tmp_path):
     precision = Precision(kernels="fused")
     fused = run(recipe(tmp_path / "f", steps=2, precision=precision), log_line=quiet)
     assert fused.outcome.last_loss == pytest.approx(plain.outcome.last_loss, abs=1e-5)
+
+
+def test_a_base_in_four_bits(tmp_path):
+    """QLoRA learns as LoRA does; both forms agree; and what is merged is what was trained on."""
+    found = {}
+    for kernels in ("plain", "fused"):
+        config = recipe(
+            tmp_path / kernels,
+            adapter=Adapter(rank=4, base="nf4"),
+            precision=Precision(kernels=kernels),
+        )
+        found[kernels] = run(config, log_line=quiet).outcome
+    assert found["plain"].last_loss < found["plain"].first_loss
+    assert found["fused"].last_loss == pytest.approx(found["plain"].last_loss, abs=1e-4)
+    base = load_file(checkpoint("mistral-full") / "model.safetensors")
+    stored = load_file(tmp_path / "plain" / "adapter" / "adapter_model.safetensors")
+    merged = load_file(tmp_path / "plain" / "model" / "model.safetensors")
+    name = "model.layers.1.self_attn.o_proj"
+    a, b = (stored[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+    rounded = dequantize_nf4(quantize_nf4(base[f"{name}.weight"]), torch.float32)
+    torch.testing.assert_close(merged[f"{name}.weight"], rounded + 8 * b @ a)
+    with pytest.raises(ConfigError, match="nf4 with dora"):
+        recipe(tmp_path, adapter=Adapter(rank=2, base="nf4", dora=True))
 
 
 def test_mistakes(tmp_path):

@@ -10,25 +10,29 @@ from cairn.models.attend import Packed
 from cairn.models.build import Build
 from cairn.models.presets import preset
 from cairn.models.weights import fill_random, random_model
-from cairn.train.data.batch import Document, pack
+from cairn.train.data.batch import Document, join, pack
 from cairn.train.heads import TargetLogProbs
 from cairn.train.objective import IGNORED
-from cairn.train.pair_objective import PairObjective, numbered
+from cairn.train.pair_objective import PairObjective
 from cairn.train.rules.dpo import DPO
 
 SPEC = preset("tiny-qwen3")
 
 
 def batch_of(generator):
-    """Two pairs with different lengths, whose first three tokens are the prompt; then padding."""
-    documents = []
-    for length in (7, 9, 6, 8):
-        tokens_T = torch.randint(1, 50, (length,), generator=generator)
-        targets_T = torch.cat([tokens_T[1:], torch.tensor([IGNORED])])
-        targets_T[:2] = IGNORED
-        documents.append(Document(tokens_T, targets_T))
-    batch = pack(documents, 34, 0, [0, 1, 2, 3])
-    return batch._replace(extra={"sequence": numbered(batch.lengths)})
+    """Two samples of a pair with different lengths, whose first three tokens are the prompt, and padding."""
+    samples = []
+    for number, lengths in enumerate(((7, 9), (6, 8))):
+        documents = []
+        for side, length in enumerate(lengths):
+            tokens_T = torch.randint(1, 50, (length,), generator=generator)
+            targets_T = torch.cat([tokens_T[1:], torch.tensor([IGNORED])])
+            targets_T[:2] = IGNORED
+            documents.append(Document(tokens_T, targets_T, {"side": torch.full((length,), side)}))
+        sample = pack(documents, 18, 0, [number])
+        sample.extra["side"][sum(lengths) :] = 2
+        samples.append(sample)
+    return join(samples)
 
 
 def adapted():
@@ -57,8 +61,8 @@ def test_loss_and_gradient_are_those_of_the_formula():
     counts_T = batch.targets_T != IGNORED
     picked_T = logp_TV.gather(1, batch.targets_T.clamp(min=0)[:, None])[:, 0]
     gain_T = (picked_T - batch.extra["reference"]) * counts_T
-    sums = [gain_T[batch.extra["sequence"] == i].sum() for i in range(4)]
-    expected = -F.logsigmoid(0.5 * torch.stack([sums[0] - sums[1], sums[2] - sums[3]])).mean()
+    sums = [part.sum() for part in gain_T.split(batch.lengths)]
+    expected = -F.logsigmoid(0.5 * torch.stack([sums[0] - sums[1], sums[3] - sums[4]])).mean()
     (gradient,) = torch.autograd.grad(expected, hidden_TD)
     found = PairObjective(SPEC, DPO(0.5))(hidden_TD, vocabulary, batch, torch.tensor(2.0))
     torch.testing.assert_close(found, expected)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Finished = Callable[[Row, list[Record]], None]
     Next = Callable[[list[Row]], Load | None]  # what to measure, after these
 
+FIRST_RUN = 1000  # its place in a sweep: no other point has its prompts
+
 
 def run(args: list[str]) -> int:
     options = load(BenchServe, args=args, env_prefix="CAIRN_BENCH_SERVE_").value
@@ -102,10 +104,10 @@ def _measure(options: BenchServe, setup: "Setup", order: "Next", finished: "Fini
                     msgspec.structs.replace(row, server=options.start, ready_seconds=ready), records
                 )
 
-        asyncio.run(_sweep(setup, order, finished))
+        asyncio.run(_sweep(setup, order, finished, options.cold))
 
 
-async def _sweep(setup: "Setup", order: "Next", finished: "Finished") -> None:
+async def _sweep(setup: "Setup", order: "Next", finished: "Finished", cold: bool) -> None:
     from cairn.bench.load_client import LoadClient
     from cairn.bench.serve_bench import find_model, measure, warm_up, warm_up_under
     from cairn.cli.bench.load_progress import line
@@ -123,6 +125,10 @@ async def _sweep(setup: "Setup", order: "Next", finished: "Finished") -> None:
             status.show(line(progress))
 
     async with LoadClient(setup.target) as client:
+        if cold and (one := order(rows)) is not None:
+            row, records = await measure(client, setup, one, FIRST_RUN, watch)
+            status.clear()
+            finished(msgspec.structs.replace(row, load=f"{row.load}, first run"), records)
         await warm_up(client, setup)
         while (one := order(rows)) is not None:
             try:

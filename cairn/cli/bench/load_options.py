@@ -13,9 +13,9 @@ import msgspec
 from cairn.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from cairn.bench.load_setup import Load, Setup
+    from cairn.bench.load_setup import Dataset, Load, Setup
 
-DATASETS = ("random", "sharegpt-like", "trace")
+DATASETS = ("random", "sharegpt-like", "conversations", "agents", "long", "trace")
 DURATION_S = 30.0
 
 
@@ -24,8 +24,8 @@ class BenchServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     With --rate requests come at their own times, whatever the server does (open loop); with --concurrency alone there
     are always so many (closed loop). Several of either make a sweep; --find-rate looks for the highest rate that keeps
-    the limits of --slo-*. Datasets: random; sharegpt-like; trace FILE, where FILE is a JSONL file in Mooncake's format
-    or a CSV file in Azure's.
+    the limits of --slo-*. Datasets: random; sharegpt-like, or conversations, which is the same; agents; long; trace
+    FILE, where FILE is a JSONL file in Mooncake's format or a CSV file in Azure's.
     """
 
     url: str | None = None
@@ -49,7 +49,11 @@ class BenchServe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     burstiness: float = 0.25
     """with --arrivals gamma: its shape; 1 is Poisson, less is burstier"""
     dataset: list[str] = []
-    """what is asked: random (default), sharegpt-like, or trace FILE"""
+    """what is asked: random (default), sharegpt-like, agents, long, or trace FILE"""
+    mix: Literal["none", "sampled", "logprobs", "structured"] = "none"
+    """what requests ask for besides: other sampling parameters each, log-probabilities, answers by a JSON schema"""
+    cold: bool = False
+    """measure the first load twice: before any warm-up, as a fresh server gets it, and after it"""
     input_len: int | None = None
     """tokens of a random prompt (128); the most of the other datasets"""
     output_len: int | None = None
@@ -117,7 +121,7 @@ def read_setup(options: BenchServe) -> "tuple[Setup, list[Load]]":
     if duration_s is None and options.num_requests is None:
         duration_s = DURATION_S
     setup = Setup(
-        target=target, label=options.label, dataset=dataset,
+        target=target, label=options.label, dataset=dataset, mix=options.mix,
         trace=read_trace(file) if file is not None else [],
         trace_name=file.name if file is not None else "",
         input_tokens=options.input_len, output_tokens=options.output_len,
@@ -146,6 +150,8 @@ def check(options: BenchServe) -> None:
     _check_server(options)
     _check_numbers(options)
     _check_loads(options)
+    if options.cold and options.find_rate:
+        raise UsageError("--cold and --find-rate are given", hint="measure one --rate with --cold")
     if options.merge and options.out is None:
         raise UsageError("--merge is given without --out", hint="name the file with --out")
     if options.endpoint == "chat" and options.prompt_form == "tokens":
@@ -226,17 +232,23 @@ def _check_search(options: BenchServe) -> None:
     check_bounds(low, high, options.resolution)
 
 
-def _dataset(words: list[str]) -> "tuple[Literal['random', 'sharegpt-like', 'trace'], Path | None]":
+def _dataset(words: list[str]) -> "tuple[Dataset, Path | None]":
     match words:
         case [] | ["random"]:
             return "random", None
-        case ["sharegpt-like"]:
+        case ["sharegpt-like"] | ["conversations"]:
             return "sharegpt-like", None
+        case ["agents"]:
+            return "agents", None
+        case ["long"]:
+            return "long", None
         case ["trace", file]:
             return "trace", Path(file)
         case ["trace"]:
             raise UsageError("--dataset trace without a file", hint="--dataset trace FILE")
-    hint = did_you_mean(words[0], DATASETS, otherwise="random, sharegpt-like or trace FILE")
+    hint = did_you_mean(
+        words[0], DATASETS, otherwise="random, sharegpt-like, agents, long or trace FILE"
+    )
     raise UsageError(f"there is no dataset '{' '.join(words)}'", hint=hint)
 
 

@@ -1,8 +1,9 @@
-"""`cairn bench throughput`: the serving engine on the five workloads, with a table at the end.
+"""`cairn bench throughput`: the serving engine on whole workloads, with a table at the end.
 
 Says what it measures, shows how far it is, writes the record after every row. Measures nothing itself.
 """
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -18,25 +19,28 @@ from cairn.report.progress import progress
 if TYPE_CHECKING:
     from cairn.bench.throughput import Bench, Row, Setup
 
-HEADINGS = ("shape", "workload", "type", "out tok/s", "in tok/s", "best", "median", "of limit", "steps",
+HEADINGS = ("shape", "workload", "type", "out tok/s", "in tok/s", "best", "median", "first/warm", "of limit", "steps",
             "schedule", "launch", "wait", "update")  # fmt: skip
 
 
 class BenchThroughput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Serve whole workloads with the engine in this process, and hold the speed against the limit of this machine.
 
-    Workloads: nano, latency, prefill, decode, shared, or all. Every run begins with an empty prefix cache. On a CPU the
-    workloads run at a tenth of their size (--scale 0.1), and the rows say so.
+    Workloads: nano, latency, prefill, decode, shared, or all for these five. As people have them: conversations, turns,
+    agents, long, brief, sampled, logprobs, or everyday for these seven. Every run begins with an empty prefix cache. On
+    a CPU the workloads run at a tenth of their size (--scale 0.1), and the rows say so.
     """
 
     workload: list[str] = []
-    """which workloads; all for every one, by default nano"""
+    """which workloads, or all, or everyday; by default nano"""
     shape: list[str] = []
     """shapes of models with random weights: qwen3-0.6b, qwen3-8b, tiny, ...; by default one that suits the device"""
     model: str | None = None
     """a model with real weights, instead of a shape: a folder, a GGUF file or a name on the hub"""
     repeats: int = 3
     """runs of each workload; the best and the median are reported"""
+    cold: bool = False
+    """measure the first run of a fresh engine, too: each workload gets an engine of its own"""
     scale: float | None = None
     """make the workloads smaller: 0.5 is half the requests with half the tokens each"""
     plain: bool = False
@@ -87,11 +91,13 @@ def run(args: list[str]) -> int:
     source = origin(command, bench.device_of(setups[0]), options.commit)
     rows: list[Row] = []
     ceilings = {}
-    with progress(len(setups) * len(names) * (1 + options.repeats), "starting") as advance:
-        for setup in setups:
-            ready = _ready(setup, options)
+    groups = [[name] for name in names] if options.cold else [names]
+    runs = 1 + options.repeats + options.cold
+    with progress(len(setups) * len(names) * runs, "starting") as advance:
+        for setup, group in itertools.product(setups, groups):
+            ready = _ready(msgspec.structs.replace(setup, workloads=group), options)
             ceilings[ready.rate] = ready.ceiling
-            for name in names:
+            for name in group:
                 rows.append(bench.measure(ready, name, advance))
                 _log_line(line(rows[-1]), options)
                 if options.out is not None:
@@ -148,6 +154,7 @@ def _setups(options: BenchThroughput) -> "list[Setup]":
             quantization=options.quantization, kv_cache=options.kv_cache, head=options.head,
             speculate=options.speculate, draft_tokens=options.draft_tokens,
             synthetic_acceptance=options.synthetic_acceptance, max_num_seqs=options.max_num_seqs,
+            cold=options.cold,
         )
         for shape, model in models.items()
     ]  # fmt: skip
@@ -174,6 +181,11 @@ def line(row: "Row") -> str:
     if row.failure is not None or row.seconds is None:
         return f"{head}FAILED: {row.failure}"
     notes = f" ({'; '.join(row.notes)})" if row.notes else ""
+    if row.first_seconds is not None and row.first_of_warm is not None:
+        first = (
+            f"{format_duration(row.first_seconds)}, {row.first_of_warm:.0%} of the best run's speed"
+        )
+        notes = f"; first run {first}{notes}"
     return (
         f"{head}{row.output_tokens_per_s:,.0f} output tokens/s, {row.input_tokens_per_s:,.0f} input tokens/s, "
         f"{format_duration(row.seconds)}, {row.fraction_of_limit:.0%} of the limit ({row.limited_by}){notes}"
@@ -213,6 +225,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{row.input_tokens_per_s:,.0f}",
         f"{row.seconds:.3f} s",
         f"{row.median_seconds:.3f} s",
+        "" if row.first_of_warm is None else f"{row.first_of_warm:.1%}",
         f"{row.fraction_of_limit:.1%}",
         str(row.steps),
         *(f"{part:.2f} ms" for part in parts),

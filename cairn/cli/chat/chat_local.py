@@ -33,7 +33,8 @@ class LocalTalker:
 
         source = None if template is None else read_template(template)
         self.model = model
-        self._llm = LLM(model, **options)
+        # One person talks: the graphs of many requests at once would only delay the first answer.
+        self._llm = LLM(model, **{"load_in_advance": False, **options})
         if source is not None:
             self._llm.tokenizer.use_template(source)
         self.notes: Sequence[str] = self._llm.notes

@@ -59,6 +59,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """type to compute in; auto is what `cairn serve` would take"""
     weights: Literal["auto", "float", "int8", "int4", "packed"] = "auto"
     """on a CPU, how weights are multiplied with; auto: no fewer bits than the file has, as `cairn serve` does"""
+    context: int | None = None
+    """tokens that the model sees; more than it was trained for stretches its positions by YaRN"""
     chat_template: Path | None = None
     """with --chat: a file with the template to use instead of the model's"""
     speculate: str = "off"
@@ -73,7 +75,7 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """print one JSON document instead of streaming text"""
 
 
-ENGINE_OPTIONS = ("device", "dtype", "weights", "speculate", "draft_tokens")
+ENGINE_OPTIONS = ("device", "dtype", "weights", "context", "speculate", "draft_tokens")
 
 
 class Seconds(msgspec.Struct, frozen=True):
@@ -119,7 +121,7 @@ def run(args: list[str]) -> int:
         seed=options.seed,
         max_tokens=options.max_tokens,
     )
-    opened = open_model(options.model)
+    opened = open_model(options.model, options.context)
     if options.chat_template is not None:
         use_template(opened, options.chat_template)
     prompt = _prompt_ids(options, opened)
@@ -227,7 +229,13 @@ def _with_engine(options: Generate, opened: "OpenModel", sampling: "Sampling", s
     groups = cache_groups(opened.spec)
     pages = len(groups) * (-(-tokens // page) + 1)
     with span("load", model=options.model):
-        llm = LLM(options.model, max_num_seqs=1, num_gpu_blocks_override=pages, **engine)
+        llm = LLM(
+            options.model,
+            max_num_seqs=1,
+            num_gpu_blocks_override=pages,
+            load_in_advance=False,  # one answer needs few graphs
+            **engine,
+        )
     load_s = time.perf_counter() - began
     with llm:
         print(f"{llm.notes[0]}, loaded in {format_duration(load_s)}", file=sys.stderr)

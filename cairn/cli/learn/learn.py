@@ -53,7 +53,7 @@ class Learn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 5
     """quiz and next: how many"""
     round: str | None = None
-    """interview: one round only: systems, kernels, training, networking, inference, cluster, project"""
+    """interview: one round: systems, kernels, training, networking, inference, cluster, project, diagnose"""
     seed: int | None = None
     """quiz and interview: the same questions again"""
     answers: bool = False

@@ -13,6 +13,7 @@ import msgspec
 
 from cairn.cli.learn.learn_show import wrapped
 from cairn.labs.lab import Language, Words
+from cairn.labs.rubric import worded
 
 if TYPE_CHECKING:
     from cairn.cli.learn.learn import Learn
@@ -51,7 +52,8 @@ def _ask(
     from cairn.labs.rubric import grade_answer
 
     head = f"{number}/{total}  {one.title.of(language)} ({question.topic})"
-    print("\n".join(["", head, *wrapped(question.ask.of(language), "  ")]))
+    evidence = [f"  | {line}" for line in question.evidence.strip().splitlines()]
+    print("\n".join(["", head, *evidence, *wrapped(question.ask.of(language), "  ")]))
     reply = _read(YOUR_ANSWER.of(language))
     if reply is None or reply.strip().lower() in ("q", "quit"):
         return None
@@ -61,7 +63,10 @@ def _ask(
 
 
 def _told(graded: "Graded", question: "Drilled", language: Language) -> list[str]:
-    found, missing = "; ".join(graded.found) or "–", "; ".join(graded.missing) or "–"
+    found, missing = (
+        "; ".join(worded(point, language) for point in points) or "–"
+        for points in (graded.found, graded.missing)
+    )
     return [
         f"  {graded.share:.0%}  ✓ {found}",
         f"       ✗ {missing}",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cairn.labs.catalogue import all_labs
 from cairn.labs.code_place import find_place
+from cairn.labs.exercises.exercise import exercises_of
 from cairn.labs.lab import Language
 from cairn.labs.learner import Learner
 from cairn.labs.progress import Standing
@@ -47,6 +48,8 @@ def topic(learner: Learner, one: Topic, language: Language, answers: bool) -> li
     lines += _titled("debug", wrapped(text.debug, "  "), language)
     lines += _titled("code", [f"  {find_place(written)}" for written in one.code], language)
     lines += _titled("labs", labs, language)
+    written = [f"  cairn exercise start {name}" for name in exercises_of(one.id)]
+    lines += _titled("exercises", written, language)
     lines += _titled("commands", [f"  {command}" for command in one.commands], language)
     lines += _titled("reading", [f"  {title}" for title in one.reading], language)
     if one.requires:

@@ -50,7 +50,7 @@ class Display:
         self._losses.append(math.nan if record.loss is None else record.loss)
         share = f", MFU {record.mfu:.0%}" if record.mfu is not None else ""
         speed = f"{format_count(record.tokens_per_s)} tokens/s{share}"
-        words = f"loss {self._losses[-1]:.3f} {curve(self._losses)} {speed}"
+        words = f"loss {self._losses[-1]:.3f} {curve(self._losses)} {_metrics(record)}{speed}"
         self._bar.update(record.step, words, left_s=self._left_s(record.step))
 
     def close(self) -> None:
@@ -61,7 +61,9 @@ class Display:
         loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
         speed = format_count(record.tokens_per_s)
         left = f", {clock_time(self._left_s(record.step))} left" if record.step < self.steps else ""
-        return f"step {record.step}/{self.steps} loss {loss} {speed} tokens/s{left}"
+        return (
+            f"step {record.step}/{self.steps} loss {loss} {_metrics(record)}{speed} tokens/s{left}"
+        )
 
     def _left_s(self, step: int) -> float:
         return (self.steps - step) * sum(self._recent) / len(self._recent)
@@ -76,3 +78,8 @@ def curve(losses: list[float], width: int = 16) -> str:
     low, high = min(shown), max(shown)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0
     return "".join(BLOCKS[round((loss - low) * scale)] for loss in shown)
+
+
+def _metrics(record: "Record") -> str:
+    """What the objective says beside its loss."""
+    return "".join(f"{name} {value:.3g} " for name, value in record.metrics.items())

@@ -106,6 +106,11 @@ def all_exercises() -> dict[str, Exercise]:
     return {one.name: one for one in found}
 
 
+def exercises_of(topic: str) -> list[str]:
+    """Names of the exercises that practise a topic."""
+    return [name for name, one in all_exercises().items() if topic in one.about.topics]
+
+
 def find_exercise(name: str) -> Exercise:
     exercises = all_exercises()
     if name not in exercises:

@@ -25,6 +25,9 @@ _CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
 }
 
 
@@ -168,6 +171,32 @@ def _gpt2(keys: Keys) -> Config:
     }
 
 
+def _granite(keys: Keys) -> Config:
+    config = _decoder(keys, "granite") | {"hidden_act": "silu"} | _attention_bias(keys)
+    return config | {
+        "mlp_bias": keys.biased("ffn_gate", "ffn_up", "ffn_down"),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "attention_multiplier": keys.number("attention.scale"),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def _smollm3(keys: Keys) -> Config:
+    """llama.cpp leaves out the positions of every fourth layer, without a key that says so."""
+    config = _decoder(keys, "smollm3") | {"hidden_act": "silu"} | _attention_bias(keys)
+    mlp_bias = keys.biased("ffn_gate", "ffn_up", "ffn_down")
+    return config | {"mlp_bias": mlp_bias, "no_rope_layer_interval": 4}
+
+
+def _olmo2(keys: Keys) -> Config:
+    if keys.raw("attention.sliding_window") is not None:
+        raise UnsupportedModel(
+            f"{keys.path} is an OLMo 3 model", hint="read its checkpoint in Hugging Face's format"
+        )
+    return _decoder(keys, "olmo2") | {"hidden_act": "silu"}
+
+
 _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -176,6 +205,9 @@ _TRANSLATIONS: dict[str, Callable[[Keys], Config]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gpt2": _gpt2,
+    "granite": _granite,
+    "smollm3": _smollm3,
+    "olmo2": _olmo2,
 }
 
 

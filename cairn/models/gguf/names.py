@@ -139,6 +139,17 @@ _GPT2 = Naming(
     biased=(*_GPT2_MATRICES, "attn_norm", "ffn_norm", "output_norm"),
     changes=dict.fromkeys(_GPT2_MATRICES, "transposed"),  # Conv1D is [in, out]
 )
+_OLMO2 = Naming(
+    model=_MODEL,
+    layer=_LAYER,
+    block=_ATTENTION
+    | _QK_NORM
+    | _MLP
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)
 _NAMINGS = {  # by the model_type of config.json
     "llama": _LLAMA,
     "mistral": _MISTRAL,
@@ -149,6 +160,9 @@ _NAMINGS = {  # by the model_type of config.json
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     "gpt2": _GPT2,
+    "granite": _LLAMA,
+    "smollm3": _LLAMA,
+    "olmo2": _OLMO2,
 }
 
 _NUMBER = r"(0|[1-9][0-9]{0,4})"

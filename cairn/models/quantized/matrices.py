@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cairn.core.errors import UnsupportedModel
+from cairn.models.attention import Attention
 from cairn.models.experts import ExpertLayer
 from cairn.models.layers import FeedForward
 from cairn.models.linear.maps import Columns, Linear, Rows
@@ -54,6 +56,11 @@ class Matrix:
 def matrices_of(layer: Any, number: int) -> list[Matrix]:
     """Of one layer of a model, in the order in which a token meets them."""
     prefix = f"layers.{number}"
+    if not isinstance(layer.attention, Attention):
+        raise UnsupportedModel(
+            "a model with latent attention cannot be quantised or pruned here",
+            hint="take one with keys and values of its own, or quantise as it is served: --weights",
+        )
     found = [
         _linear(layer.attention.qkv, f"{prefix}.attention.qkv"),
         _linear(layer.attention.out, f"{prefix}.attention.out"),

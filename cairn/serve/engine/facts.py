@@ -53,7 +53,7 @@ def facts_of(engine: Engine) -> Facts:
     ranks, of_value = model.build.shards.size, engine.runner.pool.cache.dtype.itemsize
     return Facts(
         device=str(weight.device),
-        device_name=_device_name(weight.device),
+        device_name=device_name(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
         weights_bytes=held_bytes(model),
         read_bytes=_read(model),
@@ -70,9 +70,9 @@ def _read(model: Transformer) -> int:
     return sum(part.read_bytes() for part in linears(model))
 
 
-def _device_name(device: object) -> str:
+def device_name(device: object) -> str:
     if str(device) == "cpu":
         return read_cpu(Path("/")).model or "CPU"
     import torch
 
-    return torch.cuda.get_device_name(device)  # type: ignore[arg-type]
+    return torch.cuda.getdevice_name(device)  # type: ignore[arg-type]

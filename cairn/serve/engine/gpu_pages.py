@@ -17,11 +17,13 @@ from cairn.kernels.attention.attention_problem import WIDTHS
 from cairn.kernels.layer.rope import Heads, Pages, rope
 from cairn.kernels.paged.cascade import Cascade, cascade_attention
 from cairn.kernels.paged.kv_write import rope_write
+from cairn.kernels.paged.latent_attention import latent_attention
 from cairn.kernels.paged.paged_attention import checked, paged_attention
 from cairn.kernels.paged.paged_parts import Workspace
 from cairn.kernels.paged.paged_prefill import prefill
 from cairn.kernels.quantize.quantize import rounded
 from cairn.models.attend import Rule
+from cairn.models.latent import LatentTokens
 from cairn.serve.engine.pages import Paged, PagePool
 
 
@@ -97,15 +99,32 @@ class PagedOnGPU(Paged):
         v_TKC = qkv_TE[:, (heads.q + heads.kv) * size :].unflatten(-1, (heads.kv, size))
         out = attention(
             q_THC, k_TKC, v_TKC, self.bounds_B1, max_length=self.extent.max_query,
-            window=rule.window, softcap=rule.softcap, scale=rule.scale,
+            window=rule.window, softcap=rule.softcap, scale=rule.scale, sinks_H=_sinks(rule),
         )  # fmt: skip
         return out if isinstance(out, Tensor) else out[0]
 
     def _scales(self, rule: Rule) -> tuple[Tensor | None, Tensor | None]:
         return (None, None) if self.pool.scales is None else self.pool.scales.of_layer(rule.layer)
 
+    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+        """Store rows of latent attention, and attend: all tokens in the absorbed form, in one launch."""
+        cache, _ = self.pool.of_layer(rule.layer)
+        self._store(cache, tokens.rows_TE[:, None], rule)
+        out_THR = latent_attention(
+            tokens.absorbed(tokens.q_THC),
+            cache,
+            self._group_tables[self.pool.group_of[rule.layer]],
+            self.lengths_B,
+            self.bounds_B1,
+            rank=tokens.expansion.sizes.rank,
+            max_query=self.extent.max_query,
+            scale=rule.scale,
+        )
+        return tokens.expansion.restored(out_THR)
+
     def _store(self, cache: Tensor, new_TKC: Tensor, rule: Rule) -> None:
-        size, slots_T = cache.shape[1], self._slots_of(rule)
+        # Padding has slot -1; it goes to the null page, which nobody reads.
+        size, slots_T = cache.shape[1], self._slots_of(rule).clamp(min=0)
         new_TKC = new_TKC.to(cache.dtype)
         if cache.itemsize == 1:  # 8-bit floats cannot be indexed everywhere
             cache, new_TKC = cache.view(torch.uint8), new_TKC.view(torch.uint8)
@@ -124,20 +143,25 @@ class PagedOnGPU(Paged):
         k_scale, v_scale = self._scales(rule)
         if self.extent.invariant:
             call = checked(q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
-                           self.extent.max_query, rule.scale, rule.window, rule.softcap,
+                           self.extent.max_query, rule.scale, rule.window, rule.softcap, _sinks(rule),
                            k_scale=k_scale, v_scale=v_scale)  # fmt: skip
             prefill(call)
             return call.out_THC
-        if self.cascade is not None and not rule.window:
+        if self.cascade is not None and not rule.window and rule.sinks_H is None:
             return cascade_attention(q_THC, keys, values, self.cascade, scale=rule.scale,
                                      softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale,
                                      workspace=self.workspace)  # fmt: skip
         return paged_attention(
             q_THC, keys, values, tables_BP, self.lengths_B, self.bounds_B1,
             max_query=self.extent.max_query, scale=rule.scale, window=rule.window,
-            softcap=rule.softcap, k_scale=k_scale, v_scale=v_scale, workspace=self.workspace, prefetch=True,
+            softcap=rule.softcap, sinks_H=_sinks(rule), k_scale=k_scale, v_scale=v_scale,
+            workspace=self.workspace, prefetch=True,
             shares_chip=self.extent.shares_chip,
         )  # fmt: skip
+
+
+def _sinks(rule: Rule) -> Tensor | None:
+    return None if rule.sinks_H is None else rule.sinks_H.detach()
 
 
 def stored(new_TKC: Tensor, scale_1: Tensor) -> Tensor:

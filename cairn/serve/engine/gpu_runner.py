@@ -50,10 +50,17 @@ class GPURunner(Runner):
                 f"batch_invariant is not to be had on a GPU for this model: {why_not}",
                 hint="run it on a CPU, or without batch_invariant",
             )
-        keys, _ = layer_planes(model.spec, 0)
+        if model.spec.latent and scales is not None:
+            raise ConfigError(
+                f"a {model.spec.family} model keeps latent rows, which are not stored in float8",
+                hint="serve it with the cache in the type of the model",
+            )
+        keys = layer_planes(model.spec, 0)[0]
         group = model.spec.heads // keys.heads
         rows = max(16, min(WIDEST_TILE, 1 << (8 * group - 1).bit_length()))
         columns = 1 << (keys.width - 1).bit_length()
+        if model.spec.latent:  # its kernel has parts of its own
+            rows, columns = 16, 16
         self.workspace = lasting_workspace(self.device, rows, columns)
         self.graphs = Graphs(limits, self._blank, self._step) if graphs else None
         spec = model.spec
@@ -65,6 +72,7 @@ class GPURunner(Runner):
         # Of several tables, only that of the first group is compared and split.
         kinds = [group.kind for group in limits.groups]
         self.can_share = kinds.count("full") == 1 and kinds[0] == "full" and not invariant
+        self.can_share = self.can_share and not spec.latent
 
     def warm_up(self) -> None:
         """Capture the graphs of all common steps now, instead of when each is first needed."""

@@ -34,7 +34,7 @@ def suits(spec: ModelSpec, fused: Fused | None) -> bool:
     """Is there a form of every kernel that leaves room for others?"""
     if fused is None or os.environ.get("CAIRN_HALVES") == "0" or not fused.small(MOST_HALF):
         return False
-    plain = not any(spec.windows) and not spec.attention_softcap
+    plain = not any(spec.windows) and not spec.attention_softcap and not spec.sinks
     return plain and spec.head_dim in (64, 128) and spec.heads // spec.kv_heads <= 16
 
 

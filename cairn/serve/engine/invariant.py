@@ -28,6 +28,7 @@ from cairn.kernels.paged.step_inputs import Inputs
 from cairn.kernels.sampling.logprobs import LogProbs
 from cairn.models.attend import Rule
 from cairn.models.experts import ExpertLayer
+from cairn.models.latent import LatentTokens
 from cairn.models.layer_loop import Step, Sublayer
 from cairn.models.transformer import Transformer
 from cairn.serve.engine.adapters import VARIES
@@ -105,6 +106,11 @@ class FixedPages(Paged):
             out_GHC[block.rows_R] = found_GHC[block.rows_R]
         return out_GHC
 
+    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+        """Every row in the absorbed form: which form a token takes must not depend on its neighbours."""
+        rows_G1E = tokens.rows_TE[:, None]
+        return tokens.restored(self(tokens.absorbed(tokens.q_THC), rows_G1E, rows_G1E, rule))
+
 
 def _attend(
     q_GHC: Tensor, keys: Tensor, values: Tensor, block: Block, pages_P: Tensor, rule: Rule
@@ -120,7 +126,13 @@ def _attend(
     if rule.softcap:
         scores_KMN = rule.softcap * torch.tanh(scores_KMN / rule.softcap)
     hidden_MN = ~block.visible(rule.window).repeat(heads // kv_heads, 1)
-    weights_KMN = scores_KMN.masked_fill(hidden_MN, -torch.inf).softmax(-1).to(q_GHC.dtype)
+    scores_KMN = scores_KMN.masked_fill(hidden_MN, -torch.inf)
+    if rule.sinks_H is not None:
+        sinks_KM = (
+            rule.sinks_H.float().unflatten(0, (kv_heads, -1)).repeat_interleave(len(q_GHC), 1)
+        )
+        scores_KMN = torch.cat((scores_KMN, sinks_KM[..., None]), -1)
+    weights_KMN = scores_KMN.softmax(-1)[..., : len(k_NKC)].to(q_GHC.dtype)
     out_KMC = torch.bmm(weights_KMN, v_NKC.transpose(0, 1))
     return out_KMC.unflatten(1, (-1, ROWS)).permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -141,6 +153,8 @@ class FixedExperts(Sublayer):
             weight_G1 = (weights_GN * mine_GN).sum(-1, keepdim=True)
             more_GD = y_GD + layer.expert(expert, x_GD) * weight_G1
             y_GD = torch.where(mine_GN.any(-1, keepdim=True), more_GD, y_GD)
+        if layer.down_bias_ED is not None:
+            y_GD = y_GD + layer.weighed_bias(layer.down_bias_ED, weights_GN, chosen_GN)
         y_GD = layer.shards.reduce(y_GD)
         return y_GD if layer.shared is None else y_GD + layer.shared(x_GD)
 

@@ -162,6 +162,10 @@ class Engine:
         if version < 1:
             raise RequestError(f"version is {version}", hint="versions are counted from 1")
         self.runner.load_weights(version, source)
+        self.weights_changed(version)
+
+    def weights_changed(self, version: int) -> None:
+        """The weights are others, which somebody has written where they lie; nobody finds pages of another version."""
         self.scheduler.queues.rename_waiting(identity_of(self.version), identity_of(version))
         self.version = version
 

@@ -24,6 +24,7 @@ from cairn.core.errors import ConfigError, HardwareError
 from cairn.core.units import format_bytes
 from cairn.models.attend import Rule, attention
 from cairn.models.cache import CacheGroup, page_bytes, page_layers
+from cairn.models.latent import LatentTokens
 from cairn.serve.engine.cache_scales import CacheScales
 
 NULL_PAGE = 0
@@ -77,8 +78,8 @@ class PagePool:
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, each [pages, page_size, kv_heads, C]."""
         part = self.cache[self._place_of[layer]]
-        keys, values = part.transpose(2, 3) if self.heads_first else part
-        return keys, values
+        part = part.transpose(2, 3) if self.heads_first else part
+        return part[0], part[-1]  # of a latent, one plane is both
 
     @cached_property
     def by_slot(self) -> Tensor:
@@ -110,7 +111,9 @@ class PagePool:
     @cached_property
     def rows(self) -> list[Tensor]:
         """Of each layer, pages of keys and behind them those of values, a row for each."""
-        return [self.cache[place].view(2 * self.pages, -1) for place in self._place_of]
+        return [
+            self.cache[place].view(-1, self.cache[place, 0, 0].numel()) for place in self._place_of
+        ]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -172,7 +175,7 @@ class Paged:
 
     def joined(self, qkv_TEC: Tensor, heads: int, rule: Rule) -> Tensor:
         """The same for q, k and v side by side; [T, H * C]."""
-        if not rule.softcap and self.single_token is not None:
+        if not rule.by_scores and self.single_token is not None:
             return self.single_token.joined(qkv_TEC, heads, rule)
         kv_2TKC = qkv_TEC[:, heads:].unflatten(1, (2, -1)).transpose(0, 1)
         self.pool.slots[rule.layer].index_copy_(1, self._slots_of(rule), kv_2TKC)
@@ -181,10 +184,10 @@ class Paged:
 
     def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, rule: Rule) -> Tensor:
         singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
-        if not others and singles is not None and not rule.softcap:
+        if not others and singles is not None and not rule.by_scores:
             return singles.attend(q_THC, rule)
         out_THC = q_THC.new_empty(q_THC.shape)
-        if singles is not None and not rule.softcap:
+        if singles is not None and not rule.by_scores:
             out_THC[singles.tokens_B] = singles.attend(q_THC[singles.tokens_B], rule)
         elif singles is not None:
             others = [*others, *singles.one_by_one()]
@@ -192,6 +195,21 @@ class Paged:
             k_NKC, v_NKC = (gather(cache, one.pages_P)[: one.length] for cache in (keys, values))
             out_THC[one.tokens] = attention(q_THC[one.tokens], k_NKC, v_NKC, rule)
         return out_THC
+
+    def latent(self, tokens: LatentTokens, rule: Rule) -> Tensor:
+        """Store rows of latent attention, and attend: one token of a sequence absorbed, several expanded."""
+        rows, _ = self.pool.of_layer(rule.layer)
+        self._store(rows, tokens.rows_TE[:, None], rule)
+        singles, others = self._plan(self.pool.group_of[rule.layer], rule.window)
+        q_THC = tokens.q_THC
+        out_THV = q_THC.new_empty(*q_THC.shape[:2], tokens.expansion.sizes.value)
+        if singles is not None:
+            out_BHE = singles.attend(tokens.absorbed(q_THC[singles.tokens_B]), rule)
+            out_THV[singles.tokens_B] = tokens.restored(out_BHE)
+        for one in others:
+            rows_N1E = gather(rows, one.pages_P)[: one.length]
+            out_THV[one.tokens] = tokens.attended(one.tokens, rows_N1E, rule)
+        return out_THV
 
     @cached_property
     def single_token(self) -> "SingleToken | None":
@@ -323,11 +341,13 @@ class Singles:
         self.tables_BP = tables_BP.gather(1, places_BP.clamp(max=tables_BP.shape[1] - 1).long())
         pages = self.tables_BP.flatten()
         self.pool = pool
-        self.pages = torch.cat((pages, pages + pool.pages))  # of keys, and of values
+        planes = pool.cache.shape[1]  # keys and values, or one that is both
+        self.pages = torch.cat([pages + plane * pool.pages for plane in range(planes)])
         # Every layer's keys and values are gathered into the same memory, so its views are made once.
         self._room = pool.rows[0].new_empty(len(self.pages), pool.rows[0].shape[1])
-        shape = (2, len(tables_BP), -1, *pool.cache.shape[4:])
-        self._k_BKNC, self._v_BKNC = self._room.view(shape).transpose(2, 3)
+        shape = (planes, len(tables_BP), -1, *pool.cache.shape[4:])
+        kept = self._room.view(shape).transpose(2, 3)
+        self._k_BKNC, self._v_BKNC = kept[0], kept[-1]
         self._mask: Tensor | None = None
 
     def attend(self, q_BHC: Tensor, rule: Rule) -> Tensor:

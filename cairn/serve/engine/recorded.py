@@ -38,7 +38,7 @@ def obstacle(model: Transformer) -> str | None:
         return "which experts work is decided in each step"
     if len(list(joined_attentions(model))) < len(layers):
         return "its rotation depends on how long a sequence is, or it has another mixer"
-    if any(layer.attention.rule.window or layer.attention.rule.softcap for layer in layers):
+    if any(layer.attention.rule.window or layer.attention.rule.by_scores for layer in layers):
         return "its attention has a window or a cap"
     if len({layer.attention.rope for layer in layers}) > 1:
         return "its layers rotate differently"

@@ -28,6 +28,7 @@ RequestId = str | int
 State = Literal["waiting", "running", "finished"]
 Finish = Literal["stop", "length", "abort", "error"]
 Policy = Literal["fcfs", "shortest"]
+Answers = Literal["text", "vectors", "transcripts"]
 LARGEST_VOCABULARY = 2**31
 MOST_DRAFTS = 31  # of one request in a step: what one program of `kernels.accept_tokens` compares
 LARGEST_PRIORITY = 2**63 - 1  # what a message to another process holds
@@ -50,6 +51,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     arena_rows: int = 0  # embeddings of pieces that wait to be computed
     drafts: int = 0  # most drafted tokens of one request that a step verifies
+    answers: Answers = "text"  # what comes of a request; a text encoder has vectors
 
     def __post_init__(self) -> None:
         for name in ("rows", "step_tokens", "context", "page_size", "vocabulary"):
@@ -72,6 +74,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def budget(self, decoding: bool) -> int:
         """Most tokens of the next step."""
         return self.mixed_step_tokens or self.step_tokens if decoding else self.step_tokens
+
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text that is pooled: a model that generates has to have room for a token behind it."""
+        return self.context - (self.answers == "text")
 
     @property
     def page_tables(self) -> int:
@@ -133,6 +140,7 @@ class Request:
         "identity",
         "ledger",
         "mark",
+        "media",
         "min_tokens",
         "more_blocks",
         "most_outputs",
@@ -147,6 +155,7 @@ class Request:
         "published",
         "row",
         "salt",
+        "segment",
         "state",
         "states",
         "steps_in_flight",
@@ -167,6 +176,8 @@ class Request:
         adapter: int = 0,
         pieces: Sequence[Piece] = (),
         piece_rows: Sequence[int] = (),
+        segment: int = 0,
+        media: object = None,
         eos_ids: Iterable[int] = (),
         constraint: Constraint | None = None,
         outputs: Iterable[int] = (),
@@ -181,6 +192,8 @@ class Request:
         self.identity = (
             identity  # of the weights and adapter that compute it; others' pages are not found
         )
+        self.media = media  # sound, for a model that hears
+        self.segment = segment  # where the second text of a pair begins; 0: there is one text
         self.adapter = adapter  # its number in `engine.adapters`; 0: the model itself
         self.eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
@@ -252,6 +265,10 @@ def check_request(request: Request, limits: Limits) -> None:
     _check_vocabulary("stop_token_ids holds", params.stop_token_ids, limits.vocabulary)
     _check_vocabulary("logit_bias holds", params.logit_bias or (), limits.vocabulary)
     check_pieces(request.pieces, request.piece_rows, len(prompt), limits.arena_rows)
+    if limits.answers != "text":
+        _check_text(len(prompt), params, limits.context)
+        request.checked = True
+        return
     _check_context(len(prompt), params, limits.context)
     _check_outputs(request, limits)
     needed = most_pages(limits.groups, request.known, limits.page_size)
@@ -274,6 +291,20 @@ def _check_place(priority: object, salt: object) -> None:
         raise RequestError(f"salt is {salt!r}", hint="it has to be a string")
     if not salt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in salt):
         raise RequestError("salt has half of a surrogate pair", hint="send characters whole")
+
+
+def _check_text(tokens: int, params: SamplingParams, context: int) -> None:
+    """Of a text encoder."""
+    if params.pooling is None:
+        raise RequestError(
+            "this model generates no text: it embeds and scores texts, or transcribes speech",
+            hint="use LLM.embed, .rank, .score and .classify, or .transcribe",
+        )
+    if tokens > context:
+        raise RequestError(
+            f"the text has {tokens} tokens, the longest that the model reads has {context}",
+            hint="shorten it, or have it cut with truncate_prompt_tokens: -1",
+        )
 
 
 def _check_context(prompt: int, params: SamplingParams, context: int) -> None:

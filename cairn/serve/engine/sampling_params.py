@@ -19,7 +19,7 @@ MOST_LOGPROBS = 20  # per token; the figure that OpenAI's interface and vLLM's d
 MOST_STOPS = 128  # strings
 MOST_TOKENS = 2**31 - 1
 LARGEST_SEED = 2**63 - 1
-POOLINGS = (None, "mean", "last")
+POOLINGS = (None, "mean", "last", "cls", "max")
 # The ranges of numbers, also for HTTP bodies. Its temperature ends at OpenAI's 2, which is far beyond any use.
 TEMPERATURE = Meta(ge=0, le=100)
 SHARE = Meta(ge=0, le=1)
@@ -75,7 +75,7 @@ class SamplingParams(
     min_tokens: int = 0
     logprobs: int | None = None  # how many of the most likely; 0: only the chosen token's
     prompt_logprobs: int | None = None
-    pooling: Literal["mean", "last"] | None = None  # the prompt as one vector; see `pooling`
+    pooling: Literal["mean", "last", "cls", "max"] | None = None  # the prompt as one vector
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -87,7 +87,7 @@ class SamplingParams(
         _check_lengths(self)
         _check_stops(self)
         _check_logit_bias(self.logit_bias)
-        _require(self.pooling in POOLINGS, "pooling", self.pooling, "mean, last or None")
+        _require(self.pooling in POOLINGS, "pooling", self.pooling, "mean, last, cls, max or None")
         shape = self.structured_outputs
         fine = shape is None or isinstance(shape, dict | msgspec.Struct)
         _require(fine, "structured_outputs", shape, "StructuredOutputs, or a dict of its fields")

@@ -71,7 +71,7 @@ def start(config: EngineConfig, shards: Shards = ALONE) -> Started:
             hint="use EngineClient, which starts a process for each",
         )
     began = time.monotonic()
-    opened = open_model(config.model)
+    opened = open_model(config.model, config.context)
     limits_context(opened.spec, config)  # refused before gigabytes move
     config = with_quantization(config, opened)
     device = device_of(shards, config.device)
@@ -290,7 +290,7 @@ def limits_context(spec: ModelSpec, config: EngineConfig) -> int:
     if asked is not None and asked > spec.context:
         raise ConfigError(
             f"max_model_len is {asked}, the model was made for {spec.context} tokens",
-            hint=f"use at most {spec.context}",
+            hint=f"use at most {spec.context}, or stretch the model: --context {asked}",
         )
     return asked or spec.context
 

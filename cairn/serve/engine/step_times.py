@@ -46,6 +46,18 @@ class Spent(NamedTuple):
     host: float = 0.0  # seconds in which the loop decided, prepared and took in
     device: float = 0.0  # seconds in which it computed, or waited for the device that did
 
+    def plus(self, more: "Spent") -> "Spent":
+        return Spent(
+            self.steps + more.steps,
+            self.tokens + more.tokens,
+            self.prefill + more.prefill,
+            self.sampled + more.sampled,
+            self.read + more.read,
+            self.pairs + more.pairs,
+            self.host + more.host,
+            self.device + more.device,
+        )
+
     def since(self, earlier: "Spent") -> "Spent":
         return Spent(
             self.steps - earlier.steps,

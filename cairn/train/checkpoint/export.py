@@ -13,6 +13,7 @@ from cairn.core.errors import DataError
 from cairn.models.adapter.attach import attach
 from cairn.models.adapter.folder import adapter_slots, write_adapter
 from cairn.models.adapter.merge import merge
+from cairn.models.adapter.quantized_base import round_base
 from cairn.models.build import Build
 from cairn.models.checkpoint import open_checkpoint
 from cairn.models.export import export
@@ -61,6 +62,8 @@ def adapted_model(checkpoint: Path) -> tuple[Transformer, Base]:
             f"{checkpoint} has no adapter", hint="its model is whole: cairn train --export-only"
         )
     model = base_model(about, about.base)
+    if about.base.nf4:
+        round_base(model)
     made = attach(model, about.spec, about.base.adapter, model.build._replace(device="meta"))
     for one in made:
         one.to_empty(device="cpu")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cairn.core.errors import ConfigError
 from cairn.models.build import Build, Slot
 from cairn.models.experts import ExpertLayer, Router, combined
 from cairn.models.grouped_product import sort_by_expert
@@ -42,6 +43,11 @@ class SpreadExperts(ExpertLayer):
     """The experts of one rank among those of a group, behind a router that knows them all."""
 
     def __init__(self, build: Build, spec: ModelSpec, experts: Experts, how: Sharing) -> None:
+        if experts.biases:
+            raise ConfigError(
+                f"the experts of a {spec.family} model have biases, and are neither spread nor balanced",
+                hint="train it without expert parallelism and without balance",
+            )
         super().__init__(build._replace(device="meta"), spec, experts)
         self.group, self.ranks = how.group, size_of(how.group)
         self.place = 0 if how.group is None else dist.get_rank(how.group)

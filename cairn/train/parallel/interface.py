@@ -9,7 +9,7 @@ divided by the valid tokens of all data ranks, and whoever splits the batch sums
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -29,6 +29,24 @@ class Loss(Protocol):
 
         `vocabulary`: the output projection, whole or this rank's shard of it.
         """
+        ...
+
+
+@runtime_checkable
+class CountsUnits(Protocol):
+    """A loss whose mean is not one over tokens."""
+
+    def units(self, batches: "Sequence[Batch]") -> int:
+        """How many losses these microbatches have."""
+        ...
+
+
+@runtime_checkable
+class HasMetrics(Protocol):
+    """A loss that has more to say than itself."""
+
+    def metrics(self) -> dict[str, float]:
+        """Since they were read last."""
         ...
 
 

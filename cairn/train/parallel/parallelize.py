@@ -20,6 +20,7 @@ import torch
 
 from cairn.models.adapter.attach import attach, fill_new, map_names
 from cairn.models.adapter.folder import adapter_slots
+from cairn.models.adapter.quantized_base import quantize_base
 from cairn.models.adapter.spec import AdapterSpec
 from cairn.models.build import Build
 from cairn.models.shards import ALONE, Shards
@@ -61,13 +62,14 @@ def parallelize(
     balance: Balance = Balance(),  # noqa: B008
     trainable: Trainable = EVERYTHING,
     adapter: AdapterSpec | None = None,
+    quantized: bool = False,
 ) -> ParallelModel:
     """This rank's part of a model. `fill`: weights from elsewhere than `seed`; `attend`: how tokens attend alone.
 
     `fused_context`: layers run through the fused form, whose rotations reach so far; None: one operation after another.
     `products`: how linear maps multiply. `wide_sums`: add gradients of several microbatches in float32.
     `balance`: what keeps experts equally busy. `trainable`: which weights get gradients.
-    `adapter`: what is added to the linear maps; its values are drawn by `seed`.
+    `adapter`: what is added to the linear maps; its values are drawn by `seed`. `quantized`: over a base in 4 bits.
 
     The layout has been checked against the model (`layout.check`), as `refuse.check_layout` does for a recipe.
     """
@@ -85,6 +87,8 @@ def parallelize(
         if adapter is not None:
             _adapt(stage, spec, adapter, build, mesh.device, seed)
         freeze(stage, stage.slots(), trainable)
+        if quantized:
+            quantize_base(stage)
     return ParallelModel(
         spec, held, _syncs(held, mesh, strategy, wide_sums), mesh, strategy, attend
     )

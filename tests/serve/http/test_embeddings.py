@@ -135,7 +135,8 @@ def test_what_is_refused(server):
         ({"input": ["a"] * 2000}, "input", "2000 entries; at most 1032"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", '"base64" or "float"'),
         ({"input": "a", "dimensions": 0}, "dimensions", "between 1 and"),
-        ({"input": "a", "pooling": "max"}, "pooling", '"last" or "mean"'),
+        ({"input": "a", "pooling": "max"}, "pooling", "mean and last"),
+        ({"input": "a", "prompt_name": "query"}, "prompt_name", "this model has: none"),
         ({}, "input", "is missing"),
     ):
         response = server.http.post("/v1/embeddings", json=body)

@@ -1,10 +1,12 @@
 """schemathesis against the OpenAPI document: whatever it makes of the schemas, nothing is a server error.
 
 Bodies that follow the document and bodies that break it. Statuses, content types and documents have to be those that
-the document names, and what breaks it has to be refused. CAIRN_LONG=1 tries many more of each.
+the document names, and what breaks it has to be refused. CAIRN_LONG=1 tries many more of each. schemathesis takes
+seconds to import, so only the process that runs these tests does it.
 """
 
 import os
+from types import SimpleNamespace
 
 import live_server
 import pytest
@@ -14,32 +16,43 @@ from hypothesis import strategies as st
 
 from cairn.serve.http.protocol.openapi import document
 
-schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
-from schemathesis.checks import not_a_server_error  # noqa: E402
-from schemathesis.specs.openapi.checks import (  # noqa: E402
-    content_type_conformance,
-    negative_data_rejection,
-    response_schema_conformance,
-    status_code_conformance,
-)
-
 pytestmark = pytest.mark.timeout(1200 if os.environ.get("CAIRN_LONG") else 120)
 EXAMPLES = 1000 if os.environ.get("CAIRN_LONG") else 12
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
-SCHEMA = schemathesis.openapi.from_dict(document())
-OPERATIONS = [
-    operation
-    for made in SCHEMA.get_all_operations()
-    if (operation := made.ok()).path not in ("/cairn/engine/events", "/cairn/prefill")
-]  # one never ends, the other reads MessagePack
+# Two never end, and one reads MessagePack.
+UNTRIED = ("/cairn/engine/events", "/cairn/pulse", "/cairn/prefill")
+DESCRIBED = {
+    f"{method.upper()} {path}": described
+    for path, methods in document()["paths"].items()
+    for method, described in methods.items()
+    if path not in UNTRIED and method in ("get", "post", "put", "delete")
+}
+POSTS = [name for name in DESCRIBED if name[:5] == "POST " and "requestBody" in DESCRIBED[name]]
 quick = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The schema as schemathesis reads it, its operations by name, and what it checks."""
+    schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis")
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    schema = schemathesis.openapi.from_dict(document())
+    made = [operation.ok() for operation in schema.get_all_operations()]
+    return SimpleNamespace(
+        schema=schema,
+        operations={one.label: one for one in made if one.path not in UNTRIED},
+        negative=schemathesis.GenerationMode.NEGATIVE,
+        rejects=checks.negative_data_rejection,
+        checks=[
+            not_a_server_error,
+            checks.status_code_conformance,
+            checks.content_type_conformance,
+            checks.response_schema_conformance,
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +64,9 @@ def small(tiny_folder):
         made.at_rest()
 
 
-def test_the_document_is_valid_and_names_every_path(small):
-    SCHEMA.validate()
+def test_the_document_is_valid_and_names_every_path(small, tool):
+    tool.schema.validate()
+    assert set(tool.operations) == set(DESCRIBED)
     routes = {route.path.replace(":path", "") for route in small.server.config.app.rest.routes}
     assert routes - set(document()["paths"]) == {"/openapi.json"}
     assert set(document()["paths"]) <= routes
@@ -63,34 +77,25 @@ def check(server, case, checks):
     case.validate_response(response, checks=checks)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=[one.label for one in OPERATIONS])
-def test_whatever_follows_the_document(small, operation):
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_whatever_follows_the_document(small, tool, name):
     @quick
     @given(st.data())
     def run(data):
-        case = data.draw(operation.as_strategy())
+        case = data.draw(tool.operations[name].as_strategy())
         if isinstance(case.body, dict):
             case.body["model"] = "tiny"  # else all it would see is that there is no such model
-        check(small, case, CHECKS)
+        check(small, case, tool.checks)
 
     run()
 
 
-POSTS = [
-    one
-    for one in OPERATIONS
-    if one.method == "post" and "requestBody" in document()["paths"][one.path]["post"]
-]
-
-
-@pytest.mark.parametrize("operation", POSTS, ids=[one.label for one in POSTS])
-def test_whatever_breaks_the_document(small, operation):
-    mode = schemathesis.GenerationMode.NEGATIVE
-
+@pytest.mark.parametrize("name", POSTS)
+def test_whatever_breaks_the_document(small, tool, name):
     @quick
     @given(st.data())
     def run(data):
-        case = data.draw(operation.as_strategy(generation_mode=mode))
-        check(small, case, [*CHECKS, negative_data_rejection])
+        case = data.draw(tool.operations[name].as_strategy(generation_mode=tool.negative))
+        check(small, case, [*tool.checks, tool.rejects])
 
     run()

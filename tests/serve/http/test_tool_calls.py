@@ -266,3 +266,36 @@ def test_a_shape_begins_behind_the_thought(agent):
     _, _, calls, reason = both_ways(agent, **plain, tools=TOOLS, tool_choice=TO_WEATHER)
     assert reason == "tool_calls"
     check_weather(calls[0])
+
+
+HARMONY = (
+    "{{ reasoning_effort }}{% for message in messages %}<|start|>{{ message.role }}"
+    "{% if message.thinking %}<|channel|>analysis<|message|>{{ message.thinking }}{% endif %}"
+    "<|message|>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+def test_channels_of_harmony_become_reasoning_calls_and_content(tmp_path):
+    marks = [f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "call")]
+    folder = make_folder(tmp_path / "tiny", HARMONY, added=marks, special=True)
+    thought = "<|channel|>analysis<|message|>Hm.<|start|>assistant"
+    call = f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}"
+    with live(folder) as server:
+        with scripted(server, thought + call):
+            expected = ("", "Hm.", [("weather", ARGUMENTS)], "tool_calls")
+            assert both_ways(server, **ASKED) == expected
+        with scripted(server, f"{thought}<|channel|>final<|message|>Rain."):
+            assert both_ways(server, **ASKED, reasoning_effort="low") == (
+                "Rain.",
+                "Hm.",
+                [],
+                "stop",
+            )
+            assert server.service.tokenizer.decode(server.asked).startswith("low")
+            said = server.client.responses.create(model="tiny", input="Weather?")
+            assert said.output_text == "Rain."
+            past = {"role": "assistant", "reasoning_content": "Hm, so.", "content": None}
+            past["tool_calls"] = [{"id": "a", "type": "function", "function": {"name": "now"}}]
+            both_ways(server, **ASKED | {"messages": [*MESSAGES, past, *MESSAGES]})
+            assert "Hm, so." in server.service.tokenizer.decode(server.asked)

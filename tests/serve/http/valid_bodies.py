@@ -100,6 +100,20 @@ VALID = [
         },
     ),
     (
+        "/v1/rerank",
+        {
+            "model": "tiny",
+            "query": "Hi",
+            "documents": ["you", {"text": "me"}],
+            "top_n": 1,
+            "return_documents": False,
+            "instruction": "x",
+            "truncate_prompt_tokens": 5,
+            "priority": 1,
+        },
+    ),
+    ("/score", {"text_1": "Hi", "text_2": ["you", "me"], "truncate_prompt_tokens": -1}),
+    (
         "/v1/embeddings",
         {
             "model": "tiny",

@@ -34,6 +34,8 @@ async def read_conversation(
     `any_length`: it is counted and not answered, so it may be longer than the context.
     """
     extra = dict(asked.chat_template_kwargs or {}) if isinstance(asked, ChatRequest) else {}
+    if isinstance(asked, ChatRequest) and asked.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", asked.reasoning_effort)
     if isinstance(asked, ChatRequest) and asked.documents is not None:
         extra["documents"] = asked.documents
     tools = asked.tools or None
@@ -51,6 +53,8 @@ async def read_conversation(
     def render() -> str:
         source = templates.sources[templates.choose(with_tools=tools is not None)]
         flat = flat_messages(messages, None if _NULL.search(source) else "")
+        if "message.thinking" in source:
+            flat = [_with_thinking(message) for message in flat]
         if tools is None or format_of(source) is not None:
             return templates.render(flat, tools, begin, **extra)
         try:
@@ -63,6 +67,14 @@ async def read_conversation(
     if not any_length:
         service.check_length(text, "messages")
     return Prompt(text, await service.encode(text, special=False))
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """What gpt-oss thought before a call, under the name of its template, which takes it or a content."""
+    thought = message.get("reasoning_content")
+    if not thought or message.get("content") or "thinking" in message:
+        return message
+    return message | {"thinking": thought}
 
 
 def templates_of(service: Service, asked: ChatRequest | TokenizeRequest) -> ChatTemplates:

@@ -1,6 +1,7 @@
 """From the text of a chat answer to what a client sees of it: reasoning, content and tool calls.
 
     text -ReasoningSplitter-> reasoning_content | the rest -ToolParser-> content | calls: name first, then arguments
+    text of gpt-oss -Channels-> all three
 
 Works on pieces, and the pieces that come out add up to the same message wherever the text was cut. An answer that
 follows a grammar without a thought in it begins with its content, whatever that looks like.
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cairn.models.tokenizer import Tokenizer
+from cairn.serve.http.chat.harmony import Channels
 from cairn.serve.http.chat.reasoning import CLOSE, OPEN, ReasoningSplitter
 from cairn.serve.http.chat.structure import Offer, Thinking
 from cairn.serve.http.protocol.answers import (
@@ -126,6 +128,8 @@ class Thoughts:
 
 def make_readers(offer: Offer | None, thinking: Thinking, guided: bool, count: int) -> list[Reader]:
     """One for each answer. A model that is not known to think may do so, unless a grammar forbids it."""
+    if thinking == "channels" or (offer is not None and offer.format == "harmony"):
+        return [Channels(offer) for _ in range(count)]
     readers: list[Reader] = [PlainText() if offer is None else Calls(offer) for _ in range(count)]
     if guided and thinking == "no":
         return readers
@@ -136,7 +140,7 @@ def keeps_marks(
     tokenizer: Tokenizer, offer: Offer | None, thinking: Thinking, guided: bool
 ) -> bool:
     """Do readers look for special tokens, so that an answer's text has to have them?"""
-    if offer is not None and offer.hidden:
+    if thinking == "channels" or (offer is not None and offer.hidden):
         return True
     marks = {tokenizer.backend.token_to_id(mark) for mark in (OPEN, CLOSE)}
     looks = not guided or thinking != "no"

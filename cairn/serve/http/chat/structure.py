@@ -8,6 +8,7 @@ happens beside the event loop, before a request is admitted.
 
     either(calls, answer)                      a tool call, or an answer of the shape that was asked for
     after_thought(guide, tokenizer, inside)    <think> ... </think>, and then what the guide allows
+    after_analysis(final_message(guide, ..))   the same in Harmony's channels
 
 Each part of such a joint guide keeps its own rules and names: they are grammars within a grammar.
 """
@@ -28,6 +29,7 @@ from cairn.serve.http.protocol.sampling import SamplingFields
 from cairn.serve.http.server.service import Service
 from cairn.serve.http.tools.tool_parser import ToolFormat
 from cairn.serve.http.tools.tools import (
+    CHANNEL,
     GENERIC,
     ToolPlan,
     format_of,
@@ -37,7 +39,8 @@ from cairn.serve.http.tools.tools import (
     tool_guide,
 )
 
-Thinking = Literal["no", "maybe", "begun"]  # begun: by the prompt
+# begun: by the prompt. channels: what is thought and what is said are messages of Harmony.
+Thinking = Literal["no", "maybe", "begun", "channels"]
 ANYTHING = "/(?s:.*)/"
 GAP = r"/[ \n]{0,2}/"  # between the thought and the answer
 _TO_ESCAPE = re.compile(r"\\.|/|\n", re.DOTALL)
@@ -64,6 +67,8 @@ def offer_of(service: Service, asked: ChatRequest) -> Offer | None:
 
 def thinking_of(service: Service, prompt: str) -> Thinking:
     """Of an answer to this prompt."""
+    if any(CHANNEL in source for source in service.tokenizer.templates.sources.values()):
+        return "channels"
     if opened_by(prompt):
         return "begun"
     taught = any(CLOSE in source for source in service.tokenizer.templates.sources.values())
@@ -78,9 +83,13 @@ async def grammar_for(
         alone = await service.serving.grammars.compiled(guide)
         if offer is None and thinking == "no":
             return alone
+    if guide is not None and thinking == "channels":
+        guide = final_message(guide, service.tokenizer)
     if offer is not None:
         guide = _with_calls(guide, offer, service.tokenizer)
-    if guide is not None and thinking != "no":
+    if guide is not None and thinking == "channels":
+        guide = after_analysis(guide, service.tokenizer)
+    elif guide is not None and thinking != "no":
         guide = after_thought(guide, service.tokenizer, inside=thinking == "begun")
     return None if guide is None else await service.serving.grammars.compiled(guide)
 
@@ -123,6 +132,22 @@ def after_thought(guide: Guide, tokenizer: Tokenizer, inside: bool) -> Guide:
     else:  # the mark is text like the thought itself: the first that comes ends it
         thought = f"thought: thinking {GAP}\nthinking[suffix={literal(CLOSE)}]: {ANYTHING}"
     return lark_guide(f"start: {begins} answer\n{thought}\nanswer: {_rule(guide)}", guide.field)
+
+
+def final_message(guide: Guide, tokenizer: Tokenizer) -> Guide:
+    """In Harmony: the guide in a message of the channel `final`."""
+    opens = f'{mark(CHANNEL, tokenizer)} "final" {mark("<|message|>", tokenizer)}'
+    return lark_guide(f"start: {opens} answer\nanswer: {_rule(guide)}", guide.field)
+
+
+def after_analysis(guide: Guide, tokenizer: Tokenizer) -> Guide:
+    """In Harmony: messages that follow one of the channel `analysis`, which the model may leave out."""
+    opens, message, end, start = (
+        mark(f"<|{name}|>", tokenizer) for name in ("channel", "message", "end", "start")
+    )
+    thought = f'thought: {opens} "analysis" {message} TEXT {end} {start} "assistant"'
+    rules = [f"start: thought? answer\n{thought}\nTEXT: {ANYTHING}", f"answer: {_rule(guide)}"]
+    return lark_guide("\n".join(rules), guide.field)
 
 
 def _rule(guide: Guide) -> str:

@@ -1,27 +1,31 @@
-"""POST /v1/embeddings: a vector of length one for each input, from the hidden states of the model that is served.
+"""POST /v1/embeddings: a vector for each input, from the hidden states of the model that is served.
 
-    input -prompts-> requests that are pooled -exchange-> a vector each -cut, normalised-> float | base64
+    input -tokens-> requests that are pooled -exchange-> a vector each -projected, cut, normalised-> float | base64
 
-The engine computes them among everything else that it runs (`engine/pooling`), so that the line, the deadlines, the
-limits of keys and a client that leaves are what they are for an answer. A model that was made to chat gives vectors
-that can be compared; one that was trained for it gives better ones.
+How states are pooled, which text goes before an input and whether vectors have length one is what the files beside the
+model say (`models/encoder/pooling_rules`); a request may say otherwise. The engine computes them among everything else
+that it runs, so admission, deadlines, keys and a client that leaves are as for an answer.
 """
 
+import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from cairn.models.encoder.texts import TextIds, encode_texts
 from cairn.serve.engine.sampling_params import SamplingParams
-from cairn.serve.http.endpoints.prompt_inputs import read_inputs
+from cairn.serve.http.endpoints.prompt_inputs import FEW, read_inputs
 from cairn.serve.http.protocol.body import decode
 from cairn.serve.http.protocol.refusal import JSON, Refusal
 from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
 from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.exchange import Exchange
-from cairn.serve.http.server.service import Service
+from cairn.serve.http.server.service import LONG_TEXT, Service
 from cairn.serve.serving import GenerateRequest
+from cairn.serve.text_vectors import matrix_of
 
 MOST_INPUTS = 2048  # OpenAI's limit
 
@@ -33,7 +37,12 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: AtLeastOne | None = None  # the first so many, normalised again
-    pooling: Literal["mean", "last"] | None = None  # over all tokens, or of the last one
+    pooling: Literal["mean", "last", "cls", "max"] | None = None  # None: as the model's files say
+    normalize: bool | None = None  # to length one; None: as the model's files say
+    prompt_name: str | None = None  # of the model's own prompts, such as "query"
+    truncate_prompt_tokens: int | None = (
+        None  # cut texts to so many tokens; -1: what the model reads
+    )
     add_special_tokens: bool | None = None
     priority: Priority | None = None
     user: str | None = None
@@ -60,47 +69,98 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 async def embeddings(service: Service, call: Call, body: bytes) -> JSON:
     asked = decode(body, EmbeddingRequest)
     model = service.check_model(asked.model)
-    _check(service, asked)
-    rules = service.admission.rules
-    most = min(MOST_INPUTS, rules.rows + rules.waiting)
-    special = asked.add_special_tokens is not False
-    prompts = await read_inputs(service, asked.input, "input", most, special)
-    params = SamplingParams(
-        max_tokens=1, temperature=0, ignore_eos=True, pooling=asked.pooling or "mean"
-    )
-    priority = asked.priority or 0
-    requests = [GenerateRequest(prompt.token_ids, params, priority) for prompt in prompts]
+    vectors = service.serving.vectors
+    if asked.dimensions is not None and asked.dimensions > vectors.width:
+        said = f"dimensions is {asked.dimensions}; it has to be between 1 and {vectors.width}"
+        raise Refusal(400, said, param="dimensions")
+    texts = await _read(service, asked)
+    pooling = asked.pooling or vectors.rules.pooling
+    pooled_BD, tokens = await pool(service, call, texts, pooling, model, asked.priority or 0)
+    made_BD = vectors.embeddings(pooled_BD, asked.dimensions, asked.normalize)
+    as_text = asked.encoding_format == "base64"
+    data = [
+        Embedding(index=at, embedding=encoded(vector_D) if as_text else vector_D.tolist())
+        for at, vector_D in enumerate(made_BD)
+    ]
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+    return JSON(EmbeddingList(model=model, data=data, usage=usage))
+
+
+async def pool(
+    service: Service,
+    call: Call,
+    texts: Sequence[TextIds],
+    pooling: str,
+    model: str,
+    priority: int = 0,
+) -> tuple[np.ndarray, int]:
+    """One vector for each text, [B, D], and how many tokens they had."""
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, pooling=pooling)
+    requests = [GenerateRequest(text.ids, params, priority, segment=text.segment) for text in texts]
     async with Exchange(service, call, requests, model) as exchange:
         await exchange.finish()
-        return JSON(_answer(asked, model, exchange))
+        found = [job.pooled for job in exchange.jobs]
+    whole = [one for one in found if one is not None]
+    if len(whole) < len(found):  # it was ended before it was computed
+        raise Refusal(
+            503,
+            "the request was ended before all of its inputs were computed",
+            code="timeout",
+            retry_after_s=1,
+        )
+    return matrix_of(whole), sum(len(text.ids) for text in texts)
 
 
-def _check(service: Service, asked: EmbeddingRequest) -> None:
-    width = service.serving.opened.spec.hidden
-    if asked.dimensions is not None and asked.dimensions > width:
-        said = f"dimensions is {asked.dimensions}; it has to be between 1 and {width}"
-        raise Refusal(400, said, param="dimensions")
+def longest_text(service: Service, asked: int | None) -> int | None:
+    """How many tokens a text is cut to; None: it is refused where it is too long."""
+    if asked is None:
+        return None
+    context = service.serving.limits.longest_text
+    if asked != -1 and not 1 <= asked <= context:
+        said = f"truncate_prompt_tokens is {asked}; it has to be -1 or between 1 and {context}"
+        raise Refusal(400, said, param="truncate_prompt_tokens")
+    return context if asked == -1 else asked
 
 
-def _answer(asked: EmbeddingRequest, model: str, exchange: Exchange) -> EmbeddingList:
-    data, tokens = [], 0
-    for job in exchange.jobs:
-        if job.pooled is None:  # it was ended before it was computed
-            raise Refusal(503, "the request was ended before all of its inputs were computed",
-                          code="timeout", retry_after_s=1)  # fmt: skip
-        vector_D = unit(np.frombuffer(job.pooled, dtype=np.float32), asked.dimensions)
-        spelled = encoded(vector_D) if asked.encoding_format == "base64" else vector_D.tolist()
-        data.append(Embedding(index=job.answer.index, embedding=spelled))
-        tokens += len(job.request.prompt)
-    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
-    return EmbeddingList(model=model, data=data, usage=usage)
+def most_inputs(service: Service) -> int:
+    rules = service.admission.rules
+    return min(MOST_INPUTS, rules.rows + rules.waiting)
 
 
-def unit(vector_D: np.ndarray, dimensions: int | None = None) -> np.ndarray:
-    """The first `dimensions` of a vector, at length one; zeros stay what they are."""
-    part_D = vector_D[:dimensions].astype(np.float64)  # squares of float32 may leave its range
-    length = float(np.sqrt(part_D @ part_D))
-    return (part_D / length if length > 0 else part_D).astype("<f4")
+async def _read(service: Service, asked: EmbeddingRequest) -> list[TextIds]:
+    """Texts behind their prompt, or token ids as they are."""
+    special = asked.add_special_tokens is not False
+    most, limit = longest_text(service, asked.truncate_prompt_tokens), most_inputs(service)
+    prompt = service.serving.vectors.rules.prompt(asked.prompt_name)
+    given = [asked.input] if isinstance(asked.input, str) else asked.input
+    texts = [one for one in given if isinstance(one, str)]
+    if not given or len(texts) < len(given):
+        found = await read_inputs(service, asked.input, "input", limit, special)
+        return [TextIds(one.token_ids) for one in found]
+    return await encode_all(
+        service, [prompt + text for text in texts], "input", most, limit, special
+    )
+
+
+async def encode_all(
+    service: Service,
+    texts: list[str],
+    field: str,
+    most: int | None,
+    limit: int,
+    special: bool = True,
+) -> list[TextIds]:
+    """Many texts, or long ones, are tokenized beside the event loop."""
+    if len(texts) > limit:
+        said = f"{field} holds {len(texts)} entries; at most {limit} fit into one request"
+        raise Refusal(400, said, param=field)
+    if most is None:
+        for text in texts:
+            service.check_length(text, field)
+    tokenizer = service.tokenizer
+    if len(texts) <= FEW and sum(map(len, texts)) <= LONG_TEXT:
+        return encode_texts(tokenizer, texts, most, special)
+    return await asyncio.to_thread(encode_texts, tokenizer, texts, most, special)
 
 
 def encoded(vector_D: np.ndarray) -> str:

@@ -11,6 +11,14 @@ from cairn.serve.http.endpoints.adapters import LoadAdapterRequest, UnloadAdapte
 from cairn.serve.http.endpoints.embeddings import EmbeddingList, EmbeddingRequest
 from cairn.serve.http.endpoints.llamacpp import InfillRequest, LlamaRequest
 from cairn.serve.http.endpoints.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from cairn.serve.http.endpoints.rerank import (
+    ClassificationList,
+    ClassifyRequest,
+    RerankList,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+)
 from cairn.serve.http.endpoints.weights import PauseRequest, UpdateRequest
 from cairn.serve.http.ledger.views import (
     EngineView,
@@ -46,11 +54,17 @@ from cairn.serve.http.protocol.requests import (
     TokenizeRequest,
 )
 from cairn.serve.http.protocol.responses import ModelResponse, ResponsesRequest
+from cairn.serve.http.protocol.transcripts import FORMATS
 
 POSTS: dict[str, tuple[type, type, str]] = {
     "/v1/chat/completions": (ChatRequest, ChatCompletion, "the next message of a conversation"),
     "/v1/completions": (CompletionRequest, Completion, "the continuation of a text"),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingList, "vectors of texts"),
+    "/v1/rerank": (RerankRequest, RerankList, "documents, the best answer to a query first"),
+    "/rerank": (RerankRequest, RerankList, "as /v1/rerank"),
+    "/score": (ScoreRequest, ScoreList, "how well texts of pairs belong together"),
+    "/v1/score": (ScoreRequest, ScoreList, "as /score"),
+    "/classify": (ClassifyRequest, ClassificationList, "labels of texts"),
     "/v1/messages": (MessagesRequest, AnthropicMessage, "the next message, Anthropic's way"),
     "/v1/messages/count_tokens": (CountRequest, Counted, "how long a conversation is"),
     "/v1/responses": (ResponsesRequest, ModelResponse, "the answer to an input"),
@@ -101,6 +115,7 @@ OTHER_GETS: dict[str, tuple[str, str]] = {
     "/api/tags": ("application/json", "the models, Ollama's way"),
     "/api/version": ("application/json", "the version, Ollama's way"),
     "/cairn/engine/events": ("text/event-stream", "what the engine is doing, as it changes"),
+    "/cairn/pulse": ("application/x-cairn-pulse", "what is cached and how busy it is, to a router"),
 }
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/cairn/requests": {
@@ -112,6 +127,18 @@ QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 ANY: dict[str, Any] = {}  # a document of any form
+SOUND: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "model": {"type": "string"},
+        "language": {"type": "string"},
+        "prompt": {"type": "string"},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        "response_format": {"enum": list(FORMATS)},
+    },
+    "required": ["file"],
+}
 STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 MISTAKES = {
     400: "a field is wrong; `param` is its name",
@@ -196,6 +223,14 @@ def _add_files(paths: dict[str, Any], file: Any, batch: Any, error: Any) -> None
     upload = _operation("a file for a batch", file, error, [400, 401, 404, 408, 413, 429])
     upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     paths["/v1/files"]["post"] = upload
+    for task in ("transcriptions", "translations"):
+        heard = _operation(f"speech as text: {task}", ANY, error, [*MISTAKES])
+        heard["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": SOUND}},
+        }
+        heard["responses"]["200"]["content"] = {"*/*": {}}
+        paths[f"/v1/audio/{task}"] = {"post": heard}
     id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     cancel = _operation(
         "the batch ends soon, with what it has", batch, error, [401, 404, 408, 413, 429]

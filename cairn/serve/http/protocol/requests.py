@@ -26,6 +26,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template: str | None = None  # for servers that trust their clients with one
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # for templates that know it
     documents: list[dict[str, Any]] | None = None
 
 

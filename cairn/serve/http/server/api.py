@@ -64,8 +64,17 @@ from cairn.serve.http.endpoints.ollama import (
 )
 from cairn.serve.http.endpoints.prefill import prefill
 from cairn.serve.http.endpoints.pulse import pulse
+from cairn.serve.http.endpoints.rerank import (
+    ClassifyRequest,
+    RerankRequest,
+    ScoreRequest,
+    classify,
+    rerank,
+    score,
+)
 from cairn.serve.http.endpoints.responses import delete_response, response, responses
 from cairn.serve.http.endpoints.tokens import detokenize, tokenize
+from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
 from cairn.serve.http.endpoints.weights import pause, reset_prefix_cache, resume, update_weights
 from cairn.serve.http.ledger.endpoints import (
     engine,
@@ -94,16 +103,17 @@ from cairn.serve.http.server.call import Call
 from cairn.serve.http.server.continuation import ROUTED, header, split_body
 from cairn.serve.http.server.health import HOPELESS
 from cairn.serve.http.server.keys import ANYBODY
+from cairn.serve.http.server.model_kinds import check_kind
 from cairn.serve.http.server.service import Service
 from cairn.serve.serving import ServedModel
 
 Handle = Callable[[Service, Call, bytes], Awaitable[Response | None]]
 FIELDS = tuple({
     name for kind in (ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, EmbeddingRequest,
-                      TokenizeRequest)
+                      TokenizeRequest, RerankRequest, ScoreRequest, ClassifyRequest)
     for name in kind.__struct_fields__
 })  # fmt: skip
-PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input",
+PROMPT_IN = {"chat_completions": "messages", "completions": "prompt", "embeddings": "input", "classify": "input",
              "responses": "input", "messages": "messages", "count_tokens": "messages"}  # fmt: skip
 ERROR_FORMATS = {
     "messages": anthropic_error,
@@ -116,13 +126,18 @@ GENERATING = (
     api_chat,
     api_generate,
     chat_completions,
+    classify,
     completion,
     completions,
     embeddings,
     infill,
     messages,
     prefill,
+    rerank,
     responses,
+    score,
+    transcriptions,
+    translations,
 )
 CALL = "cairn.call"  # of an ASGI scope: the request as its endpoint sees it
 CLIENT_LEFT = 499  # nobody sees this status but the metrics
@@ -182,6 +197,7 @@ class Endpoint:
                 body = await read_bytes(scope, receive, config.max_body_bytes, config.body_timeout)
             if self.admits:
                 self._check_role()
+                check_kind(service, self.handle)
                 service.admission.check()  # a text that has no place need not be read
             body, continued = split_body(scope, body)
             call = scope[CALL] = Call(scope, receive, send, holder, id)
@@ -305,6 +321,13 @@ def starlette_application(service: Service, more: More = ()) -> Starlette:
         post("/v1/chat/completions", chat_completions),
         post("/v1/completions", completions),
         post("/v1/embeddings", embeddings),
+        post("/v1/audio/transcriptions", transcriptions),
+        post("/v1/audio/translations", translations),
+        post("/v1/rerank", rerank),
+        post("/rerank", rerank),
+        post("/v1/score", score),
+        post("/score", score),
+        post("/classify", classify),
         post("/v1/messages", messages),
         post("/v1/messages/count_tokens", count_tokens),
         post("/v1/responses", responses),

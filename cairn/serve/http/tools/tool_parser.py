@@ -4,6 +4,7 @@
               ```json {"name": "f", "arguments": {...}} ```                 as Qwen-Coder writes them
     llama3    {"name": "f", "parameters": {...}}; {...}                     also behind <|python_tag|>
     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]          or [TOOL_CALLS]f[ARGS]{...}
+    harmony   messages in channels, of which a call is one: they are read by `chat.harmony`
 
 What comes out is a function of the text alone, wherever it was cut: content, and calls whose name comes first and whose
 arguments follow in parts, in the model's own characters. What looks like a call and turns out to be none, before its
@@ -20,7 +21,7 @@ import msgspec
 from cairn.serve.http.chat.reasoning import held_back
 from cairn.serve.http.tools.call_object import CallObject, ValueEnd
 
-ToolFormat = Literal["hermes", "llama3", "mistral"]
+ToolFormat = Literal["hermes", "llama3", "mistral", "harmony"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE = "```"
 PYTHON_TAG = "<|python_tag|>"
@@ -322,6 +323,8 @@ def tool_parser(format: ToolFormat, names: Container[str] | None = None) -> Tool
             return Llama3Parser(names)
         case "mistral":
             return MistralParser()
+        case "harmony":
+            raise ValueError("calls in channels are read with the channels: chat.harmony")
 
 
 def parse_all(parser: ToolParser, pieces: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:

@@ -28,6 +28,8 @@ MOST_DEMANDED = (
     4  # calls in an answer that has to call: a model that is bad at stopping would go on to the end
 )
 GENERIC: ToolFormat = "hermes"  # for templates that teach none
+CHANNEL = "<|channel|>"  # of Harmony
+HARMONY_MARKS = ("channel", "constrain", "message")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _LETTERS = string.ascii_letters + string.digits
 
@@ -68,6 +70,8 @@ def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guid
     """The grammar of an answer that is nothing but calls; None: nobody demands one."""
     if plan.choice != "required":
         return None
+    if format == "harmony":
+        return _message_to_tool(plan, tokenizer)
     names = list(plan.allowed)
     key = "parameters" if format == "llama3" else "arguments"
     begins = {"hermes": mark(OPEN, tokenizer) + r' "\n"', "mistral": "", "llama3": ""}[format]
@@ -87,6 +91,17 @@ def tool_guide(plan: ToolPlan, format: ToolFormat, tokenizer: Tokenizer) -> Guid
     return lark_guide("\n".join(rules), "tools")
 
 
+def _message_to_tool(plan: ToolPlan, tokenizer: Tokenizer) -> Guide:
+    """One message of Harmony, which ends the answer."""
+    channel, json, message = (mark(f"<|{name}|>", tokenizer) for name in HARMONY_MARKS)
+    rules = ["start: " + " | ".join(f"call_{i}" for i in range(len(plan.allowed)))]
+    for i, (name, schema) in enumerate(plan.allowed.items()):
+        header = literal(f"commentary to=functions.{name} ")
+        rules.append(f'call_{i}: {channel} {header} {json} "json" {message} arguments_{i}')
+        rules.append(f"arguments_{i}: {json_rule(dict(schema))}")
+    return lark_guide("\n".join(rules), "tools")
+
+
 def mark(text: str, tokenizer: Tokenizer) -> str:
     """In a Lark grammar: the token of this name, where there is one, or else its characters."""
     id = tokenizer.backend.token_to_id(text)
@@ -95,12 +110,14 @@ def mark(text: str, tokenizer: Tokenizer) -> str:
 
 def hides_marks(format: ToolFormat, tokenizer: Tokenizer) -> bool:
     """Would text without special tokens lack the marks? Then a request has to be decoded with them."""
-    marks = {"hermes": OPEN, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS}
+    marks = {"hermes": OPEN, "llama3": PYTHON_TAG, "mistral": TOOL_CALLS, "harmony": CHANNEL}
     return tokenizer.backend.token_to_id(marks[format]) in tokenizer.special_ids
 
 
 def format_of(template: str) -> ToolFormat | None:
     """The format that a chat template teaches; None: it knows no tools, or in a way that is not known here."""
+    if CHANNEL in template:
+        return "harmony"
     if TOOL_CALLS in template:
         return "mistral"
     if OPEN in template:

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { getJSON } from "../server.js";
-import { said, word } from "./words.js";
+import { chosenLanguage, said, word } from "./words.js";
 
 export function interviewPage(rounds) {
   return [
@@ -14,7 +14,7 @@ export function interviewPage(rounds) {
   ].flat();
 }
 
-function form(round, { topic, ask }) {
+function form(round, { topic, ask, evidence }) {
   const field = h("textarea", { rows: "3", "aria-label": word("your answer") });
   const result = h("div", { role: "status" });
   const grade = async (event) => {
@@ -22,14 +22,21 @@ function form(round, { topic, ask }) {
     const query = new URLSearchParams({ round, topic, answer: field.value });
     result.replaceChildren(...shown(await getJSON(`/cairn/learn/grade?${query}`)));
   };
-  return h("form", { class: "question", onsubmit: grade }, h("p", {}, said(ask)), field,
+  return h("form", { class: "question", onsubmit: grade }, evidence ? h("pre", { class: "code", tabindex: "0" }, evidence.trim()) : null, h("p", {}, said(ask)), field,
     h("button", { type: "submit" }, word("grade")), result);
+}
+
+/** Only the wordings of the chosen language, where there are any. */
+function worded(point) {
+  const wordings = point.split(" / ");
+  const wanted = wordings.filter((one) => /[\u4e00-\u9fff]/.test(one) === (chosenLanguage() === "zh"));
+  return (wanted.length ? wanted : wordings).join(" / ");
 }
 
 const shown = ({ share, right, found, missing, answer, follow }) => [
   h("p", { class: `verdict ${right ? "held" : "off"}` }, h("b", {}, `${Math.round(share * 100)}%`)),
-  found.length ? h("p", {}, `${word("has")}: ${found.join("; ")}`) : "",
-  missing.length ? h("p", {}, `${word("lacks")}: ${missing.join("; ")}`) : "",
+  found.length ? h("p", {}, `${word("has")}: ${found.map(worded).join("; ")}`) : "",
+  missing.length ? h("p", {}, `${word("lacks")}: ${missing.map(worded).join("; ")}`) : "",
   h("p", {}, h("b", {}, `${word("answer")}: `), said(answer)),
   h("p", { class: "soft" }, `${word("follow-up")}: ${said(follow)}`),
 ];

@@ -14,6 +14,8 @@ export function topicPage(topic) {
     titled("debug", h("p", {}, text.debug)),
     titled("code", lines(topic.places)),
     topic.labs.length ? titled("labs", h("ul", { class: "notes" }, topic.labs.map((name) => labLine(name, topic.lab_titles[name], runs.get(name))))) : null,
+    topic.exercises.length ? titled("exercises", h("ul", { class: "notes" }, topic.exercises.map((one) =>
+      h("li", {}, h("a", { href: `#/learn/exercise:${one.name}` }, said(one.title)))))) : null,
     topic.commands.length ? titled("commands", lines(topic.commands)) : null,
     topic.reading.length ? titled("reading", h("ul", { class: "notes" }, topic.reading.map((title) => h("li", {}, title)))) : null,
     topic.requires.length ? titled("requires", h("p", {}, topic.requires.map((id) => [h("a", { href: `#/learn/${id}` }, id), " "]))) : null,

@@ -26,11 +26,11 @@ def rejected(attempt: Attempt) -> None:
 
 @case("the first token is distributed as the target's", "首个 token 的分布等于目标分布")
 def unbiased(attempt: Attempt) -> None:
-    grid = [(at + 0.5) / 40 for at in range(40)]
+    grid = [(at + 0.5) / 20 for at in range(20)]
     mass = torch.zeros(3, dtype=torch.float64)
     for token in range(3):
         for u in grid:
             for last in grid:
                 first = attempt.verify([token], Q[:1], P[:2], [u], last)[0]
                 mass[first] += float(Q[0][token]) / len(grid) ** 2
-    close(mass, P[0], 0.02)
+    close(mass, P[0], 0.03)

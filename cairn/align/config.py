@@ -1,0 +1,109 @@
+"""Everything that decides a run of reinforcement learning: a training recipe with a task, rollouts and an algorithm.
+
+`data.sequences` answers are learnt from in each step, `rollout.group` of them to one prompt; an answer with its prompt
+has at most `data.sequence` tokens. Unknown keys are refused. No torch.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from cairn.core.errors import ConfigError
+from cairn.train.config import Amount, Count, Positive, Rate, Share, Train
+
+Kind = Literal["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo"]
+# Clips of the ratio, below and above 1, where the recipe names none: those of the papers.
+CLIPS: dict[str, tuple[float, float]] = {
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (1.0, 4.0),
+}
+
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Problems whose answers a program can check."""
+
+    kind: Literal["sorting", "arithmetic", "countdown", "format"] = "sorting"
+    """sorting: digits in order; arithmetic: sums in words; countdown: reach a number with given ones; format: a sum,
+    answered between <answer> and </answer>"""
+    numbers: Annotated[int, msgspec.Meta(ge=2, le=9)] = 4
+    """how many numbers a problem of sorting or countdown has"""
+    held_out: Positive = 64
+    """problems that are never trained on, answered with the most likely tokens to see what was learnt"""
+    every: Count = 20
+    """steps between two such measurements; 0: only before and after"""
+
+
+class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How answers are sampled: at temperature 1, because that is the policy that learns."""
+
+    group: Annotated[int, msgspec.Meta(ge=2)] = 8
+    """answers to each prompt, which are compared with each other"""
+    max_tokens: Positive = 24
+    """of an answer; a longer one is cut, and is wrong"""
+    updates: Positive = 1
+    """steps that learn from one round of rollouts; the later ones are off policy"""
+
+
+class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How rewards become gradients."""
+
+    kind: Kind = "dr_grpo"
+    """grpo: rewards less the mean over the standard deviation of the group; dr_grpo: less the mean, over a constant
+    length; rloo: less the mean of the others; dapo: over all tokens, with a wider clip above, and without groups whose
+    answers are all alike; gspo: one ratio for an answer; cispo: every token pushes"""
+    clip_low: Amount = 0.0
+    """how far below 1 the ratio to the sampling policy counts; 0: as the paper has it"""
+    clip_high: Amount = 0.0
+    kl: Amount = 0.0
+    """weight of the divergence from the model that the run began with"""
+
+
+class Align(Train, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Reinforcement learning on tasks that a program can check.
+
+    The engine that samples reads the weights that are trained, where they lie: there is one copy of them.
+    """
+
+    task: Task = Task()
+    rollout: Rollout = Rollout()
+    algorithm: Algorithm = Algorithm()
+    warm_up: Count = 0
+    """at most so many steps on right answers before the first rollout, for a model that begins with random weights"""
+    warm_up_until: Share = 0.3
+    """the warm-up ends when sampled answers have this reward"""
+    warm_up_lr: Rate = 3e-3
+    """learning rate of the warm-up; that of rollouts is optim.lr"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parallel.world() > 1:
+            raise ConfigError(
+                f"the layout {self.parallel.words()} has {self.parallel.world()} processes",
+                hint="the engine reads the weights of its own process: use one",
+            )
+        if self.data.sequences % self.rollout.group:
+            raise ConfigError(
+                f"data.sequences {self.data.sequences} is no multiple of rollout.group {self.rollout.group}",
+                hint="every prompt has a whole group of answers",
+            )
+        if self.objective.kind != "sft" or self.distill.teacher or self.validation.on:
+            raise ConfigError(
+                "[objective], [distill] and [validation] are for cairn train and cairn tune",
+                hint="leave them out; task.held_out measures here",
+            )
+        if self.rollout.max_tokens >= self.data.sequence:
+            raise ConfigError(
+                f"rollout.max_tokens {self.rollout.max_tokens} leaves no room for a prompt in data.sequence "
+                f"{self.data.sequence}",
+                hint="make data.sequence larger",
+            )
+        if self.algorithm.kl and not self.adapter.rank and self.model.checkpoint is None:
+            raise ConfigError(
+                "algorithm.kl needs a model to stay close to", hint="name model.checkpoint"
+            )
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        low, high = CLIPS.get(self.algorithm.kind, (0.2, 0.2))
+        return self.algorithm.clip_low or low, self.algorithm.clip_high or high

@@ -1,0 +1,107 @@
+"""One copy of the weights, seen twice: by the trainer, which changes them, and by an engine, which samples from them.
+
+    Stage (trainer)  --the same modules-->  Transformer (engine)         no second copy, nothing is sent
+
+After an update the engine goes on with the new weights, because it reads them where they lie. `updated` tells it, so
+that no page of the weights before is found again. On a CPU the engine runs in its plain form: every other one keeps
+copies of weights in another layout, which would be stale.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from torch import nn
+
+from cairn.core.errors import RequestError
+from cairn.models.build import Build
+from cairn.models.linear.maps import Columns
+from cairn.models.runnable import OpenModel, Runnable
+from cairn.models.tokenizer import Tokenizer
+from cairn.models.transformer import Transformer
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.request import Request
+from cairn.serve.engine.sampling_params import SamplingParams
+from cairn.serve.engine.sizing import CPU_PAGE, GPU_PAGE
+from cairn.serve.engine.start import start_with
+from cairn.train.parallel.model import ParallelModel
+from cairn.train.parallel.stage import Stage
+from cairn.train.state import TrainState
+
+SPARE_PAGES = 8
+
+
+class Sampled(NamedTuple):
+    tokens: list[int]
+    logp: list[float]  # of each token, as the engine computed it
+    version: int  # of the weights that sampled it
+    stopped: bool  # it ended by itself
+
+
+class Policy:
+    """The model that learns."""
+
+    def __init__(self, state: TrainState, tokenizer: Tokenizer, rows: int, tokens: int) -> None:
+        """Room for `rows` answers at a time, each with its prompt of at most `tokens` tokens."""
+        assert isinstance(state.parallel, ParallelModel)
+        self.model = engine_view(state.parallel.stages[0])
+        self.tokenizer, self.eos_ids = tokenizer, tuple(sorted(tokenizer.eos_ids))
+        on_gpu = state.device.type == "cuda"
+        page = GPU_PAGE if on_gpu else CPU_PAGE
+        config = EngineConfig(
+            model="policy",
+            device=str(state.device),
+            max_num_seqs=rows,
+            max_model_len=tokens,
+            num_gpu_blocks_override=rows * (-(-tokens // page) + 1) + SPARE_PAGES,
+            plain=not on_gpu,
+        )
+        opened = OpenModel("policy", state.spec, tokenizer, self.eos_ids, None)
+        runnable = Runnable("policy", self.model, "the weights that are trained")
+        self.engine = start_with(opened, runnable, config).engine
+        self._asked = 0
+
+    def sample(
+        self, prompts: Sequence[list[int]], most: int, seeds: Sequence[int] | None
+    ) -> list[Sampled]:
+        """An answer to each prompt, all in one continuous batch. `seeds`: None takes the most likely tokens."""
+        found: dict[Request, Sampled] = {}
+        for at, prompt in enumerate(prompts):
+            params = SamplingParams(
+                temperature=0.0 if seeds is None else 1.0,
+                seed=None if seeds is None else seeds[at],
+                max_tokens=most,
+                logprobs=0,
+            )
+            self._asked += 1
+            request = Request(self._asked, prompt, params, eos_ids=self.eos_ids)
+            found[request] = Sampled([], [], self.engine.version, False)
+            self.engine.add(request)
+        while self.engine.has_work:
+            for output in self.engine.step():
+                sampled = found[output.request]
+                sampled.tokens.extend(output.tokens)
+                sampled.logp.extend(one.logprob for one in output.logprobs or ())
+        for request in found:
+            if request.error is not None:
+                raise RequestError(f"a rollout has failed: {request.error}")
+        return [one._replace(stopped=request.finish == "stop") for request, one in found.items()]
+
+    def updated(self, version: int) -> None:
+        """The trainer has changed the weights, where they lie."""
+        if version:
+            self.engine.weights_changed(version)
+
+
+def engine_view(stage: Stage) -> Transformer:
+    """A model for an engine that is made of the trainer's own modules, adapters included."""
+    columns = next(part for part in stage.modules() if isinstance(part, Columns))
+    weight = stage.vocabulary().weight
+    build = Build(str(weight.device), weight.dtype, fused=columns.fused is not None)
+    model = Transformer(stage.spec, build._replace(device="meta"))
+    assert stage.embedding is not None
+    assert stage.norm is not None
+    model.build = build
+    model.embedding, model.norm, model.head = stage.embedding, stage.norm, stage.head
+    model.position_embedding = stage.position_embedding
+    model.layers = nn.ModuleList(cast(nn.Module, layer) for layer in stage.layers.values())
+    return model

@@ -1,0 +1,139 @@
+"""Rollouts as batches: problems -> groups of answers -> rewards -> advantages -> what a training step reads.
+
+prompt  prompt  a     b     <end>            tokens
+none    a       b     <end>  none            targets: the answer alone is learnt
+        A       A     A                      advantage of the answer
+        m       m     m                      log-probability when it was sampled (`old`)
+        w       w     w                      weight of a token in the mean
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.align.config import Align
+from cairn.align.policy import Policy, Sampled
+from cairn.align.tasks import Problem, make_problem, reward_of
+from cairn.core.errors import DataError
+from cairn.models.tokenizer import Tokenizer
+from cairn.train.data.batch import IGNORED, Batch, Document, pack
+from cairn.train.data.chance import mix
+from cairn.train.rules.advantages import Kind, group_advantages, informative
+from cairn.train.rules.policy import weigh
+
+PADDED = 64  # tokens of a batch are a multiple of it
+ADVANTAGES: dict[str, Kind] = {
+    "grpo": "grpo",
+    "gspo": "grpo",
+    "dapo": "grpo",
+    "cispo": "grpo",
+    "rloo": "rloo",
+}
+MEANS = {"grpo": "sequence", "rloo": "sequence", "dapo": "token", "cispo": "token"}
+
+
+class Trajectory(NamedTuple):
+    problem: Problem
+    prompt: list[int]
+    sampled: Sampled
+    text: str
+    reward: float
+
+
+def prompt_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
+    """As a chat where the model knows chats, else as text."""
+    if tokenizer.templates:
+        return tokenizer.encode_chat([{"role": "user", "content": problem.prompt}])
+    return tokenizer.encode(problem.prompt)
+
+
+def solution_of(tokenizer: Tokenizer, problem: Problem) -> list[int]:
+    return [*tokenizer.encode(problem.solution, False), *sorted(tokenizer.eos_ids)[:1]]
+
+
+def roll_out(policy: Policy, config: Align, first: int, groups: int) -> list[list[Trajectory]]:
+    """A group of answers to each of the problems from number `first` on."""
+    problems = [make_problem(config.task, config.seed, first + at) for at in range(groups)]
+    prompts = [prompt_of(policy.tokenizer, problem) for problem in problems]
+    check_room(prompts, config)
+    group = config.rollout.group
+    each = [prompt for prompt in prompts for _ in range(group)]
+    seeds = [mix(config.seed, first, at) >> 1 for at in range(len(each))]
+    sampled = policy.sample(each, config.rollout.max_tokens, seeds)
+    return [
+        [
+            judged(policy.tokenizer, config, problem, prompt, one)
+            for one in sampled[at * group : (at + 1) * group]
+        ]
+        for at, (problem, prompt) in enumerate(zip(problems, prompts, strict=True))
+    ]
+
+
+def judged(
+    tokenizer: Tokenizer, config: Align, problem: Problem, prompt: list[int], sampled: Sampled
+) -> Trajectory:
+    """With its reward; an answer that was cut has none."""
+    text = tokenizer.decode(sampled.tokens)
+    reward = reward_of(config.task, problem, text) if sampled.stopped else 0.0
+    return Trajectory(problem, prompt, sampled, text, reward)
+
+
+def check_room(prompts: Sequence[list[int]], config: Align) -> None:
+    longest = max(map(len, prompts)) + config.rollout.max_tokens
+    if longest > config.data.sequence:
+        raise DataError(
+            f"a prompt with an answer has up to {longest} tokens, and data.sequence is {config.data.sequence}",
+            hint=f"use --data.sequence {-(-longest // 16) * 16}",
+        )
+
+
+def documents_of(groups: Sequence[Sequence[Trajectory]], config: Align) -> list[Document]:
+    """What there is to learn from, answer by answer; groups that teach nothing are left out."""
+    rewards_GN = torch.tensor([[one.reward for one in group] for group in groups])
+    kind = config.algorithm.kind
+    advantages_GN = group_advantages(rewards_GN, ADVANTAGES.get(kind, "dr_grpo"))
+    kept = [bool(one) for one in informative(rewards_GN)]
+    chosen = [
+        (one, float(advantage))
+        for group, row, keep in zip(groups, advantages_GN, kept, strict=True)
+        for one, advantage in zip(group, row, strict=True)
+        if keep
+    ]
+    lengths_S = torch.tensor([len(one.sampled.tokens) for one, _ in chosen])
+    if not chosen:
+        return []
+    weights_S = weigh(MEANS.get(kind, "constant"), lengths_S, config.rollout.max_tokens)
+    return [
+        document(one.prompt, one.sampled.tokens, one.sampled.logp, advantage, float(weight))
+        for (one, advantage), weight in zip(chosen, weights_S, strict=True)
+    ]
+
+
+def document(
+    prompt: list[int], answer: list[int], logp: list[float], advantage: float, weight: float
+) -> Document:
+    tokens_T = torch.tensor([*prompt, *answer])
+    begin, end = len(prompt) - 1, len(prompt) + len(answer) - 1
+    targets_T = torch.full_like(tokens_T, IGNORED)
+    targets_T[begin:end] = tokens_T[begin + 1 :]
+
+    def stream(values: float | list[float]) -> Tensor:
+        made_T = torch.zeros(len(tokens_T))
+        made_T[begin:end] = torch.tensor(values)
+        return made_T
+
+    streams = {"advantage": stream(advantage), "old": stream(logp), "weight": stream(weight)}
+    return Document(tokens_T, targets_T, streams)
+
+
+def batches_of(documents: Sequence[Document], size: int, pad_id: int, first: int) -> list[Batch]:
+    """`size` answers in each microbatch. Their numbers begin at `first`."""
+    made = []
+    for begin in range(0, len(documents), size):
+        part = documents[begin : begin + size]
+        tokens = sum(len(one.tokens_T) for one in part)
+        ids = range(first + begin, first + begin + len(part))
+        made.append(pack(part, -(-tokens // PADDED) * PADDED, pad_id, list(ids)))
+    return made

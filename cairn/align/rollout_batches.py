@@ -1,0 +1,223 @@
+"""Where an aligning run gets its batches: from answers that its own engine has just sampled.
+
+    warm-up      right answers of the task, to imitate
+    then         roll out -> rewards -> `updates` steps learn from it -> the engine goes on with the new weights
+
+Each round of rollouts is a line of rollouts.jsonl: rewards, lengths, mismatch, where the time went, some answers.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cairn.align.config import Align
+from cairn.align.objective import PolicyObjective
+from cairn.align.policy import Policy
+from cairn.align.rollout import (
+    Trajectory,
+    batches_of,
+    document,
+    documents_of,
+    judged,
+    prompt_of,
+    roll_out,
+    solution_of,
+)
+from cairn.align.tasks import make_problem
+from cairn.train.data.batch import Batch, Document
+from cairn.train.state import TrainState
+
+FILE = "rollouts.jsonl"
+LOOK_EVERY = 10  # steps of the warm-up between two looks at what is sampled
+LOOKED_AT = 64  # answers
+SHOWN = 3  # answers of each round that are kept
+
+
+class Shown(msgspec.Struct, frozen=True):
+    prompt: str
+    answer: str
+    reward: float
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of rollouts."""
+
+    step: int
+    reward: float  # mean over all answers
+    groups: int
+    informative: int  # groups whose answers are not all alike
+    tokens: float  # of an answer, mean
+    stopped: float  # share of answers that ended by themselves
+    seconds: float  # of the rollouts
+    tokens_per_s: float
+    mismatch: float | None = (
+        None  # mean |trainer - engine| of the log-probabilities in the round before
+    )
+    largest: float | None = None
+    held_out: float | None = (
+        None  # reward of the most likely answers to problems that are not trained on
+    )
+    shown: list[Shown] = []
+
+
+class RolloutBatches:
+    """A `NextBatches` whose data the model makes itself. What it asks next follows from the samples seen so far."""
+
+    may_be_empty = True
+
+    def __init__(
+        self,
+        config: Align,
+        policy: Policy,
+        objective: PolicyObjective,
+        log_line: Callable[[str], None],
+    ) -> None:
+        self.config, self.policy, self.objective, self.log_line = (
+            config,
+            policy,
+            objective,
+            log_line,
+        )
+        self.file: Path = config.folder / FILE
+        tokenizer = policy.tokenizer
+        pad = tokenizer.pad_id
+        self.pad_id = pad if pad is not None else (*tokenizer.eos_ids, 0)[0]
+        self._left: list[list[Document]] = []  # of the present round, for the steps that come
+        self._warm_at: int | None = (
+            None if config.warm_up else 0
+        )  # the step at which rollouts began
+
+    @property
+    def fingerprint(self) -> str:
+        return f"rollouts of {self.config.task.kind}, seed {self.config.seed}"
+
+    def close(self) -> None:
+        pass
+
+    def next_batches(self, state: TrainState) -> list[Batch]:
+        config = self.config
+        self.objective.watch.on = False
+        state.lr_scale = 1.0
+        if not self._is_warm(state):
+            state.lr_scale = config.warm_up_lr / config.optim.lr
+            documents = self._right_answers(state.samples)
+        else:
+            if not self._left:
+                self._roll_out(state)
+                self.objective.watch.on = True
+            documents = self._left.pop(0) if self._left else []
+        if not documents:  # the loop takes no step then
+            state.samples += config.data.sequences
+            return []
+        made = batches_of(documents, config.data.microbatch, self.pad_id, state.samples)
+        return [batch.to(state.device) for batch in made]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"warm_at": self._warm_at}
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        self._warm_at, self._left = states[0]["warm_at"], []
+
+    def _is_warm(self, state: TrainState) -> bool:
+        """Whether sampled answers are good enough to learn from, or the warm-up has had its steps."""
+        config, step = self.config, state.step
+        if self._warm_at is None and (step % LOOK_EVERY == 0 or step >= config.warm_up):
+            self.policy.updated(step)
+            groups = roll_out(self.policy, config, state.samples, LOOKED_AT // config.rollout.group)
+            reward = sum(one.reward for group in groups for one in group) / sum(map(len, groups))
+            if reward >= config.warm_up_until or step >= config.warm_up:
+                self._warm_at = step
+                self.log_line(
+                    f"step {step}: warm-up ended, sampled answers have reward {reward:.3f}"
+                )
+        return self._warm_at is not None
+
+    def _right_answers(self, first: int) -> list[Document]:
+        tokenizer, task = self.policy.tokenizer, self.config.task
+        made = []
+        for at in range(self.config.data.sequences):
+            problem = make_problem(task, self.config.seed, first + at)
+            answer = solution_of(tokenizer, problem)
+            unknown = [float("nan")] * len(answer)
+            weight = 1.0 / len(answer)
+            made.append(document(prompt_of(tokenizer, problem), answer, unknown, 1.0, weight))
+        return made
+
+    def _roll_out(self, state: TrainState) -> None:
+        config, updates = self.config, self.config.rollout.updates
+        self.policy.updated(state.step)
+        began = time.perf_counter()
+        answers = config.data.sequences * updates
+        groups = roll_out(self.policy, config, state.samples, answers // config.rollout.group)
+        seconds = time.perf_counter() - began
+        documents = documents_of(groups, config)
+        size = -(-len(documents) // updates) if documents else 1
+        self._left = [documents[at : at + size] for at in range(0, len(documents), size)]
+        self._write(state.step, groups, seconds)
+
+    def _write(self, step: int, groups: list[list[Trajectory]], seconds: float) -> None:
+        all_of_them = [one for group in groups for one in group]
+        tokens = sum(len(one.sampled.tokens) for one in all_of_them)
+        mean, largest = self.objective.watch.read()
+        measured = step != self._warm_at
+        held_out = self.held_out() if self._is_due(step) else None
+        made = Round(
+            step=step,
+            reward=sum(one.reward for one in all_of_them) / len(all_of_them),
+            groups=len(groups),
+            informative=sum(len({one.reward for one in group}) > 1 for group in groups),
+            tokens=tokens / len(all_of_them),
+            stopped=sum(one.sampled.stopped for one in all_of_them) / len(all_of_them),
+            seconds=seconds,
+            tokens_per_s=tokens / max(seconds, 1e-9),
+            mismatch=mean if measured else None,
+            largest=largest if measured else None,
+            held_out=held_out,
+            shown=[Shown(one.problem.prompt, one.text, one.reward) for one in all_of_them[:SHOWN]],
+        )
+        with self.file.open("ab") as file:
+            file.write(msgspec.json.encode(made) + b"\n")
+        self.log_line(in_words(made))
+
+    def _is_due(self, step: int) -> bool:
+        every, since = self.config.task.every, step - (self._warm_at or 0)
+        return since == 0 or bool(every and since % every == 0)
+
+    def held_out(self) -> float:
+        """Mean reward of the most likely answers to problems that are never trained on."""
+        config, tokenizer = self.config, self.policy.tokenizer
+        count = config.task.held_out
+        problems = [make_problem(config.task, config.seed, n, held_out=True) for n in range(count)]
+        prompts = [prompt_of(tokenizer, problem) for problem in problems]
+        sampled = self.policy.sample(prompts, config.rollout.max_tokens, None)
+        rewards = [
+            judged(tokenizer, config, *one).reward
+            for one in zip(problems, prompts, sampled, strict=True)
+        ]
+        return sum(rewards) / count
+
+
+def in_words(made: Round) -> str:
+    parts = [
+        f"step {made.step}: reward {made.reward:.3f}",
+        f"{made.informative} of {made.groups} groups differ",
+        f"{made.tokens:.1f} tokens an answer",
+    ]
+    if made.mismatch is not None:
+        parts.append(f"mismatch {made.mismatch:.1e} (largest {made.largest:.1e})")
+    if made.held_out is not None:
+        parts.append(f"held out {made.held_out:.3f}")
+    return ", ".join(parts)
+
+
+def read_rounds(folder: Path) -> list[Round]:
+    """Of a run; a run that went on after an interruption may have steps twice, of which the last counts."""
+    file = folder / FILE
+    if not file.is_file():
+        return []
+    decoder = msgspec.json.Decoder(Round)
+    found = {one.step: one for one in map(decoder.decode, file.read_bytes().splitlines())}
+    return [found[step] for step in sorted(found)]

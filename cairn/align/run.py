@@ -1,0 +1,137 @@
+"""A run of reinforcement learning, from a recipe to a model with a report: the training loop over rollouts.
+
+recipe -> model, tokenizer -> policy (trainer and engine on one copy) -> loop -> held-out reward -> export, page
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from cairn.align.config import Align
+from cairn.align.objective import PolicyObjective
+from cairn.align.policy import Policy
+from cairn.align.report import write_page
+from cairn.align.rollout_batches import RolloutBatches, read_rounds
+from cairn.align.tasks import make_problem
+from cairn.core.errors import ConfigError
+from cairn.models.checkpoint import (
+    Checkpoint,
+    check_device,
+    default_device,
+    open_checkpoint,
+)
+from cairn.models.hub import resolve
+from cairn.models.spec import ModelSpec
+from cairn.models.tokenizer import Tokenizer
+from cairn.models.tokenizer_folder import tokenizer_from_folder
+from cairn.models.transformer import Transformer
+from cairn.train.corpus import Corpus
+from cairn.train.data.tokenizer_identity import id_limit
+from cairn.train.data.tokenizer_trainer import MIN_VOCAB, train_tokenizer
+from cairn.train.heads import TargetLogProbs
+from cairn.train.metrics_log import Record
+from cairn.train.next_batches import NextBatches
+from cairn.train.only_here import check_free, only_here
+from cairn.train.precision import dtype_of
+from cairn.train.prepare import TOKENIZER, Prepared, assemble, shape_of
+from cairn.train.random_tokens import RandomTokens
+from cairn.train.reference import ReferredBatches
+from cairn.train.run import Finished, carry_out
+
+TEXTS = 2000  # of the task, for the tokenizer of a model that begins with random weights
+VOCABULARY = 512
+
+
+class Aligned(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run leaves behind."""
+
+    finished: Finished
+    first: float | None  # held-out reward before and after
+    last: float
+    page: str
+
+
+def align(
+    config: Align,
+    log_line: Callable[[str], None] = print,
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> Aligned:
+    check_free(config.folder)
+    prepared = prepare(config)
+    config.folder.mkdir(parents=True, exist_ok=True)
+    with only_here(config.folder):
+        return _align(config, prepared, log_line, on_record)
+
+
+def _align(
+    config: Align,
+    prepared: Prepared,
+    log_line: Callable[[str], None],
+    on_record: Callable[[Record], None],
+) -> Aligned:
+    state, tokenizer = prepared.state, prepared.corpus.tokenizer
+    assert tokenizer is not None
+    objective = PolicyObjective(state.spec, config, prepared.fused)
+    state.loss = objective
+    answers = config.data.sequences * config.rollout.updates
+    policy = Policy(state, tokenizer, min(answers, 256), config.data.sequence)
+    rollouts = RolloutBatches(config, policy, objective, log_line)
+    source: NextBatches = rollouts
+    if config.algorithm.kl:
+        head = TargetLogProbs(state.spec, fused=prepared.fused)
+        source = ReferredBatches(rollouts, head, _reference(config, str(state.device)))
+    finished = carry_out(config, prepared, source, log_line=log_line, on_record=on_record)
+    policy.updated(state.step)
+    last = rollouts.held_out()
+    rounds = read_rounds(config.folder)
+    page = write_page(config, rounds, last)
+    first = next((one.held_out for one in rounds if one.held_out is not None), None)
+    return Aligned(finished=finished, first=first, last=last, page=str(page))
+
+
+def prepare(config: Align) -> Prepared:
+    """The model, on its device, and the tokenizer that its tasks are written with."""
+    name = default_device() if config.device == "auto" else config.device
+    check_device(name)
+    start = None
+    if config.model.checkpoint is not None:
+        start = open_checkpoint(resolve(str(config.model.checkpoint)))
+    tokenizer = _tokenizer(config, start)
+    spec = _spec(config, start, tokenizer)
+    if config.data.sequence > spec.context:
+        raise ConfigError(
+            f"data.sequence {config.data.sequence} is longer than the model's context {spec.context}",
+            hint=f"use data.sequence {spec.context} at most",
+        )
+    unused = RandomTokens(spec.vocab, config.data.sequence, config.seed)
+    corpus = Corpus(unused, tokenizer, id_limit(tokenizer))
+    return assemble(config, torch.device(name), corpus, spec, start)
+
+
+def _tokenizer(config: Align, start: Checkpoint | None) -> Tokenizer:
+    """Of the weights, or a small one that is trained on the task."""
+    if start is not None:
+        return start.tokenizer()
+    kept = config.folder / TOKENIZER
+    if kept.is_dir():
+        return tokenizer_from_folder(kept)
+    problems = (make_problem(config.task, config.seed, number) for number in range(TEXTS))
+    texts = (f"{one.prompt}{one.solution}" for one in problems)
+    return train_tokenizer(texts, max(VOCABULARY, MIN_VOCAB), fewer=True)
+
+
+def _spec(config: Align, start: Checkpoint | None, tokenizer: Tokenizer) -> ModelSpec:
+    if start is not None:
+        return start.spec
+    eos = tuple(sorted(tokenizer.eos_ids))
+    vocab = id_limit(tokenizer)
+    return msgspec.structs.replace(shape_of(config.model), vocab=vocab, eos_ids=eos, bos_id=None)
+
+
+def _reference(config: Align, device: str) -> Transformer | None:
+    """What the policy is held close to; None: the base of its adapter."""
+    if config.adapter.rank:
+        return None
+    opened = open_checkpoint(resolve(str(config.model.checkpoint)))
+    return opened.load(device, dtype_of(config.precision)).eval().requires_grad_(False)

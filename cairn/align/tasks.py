@@ -1,0 +1,138 @@
+"""Tasks whose answers a program can check. Problem `number` is a pure function of its number.
+
+    sorting      "sort 5 3 9 1 :"                  ->  "1 3 5 9"
+    arithmetic   "What is 47 + 38?"                ->  the last number of the answer counts
+    countdown    "make 17 from 3 4 5 :"            ->  "(3 * 4) + 5": every number once
+    format       "What is 47 + 38? Write ..."      ->  half for <answer> </answer>, half for the number in them
+
+Knows no model and no tokens.
+"""
+
+import ast
+import re
+import zlib
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+from cairn.align.config import Task
+from cairn.train.data import arithmetic
+from cairn.train.data.chance import Dice
+
+HELD_OUT = 8  # one of so many prompts is never trained on, whatever its number
+LONGEST = 200  # characters of an expression that is worked out
+FORMAT_HINT = "Write the answer between <answer> and </answer>."
+
+
+class Problem(NamedTuple):
+    prompt: str
+    solution: str  # a right answer, as a teacher would write it
+    key: str  # what the reward compares with
+
+
+Make = Callable[[Task, Dice], Problem]
+Reward = Callable[[Problem, str], float]
+
+
+def make_problem(task: Task, seed: int, number: int, held_out: bool = False) -> Problem:
+    """Problem `number` of those that are trained on, or of those that are not: they have no prompt in common."""
+    make, attempt = _KINDS[task.kind][0], 0
+    while True:
+        problem = make(task, Dice(seed, number, 7 + attempt))
+        if (zlib.crc32(problem.prompt.encode()) % HELD_OUT == 0) == held_out:
+            return problem
+        attempt += 1
+
+
+def reward_of(task: Task, problem: Problem, answer: str) -> float:
+    """Between 0 and 1."""
+    return _KINDS[task.kind][1](problem, answer)
+
+
+def _sorting(task: Task, dice: Dice) -> Problem:
+    digits = [dice.below(10) for _ in range(task.numbers)]
+    ordered = " ".join(map(str, sorted(digits)))
+    return Problem(f"sort {' '.join(map(str, digits))} :", f" {ordered}", ordered)
+
+
+def _sorted_right(problem: Problem, answer: str) -> float:
+    return float(answer.split() == problem.key.split())
+
+
+def _arithmetic(task: Task, dice: Dice) -> Problem:
+    made = arithmetic.problem(dice.below(1 << 62), 0)
+    return Problem(made.question, made.solution, str(made.answer))
+
+
+def _last_number_right(problem: Problem, answer: str) -> float:
+    return float(arithmetic.is_right(arithmetic.Problem("", "", int(problem.key)), answer))
+
+
+def _format(task: Task, dice: Dice) -> Problem:
+    made = arithmetic.problem(dice.below(1 << 62), 0)
+    right = f"<answer>{made.answer}</answer>"
+    return Problem(f"{made.question} {FORMAT_HINT}", right, str(made.answer))
+
+
+def _formatted_right(problem: Problem, answer: str) -> float:
+    found = re.fullmatch(r"(?s)(?:(?!<answer>).)*<answer>\s*([^<>]*?)\s*</answer>\s*", answer)
+    if found is None:
+        return 0.0
+    return 0.5 + 0.5 * (found.group(1) == problem.key)
+
+
+def _countdown(task: Task, dice: Dice) -> Problem:
+    """The target is reached by construction: the numbers joined one after the other."""
+    numbers = [dice.between(1, 9) for _ in range(task.numbers)]
+    text, total = str(numbers[0]), numbers[0]
+    for value in numbers[1:]:
+        sign = dice.pick(("+", "-", "*"))
+        total = total + value if sign == "+" else total - value if sign == "-" else total * value
+        text = f"({text}) {sign} {value}" if " " in text else f"{text} {sign} {value}"
+    asked = " ".join(str(value) for value in sorted(numbers))
+    return Problem(f"make {total} from {asked} :", f" {text}", f"{total} {asked}")
+
+
+def _countdown_right(problem: Problem, answer: str) -> float:
+    target, *numbers = (int(word) for word in problem.key.split())
+    text = answer.strip()
+    used = sorted(int(word) for word in re.findall(r"\d+", text)[: 2 * len(numbers)])
+    if used != sorted(numbers):
+        return 0.0
+    return float(worked_out(text) == target)
+
+
+def worked_out(text: str) -> Fraction | None:
+    """The value of an expression of whole numbers, + - * / and parentheses; None for anything else."""
+    if len(text) > LONGEST:
+        return None
+    try:
+        return _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
+            return Fraction(value)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _value(left), _value(right)
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.Div():
+                    return a / b
+    raise ValueError("this is no sum")
+
+
+_KINDS: dict[str, tuple[Make, Reward]] = {
+    "sorting": (_sorting, _sorted_right),
+    "arithmetic": (_arithmetic, _last_number_right),
+    "countdown": (_countdown, _countdown_right),
+    "format": (_format, _formatted_right),
+}

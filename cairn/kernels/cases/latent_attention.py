@@ -1,0 +1,98 @@
+"""The variants of `latent_attention` that are compiled and the shapes at which it is measured."""
+
+from collections.abc import Iterator
+
+import torch
+
+from cairn.kernels.accuracy import relative_error
+from cairn.kernels.kernel import Case, Prepared, Variant
+from cairn.kernels.paged.latent_attention import (
+    Latents,
+    _latent_kernel,
+    cost,
+    latent_attention,
+    latent_attention_reference,
+)
+
+KERNEL = "cairn.kernels.paged.latent_attention"
+RANK, ROTATED, PAGE = 512, 64, 16
+
+
+def _variant(what: str, heads: int, tile_heads: int, queries: int, parts: int) -> Variant:
+    pointers = dict(q="*bf16", cache="*bf16", tables="*i32", lengths="*i32", starts="*i32")
+    pointers |= dict(out="*fp32" if parts > 1 else "*bf16", lse="*fp32" if parts > 1 else "*bf16")
+    numbers = dict(sequences="i32", tokens="i32", scale="fp32", table_stride="i32")
+    numbers |= dict.fromkeys(("q_token", "q_head", "page_stride", "token_stride"), "i32")
+    constants = dict(
+        HEADS=heads, TILE_HEADS=tile_heads, TILE_QUERIES=queries, RANK=RANK, R=RANK, ROTATED=ROTATED, P=ROTATED,
+        PAGE=PAGE, BLOCK=32, PARTS=parts, SEQUENCES=16, STARTS=queries > 1, EXACT=False,
+    )  # fmt: skip
+    aligned = (*pointers, "q_token", "q_head", "page_stride", "token_stride")
+    options = {"num_warps": 4 if tile_heads * queries <= 16 else 8, "num_stages": 2}
+    return Variant(
+        f"latent attention {what}", _latent_kernel, pointers | numbers, constants, options, aligned
+    )
+
+
+VARIANTS = [
+    _variant("decode 16 heads", 16, 16, 1, 8),
+    _variant("decode 128 heads", 128, 16, 1, 1),
+    _variant("prefill 16 heads", 16, 16, 2, 1),
+]
+
+
+def random_call(sequences: int, length: int, heads: int, queries: int = 1) -> Latents:
+    """Sequences of equal length whose pages lie in random order."""
+    columns = -(-length // PAGE)
+    shape = (sequences * columns, PAGE, 1, RANK + ROTATED)
+    cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    tables = torch.randperm(sequences * columns, device="cuda").int().view(sequences, columns)
+    lengths = torch.full((sequences,), length, dtype=torch.int32, device="cuda")
+    q_THE = torch.randn(
+        sequences * queries, heads, RANK + ROTATED, device="cuda", dtype=torch.bfloat16
+    )
+    starts = torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * queries
+    return Latents(
+        q_THE, cache, tables, lengths, starts if queries > 1 else None, queries, 192**-0.5, RANK
+    )
+
+
+def attended(call: Latents) -> torch.Tensor:
+    return latent_attention(
+        call.q_THE,
+        call.cache,
+        call.block_tables,
+        call.lengths,
+        call.starts,
+        rank=call.rank,
+        max_query=call.max_query,
+        scale=call.scale,
+        impl="triton",
+    )
+
+
+def _prepare(sequences: int, length: int, heads: int) -> Prepared:
+    call = random_call(sequences, length, heads)
+
+    def error() -> float:
+        return relative_error((attended(call),), (latent_attention_reference(call),))
+
+    return Prepared(lambda: attended(call), {}, error)
+
+
+def cases() -> Iterator[Case]:
+    for sequences, length, heads in ((1, 2048, 16), (64, 2048, 16), (32, 4096, 128)):
+        yield Case(
+            "latent_attention",
+            f"{sequences} x {length}, {heads} heads",
+            "bf16",
+            cost(sequences, length, heads, RANK, ROTATED),
+            lambda shape=(sequences, length, heads): _prepare(*shape),
+            graph=True,
+        )
+
+
+if __name__ == "__main__":
+    from cairn.kernels.tooling.demo import demo
+
+    demo(__spec__.name)

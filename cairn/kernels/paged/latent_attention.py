@@ -1,0 +1,289 @@
+"""Attention over pages of latent rows (MLA in its absorbed form): decode, prefill behind a prefix, and both at once.
+
+    out[t, h] = sum over the rows j that t sees of softmax(scale * q[t, h] . row[j])[j] * row[j, :rank]
+
+A row is the latent of a token (`rank` columns) and one rotated key; it is key and value of all heads, so it is read
+once for all of them. One program has a tile of queries x heads, and one part of the rows that they see: few tiles are
+cut into several parts so that they fill the GPU, and the parts are added up by their log-sum-exp in a fixed order.
+The grid follows from shapes alone, so a call can be part of a CUDA graph. Rows of padding are zeros.
+`paged_tiles` says what lies where; queries of a sequence are its last tokens.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cairn.kernels.arguments import FLOATS, check, require
+from cairn.kernels.dispatch import Impl, choose, needs_cuda
+from cairn.kernels.kernel import Cost
+from cairn.kernels.norm.rows import multiprocessors
+from cairn.kernels.paged.paged_tiles import (
+    LOG2_E,
+    bucket,
+    counted,
+    pages_of,
+    power_of_2,
+    rows_of,
+)
+
+MOST_PARTS = 32  # of the rows that a tile sees
+LEAST_ROWS = 16  # queries x heads of a tile: what a product takes
+MOST_ROWS = 32  # queries x heads of a tile: more would not fit the registers
+
+
+class Latents(NamedTuple):
+    """One call whose arguments have been checked."""
+
+    q_THE: Tensor
+    cache: Tensor  # [pages, page_size, 1, rank + rotated]
+    block_tables: Tensor
+    lengths: Tensor
+    starts: Tensor | None
+    max_query: int
+    scale: float
+    rank: int
+
+    @property
+    def sequences(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def page_size(self) -> int:
+        return self.cache.shape[1]
+
+
+class Plan(NamedTuple):
+    heads: int  # of a tile
+    queries: int  # of a tile
+    block: int  # rows of the cache in a step
+    parts: int
+    warps: int
+
+    @property
+    def rows(self) -> int:
+        return self.heads * self.queries
+
+
+def latent_attention_reference(call: Latents) -> Tensor:
+    """In float32, one sequence after another, [T, H, rank]."""
+    out_THR = call.q_THE.new_zeros(*call.q_THE.shape[:2], call.rank, dtype=torch.float32)
+    starts = range(call.sequences + 1) if call.starts is None else call.starts.tolist()
+    for sequence, length in enumerate(call.lengths.tolist()):
+        span = slice(starts[sequence], starts[sequence + 1])
+        count = span.stop - span.start
+        fits = 0 <= count <= call.max_query and span.stop <= len(call.q_THE)
+        wanted = f"0 to {call.max_query} (max_query) queries of a sequence, within the rows of q"
+        require(fits, "cu_seqlens_q", wanted, list(starts))
+        room = call.block_tables.shape[1] * call.page_size
+        fits = 0 <= length <= room
+        require(fits, "lengths", f"at most the {room} tokens of a row of block_tables", length)
+        if not length or not count:
+            continue
+        pages = call.block_tables[sequence, : -(-length // call.page_size)].long()
+        rows_NE = call.cache[pages].flatten(0, 2)[:length].float()
+        scores_QHN = torch.einsum("qhe,ne->qhn", call.q_THE[span].float(), rows_NE) * call.scale
+        position_Q = torch.arange(length - count, length, device=rows_NE.device)
+        hidden_QN = torch.arange(length, device=rows_NE.device) > position_Q[:, None]
+        weights_QHN = scores_QHN.masked_fill(hidden_QN[:, None], -torch.inf).softmax(-1)
+        out_THR[span] = weights_QHN @ rows_NE[:, : call.rank]
+    return out_THR
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _latent_kernel(
+    q, cache, tables, lengths, starts, out, lse, sequences, tokens, scale, table_stride, q_token, q_head,
+    page_stride, token_stride,
+    HEADS: tl.constexpr, TILE_HEADS: tl.constexpr, TILE_QUERIES: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
+    ROTATED: tl.constexpr, P: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    SEQUENCES: tl.constexpr, STARTS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    HEAD_TILES: tl.constexpr = HEADS // TILE_HEADS
+    ROWS: tl.constexpr = TILE_HEADS * TILE_QUERIES
+    place = tl.program_id(0) // HEAD_TILES
+    head_tile = tl.program_id(0) % HEAD_TILES
+    part = tl.program_id(1)
+
+    every = tl.arange(0, SEQUENCES)
+    _, queries_S = counted(starts, every, every < sequences, STARTS)
+    ends_S = tl.cumsum(tl.cdiv(queries_S, TILE_QUERIES), 0)
+    if place >= tl.max(ends_S, 0):
+        return
+    sequence = tl.sum((ends_S <= place).to(tl.int32), 0)
+    before = tl.max(tl.where(ends_S <= place, ends_S, 0), 0)
+    first_query = (place - before) * TILE_QUERIES
+    start, queries = counted(starts, sequence, sequence >= 0, STARTS)
+    length = tl.load(lengths + sequence)
+
+    row = tl.arange(0, ROWS)
+    query = first_query + row // TILE_HEADS
+    head = head_tile * TILE_HEADS + row % TILE_HEADS
+    ours = query < queries
+    seen = tl.where(ours, length - queries + query + 1, 0)  # rows that each query sees
+    token_row = (start + query).to(tl.int64)
+    latent = tl.arange(0, R)
+    rotated = tl.arange(0, P)
+    q_at = q + (token_row * q_token + head * q_head)[:, None]
+    tile_ql = tl.load(
+        q_at + latent[None, :], mask=ours[:, None] & (latent < RANK)[None, :], other=0.0
+    )
+    tile_qr = tl.load(
+        q_at + RANK + rotated[None, :], mask=ours[:, None] & (rotated < ROTATED)[None, :], other=0.0
+    )
+
+    acc = tl.zeros([ROWS, R], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    table = tables + sequence.to(tl.int64) * table_stride
+    limit = tl.maximum(tl.minimum(length, length - queries + first_query + TILE_QUERIES), 0)
+    tiles = tl.cdiv(limit, BLOCK)
+    share = tl.cdiv(tiles, PARTS)
+    token = tl.arange(0, BLOCK)
+    for tile in tl.range(part * share, tl.minimum((part + 1) * share, tiles)):
+        key = tile * BLOCK + token
+        pages = pages_of(table, tile, limit, PAGE, BLOCK)
+        at = cache + rows_of(pages, tile, page_stride, token_stride, PAGE, BLOCK)[:, None]
+        there = (key < limit)[:, None]  # behind the end there may be anything, NaN too
+        tile_l = tl.load(at + latent[None, :], mask=there & (latent < RANK)[None, :], other=0.0)
+        tile_r = tl.load(
+            at + RANK + rotated[None, :], mask=there & (rotated < ROTATED)[None, :], other=0.0
+        )
+        scores = tl.dot(tile_ql, tl.trans(tile_l), input_precision="ieee" if EXACT else "tf32")
+        scores = tl.dot(
+            tile_qr, tl.trans(tile_r), scores, input_precision="ieee" if EXACT else "tf32"
+        )
+        scores = tl.where(key[None, :] < seen[:, None], scores * (scale * LOG2_E), float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.math.exp2(scores - anchor[:, None])
+        shrink = tl.math.exp2(top - anchor)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(
+            weights.to(tile_l.dtype),
+            tile_l,
+            acc * shrink[:, None],
+            input_precision="ieee" if EXACT else "tf32",
+        )
+        top = new_top
+
+    saw = total > 0.0
+    result = acc / tl.where(saw, total, 1.0)[:, None]
+    place_out = (part * tokens + token_row) * HEADS + head
+    at = out + place_out[:, None] * RANK + latent[None, :]
+    mask = ours[:, None] & (latent < RANK)[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=mask)
+    if PARTS > 1:
+        level = tl.where(saw, top + tl.math.log2(tl.where(saw, total, 1.0)), float("-inf"))
+        tl.store(lse + place_out, level, mask=ours)
+
+
+def latent_attention(
+    q_THE: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    *,
+    rank: int,
+    max_query: int,
+    scale: float,
+    impl: Impl = "auto",
+) -> Tensor:
+    """The last tokens of each sequence attend to its rows; averages of latents, [T, H, rank] as q."""
+    call = _checked(
+        q_THE,
+        cache,
+        block_tables,
+        lengths,
+        cu_seqlens_q,
+        rank=rank,
+        max_query=max_query,
+        scale=scale,
+    )
+    offers = {"triton": needs_cuda(q_THE), "reference": None}
+    if choose("latent_attention", impl, offers).impl == "reference":
+        return latent_attention_reference(call).to(q_THE.dtype)
+    return _launch(call)
+
+
+def _launch(call: Latents) -> Tensor:
+    tokens, heads, width = call.q_THE.shape
+    plan = plan_of(heads, call.max_query, tokens, call.sequences, call.q_THE)
+    kind = torch.float32 if plan.parts > 1 else call.q_THE.dtype
+    # Rows behind the last sequence belong to nobody: they stay zero.
+    out = torch.zeros(plan.parts, tokens, heads, call.rank, dtype=kind, device=call.q_THE.device)
+    lse = torch.full(out.shape[:3], -torch.inf, device=out.device) if plan.parts > 1 else out
+    starts = call.lengths if call.starts is None else call.starts
+    tiles = tokens // plan.queries + call.sequences
+    kernel: Any = _latent_kernel
+    kernel[(tiles * (heads // plan.heads), plan.parts)](
+        call.q_THE, call.cache, call.block_tables, call.lengths, starts, out, lse,
+        call.sequences, tokens, call.scale, call.block_tables.stride(0), call.q_THE.stride(0), call.q_THE.stride(1),
+        call.cache.stride(0), call.cache.stride(1),
+        HEADS=heads, TILE_HEADS=plan.heads, TILE_QUERIES=plan.queries, RANK=call.rank,
+        R=max(16, power_of_2(call.rank)), ROTATED=width - call.rank, P=max(16, power_of_2(width - call.rank)),
+        PAGE=call.page_size, BLOCK=plan.block, PARTS=plan.parts, SEQUENCES=bucket(call.sequences),
+        STARTS=call.starts is not None, EXACT=call.q_THE.dtype == torch.float32, num_warps=plan.warps, num_stages=2,
+    )  # fmt: skip
+    return _added_up(out, lse, call.q_THE.dtype) if plan.parts > 1 else out[0]
+
+
+def _added_up(out_STHR: Tensor, lse_STH: Tensor, dtype: torch.dtype) -> Tensor:
+    """Parts, weighed by their log-sum-exp (base 2); a row that saw nothing is 0."""
+    top_TH = lse_STH.amax(0).clamp(min=-1e30)
+    weights_STH = torch.exp2(lse_STH - top_TH)
+    weights_STH = weights_STH / weights_STH.sum(0).clamp(min=1e-30)
+    return torch.einsum("sthr,sth->thr", out_STHR, weights_STH).to(dtype)
+
+
+def plan_of(heads: int, max_query: int, tokens: int, sequences: int, on: Tensor) -> Plan:
+    """Few tiles are cut into parts, so that every multiprocessor has one."""
+    tile_heads = next(size for size in (16, 8, 4, 2, 1) if heads % size == 0)
+    queries = (LEAST_ROWS if max_query == 1 else MOST_ROWS) // tile_heads
+    tiles = (tokens // queries + sequences) * (heads // tile_heads)
+    chip = multiprocessors(on.device) if on.is_cuda else 4
+    parts = min(MOST_PARTS, power_of_2(max(1, chip // max(tiles, 1))))
+    block = 16 if on.dtype == torch.float32 else 32
+    return Plan(tile_heads, queries, block, parts, warps=4 if max_query == 1 else 8)
+
+
+def _checked(
+    q_THE: Tensor, cache: Tensor, block_tables: Tensor, lengths: Tensor, starts: Tensor | None,
+    *, rank: int, max_query: int, scale: float,
+) -> Latents:  # fmt: skip
+    check("q", q_THE, dtypes=FLOATS, shape=(None, None, None))
+    tokens, heads, width = q_THE.shape
+    require(q_THE.stride(2) == 1, "q", "stride 1 in the last dimension", q_THE.stride())
+    require(0 < rank < width, "rank", f"fewer than the {width} columns of q", rank)
+    require(heads >= 1, "q", "at least one head", heads)
+    check("cache", cache, dtypes=(q_THE.dtype,), shape=(None, None, 1, width), beside=q_THE)
+    require(cache.stride(3) == 1, "cache", "stride 1 in the last dimension", cache.stride())
+    require(cache.shape[0] > 0, "cache", "at least one page", 0)
+    page = cache.shape[1]
+    require(page >= 16 and page & (page - 1) == 0, "cache", "pages of a power of 2 from 16", page)
+    check("lengths", lengths, dtypes=(torch.int32,), shape=(None,), beside=q_THE, packed=True)
+    sequences = lengths.shape[0]
+    check(
+        "block_tables", block_tables, dtypes=(torch.int32,), shape=(sequences, None), beside=q_THE
+    )
+    side_by_side = block_tables.stride(1) == 1 or block_tables.shape[1] <= 1
+    require(side_by_side, "block_tables", "stride 1 in the last dimension", block_tables.stride())
+    if starts is not None:
+        shape = (sequences + 1,)
+        check("cu_seqlens_q", starts, dtypes=(torch.int32,), shape=shape, beside=q_THE, packed=True)
+    else:
+        fits = tokens == sequences
+        require(fits, "cu_seqlens_q", f"bounds, since {tokens} rows are not {sequences}", None)
+    require(max_query >= 1, "max_query", "at least 1", max_query)
+    require(0 < scale < float("inf"), "scale", "above 0", scale)
+    return Latents(q_THE, cache, block_tables, lengths, starts, max_query, scale, rank)
+
+
+def cost(tokens: int, length: int, heads: int, rank: int, rotated: int) -> Cost:
+    """One query for each sequence of `length` rows: two products, and every row read once."""
+    pairs = tokens * length
+    width = rank + rotated
+    read = 2.0 * pairs * width + 2.0 * tokens * heads * (width + rank)
+    return Cost(flops=2.0 * pairs * heads * (width + rank), bytes=read)

@@ -1,0 +1,40 @@
+"""The frozen weights under an adapter in 4 bits (QLoRA, arXiv:2305.14314).
+
+quantize_base(model)    the maps of the layers multiply in NF4 from now on, and their floats are given back
+round_base(model)       floats that are rounded as those were: what the adapter was trained on, for merging
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cairn.models.linear.maps import Columns, Rows
+from cairn.models.linear.nf4 import NF4Form, dequantize_nf4, quantize_nf4
+
+
+def quantize_base(model: nn.Module) -> int:
+    """How many bytes the maps take now."""
+    total = 0
+    for part in _maps(model):
+        form = NF4Form(part.joined())
+        part.take(form)
+        part.release()
+        total += form.nbytes
+    return total
+
+
+@torch.no_grad()
+def round_base(model: nn.Module) -> None:
+    for part in _maps(model):
+        weights = part.matrices()
+        rounded_NK = dequantize_nf4(quantize_nf4(part.joined()), weights[0].dtype)
+        rows = [len(weight) for weight in weights]
+        for owner, own_NK in zip(part.owners(), rounded_NK.split(rows), strict=True):
+            owner.weight = nn.Parameter(own_NK.clone(), requires_grad=False)
+
+
+def _maps(model: nn.Module) -> Iterator[Columns | Rows]:
+    for module in model.modules():
+        if isinstance(module, Columns | Rows):
+            yield module

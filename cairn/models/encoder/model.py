@@ -1,0 +1,142 @@
+"""The text encoder: packed tokens in, a hidden state for each of them out.
+
+    tokens [T] -embed-> x [T, D] -layers-> hidden [T, D]
+
+Its attention and feed-forward are the decoder's own parts. `attend` says which tokens belong together; that they see
+both sides is its business too. `types_T` tells the second text of a pair from the first.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cairn.models.attend import Attend
+from cairn.models.attention import Attention
+from cairn.models.build import Build, Holder, Slot
+from cairn.models.encoder.spec import EncoderSpec
+from cairn.models.layer_loop import PlainStep, Step
+from cairn.models.layers import FeedForward
+from cairn.models.linear.maps import Vocabulary
+from cairn.models.spec import ModelSpec
+from cairn.models.transformer import Positions, Transformer, rotations_of
+
+
+class TextEncoder(Protocol):
+    """Whatever makes hidden states of whole texts."""
+
+    def __call__(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, types_T: Tensor | None = None
+    ) -> Tensor:
+        """[T, D]."""
+        ...
+
+
+class LayerNorm(Holder):
+    """By mean and variance; ModernBERT's has no bias."""
+
+    def __init__(self, build: Build, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = build.parameter(width)
+        self.bias = build.parameter(width) if bias else None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return F.layer_norm(x_TD, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def slots(self) -> Iterator[Slot]:
+        shape = tuple(self.weight.shape)
+        yield Slot("weight", "weight", shape, init="ones")
+        if self.bias is not None:
+            yield Slot("bias", "bias", shape, init="zeros")
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, build: Build, spec: EncoderSpec, layer: int) -> None:
+        super().__init__()
+        shape = spec.shape
+        self.is_post = spec.norms == "post"
+        self.attention = Attention(build, shape, layer)
+        self.attention_norm: LayerNorm | None = None
+        if layer or spec.first_norm:
+            self.attention_norm = _norm(build, spec)
+        self.feed_forward = FeedForward(build, shape, shape.intermediate)
+        self.feed_forward_norm = _norm(build, spec)
+        self.fused_up: Callable[[Tensor], Tensor] | None = None  # see `cpu_form`
+
+    def forward(self, x_TD: Tensor, step: Step) -> Tensor:
+        norm = self.attention_norm or nn.Identity()
+        if self.is_post:
+            x_TD = norm(x_TD + self.attention.plain(x_TD, step))
+            return self.feed_forward_norm(x_TD + self._feed(x_TD))
+        x_TD = x_TD + self.attention.plain(norm(x_TD), step)
+        return x_TD + self._feed(self.feed_forward_norm(x_TD))
+
+    def _feed(self, x_TD: Tensor) -> Tensor:
+        if self.fused_up is None:
+            return self.feed_forward(x_TD)
+        return self.feed_forward.down(self.fused_up(x_TD))
+
+
+class Encoder(nn.Module):
+    """Built empty, on the meta device; `load` fills it."""
+
+    def __init__(self, spec: EncoderSpec, build: Build = Build()) -> None:  # noqa: B008 (immutable)
+        super().__init__()
+        self.spec, self.build = spec, build
+        shape = spec.shape
+        self.embedding = Vocabulary(build, shape.vocab, shape.hidden)
+        self.position_embedding: Positions | None = None
+        if shape.positions == "learned":
+            self.position_embedding = Positions(build, spec.position_rows, shape.hidden)
+        self.type_embedding: Positions | None = None
+        if spec.token_types:
+            self.type_embedding = Positions(build, spec.token_types, shape.hidden)
+        self.embedding_norm = _norm(build, spec)
+        self.layers = nn.ModuleList(EncoderLayer(build, spec, at) for at in range(shape.layers))
+        self.norm = _norm(build, spec) if spec.norms == "pre" else None
+
+    def forward(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, types_T: Tensor | None = None
+    ) -> Tensor:
+        shape = self.spec.shape
+        x_TD = self._embed(tokens_T, positions_T, types_T)
+        rotations = rotations_of(shape, range(shape.layers), positions_T, attend, x_TD.dtype)
+        step = PlainStep(attend, rotations)
+        for layer in self.layers:
+            x_TD = layer(x_TD, step)
+        return x_TD if self.norm is None else self.norm(x_TD)
+
+    def _embed(self, tokens_T: Tensor, positions_T: Tensor, types_T: Tensor | None) -> Tensor:
+        x_TD = self.embedding(tokens_T)
+        if self.type_embedding is not None:
+            rows = self.type_embedding.weight
+            x_TD = x_TD + (rows[0] if types_T is None else self.type_embedding(types_T))
+        if self.position_embedding is not None:
+            x_TD = x_TD + self.position_embedding(positions_T + self.spec.position_offset)
+        return self.embedding_norm(x_TD)
+
+    def slots(self) -> Iterator[Slot]:
+        """Every tensor this model needs, by name, and where it goes."""
+        for path, module in self.named_modules():
+            if isinstance(module, Holder):
+                yield from (slot.under(path) for slot in module.slots())
+
+
+class BidirectionalDecoder(nn.Module):
+    """A decoder's layers as an encoder: only who sees whom differs, and that is in `attend`."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+        self.shape: ModelSpec = model.spec
+
+    def forward(
+        self, tokens_T: Tensor, positions_T: Tensor, attend: Attend, types_T: Tensor | None = None
+    ) -> Tensor:
+        return self.model(tokens_T, positions_T, attend)
+
+
+def _norm(build: Build, spec: EncoderSpec) -> LayerNorm:
+    return LayerNorm(build, spec.shape.hidden, spec.shape.norm_eps, spec.norm_bias)

@@ -1,0 +1,157 @@
+"""Whisper: an encoder of sound and a decoder of text that looks at it.
+
+    mel [B, bins, 3000] -two convolutions-> [B, 1500, D] -layers-> sound [B, 1500, D] -keys, values-> Sound, once
+    tokens [B, S] -embed-> -layers: itself, then the sound-> logits [B, S, V]
+
+Every text looks at exactly 1500 places of sound, so their keys and values have a fixed place for each row and need no
+pages. `Texts` holds the keys of the tokens so far, one row for each window of sound; rows grow together.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cairn.models.linear.fused_gelu import FusedGelu, has_fused_gelu
+from cairn.models.speech.spec import WhisperSpec
+
+EPS = 1e-5
+
+
+class Sound(NamedTuple):
+    """Keys and values of the encoded sound, for each layer of the decoder: [B, H, 1500, C]."""
+
+    layers: list[tuple[Tensor, Tensor]]
+
+    def rows(self, index_B: Tensor) -> "Sound":
+        return Sound([(k[index_B], v[index_B]) for k, v in self.layers])
+
+
+class Texts:
+    """Keys and values of the tokens that the decoder has read, for each of its layers."""
+
+    def __init__(self, spec: WhisperSpec, rows: int, weight: Tensor) -> None:
+        shape = (2, rows, spec.heads, spec.context, spec.hidden // spec.heads)
+        self.layers = [weight.new_empty(shape) for _ in range(spec.decoder_layers)]
+        self.length = 0
+
+    def extend(self, layer: int, k_BHSC: Tensor, v_BHSC: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.length + k_BHSC.shape[2]
+        keys, values = self.layers[layer]
+        keys[:, :, self.length : end] = k_BHSC
+        values[:, :, self.length : end] = v_BHSC
+        return keys[:, :, :end], values[:, :, :end]
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
+
+
+class Block(nn.Module):
+    """A layer of the encoder, or of the decoder, which looks at the sound as well."""
+
+    def __init__(self, spec: WhisperSpec, looks: bool) -> None:
+        super().__init__()
+        width = spec.hidden
+        self.heads = spec.heads
+        self.attention_norm = Norm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        if looks:
+            self.look_norm = Norm(width)
+            self.look_q = nn.Linear(width, width)
+            self.look_kv = nn.Linear(width, 2 * width)
+            self.look_out = nn.Linear(width, width)
+        self.feed_forward_norm = Norm(width)
+        self.up = nn.Linear(width, spec.intermediate)
+        self.down = nn.Linear(spec.intermediate, width)
+        self.fused_up: FusedGelu | None = None  # on a CPU, in place of `up` and its GELU
+
+    def split(self, x_BSE: Tensor, parts: int) -> list[Tensor]:
+        """Joined heads apart, [B, H, S, C] each."""
+        return [
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in x_BSE.chunk(parts, -1)
+        ]
+
+    def feed_forward(self, x_BSD: Tensor) -> Tensor:
+        normed_BSD = self.feed_forward_norm(x_BSD)
+        if self.fused_up is None:
+            return x_BSD + self.down(F.gelu(self.up(normed_BSD)))
+        return x_BSD + self.down(self.fused_up(normed_BSD))
+
+    def encode(self, x_BSD: Tensor) -> Tensor:
+        q, k, v = self.split(self.qkv(self.attention_norm(x_BSD)), 3)
+        return self.feed_forward(x_BSD + self.out(_attended(q, k, v)))
+
+    def decode(self, x_BSD: Tensor, layer: int, texts: Texts, sound: Sound) -> Tensor:
+        q, k, v = self.split(self.qkv(self.attention_norm(x_BSD)), 3)
+        keys, values = texts.extend(layer, k, v)
+        x_BSD = x_BSD + self.out(_attended(q, keys, values, causal=True))
+        (q,) = self.split(self.look_q(self.look_norm(x_BSD)), 1)
+        return self.feed_forward(x_BSD + self.look_out(_attended(q, *sound.layers[layer])))
+
+
+class Whisper(nn.Module):
+    """Built empty, on the meta device; `speech.load` fills it."""
+
+    def __init__(self, spec: WhisperSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.conv1 = nn.Conv1d(spec.bins, spec.hidden, 3, padding=1)
+        self.conv2 = nn.Conv1d(spec.hidden, spec.hidden, 3, stride=2, padding=1)
+        self.sound_positions = nn.Parameter(torch.empty(spec.frames, spec.hidden))
+        self.encoder = nn.ModuleList(Block(spec, False) for _ in range(spec.encoder_layers))
+        self.encoder_norm = Norm(spec.hidden)
+        self.embedding = nn.Parameter(torch.empty(spec.vocab, spec.hidden))
+        self.text_positions = nn.Parameter(torch.empty(spec.context, spec.hidden))
+        self.decoder = nn.ModuleList(Block(spec, True) for _ in range(spec.decoder_layers))
+        self.decoder_norm = Norm(spec.hidden)
+
+    def fuse(self) -> None:
+        """The fast form of the feed-forwards, where there is one; once the weights are there."""
+        if has_fused_gelu(self.embedding):
+            for block in [*self.encoder, *self.decoder]:
+                up = block.up
+                block.fused_up = FusedGelu(up.weight, up.bias)  # type: ignore[arg-type, union-attr]
+
+    def listen(self, mel_BMN: Tensor) -> Sound:
+        """What the decoder looks at."""
+        hidden_BSD = self.encode(mel_BMN.to(self.embedding.dtype))
+        layers = []
+        for block in self.decoder:
+            k, v = block.split(block.look_kv(hidden_BSD), 2)  # type: ignore[operator]
+            layers.append((k.contiguous(), v.contiguous()))
+        return Sound(layers)
+
+    def encode(self, mel_BMN: Tensor) -> Tensor:
+        x_BDS = F.gelu(self.conv2(F.gelu(self.conv1(mel_BMN))))
+        x_BSD = x_BDS.transpose(1, 2) + self.sound_positions
+        for block in self.encoder:
+            x_BSD = block.encode(x_BSD)  # type: ignore[operator]
+        return self.encoder_norm(x_BSD)
+
+    def read(self, tokens_BS: Tensor, texts: Texts, sound: Sound) -> Tensor:
+        """Logits behind each of these tokens, which continue the texts; [B, S, V] in float32."""
+        places_S = slice(texts.length, texts.length + tokens_BS.shape[1])
+        x_BSD = F.embedding(tokens_BS, self.embedding) + self.text_positions[places_S]
+        for at, block in enumerate(self.decoder):
+            x_BSD = block.decode(x_BSD, at, texts, sound)  # type: ignore[operator]
+        texts.length += tokens_BS.shape[1]
+        return F.linear(self.decoder_norm(x_BSD), self.embedding).float()
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+    """[B, S, H * C]; a causal query sees the keys up to its own, which is the last of them."""
+    mask_SN = None
+    if causal and q.shape[2] > 1:
+        ones_SN = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        mask_SN = ones_SN.tril(k.shape[2] - q.shape[2])
+    y_BHSC = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_SN)
+    return y_BHSC.transpose(1, 2).flatten(2)

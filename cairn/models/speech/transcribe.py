@@ -1,0 +1,201 @@
+"""From windows of sound to tokens: several windows at once, greedily first, at higher temperatures where that fails."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cairn.core.errors import RequestError
+from cairn.models.speech.load import OpenWhisper
+from cairn.models.speech.mel import log_mel
+from cairn.models.speech.model import Sound, Texts, Whisper
+from cairn.models.speech.rules import TEMPERATURES, Decoded, allowed, looks_wrong
+from cairn.models.speech.spec import SpeechTokens
+from cairn.models.speech.windows import Window
+
+Task = Literal["transcribe", "translate"]
+
+
+class Wanted(NamedTuple):
+    """How one window is to be written."""
+
+    task: Task = "transcribe"
+    language: str | None = None  # None: whichever is heard
+    prompt: tuple[int, ...] = ()  # tokens of text that came before
+    temperature: float | None = None  # None: 0, and higher ones where that fails
+
+
+class Heard(NamedTuple):
+    decoded: Decoded
+    language: str | None
+
+
+class Transcriber:
+    """A Whisper on a device with its tokens. One thread."""
+
+    def __init__(self, opened: OpenWhisper, model: Whisper) -> None:
+        self.opened, self.model, self.tokens = opened, model, opened.tokens
+        self.device = model.embedding.device
+        suppressed = [*opened.tokens.suppressed, opened.tokens.no_timestamps]
+        self._never_V = torch.zeros(opened.spec.vocab, dtype=torch.bool)
+        self._never_V[suppressed] = True
+        self._never_V[opened.tokens.start : opened.tokens.no_timestamps] = True  # they steer
+        self._never_V = self._never_V.to(self.device)
+
+    @torch.inference_mode()
+    def transcribe(self, given: Sequence[tuple[Window, Wanted]]) -> list[Heard]:
+        """In order. A window in which nothing is to be heard costs nothing."""
+        loud = [at for at, (window, _) in enumerate(given) if not window.is_silent]
+        silent = Heard(Decoded([], 0.0, 1.0, 0.0), None)
+        found = [silent] * len(given)
+        if loud:
+            chosen = [given[at] for at in loud]
+            sound = self.model.listen(self._mel([window for window, _ in chosen]))
+            heard = self._write(sound, [wanted for _, wanted in chosen])
+            for at, one in zip(loud, heard, strict=True):
+                found[at] = one
+        return found
+
+    def _mel(self, windows: Sequence[Window]) -> Tensor:
+        made = [
+            log_mel(
+                torch.from_numpy(window.samples.copy()).to(self.device)[None], self.model.spec.bins
+            )
+            for window in windows
+        ]
+        return torch.cat(made)
+
+    def _write(self, sound: Sound, wanted: list[Wanted]) -> list[Heard]:
+        """Each window at the lowest temperature at which its text looks right."""
+        languages, no_speech = self._hear(sound, wanted)
+        results: dict[int, Decoded] = {}
+        left = list(range(len(wanted)))
+        for temperature in TEMPERATURES:
+            if not left:
+                break
+            index_B = torch.tensor(left, device=self.device)
+            rows = sound if len(left) == len(wanted) else sound.rows(index_B)
+            given = [wanted[at] for at in left]
+            heats = [temperature if one.temperature is None else one.temperature for one in given]
+            starts = [self._start(wanted[at], languages[at]) for at in left]
+            made = self._decode(rows, starts, heats, [no_speech[at] for at in left])
+            results |= dict(zip(left, made, strict=True))
+            left = [
+                at
+                for at in left
+                if wanted[at].temperature is None
+                and looks_wrong(results[at], self.text(results[at].tokens))
+            ]
+        return [Heard(results[at], languages[at]) for at in range(len(wanted))]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        words = [token for token in tokens if token < self.tokens.end]
+        return self.opened.tokenizer.decode(words)
+
+    def _hear(self, sound: Sound, wanted: Sequence[Wanted]) -> tuple[list[str | None], list[float]]:
+        """Which language is spoken, and how likely it is that nobody speaks."""
+        tokens, rows = self.tokens, len(wanted)
+        first_B1 = torch.full((rows, 1), tokens.start, device=self.device)
+        texts = Texts(self.model.spec, rows, self.model.embedding)
+        logits_BV = self.model.read(first_B1, texts, sound)[:, -1]
+        silence = [0.0] * rows
+        if tokens.no_speech is not None:
+            silence = logits_BV.softmax(-1)[:, tokens.no_speech].tolist()
+        if not self.model.spec.multilingual or not tokens.languages:
+            return [None] * rows, silence
+        codes, ids = list(tokens.languages), list(tokens.languages.values())
+        best_B = logits_BV[:, ids].argmax(-1).tolist()
+        heard = [one.language or codes[at] for one, at in zip(wanted, best_B, strict=True)]
+        return list(heard), silence
+
+    def _start(self, wanted: Wanted, language: str | None) -> list[int]:
+        """What stands before the text: the prompt, the language, the task."""
+        tokens = self.tokens
+        begin = [tokens.start]
+        if language is not None:
+            task = tokens.transcribe if wanted.task == "transcribe" else tokens.translate
+            if task is None:
+                raise RequestError(f"this model does not {wanted.task}")
+            begin += [tokens.languages[language], task]
+        if wanted.prompt and tokens.previous is not None:
+            room = self.model.spec.context // 2 - 1
+            begin = [tokens.previous, *wanted.prompt[-room:], *begin]
+        return begin
+
+    # -- decoding --------------------------------------------------------------------------------
+
+    def _decode(
+        self, sound: Sound, starts: list[list[int]], heats: list[float], no_speech: list[float]
+    ) -> list[Decoded]:
+        """Rows grow together; those with starts of other lengths are decoded apart."""
+        by_length: dict[int, list[int]] = {}
+        for at, start in enumerate(starts):
+            by_length.setdefault(len(start), []).append(at)
+        found: dict[int, Decoded] = {}
+        for rows in by_length.values():
+            index_B = torch.tensor(rows, device=self.device)
+            part = sound if len(rows) == len(starts) else sound.rows(index_B)
+            made = self._decode_together(
+                part, [starts[at] for at in rows], [heats[at] for at in rows]
+            )
+            for at, (tokens, logprob) in zip(rows, made, strict=True):
+                found[at] = Decoded(tokens, logprob, no_speech[at], heats[at])
+        return [found[at] for at in range(len(starts))]
+
+    def _decode_together(
+        self, sound: Sound, starts: list[list[int]], heats: list[float]
+    ) -> list[tuple[list[int], float]]:
+        spec, tokens = self.model.spec, self.tokens
+        rows = len(starts)
+        texts = Texts(spec, rows, self.model.embedding)
+        said: list[list[int]] = [[] for _ in range(rows)]
+        sums, over = [0.0] * rows, [False] * rows
+        generator = torch.Generator(self.device).manual_seed(0)
+        given_BS = torch.tensor(starts, device=self.device)
+        most = min(spec.context // 2, spec.context - len(starts[0]))
+        for _ in range(most):
+            logits_BV = self.model.read(given_BS, texts, sound)[:, -1]
+            for row in range(rows):
+                self._mask(logits_BV[row], said[row], tokens)
+            chosen_B = _choose(logits_BV, heats, generator)
+            logprobs_B = logits_BV.log_softmax(-1).gather(1, chosen_B[:, None])[:, 0].tolist()
+            for row, token in enumerate(chosen_B.tolist()):
+                if over[row]:
+                    continue
+                sums[row] += logprobs_B[row]
+                over[row] = token == tokens.end
+                if not over[row]:
+                    said[row].append(token)
+            if all(over):
+                break
+            given_BS = chosen_B[:, None]
+        return [(one, total / (len(one) + 1)) for one, total in zip(said, sums, strict=True)]
+
+    def _mask(self, logits_V: Tensor, said: list[int], tokens: SpeechTokens) -> None:
+        """What may not come becomes minus infinity, in place."""
+        first, never = tokens.first_timestamp, -math.inf
+        rule = allowed(said, tokens)
+        logits_V.masked_fill_(self._never_V, never)
+        if not said:
+            logits_V[list(tokens.suppressed_first)] = never
+        if not rule.text:
+            logits_V[: tokens.end if said else first] = never
+        logits_V[first : rule.earliest if rule.timestamps else None] = never
+        if rule.latest is not None:
+            logits_V[rule.latest + 1 :] = never
+        if said and rule.timestamps:
+            logprobs_V = logits_V.log_softmax(-1)
+            if logprobs_V[first:].logsumexp(-1) > logprobs_V[:first].max():
+                logits_V[:first] = never
+
+
+def _choose(logits_BV: Tensor, heats: list[float], generator: torch.Generator) -> Tensor:
+    best_B = logits_BV.argmax(-1)
+    if not any(heats):
+        return best_B
+    heats_B1 = torch.tensor(heats, device=logits_BV.device)[:, None]
+    shares_BV = (logits_BV / heats_B1.clamp(min=1e-3)).softmax(-1)
+    drawn_B = torch.multinomial(shares_BV, 1, generator=generator)[:, 0]
+    return torch.where(heats_B1[:, 0] > 0, drawn_B, best_B)

@@ -1,0 +1,204 @@
+"""POST /v1/rerank, /score and /classify: how well texts answer a query, and which labels they have.
+
+    /v1/rerank   a query and documents -> documents, best first                      as Jina's and Cohere's clients ask
+    /score       text_1 and text_2, one or several -> a score for each pair          as vLLM's clients ask
+    /classify    texts -> the probability of each label
+
+Cross-encoders and rerankers score a pair in one pass; other models have the cosine of two embeddings
+(`serve/text_vectors`). Scores of pairs lie between 0 and 1, cosines between -1 and 1.
+"""
+
+import asyncio
+from typing import Literal
+
+import msgspec
+
+from cairn.serve.http.endpoints.embeddings import (
+    EmbeddingUsage,
+    encode_all,
+    longest_text,
+    most_inputs,
+    pool,
+)
+from cairn.serve.http.protocol.body import decode
+from cairn.serve.http.protocol.refusal import JSON, Refusal
+from cairn.serve.http.protocol.sampling import AtLeastOne, Priority
+from cairn.serve.http.server.call import Call
+from cairn.serve.http.server.service import LONG_TEXT, Service
+from cairn.serve.text_vectors import Pair
+
+
+class RerankDocument(msgspec.Struct, kw_only=True):
+    text: str
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/rerank"""
+
+    query: str
+    documents: list[str | RerankDocument]
+    model: str | None = None
+    top_n: AtLeastOne | None = None
+    return_documents: bool | None = None  # as by default
+    instruction: str | None = None  # what counts as an answer, for rerankers that take one
+    truncate_prompt_tokens: int | None = None  # cut documents; -1: to what the model reads
+    priority: Priority | None = None
+    user: str | None = None
+
+
+class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankList(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: EmbeddingUsage
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    """POST /score: one text_1 against every text_2, or as many of one as of the other."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    model: str | None = None
+    instruction: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: Priority | None = None
+    user: str | None = None
+
+
+class Score(msgspec.Struct, kw_only=True):
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class ClassifyRequest(msgspec.Struct, kw_only=True):
+    """POST /classify"""
+
+    input: str | list[str]
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: Priority | None = None
+    user: str | None = None
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    index: int
+    label: str  # the likeliest
+    probs: list[float]  # of all labels, in the model's order
+    num_classes: int
+
+
+class ClassificationList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    model: str
+    data: list[Classification]
+    usage: EmbeddingUsage
+
+
+async def rerank(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, RerankRequest)
+    model = service.check_model(asked.model)
+    documents = [one if isinstance(one, str) else one.text for one in asked.documents]
+    if not documents:
+        raise Refusal(400, "documents is an empty list", param="documents")
+    pairs = [Pair(asked.query, document) for document in documents]
+    scores, usage = await _scores(service, call, pairs, asked, "documents", model)
+    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: asked.top_n]
+    shown = asked.return_documents is not False
+    results = [
+        RerankResult(
+            index=at,
+            relevance_score=scores[at],
+            document=RerankDocument(text=documents[at]) if shown else None,
+        )
+        for at in order
+    ]
+    return JSON(RerankList(id=call.id, model=model, results=results, usage=usage))
+
+
+async def score(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, ScoreRequest)
+    model = service.check_model(asked.model)
+    first = [asked.text_1] if isinstance(asked.text_1, str) else asked.text_1
+    second = [asked.text_2] if isinstance(asked.text_2, str) else asked.text_2
+    if len(first) == 1:
+        first = first * len(second)
+    if not second or len(first) != len(second):
+        said = (
+            f"text_1 has {len(first)} texts and text_2 has {len(second)}; "
+            "give one text_1 for all, or equally many"
+        )
+        raise Refusal(400, said, param="text_2")
+    pairs = [Pair(one, two) for one, two in zip(first, second, strict=True)]
+    scores, usage = await _scores(service, call, pairs, asked, "text_2", model)
+    data = [Score(index=at, score=value) for at, value in enumerate(scores)]
+    return JSON(ScoreList(model=model, data=data, usage=usage))
+
+
+async def classify(service: Service, call: Call, body: bytes) -> JSON:
+    asked = decode(body, ClassifyRequest)
+    model, vectors = service.check_model(asked.model), service.serving.vectors
+    classifier = vectors.classifier
+    if classifier is None:
+        said = f"{model} has no head that classifies texts"
+        raise Refusal(400, said, param="model", code="no_classifier")
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    if not texts:
+        raise Refusal(400, "input is an empty list", param="input")
+    most = longest_text(service, asked.truncate_prompt_tokens)
+    read = await encode_all(service, texts, "input", most, most_inputs(service))
+    pooled_BD, tokens = await pool(
+        service, call, read, classifier.pooling, model, asked.priority or 0
+    )
+    data = [
+        Classification(
+            index=at,
+            label=classifier.labels[int(probs_L.argmax())],
+            probs=probs_L.tolist(),
+            num_classes=len(classifier.labels),
+        )
+        for at, probs_L in enumerate(vectors.probabilities(pooled_BD))
+    ]
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+    return JSON(ClassificationList(model=model, data=data, usage=usage))
+
+
+async def _scores(
+    service: Service,
+    call: Call,
+    pairs: list[Pair],
+    asked: RerankRequest | ScoreRequest,
+    field: str,
+    model: str,
+) -> tuple[list[float], EmbeddingUsage]:
+    most, limit = longest_text(service, asked.truncate_prompt_tokens), most_inputs(service)
+    if len(pairs) >= limit:  # cosines need the query beside the documents
+        said = f"{field} holds {len(pairs)} entries; at most {limit - 1} fit into one request"
+        raise Refusal(400, said, param=field)
+    if most is None:
+        for pair in pairs:
+            service.check_length(pair.query, "query")
+            service.check_length(pair.document, field)
+    make, task = service.serving.vectors.score_inputs, asked.instruction
+    if sum(len(pair.document) for pair in pairs) > LONG_TEXT:
+        inputs = await asyncio.to_thread(make, pairs, most, task)
+    else:
+        inputs = make(pairs, most, task)
+    pooled_BD, tokens = await pool(
+        service, call, inputs.texts, inputs.pooling, model, asked.priority or 0
+    )
+    usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
+    return inputs.scores(pooled_BD), usage

@@ -1,0 +1,27 @@
+"""Which endpoints a model has that generates no text: a text encoder its vectors, a transcriber its transcripts."""
+
+from cairn.serve.http.endpoints.embeddings import embeddings
+from cairn.serve.http.endpoints.rerank import classify, rerank, score
+from cairn.serve.http.endpoints.transcriptions import transcriptions, translations
+from cairn.serve.http.protocol.refusal import Refusal
+from cairn.serve.http.server.service import Service
+
+INSTEAD = {
+    "vectors": (classify, embeddings, rerank, score),
+    "transcripts": (transcriptions, translations),
+}
+KINDS = {"vectors": "a text encoder", "transcripts": "a transcriber of speech"}
+
+
+def check_kind(service: Service, handle: object) -> None:
+    """Refuse what this model cannot do, with what it can."""
+    answers = service.serving.limits.answers
+    instead = INSTEAD.get(answers)
+    if instead is not None and handle not in instead:
+        named = ", ".join(one.__name__ for one in instead)
+        raise Refusal(
+            400,
+            f"{service.model} is {KINDS[answers]} and generates nothing; it has: {named}",
+            param="model",
+            code="wrong_model",
+        )

@@ -1,0 +1,98 @@
+"""A Whisper that takes requests: the `Serving` of a model that hears and writes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from cairn.core.errors import ConfigError
+from cairn.core.units import format_bytes
+from cairn.models.checkpoint import check_device, default_device
+from cairn.models.runnable import DTYPES, OpenModel
+from cairn.models.spec import ModelSpec
+from cairn.models.speech.load import OpenWhisper, open_whisper
+from cairn.models.speech.spec import WhisperSpec
+from cairn.models.speech.transcribe import Transcriber
+from cairn.serve.config import EngineConfig
+from cairn.serve.engine.facts import device_name
+from cairn.serve.engine.messages import Facts
+from cairn.serve.engine.request import Limits
+from cairn.serve.serving import Serving
+from cairn.serve.speech_thread import SpeechThread
+
+ROWS = {"cpu": 4, "cuda": 64}  # windows that are heard together
+
+
+class OpenSpeech(OpenModel):
+    """A Whisper, as the server sees it: a decoder's sizes and a tokenizer."""
+
+    def __init__(self, whisper: OpenWhisper) -> None:
+        self.whisper = whisper
+        shape = decoder_shape(whisper.spec)
+        super().__init__(whisper.name, shape, whisper.tokenizer, (), None)
+
+
+def decoder_shape(spec: WhisperSpec) -> ModelSpec:
+    """Its decoder without the sound, for counts."""
+    return ModelSpec(
+        family="whisper",
+        vocab=spec.vocab,
+        hidden=spec.hidden,
+        layers=spec.decoder_layers,
+        heads=spec.heads,
+        kv_heads=spec.heads,
+        head_dim=spec.hidden // spec.heads,
+        intermediate=spec.intermediate,
+        context=spec.context,
+        tied=True,
+        norm="layer",
+        gated=False,
+        activation="gelu",
+        positions="learned",
+    )
+
+
+def open_speech_serving(
+    name: str, folder: Path, config: EngineConfig, names: Sequence[str] = ()
+) -> Serving:
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("Whisper runs on one device", hint="leave tensor_parallel_size out")
+    device = default_device() if config.device == "auto" else config.device
+    check_device(device)
+    opened = OpenSpeech(open_whisper(name, folder))
+    dtype, why = _dtype(device, config.dtype)
+    model = opened.whisper.load(device, dtype, config.plain)
+    place = model.embedding.device
+    rows = min(config.max_num_seqs, ROWS[place.type])
+    limits = Limits(
+        rows=config.max_num_seqs,
+        step_tokens=rows * opened.spec.context,
+        context=opened.spec.context,
+        pages=2,
+        page_size=opened.spec.context,
+        vocabulary=opened.spec.vocab,
+        answers="transcripts",
+    )
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    facts = Facts(
+        device=str(place),
+        device_name=device_name(place),
+        dtype=str(dtype).removeprefix("torch."),
+        weights_bytes=held,
+    )
+    size = format_bytes(held, "decimal")
+    notes = [
+        f"{name}: Whisper, {size} in {facts.dtype} on {facts.device} ({why}); "
+        f"{rows} windows of 30 s are heard together",
+        "POST /v1/audio/transcriptions and /v1/audio/translations",
+    ]
+    engine = SpeechThread(Transcriber(opened.whisper, model), rows)
+    return Serving(opened, limits, engine, notes, facts, names)
+
+
+def _dtype(device: str, asked: str) -> tuple[torch.dtype, str]:
+    if asked != "auto":
+        return DTYPES[asked], "as asked"
+    if torch.device(device).type == "cuda":
+        return torch.float16, "as it was trained"
+    return torch.float32, "CPUs multiply fastest in float32"

@@ -1,0 +1,144 @@
+"""Files of preferences as samples: one pair of answers, or one judged answer, in each.
+
+    chosen ......... | rejected ....... | padding         pairs (DPO, IPO, ORPO, SimPO, reward model)
+    completion ..... | another's ...... | padding         single answers (KTO): the prompt with another line's answer,
+                                                          which says how far the policy has moved at all
+
+Every sample has `sequence_length` tokens and exactly three documents; only tokens of answers have targets. The stream
+`side` says which document a token belongs to (0, 1, and 2 for padding). The samples of an epoch come in an order of
+their own. Texts are joined as they are; messages are written by the tokenizer's chat template.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cairn.core.errors import DataError
+from cairn.models.tokenizer import Tokenizer
+from cairn.train.data.batch import IGNORED, Batch, Document, pack
+from cairn.train.data.chat_tokens import ChatEncoder
+from cairn.train.data.preference_files import Judged, Pair, Text, read_judged, read_pair
+from cairn.train.data.shuffle import shuffled
+
+SIDE, GOOD, MARGIN = "side", "good", "margin"
+Encoded = tuple[np.ndarray, np.ndarray]  # ids, and which of them are to be learnt
+
+
+class Preferences:
+    """A `Source`; `judged`: of single answers with a label, as KTO learns from."""
+
+    def __init__(
+        self, files: Sequence[Path], tokenizer: Tokenizer, sequence_length: int, seed: int, *, judged: bool
+    ) -> None:  # fmt: skip
+        self.sequence_length, self.seed, self.judged = sequence_length, seed, judged
+        self._tokenizer = tokenizer
+        self._chats: ChatEncoder | None = None
+        pad = tokenizer.pad_id
+        self._pad = pad if pad is not None else (*tokenizer.eos_ids, 0)[0]
+        digest = hashlib.blake2b(digest_size=8)
+        self._samples: list[tuple[Encoded, Encoded, float]] = []  # and label or margin
+        rows: list[Judged] = []
+        for file in _files(files):
+            for number, line in enumerate(file.read_bytes().splitlines(), 1):
+                if not line.strip():
+                    continue
+                digest.update(line)
+                where = f"{file}:{number}"
+                if judged:
+                    rows.append(read_judged(line, where))
+                else:
+                    self._samples.append(self._pair(read_pair(line, where), where))
+        for at, row in enumerate(rows):
+            self._samples.append(self._single(row, rows[(at + 1) % len(rows)]))
+        if not self._samples:
+            raise DataError("there are no preferences in the files of data.sources")
+        if judged and len(rows) < 2:
+            raise DataError(
+                "there is one judged answer", hint="KTO compares with the answers of other lines"
+            )
+        self.fingerprint = f"{len(self._samples)} preferences {digest.hexdigest()}, seed {seed}"
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        return len(self._samples)
+
+    def batch(self, number: int) -> Batch:
+        _, at = shuffled(number, len(self._samples), self.seed)
+        first, second, value = self._samples[at]
+        documents = [
+            _document(ids, learn, side) for side, (ids, learn) in enumerate((first, second))
+        ]
+        made = pack(documents, self.sequence_length, self._pad, [number])
+        made.extra[SIDE][sum(made.lengths[:2]) :] = 2
+        name = GOOD if self.judged else MARGIN
+        made.extra[name] = torch.full((self.sequence_length,), value)
+        return made
+
+    def _pair(self, pair: Pair, where: str) -> tuple[Encoded, Encoded, float]:
+        chosen, rejected = (
+            self._encode(pair.prompt, text) for text in (pair.chosen, pair.rejected)
+        )
+        self._check(len(chosen[0]) + len(rejected[0]), where)
+        return chosen, rejected, pair.margin
+
+    def _single(self, row: Judged, other: Judged) -> tuple[Encoded, Encoded, float]:
+        own, mismatched = (self._encode(row.prompt, one.completion) for one in (row, other))
+        self._check(len(own[0]) + len(mismatched[0]), f"the answer to {str(row.prompt)[:60]!r}")
+        return own, mismatched, float(row.good)
+
+    def _check(self, tokens: int, where: str) -> None:
+        if tokens >= self.sequence_length:
+            raise DataError(
+                f"{where}: two answers with their prompt have {tokens} tokens, and a sample has {self.sequence_length}",
+                hint=f"use --data.sequence {-(-(tokens + 1) // 64) * 64}, or shorten the line",
+            )
+
+    def _encode(self, prompt: Text, answer: Text) -> Encoded:
+        if isinstance(prompt, str) and isinstance(answer, str):
+            return self._encode_text(prompt, answer)
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        return self._encode_chat([*asked, *said], len(asked))
+
+    def _encode_text(self, prompt: str, answer: str) -> Encoded:
+        before = self._tokenizer.encode(prompt)
+        after = self._tokenizer.encode(answer, False)
+        after = [*after, *sorted(self._tokenizer.eos_ids)[:1]]
+        ids = np.asarray([*before, *after], np.int64)
+        return ids, np.arange(len(ids)) >= len(before)
+
+    def _encode_chat(self, messages: list[dict[str, Any]], asked: int) -> Encoded:
+        """Only the answer is learnt, not what the assistant said before in the prompt."""
+        self._chats = self._chats or ChatEncoder(self._tokenizer)
+        told = [
+            one | {"weight": 0} if at < asked and one.get("role") == "assistant" else one
+            for at, one in enumerate(messages)
+        ]
+        found = self._chats.encode(told)
+        return found.ids, found.learn
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found = [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])
+    ]
+    for file in found:
+        if not file.is_file():
+            raise DataError(
+                f"there are no preferences at {file}", hint="name .jsonl files, or a folder of them"
+            )
+    return found
+
+
+def _document(ids: np.ndarray, learn: np.ndarray, side: int) -> Document:
+    tokens_T = torch.from_numpy(ids)
+    targets_T = torch.full_like(tokens_T, IGNORED)
+    following_T = torch.from_numpy(learn[1:])
+    targets_T[:-1] = torch.where(following_T, tokens_T[1:], IGNORED)
+    return Document(tokens_T, targets_T, {SIDE: torch.full_like(tokens_T, side)})

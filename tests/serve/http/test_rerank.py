@@ -1,0 +1,195 @@
+"""Text encoders and rerankers behind HTTP, against transformers on the same weights."""
+
+import concurrent.futures
+import json
+
+import live_server
+import numpy as np
+import openai
+import pytest
+import tiny_encoders
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from cairn import LLM
+from cairn.serve.text_vectors import RERANK_AFTER, RERANK_BEFORE, RERANK_TASK
+
+TEXTS = ["the quick brown fox", "once upon a time there was a little girl", "yes", "the park"]
+POOLED_BY_CLS = {"1_Pooling__config": {"pooling_mode_cls_token": True}}
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embedder")
+    return tiny_encoders.save(
+        folder,
+        tiny_encoders.reference("bert"),
+        modules=tiny_encoders.modules("Transformer", "Pooling"),
+        config_sentence_transformers={"prompts": {"query": "time: ", "document": ""}},
+        sentence_bert_config={"max_seq_length": 30},
+        **POOLED_BY_CLS,
+    )
+
+
+@pytest.fixture(scope="module")
+def encoder(embedder):
+    with live_server.live(embedder, max_num_batched_tokens=40) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory):
+    model = tiny_encoders.reference("bert", "ForSequenceClassification", num_labels=1)
+    return tiny_encoders.save(tmp_path_factory.mktemp("cross"), model)
+
+
+@torch.inference_mode()
+def cls_vector(folder, text):
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    return model(ids["input_ids"]).last_hidden_state[0, 0].numpy()
+
+
+def test_openai_client_gets_what_transformers_computes(encoder, embedder):
+    """The files say: the first token, at its own length; a request may say otherwise."""
+    create = encoder.client.embeddings.create
+    made = create(model="tiny", input=TEXTS)
+    expected = [cls_vector(embedder, text) for text in TEXTS]
+    for one, wanted in zip(made.data, expected, strict=True):
+        np.testing.assert_allclose(one.embedding, wanted, atol=2e-4)
+    unit = create(model="tiny", input=TEXTS[0], extra_body={"normalize": True}, dimensions=8)
+    part = expected[0][:8]
+    np.testing.assert_allclose(unit.data[0].embedding, part / np.linalg.norm(part), atol=1e-4)
+    asked = create(model="tiny", input="fox", extra_body={"prompt_name": "query"})
+    wanted = cls_vector(embedder, "time: fox")
+    np.testing.assert_allclose(asked.data[0].embedding, wanted, atol=2e-4)
+    assert made.usage.total_tokens == sum(
+        len(encoder.service.tokenizer.encode(text)) for text in TEXTS
+    )
+
+
+def test_many_clients_share_batches_and_get_their_own_vectors(encoder, embedder):
+    expected = [cls_vector(embedder, text) for text in TEXTS]
+    create = encoder.client.embeddings.create
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(create, model="tiny", input=TEXTS[at % 4]) for at in range(32)]
+        for at, call in enumerate(calls):
+            found = call.result().data[0].embedding
+            np.testing.assert_allclose(found, expected[at % 4], atol=2e-4)
+    stats = encoder.service.serving.engine.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.steps < stats.prompt_tokens
+
+
+def test_what_an_encoder_does_not_do_is_refused_with_a_reason(encoder):
+    with pytest.raises(openai.BadRequestError, match="text encoder"):
+        encoder.client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hello"}]
+        )
+    with pytest.raises(openai.BadRequestError, match="text encoder"):
+        encoder.client.completions.create(model="tiny", prompt="hello")
+    long = {"input": "the park " * 20}
+    refused = encoder.http.post("/v1/embeddings", json=long)
+    assert refused.status_code == 400
+    assert "the longest that the model reads has 30" in refused.json()["error"]["message"]
+    cut = encoder.http.post("/v1/embeddings", json=long | {"truncate_prompt_tokens": -1})
+    assert cut.json()["usage"]["total_tokens"] == 30
+    for path, body, param in (
+        ("/classify", {"input": "a"}, "model"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_2"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 31}, "truncate_prompt_tokens"),
+    ):
+        answer = encoder.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), path
+    for path in ("/health", "/metrics", "/cairn/engine", "/cairn/model", "/cairn/requests"):
+        assert encoder.http.get(path).status_code == 200, path
+
+
+def test_rerank_with_embeddings_is_the_cosine(encoder, embedder):
+    body = {"query": "time", "documents": TEXTS, "top_n": 3}
+    results = encoder.http.post("/v1/rerank", json=body).json()["results"]
+    query = cls_vector(embedder, "time: time")
+    vectors = [cls_vector(embedder, text) for text in TEXTS]
+    cosines = [float(query @ one / np.linalg.norm(query) / np.linalg.norm(one)) for one in vectors]
+    order = sorted(range(4), key=lambda at: -cosines[at])[:3]
+    assert [one["index"] for one in results] == order
+    for one in results:
+        assert one["relevance_score"] == pytest.approx(cosines[one["index"]], abs=1e-4)
+        assert one["document"] == {"text": TEXTS[one["index"]]}
+
+
+def test_rerank_order_of_a_cross_encoder_is_that_of_transformers(cross_encoder):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(cross_encoder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(cross_encoder)
+    query = "a little park"
+    with torch.inference_mode():
+        logits = [
+            float(model(**tokenizer(query, text, return_tensors="pt")).logits) for text in TEXTS
+        ]
+    expected = [float(torch.sigmoid(torch.tensor(one))) for one in logits]
+    assert np.ptp(expected) > 0.01  # an order that can be wrong
+    with live_server.live(cross_encoder) as server:
+        body = {"query": query, "documents": TEXTS, "return_documents": False}
+        results = server.http.post("/rerank", json=body).json()["results"]
+        assert [one["index"] for one in results] == list(np.argsort(expected)[::-1])
+        assert "document" not in results[0]
+        scored = server.http.post("/score", json={"text_1": query, "text_2": TEXTS}).json()
+        np.testing.assert_allclose([one["score"] for one in scored["data"]], expected, atol=1e-4)
+        labels = server.http.post("/classify", json={"input": TEXTS}).json()["data"]
+        assert [one["num_classes"] for one in labels] == [1] * 4
+
+
+def decoder_logits(folder, ids):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0, -1]
+
+
+def test_a_reranker_that_answers_yes_or_no(tmp_path):
+    """Without any override: its name says what it is, its tokens what it answers with."""
+    folder = live_server.make_folder(
+        tmp_path / "tiny-Reranker", context=400, added=["yes", "no"], special=False
+    )
+    with LLM(str(folder), device="cpu", dtype="float32", num_gpu_blocks_override=64) as llm:
+        scores = llm.score("the fox", TEXTS)
+        ranked = llm.rank("the fox", TEXTS)
+        encode = llm.tokenizer.encode
+        for text, found in zip(TEXTS, scores, strict=True):
+            body = f"<Instruct>: {RERANK_TASK}\n<Query>: the fox\n<Document>: {text}"
+            parts = (RERANK_BEFORE, body, RERANK_AFTER)
+            ids = [id for part in parts for id in encode(part, special=False)]
+            logits = decoder_logits(folder, ids)
+            yes, no = llm.tokenizer.id("yes"), llm.tokenizer.id("no")
+            assert found == pytest.approx(float(torch.sigmoid(logits[yes] - logits[no])), abs=1e-5)
+        assert [at for at, _ in ranked] == list(np.argsort(scores)[::-1])
+
+
+def test_a_decoder_whose_files_say_last_token_or_a_head(tiny_folder, tmp_path):
+    """Qwen3-Embedding is such a model: the mean, which was taken for every model, is wrong for it."""
+    for name in tiny_folder.iterdir():
+        (tmp_path / name.name).write_bytes(name.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    torch.manual_seed(2)
+    tensors["score.weight"] = torch.randn(2, 32)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = transformers.AutoModel.from_pretrained(tiny_folder, dtype=torch.float32).eval()
+    config = transformers.AutoConfig.from_pretrained(tiny_folder)
+    config.architectures = ["LlamaForSequenceClassification"]
+    config.num_labels = 2
+    config.save_pretrained(tmp_path)
+    for path, content in (
+        ("modules", tiny_encoders.modules("Transformer", "Pooling", "Normalize")),
+        ("1_Pooling/config", {"pooling_mode": "lasttoken"}),
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{path}.json").write_text(json.dumps(content))
+    with LLM(str(tmp_path), device="cpu", dtype="float32", num_gpu_blocks_override=64) as llm:
+        ids = llm.tokenizer.encode(TEXTS[1])
+        with torch.inference_mode():
+            last = model(torch.tensor([ids])).last_hidden_state[0, -1]
+        np.testing.assert_allclose(llm.embed(TEXTS[1])[0], last / last.norm(), atol=1e-5)
+        found = llm.classify(TEXTS[1])[0]
+        wanted = (tensors["score.weight"] @ last).softmax(-1)
+        np.testing.assert_allclose(list(found.values()), wanted, atol=1e-5)
